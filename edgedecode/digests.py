@@ -1,0 +1,96 @@
+"""Checks that a pack's files are what its manifest says: full digests once, size and time afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from edgedecode.errors import ManifestError
+from edgedecode.folders import cache_folder
+from edgedecode.manifest import FileEntry, Manifest
+
+__all__ = ["check_files", "file_sha256"]
+
+_CHUNK = 1 << 20
+
+
+def file_sha256(path: Path, *, progress: Callable[[int], None] | None = None) -> str:
+    """Hash a file in chunks; `progress` is called with the bytes of each. Raises ManifestError when it cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                if progress is not None:
+                    progress(len(chunk))
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read: {error.strerror or error}") from None
+    return digest.hexdigest()
+
+
+def check_files(manifest: Manifest, root: Path, *, full: bool = False) -> None:
+    """Check every file the manifest lists; `full` hashes them even if this very file was hashed before.
+
+    Raises ManifestError for a file that is missing, a link, of the wrong size or of the wrong content.
+    """
+    known = {} if full else _load_known(root)
+    stamps: dict[str, str] = {}
+    for name, entry in manifest.files.items():
+        path = root / name
+        stamps[name] = stamp = _stamp(path, name, entry)
+        if known.get(name) != stamp and (found := file_sha256(path)) != entry.sha256:
+            raise ManifestError(
+                f"{path} is damaged: its sha256 is {found[:12]}…, the manifest says {entry.sha256[:12]}…; "
+                f"copy or export the pack again"
+            )
+    if stamps != known:
+        _store_known(root, stamps)
+
+
+def _stamp(path: Path, name: str, entry: FileEntry) -> str:
+    """Check presence, kind and size; return what changes when the file or the manifest's digest does."""
+    for part in (path, *path.parents[: len(Path(name).parts) - 1]):
+        if part.is_symlink():
+            raise ManifestError(f"{part} is a link: a pack holds its own files; copy the target of the link there")
+    try:
+        found = path.stat()
+    except OSError:
+        raise ManifestError(f"the pack's file {path} is missing: copy or export the pack again") from None
+    if not path.is_file():
+        raise ManifestError(f"{path} is not an ordinary file")
+    if found.st_size != entry.nbytes:
+        raise ManifestError(
+            f"{path} has {found.st_size} bytes, the manifest says {entry.nbytes}: it is truncated or foreign; "
+            f"copy or export the pack again"
+        )
+    return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ino}:{entry.sha256}"
+
+
+def _known_path(root: Path) -> Path | None:
+    folder = cache_folder("verified")
+    name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:24]
+    return folder / f"{name}.json" if folder is not None else None
+
+
+def _load_known(root: Path) -> dict[str, str]:
+    path = _known_path(root)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(stamp) for name, stamp in value.items()} if isinstance(value, dict) else {}
+
+
+def _store_known(root: Path, stamps: dict[str, str]) -> None:
+    path = _known_path(root)
+    if path is None:
+        return
+    fresh = path.with_suffix(f".{os.getpid()}")
+    try:
+        fresh.write_text(json.dumps(stamps), encoding="utf-8")
+        fresh.replace(path)
+    except OSError:  # a full or read-only cache only means that the next start hashes again
+        fresh.unlink(missing_ok=True)

@@ -1,0 +1,71 @@
+"""Every error a caller may meet. Knows nothing about engines or files.
+
+    EdgeDecodeError
+    ├── InputError            a prompt, message, number or option that cannot be used
+    │   └── ContextExceeded   the prompt is longer than the model's context
+    ├── ManifestError         a pack, or a file in it, that is missing, damaged, foreign or newer
+    ├── IncompatiblePair      a target and a draft that cannot work together
+    ├── BudgetExceeded        an allocation that does not fit the memory budget (carries the table)
+    ├── CapabilityError       an explicit request for what a model or engine cannot do
+    ├── RuntimeUnavailable    an engine that is not installed or does not start (says the pip line)
+    └── ExportError           an export that cannot start, or whose result is wrong
+
+A message says what happened, with the values, and what to do. The command line prints it as one line and exits 1.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BudgetExceeded",
+    "CapabilityError",
+    "ContextExceeded",
+    "EdgeDecodeError",
+    "ExportError",
+    "IncompatiblePair",
+    "InputError",
+    "ManifestError",
+    "RuntimeUnavailable",
+]
+
+
+class EdgeDecodeError(Exception):
+    """The root: catch this to catch everything edgedecode raises on purpose."""
+
+
+class InputError(EdgeDecodeError, ValueError):
+    """A prompt, message, number or option that cannot be used as given."""
+
+
+class ContextExceeded(InputError):
+    """The prompt does not fit the model's context."""
+
+
+class ManifestError(EdgeDecodeError):
+    """A pack, or a file in it, is missing, damaged, foreign, or of a newer format."""
+
+
+class IncompatiblePair(EdgeDecodeError):
+    """Target and draft do not share a tokenizer, or cannot run together."""
+
+
+class BudgetExceeded(EdgeDecodeError):
+    """An allocation was refused before it was made; `table` lists every lease and the request."""
+
+    def __init__(self, message: str, *, table: str) -> None:
+        super().__init__(message)
+        self.table = table
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}\n{self.table}"
+
+
+class CapabilityError(EdgeDecodeError):
+    """Something was asked for explicitly that this model, graph or engine cannot do."""
+
+
+class RuntimeUnavailable(EdgeDecodeError):
+    """An engine is not installed, or does not start here; the message says how to install it."""
+
+
+class ExportError(EdgeDecodeError):
+    """An export was refused, or its result failed a check."""

@@ -1,0 +1,205 @@
+"""A pack's manifest: what models, graphs and files it holds. Reads and writes JSON; opens no model.
+
+A pack is a folder with `edgedecode.json`, a tokenizer, and for each role one weights file and small graphs over it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+
+from edgedecode.errors import ManifestError
+from edgedecode.fields import Fields, JsonValue
+
+__all__ = ["FORMAT", "MANIFEST_NAME", "VERSION", "FileEntry", "Generation", "Graph", "Manifest", "ModelEntry"]
+
+FORMAT = "edgedecode-pack"
+VERSION = 1
+MANIFEST_NAME = "edgedecode.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file of the pack: its size in bytes and the sha256 of its content, in hex."""
+
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One graph over a model's weights: `inputs` and `outputs` as declared, `capabilities` such as tree and rows."""
+
+    file: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    capabilities: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One role's model. Sizes are those of the architecture; `rows` is the logits' width, padding included."""
+
+    architecture: str
+    rows: int
+    context: int
+    hidden_size: int
+    layers: int
+    kv_heads: int
+    head_size: int
+    parameters: int
+    weights: str
+    graphs: Mapping[str, Graph]
+    bits: int
+    block_size: int
+    head_bits: int
+    license: str
+    source: str
+    kernel_noise: float | None = None
+    parity: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Defaults for decoding, from the base model's `generation_config.json`; None: the source did not say."""
+
+    end_token_ids: tuple[int, ...]
+    bos_token: str = ""
+    eos_token: str = ""
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The whole of `edgedecode.json`. `models` maps a role (target, draft) to its entry."""
+
+    name: str
+    created_by: str
+    tokenizer: str
+    tokenizer_digest: str
+    vocabulary_size: int
+    chat_template: str | None
+    generation: Generation
+    models: Mapping[str, ModelEntry]
+    files: Mapping[str, FileEntry]
+
+    @classmethod
+    def load(cls, root: Path) -> Manifest:
+        """Read and check the manifest of the pack at `root`. Raises ManifestError with one line that says what to do."""
+        path = root / MANIFEST_NAME
+        if not root.is_dir():
+            raise ManifestError(f"{root} is not a folder: give the folder of a pack (made by `edgedecode export`)")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise ManifestError(f"{root} is no pack: it has no {MANIFEST_NAME} (make one with `edgedecode export`)") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ManifestError(f"{path} cannot be read: {error}") from None
+        try:
+            return cls.from_json(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise ManifestError(f"{path} is not JSON: {error}; export the pack again") from None
+        except RecursionError:
+            raise ManifestError(f"{path} is nested too deeply to be a manifest") from None
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> Manifest:
+        """Check a parsed manifest field by field. Raises ManifestError naming the field."""
+        top = Fields.of(value, "manifest")
+        if top.text("format") != FORMAT:
+            raise ManifestError(f"the manifest's format is {top.text('format')!r}, not {FORMAT!r}: this is no pack")
+        version = top.integer("version", low=1)
+        if version > VERSION:
+            raise ManifestError(
+                f"the pack has format version {version}, this edgedecode reads up to {VERSION}: upgrade edgedecode"
+            )
+        manifest = cls(
+            name=top.text("name"),
+            created_by=top.text("created_by"),
+            tokenizer=_inside(top.text("tokenizer")),
+            tokenizer_digest=top.text("tokenizer_digest"),
+            vocabulary_size=top.integer("vocabulary_size", low=1),
+            chat_template=None if (chat := top.optional_text("chat_template")) is None else _inside(chat),
+            generation=_generation(top.child("generation")),
+            models={role: _model(child) for role, child in top.children("models")},
+            files={_inside(name): _file(child) for name, child in top.children("files")},
+        )
+        manifest._check()
+        return manifest
+
+    def to_json(self) -> str:
+        """Render as indented JSON, keys in declaration order."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+
+    def _check(self) -> None:
+        if "target" not in self.models:
+            raise ManifestError("the manifest names no target model: export the pack again")
+        named = {self.tokenizer} | ({self.chat_template} if self.chat_template else set())
+        for entry in self.models.values():
+            named |= {entry.weights, *(graph.file for graph in entry.graphs.values())}
+        if missing := sorted(named - set(self.files)):
+            raise ManifestError(f"the manifest lists no size and digest for {', '.join(missing)}: export the pack again")
+
+
+def _inside(name: str) -> str:
+    """Return the pack-relative path `name`, refusing whatever could leave the pack."""
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or "\0" in name:
+        raise ManifestError(f"the manifest names the file {name!r}, which leaves the pack: refused")
+    return str(path)
+
+
+def _file(fields: Fields) -> FileEntry:
+    return FileEntry(nbytes=fields.integer("nbytes", low=0), sha256=fields.text("sha256"))
+
+
+def _graph(fields: Fields) -> Graph:
+    return Graph(
+        file=_inside(fields.text("file")),
+        inputs=fields.texts("inputs"),
+        outputs=fields.texts("outputs"),
+        capabilities=fields.texts("capabilities"),
+    )
+
+
+def _model(fields: Fields) -> ModelEntry:
+    return ModelEntry(
+        architecture=fields.text("architecture"),
+        rows=fields.integer("rows", low=1),
+        context=fields.integer("context", low=1),
+        hidden_size=fields.integer("hidden_size", low=1),
+        layers=fields.integer("layers", low=1),
+        kv_heads=fields.integer("kv_heads", low=1),
+        head_size=fields.integer("head_size", low=1),
+        parameters=fields.integer("parameters", low=1),
+        weights=_inside(fields.text("weights")),
+        graphs={name: _graph(child) for name, child in fields.children("graphs")},
+        bits=fields.integer("bits", low=1),
+        block_size=fields.integer("block_size", low=0),
+        head_bits=fields.integer("head_bits", low=1),
+        license=fields.text("license"),
+        source=fields.text("source"),
+        kernel_noise=fields.optional_number("kernel_noise"),
+        parity=fields.numbers("parity"),
+    )
+
+
+def _generation(fields: Fields) -> Generation:
+    return Generation(
+        end_token_ids=fields.integers("end_token_ids"),
+        bos_token=fields.optional_text("bos_token") or "",
+        eos_token=fields.optional_text("eos_token") or "",
+        temperature=fields.optional_number("temperature"),
+        top_k=fields.optional_integer("top_k"),
+        top_p=fields.optional_number("top_p"),
+        min_p=fields.optional_number("min_p"),
+        repetition_penalty=fields.optional_number("repetition_penalty"),
+        max_tokens=fields.optional_integer("max_tokens"),
+    )

@@ -1,0 +1,158 @@
+"""A loaded pack: target, draft, tokenizer and budget, from which sessions are opened. Knows no engine by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from weakref import WeakSet
+
+from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from edgedecode.digests import check_files
+from edgedecode.errors import CapabilityError, IncompatiblePair, InputError, ManifestError
+from edgedecode.hub import find_pack
+from edgedecode.manifest import Manifest
+from edgedecode.memory import Budget, parse_nbytes, resident_nbytes
+from edgedecode.messages import Message
+from edgedecode.protocols import DrafterSource, LanguageModel, Runtime
+from edgedecode.registry import find_drafter, find_runtime
+from edgedecode.session import Session, SessionOptions
+from edgedecode.tokenizer import Tokenizer
+
+__all__ = ["Pair", "load"]
+
+DEFAULT_DRAFT_MAX = 3
+
+
+def load(
+    pack: str | Path | None = None,
+    *,
+    memory: int | str | None = None,
+    runtime: str = "onnx",
+    provider: str = "cpu",
+    threads: int | None = None,
+    verify: bool = False,
+) -> Pair:
+    """Open a pack: a folder, a hub id, or None for the bundled one.
+
+    memory: the budget in bytes, or text such as "800MB"; None: no limit. threads: None chooses for this machine.
+    verify: hash every file now (else only at the first opening, size and time afterwards). The draft model is loaded
+    by the first session that uses it. Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable.
+    """
+    limit = parse_nbytes(memory) if isinstance(memory, str) else memory
+    if threads is not None and not 1 <= threads <= 1024:
+        raise InputError(f"{threads} threads are out of range: 1 to 1024")
+    engine = find_runtime(runtime)
+    root = find_pack(pack)
+    manifest = Manifest.load(root)
+    check_files(manifest, root, full=verify)
+    budget = Budget(limit)
+    return Pair(manifest, root, runtime=engine, provider=provider, threads=threads, budget=budget)
+
+
+class Pair:
+    """A target, its optional draft, and everything that sessions share. Use it as a context manager, or `close` it."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        root: Path,
+        *,
+        runtime: Runtime,
+        budget: Budget,
+        provider: str = "cpu",
+        threads: int | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self.root = root
+        self.budget = budget
+        self.runtime = runtime.name
+        self._engine = runtime
+        self._provider, self._threads = provider, threads
+        self._draft: LanguageModel | None = None
+        self._sources: dict[str, DrafterSource] = {}
+        self._sessions: WeakSet[Session] = WeakSet()
+        self.tokenizer = _tokenizer(manifest, root)
+        base = resident_nbytes()
+        self._process = budget.reserve("process (interpreter, engine, tokenizer)", base or 0)
+        self.target = self._open("target")
+
+    @property
+    def draft(self) -> LanguageModel | None:
+        """The draft model, loaded at its first use; None when the pack has none."""
+        if self._draft is None and "draft" in self.manifest.models:
+            self._draft = self._open("draft")
+        return self._draft
+
+    def session(self, options: SessionOptions | None = None, *, messages: Sequence[Message] = ()) -> Session:
+        """Open a conversation, perhaps from a transcript. Raises InputError, CapabilityError or BudgetExceeded."""
+        session = Session(self, options or SessionOptions(), messages=messages)
+        self._sessions.add(session)
+        return session
+
+    def drafter_name(self, options: SessionOptions) -> str:
+        """Return the drafter these options mean: "none" for length 0, by default the draft model, else n-gram."""
+        if self.draft_max(options) == 0:
+            return "none"
+        return options.drafter or ("model" if "draft" in self.manifest.models else "ngram")
+
+    def draft_max(self, options: SessionOptions) -> int:
+        """Return the fixed draft length these options mean."""
+        if options.drafter == "none":
+            return 0
+        return DEFAULT_DRAFT_MAX if options.draft_max is None else options.draft_max
+
+    def drafter_source(self, name: str) -> DrafterSource:
+        """Return the pair's one source of this name. Raises InputError for an unknown name."""
+        if name not in self._sources:
+            self._sources[name] = find_drafter(name)
+        return self._sources[name]
+
+    def close(self) -> None:
+        """Close every session and model and release every lease. Idempotent."""
+        for session in list(self._sessions):
+            session.close()
+        self._sessions.clear()
+        self.target.close()
+        if self._draft is not None:
+            self._draft.close()
+        self._process.release()
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _open(self, role: str) -> LanguageModel:
+        entry = self.manifest.models[role]
+        if self._provider != "cpu" and self._provider not in {device.provider for device in self._engine.devices()}:
+            known = ", ".join(device.provider for device in self._engine.devices())
+            raise CapabilityError(f"the runtime {self.runtime!r} has no provider {self._provider!r}; it has: {known}")
+        return self._engine.open(
+            entry,
+            self.root,
+            name=role,
+            vocabulary_size=self.tokenizer.size,
+            budget=self.budget,
+            threads=self._threads,
+            provider=self._provider,
+        )
+
+
+def _tokenizer(manifest: Manifest, root: Path) -> Tokenizer:
+    """Load the tokenizer with the pack's template, and check that it is the one the models were exported with."""
+    generation = manifest.generation
+    source = PLAIN_TEMPLATE
+    if manifest.chat_template is not None:
+        try:
+            source = (root / manifest.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ManifestError(f"the chat template {root / manifest.chat_template} cannot be read: {error}") from None
+    template = ChatTemplate(source, bos_token=generation.bos_token, eos_token=generation.eos_token)
+    tokenizer = Tokenizer.from_file(root / manifest.tokenizer, chat_template=template)
+    if tokenizer.digest != manifest.tokenizer_digest:
+        raise IncompatiblePair(
+            f"{root / manifest.tokenizer} is not the tokenizer this pack was exported with "
+            f"({tokenizer.size} tokens, the manifest says {manifest.vocabulary_size}): export the pack again"
+        )
+    return tokenizer

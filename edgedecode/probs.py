@@ -1,0 +1,63 @@
+"""A sparse distribution over token ids. Knows nothing about how it was made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Probs"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probs:
+    """Probabilities of the token ids in the support, which is sorted; every other id has probability 0.
+
+    ids: int64 [n], ascending. p: float64 [n], positive, summing to 1.
+    The order by id, not by probability, keeps an inverse-CDF draw stable when two logits nearly tie.
+    """
+
+    ids: npt.NDArray[np.int64]
+    p: npt.NDArray[np.float64]
+
+    @classmethod
+    def point(cls, token: int) -> Probs:
+        """All mass on one token."""
+        return cls(np.array([token], dtype=np.int64), _ONE)
+
+    @classmethod
+    def dense(cls, p: npt.NDArray[np.float64]) -> Probs:
+        """Every index of `p` with positive mass; `p` need not be normalised but must have mass."""
+        ids = np.flatnonzero(p > 0)
+        return cls(ids, p[ids] / p[ids].sum())
+
+    def draw(self, uniform: float) -> int:
+        """Draw by inverse CDF from one uniform in [0, 1)."""
+        if len(self.ids) == 1:
+            return int(self.ids[0])
+        index = int(np.searchsorted(np.cumsum(self.p), uniform, side="right"))
+        return int(self.ids[min(index, len(self.ids) - 1)])
+
+    def of(self, token: int) -> float:
+        """Return the probability of one token."""
+        index = int(np.searchsorted(self.ids, token))
+        return float(self.p[index]) if index < len(self.ids) and self.ids[index] == token else 0.0
+
+    def argmax(self) -> int:
+        """Return the likeliest token, the smallest id on a tie."""
+        return int(self.ids[int(self.p.argmax())])
+
+    def minus(self, other: Probs) -> Probs | None:
+        """Return norm(max(self - other, 0)), the residual of a rejection; None when nothing is left."""
+        p = self.p.copy()
+        places = np.searchsorted(self.ids, other.ids)
+        inside = places < len(self.ids)
+        inside[inside] = self.ids[places[inside]] == other.ids[inside]
+        p[places[inside]] -= other.p[inside]
+        keep = p > 0
+        mass = p[keep].sum()
+        return Probs(self.ids[keep], p[keep] / mass) if mass > 0 else None
+
+
+_ONE = np.ones(1)

@@ -1,0 +1,189 @@
+"""The seams: what an engine, a drafter, a policy and a runtime must offer. Holds no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from edgedecode.types import AdapterUse, Draft, ModelCard, Output, Plan, RowRequest, Signals
+
+if TYPE_CHECKING:
+    from edgedecode.manifest import ModelEntry
+    from edgedecode.memory import Budget
+    from edgedecode.sampling import SamplingOptions
+    from edgedecode.verify import Verdict
+
+__all__ = [
+    "Device",
+    "DraftSetting",
+    "Drafter",
+    "DrafterSource",
+    "LanguageModel",
+    "Policy",
+    "Runtime",
+    "State",
+    "UniformSource",
+]
+
+
+class State(Protocol):
+    """A model's memory of one sequence: `length` settled positions, then `pending` rows since the last keep or crop.
+
+    Pending rows form a chain or a tree that may grow over several passes. `keep` settles one root-to-leaf path of it.
+    """
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def capacity(self) -> int:
+        """Most settled positions plus pending rows."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """What the budget is charged: the whole planned capacity, at once."""
+        ...
+
+    @property
+    def oldest_crop(self) -> int:
+        """The smallest length it can go back to; 0: anywhere."""
+        ...
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Settle these pending indices, root first, at positions length, length + 1, …; drop the other pending rows."""
+        ...
+
+    def crop(self, length: int) -> None:
+        """Drop every pending row, then cut to `length`. Below `oldest_crop` or above length: CapabilityError."""
+        ...
+
+    def close(self) -> None:
+        """Release the memory and its lease. Idempotent."""
+        ...
+
+
+class LanguageModel(Protocol):
+    """A loaded model. Not re-entrant; any number of states, one forward at a time."""
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    def new_state(self, capacity: int) -> State:
+        """Make a state for `capacity` rows, settled and pending together. Raises BudgetExceeded before allocating."""
+        ...
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: RowRequest = "last",
+        adapter: AdapterUse | None = None,
+    ) -> Output:
+        """Append `tokens` as pending rows and compute the logits of the rows asked for.
+
+        parents[i] is -1 (the last settled position) or a pending index counted since the last settle, rows of earlier
+        calls included; None continues the newest row. A row's position is length + its depth. The output's arrays are
+        views, valid until this model's next forward; a row's logits come after that row's token.
+        Raises CapabilityError for a tree or an adapter the model's card does not offer.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class UniformSource(Protocol):
+    """A stream of uniforms in [0, 1)."""
+
+    def random(self) -> float: ...
+
+
+class Drafter(Protocol):
+    """Proposes continuations for one session. Its indexes and states are caches: they reconcile to `context`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+
+    def begin(self, context: Sequence[int]) -> None:
+        """A generation starts: forget what contradicts `context`. Until the next begin the context only grows."""
+        ...
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
+        """Propose at most `limit` tokens after `context`, which is read-only. An empty draft is an ordinary answer."""
+        ...
+
+    def observe(self, context: Sequence[int], verdict: Verdict) -> None:
+        """Learn from a round, also when another drafter proposed. `context` already ends with the verdict's tokens."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSetting:
+    """What a drafter may use when a session opens it."""
+
+    budget: Budget
+    sampling: SamplingOptions
+    vocabulary_size: int
+    capacity: int
+    """Positions the session's target state holds."""
+    draft_model: LanguageModel | None
+    ends: frozenset[int] = frozenset()
+    """End-of-sequence ids; no draft runs past one."""
+    sampled: bool = False
+    """True: the verifier applies the ratio rule, so a model drafter must draw from its own distribution."""
+
+
+class DrafterSource(Protocol):
+    """Opens drafters; entry points of group `edgedecode.drafters` name callables that return one.
+
+    One source lives as long as its pair: stores that sessions share belong to it and are leased once.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self, setting: DraftSetting) -> Drafter:
+        """Open a drafter for one session. Raises CapabilityError when the pair lacks what it needs."""
+        ...
+
+
+class Policy(Protocol):
+    """Chooses each round's draft length: a deterministic function of the signals so far, without clock or I/O."""
+
+    def plan(self, signals: Signals) -> Plan: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One place a runtime can run on, or why it cannot."""
+
+    runtime: str
+    provider: str
+    description: str
+    available: bool
+    reason: str = ""
+
+
+class Runtime(Protocol):
+    """An engine; entry points of group `edgedecode.runtimes` name callables that return one."""
+
+    @property
+    def name(self) -> str: ...
+
+    def devices(self) -> Sequence[Device]: ...
+
+    def open(
+        self, entry: ModelEntry, root: Path, *, name: str, budget: Budget, threads: int | None, provider: str
+    ) -> LanguageModel:
+        """Load one model of the pack at `root`. Raises RuntimeUnavailable, CapabilityError or BudgetExceeded."""
+        ...

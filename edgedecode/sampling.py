@@ -1,0 +1,192 @@
+"""From one row of logits to the distribution a token is drawn from. Rows are processed only when they are reached.
+
+The order is fixed: mask, penalties over context and path, temperature, top-k, top-p, min-p (that of transformers).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.errors import InputError
+from edgedecode.manifest import Generation
+from edgedecode.probs import Probs
+from edgedecode.types import FloatArray
+
+__all__ = ["Mask", "Noise", "Sampler", "SamplingOptions"]
+
+Mask = Callable[[Sequence[int]], "npt.NDArray[np.bool_] | None"]
+"""path of drafted tokens → which ids are allowed after it (bool [vocabulary]); None allows all."""
+
+_NOISE_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How to draw a token. temperature 0 is greedy: the arg-max of the masked, penalised row.
+
+    top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. Raises InputError for values out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value, good in (
+            ("temperature", self.temperature, 0 <= self.temperature <= 100),
+            ("top_k", self.top_k, self.top_k >= 0),
+            ("top_p", self.top_p, 0 < self.top_p <= 1),
+            ("min_p", self.min_p, 0 <= self.min_p <= 1),
+            ("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty <= 100),
+        ):
+            if not good or not math.isfinite(value):
+                raise InputError(f"{name} {value} is out of range: {_RANGES[name]}")
+
+    @classmethod
+    def from_generation(cls, generation: Generation) -> SamplingOptions:
+        """Take the defaults of the pack's `generation_config`; what it does not say stays greedy and off."""
+        said = {field.name: getattr(generation, field.name) for field in fields(cls)}
+        return replace(cls(), **{name: value for name, value in said.items() if value is not None})
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+_RANGES = {
+    "temperature": "0 (greedy) to 100",
+    "top_k": "0 (off) or more",
+    "top_p": "above 0, up to 1 (off)",
+    "min_p": "0 (off) to 1",
+    "repetition_penalty": "above 0 (1 is off), up to 100",
+}
+
+
+class Noise:
+    """The session's uniforms, one per emitted position: a function of (seed, stream, position) alone.
+
+    A generation that was abandoned and taken up again therefore draws what an uninterrupted one would have drawn.
+    Verification reads stream 0, drafters stream 1: what is drafted never changes what the target draws.
+    """
+
+    __slots__ = ("_block", "_block_start", "_key", "position")
+
+    def __init__(self, seed: int, *, stream: int = 0) -> None:
+        if not 0 <= seed < 2**64:
+            raise InputError(f"seed {seed} is out of range: 0 to 2**64 - 1")
+        self._key = np.array([seed, stream], dtype=np.uint64)
+        self._block: npt.NDArray[np.float64] = np.empty(0)
+        self._block_start = -1
+        self.position = 0
+
+    def random(self) -> float:
+        """Return the uniform of the current position and advance."""
+        start = self.position - self.position % _NOISE_BLOCK
+        if start != self._block_start:
+            generator = np.random.Generator(np.random.Philox(key=self._key, counter=np.array([0, 0, 0, start], dtype=np.uint64)))
+            self._block, self._block_start = generator.random(_NOISE_BLOCK), start
+        uniform = float(self._block[self.position - start])
+        self.position += 1
+        return uniform
+
+
+class Sampler:
+    """Turns logits into `Probs` for one sequence; knows which ids the sequence already holds."""
+
+    __slots__ = ("_count", "_known", "_length", "_mask", "_seen", "options", "vocabulary_size")
+
+    def __init__(self, options: SamplingOptions, *, vocabulary_size: int, mask: Mask | None = None) -> None:
+        self.options = options
+        self.vocabulary_size = vocabulary_size
+        self._mask = mask
+        self._known: set[int] = set()
+        self._seen = np.empty(vocabulary_size, dtype=np.int64)
+        self._count = 0
+        self._length = 0
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Take `tokens` as the sequence so far, forgetting any other."""
+        self._known.clear()
+        self._count = self._length = 0
+        self.extend(tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append emitted tokens to the sequence."""
+        self._length += len(tokens)
+        if self.options.repetition_penalty == 1:
+            return
+        for token in tokens:
+            if token not in self._known and token < self.vocabulary_size:
+                self._known.add(token)
+                self._seen[self._count] = token
+                self._count += 1
+
+    def probs(self, row: FloatArray, path: Sequence[int] = ()) -> Probs:
+        """Process one row of logits, [rows]; `path` are the drafted tokens between the sequence and this row.
+
+        Ids at and above the tokenizer's size are padding and get nothing. Raises InputError when the mask allows none.
+        """
+        options = self.options
+        logits = row[: self.vocabulary_size]
+        allowed = self._mask(path) if self._mask is not None else None
+        if allowed is not None:
+            if not allowed.any():
+                raise InputError("the grammar allows no token here")
+            logits = np.where(allowed, logits, -np.inf)
+        if options.repetition_penalty != 1:
+            logits = self._penalised(logits, path)
+        if options.greedy:
+            return Probs.point(int(logits.argmax()))
+        return _truncated(logits, options)
+
+    def _penalised(self, logits: FloatArray, path: Sequence[int]) -> FloatArray:
+        """Divide positive and multiply negative logits of every id seen (CTRL, 1909.05858), each id once."""
+        fresh = [token for token in dict.fromkeys(path) if token not in self._known and token < self.vocabulary_size]
+        seen = np.concatenate((self._seen[: self._count], np.array(fresh, dtype=np.int64)))
+        result = logits.copy()
+        values = result[seen]
+        penalty = np.float32(self.options.repetition_penalty)
+        result[seen] = np.where(values > 0, values / penalty, values * penalty)
+        return result
+
+
+def _truncated(logits: FloatArray, options: SamplingOptions) -> Probs:
+    """Apply temperature, top-k, top-p and min-p; no step sorts the whole vocabulary."""
+    ids: npt.NDArray[np.int64] | None = None
+    if 0 < options.top_k < len(logits):
+        ids = np.sort(np.argpartition(logits, -options.top_k)[-options.top_k :])
+        logits = logits[ids]
+    scaled = logits.astype(np.float64)
+    scaled -= scaled.max()
+    scaled /= options.temperature
+    p = np.exp(scaled, out=scaled)
+    p /= p.sum()
+    keep = p > 0
+    if options.top_p < 1:
+        keep &= p >= _nucleus_floor(p, options.top_p)
+    if options.min_p > 0:
+        keep &= p >= options.min_p * p.max()
+    kept = np.flatnonzero(keep)
+    support = kept if ids is None else ids[kept]
+    return Probs(support, p[kept] / p[kept].sum())
+
+
+def _nucleus_floor(p: npt.NDArray[np.float64], top_p: float) -> float:
+    """Return the smallest probability inside the nucleus: the fewest likeliest ids whose mass reaches `top_p`.
+
+    Ids that tie with the last one are kept too. Looks at the largest few, then at four times as many, and so on.
+    """
+    size = min(64, len(p))
+    while True:
+        head = p if size == len(p) else np.partition(p, -size)[-size:]
+        mass = np.cumsum(np.sort(head)[::-1])
+        if mass[-1] >= top_p or size == len(p):
+            return float(np.sort(head)[::-1][min(int(np.searchsorted(mass, top_p)), size - 1)])
+        size = min(4 * size, len(p))

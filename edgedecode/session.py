@@ -1,0 +1,313 @@
+"""One conversation with a pair: turns in, streamed text out. Knows no engine; the loop is in `decode.py`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from edgedecode.decode import DecodeSetting, decode
+from edgedecode.detokenizer import Detokenizer
+from edgedecode.errors import CapabilityError, ContextExceeded, InputError
+from edgedecode.memory import peak_nbytes
+from edgedecode.messages import Message
+from edgedecode.policy import FixedLength
+from edgedecode.protocols import Drafter, DraftSetting, Policy
+from edgedecode.sampling import Noise, Sampler, SamplingOptions
+from edgedecode.stats import Stats
+from edgedecode.stop_strings import StopStrings
+from edgedecode.transcript import Transcript
+from edgedecode.types import FinishReason, Outcome
+from edgedecode.verify import Rule, Verdict
+
+if TYPE_CHECKING:
+    from edgedecode.pair import Pair
+
+__all__ = ["TARGET_SOURCE", "Chunk", "Completion", "Session", "SessionOptions"]
+
+TARGET_SOURCE = "target"
+DEFAULT_CONTEXT = 4096
+DEFAULT_MAX_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How a session decodes. None takes the pack's own default.
+
+    drafter: a registered name, "none", or None for the pack's draft model (n-gram without one). context: positions to
+    plan for. reproducible: same seed, same text, whatever drafts did (passes at least two rows wide, chains, match).
+    """
+
+    sampling: SamplingOptions | None = None
+    drafter: str | None = None
+    draft_max: int | None = None
+    context: int | None = None
+    seed: int | None = None
+    rule: Rule = Rule.MATCH
+    reproducible: bool = False
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a reply: whole characters, and the tokens behind them, all from one source.
+
+    `text` may be empty while a character or a possible stop string is incomplete. The last chunk has `finish_reason`.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    source: str
+    """The drafter's name for accepted drafts, "target" for tokens the target added."""
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished reply."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+
+
+@dataclass(slots=True)
+class _Reply:
+    """What a running generation has said so far."""
+
+    detokenizer: Detokenizer
+    stops: StopStrings
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+
+    def say(self, tokens: Sequence[int]) -> str:
+        self.tokens += tokens
+        text = self.stops.push(self.detokenizer.push(tokens))
+        self.text += text
+        return text
+
+    def rest(self) -> str:
+        text = self.stops.push(self.detokenizer.flush()) + self.stops.flush()
+        self.text += text
+        return text
+
+
+class Session:
+    """A conversation. `messages` is the transcript, `tokens` what the model sees; all else reconciles to them.
+
+    Made by `Pair.session`. One generation at a time: starting another closes the one before. Close it to give its
+    memory back.
+    """
+
+    def __init__(self, pair: Pair, options: SessionOptions, *, messages: Sequence[Message] = ()) -> None:
+        self._pair = pair
+        self.options = options
+        self.sampling = options.sampling or SamplingOptions.from_generation(pair.manifest.generation)
+        self.seed = secrets.randbits(63) if options.seed is None else options.seed
+        self.stats = Stats()
+        self._transcript = Transcript(pair.tokenizer, messages)
+        self._ends = frozenset[int]() if options.ignore_eos else frozenset(pair.manifest.generation.end_token_ids)
+        self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
+        self._policy: Policy = FixedLength(pair.draft_max(options))
+        context = _context(options.context, pair.target.card.context)
+        self._drafter: Drafter | None = None
+        self._running: Iterator[Chunk] | None = None
+        self._state = pair.target.new_state(context)
+        try:
+            self._drafter = self._open_drafter(pair.drafter_name(options))
+        except BaseException:
+            self._state.close()
+            raise
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The transcript so far."""
+        return tuple(self._transcript.messages)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What the model sees: prompt and generated ids."""
+        return tuple(self._transcript.tokens)
+
+    @property
+    def context(self) -> int:
+        """How many tokens the conversation may hold."""
+        return self._state.capacity
+
+    @property
+    def drafter_name(self) -> str:
+        """The drafter in use, "none" for plain decoding."""
+        return "none" if self._drafter is None else self._drafter.name
+
+    def stream(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Iterator[Chunk]:
+        """Answer a user message, yielding text as it is decoded.
+
+        Closing the iterator stops the answer; what was said stays in the transcript, and the session goes on. Raises
+        ContextExceeded, before anything changes, when the conversation no longer fits the context.
+        """
+        limit = self._limit(max_tokens)
+        stops = StopStrings(stop)
+        self._stop_running()
+        tokens = self._transcript.open_turn(prompt)
+        self._check_fits(tokens)
+        return self._run(self._turn(prompt, tokens, limit=limit, stops=stops))
+
+    def complete(self, text: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Iterator[Chunk]:
+        """Continue a bare text, without template or transcript, yielding text as it is decoded."""
+        limit = self._limit(max_tokens)
+        stops = StopStrings(stop)
+        self._stop_running()
+        tokens = self._transcript.bare(text)
+        self._check_fits(tokens)
+        return self._run(self._bare(tokens, limit=limit, stops=stops))
+
+    def generate(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Completion:
+        """Answer a user message and return the whole reply."""
+        return self.collect(self.stream(prompt, max_tokens=max_tokens, stop=stop))
+
+    def collect(self, chunks: Iterator[Chunk]) -> Completion:
+        """Drain a stream of this session into a completion."""
+        pieces = list(chunks)
+        reason = pieces[-1].finish_reason if pieces else None
+        return Completion(
+            text="".join(piece.text for piece in pieces),
+            tokens=tuple(token for piece in pieces for token in piece.tokens),
+            finish_reason=reason or FinishReason.CANCELLED,
+            stats=self.stats,
+        )
+
+    def reset(self, messages: Sequence[Message] = ()) -> None:
+        """Start over from these messages; KV that still fits is reused."""
+        self._stop_running()
+        self._transcript.messages[:] = messages
+        self._transcript.forget_rendering()
+
+    def close(self) -> None:
+        """Stop a running answer and give the memory back. Idempotent."""
+        self._stop_running()
+        self._state.close()
+        if self._drafter is not None:
+            self._drafter.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- one generation ------------------------------------------------------------------------------------------
+
+    def _run(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        self._running = chunks
+        return chunks
+
+    def _stop_running(self) -> None:
+        running, self._running = self._running, None
+        if running is not None and hasattr(running, "close"):
+            running.close()
+
+    def _turn(self, prompt: str, tokens: list[int], *, limit: int, stops: StopStrings) -> Iterator[Chunk]:
+        self._reconcile(tokens)
+        self._transcript.begin_reply(prompt, tokens)
+        reply = _Reply(self._pair.tokenizer.detokenizer(), stops)
+        try:
+            yield from self._chunks(tokens, reply, limit=limit)
+        finally:
+            self._transcript.end_reply(reply.text + reply.rest(), ends=self._ends)
+
+    def _bare(self, tokens: list[int], *, limit: int, stops: StopStrings) -> Iterator[Chunk]:
+        self._reconcile(tokens)
+        self._transcript.forget_rendering()
+        self._transcript.tokens = tokens
+        yield from self._chunks(tokens, _Reply(self._pair.tokenizer.detokenizer(), stops), limit=limit)
+
+    def _chunks(self, tokens: list[int], reply: _Reply, *, limit: int) -> Iterator[Chunk]:
+        self.stats = stats = Stats(mode="plain" if self._drafter is None else self._drafter.name)
+        stats.planned_nbytes = self._pair.budget.used_nbytes
+        setting = DecodeSetting(
+            sampler=Sampler(self.sampling, vocabulary_size=self._pair.tokenizer.size),
+            noise=self._noise,
+            drafter=self._drafter,
+            draft_noise=self._draft_noise,
+            policy=self._policy,
+            rule=self.options.rule,
+            ends=self._ends,
+            min_width=2 if self.options.reproducible else 1,
+        )
+        rounds = decode(self._pair.target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats)
+        last: Verdict | None = None
+        for verdict in rounds:
+            last = verdict
+            started = perf_counter()
+            chunks = [Chunk(reply.say(run), run, source) for run, source in _runs(verdict)]
+            stats.time.host += perf_counter() - started if stats.rounds > 1 else 0.0
+            yield from chunks
+            if reply.stops.matched is not None:
+                break
+        reason = FinishReason.STOP
+        if reply.stops.matched is None and (last is None or last.outcome is not Outcome.ENDED):
+            reason = FinishReason.CONTEXT if len(tokens) >= self._state.capacity else FinishReason.LENGTH
+        stats.peak_nbytes = peak_nbytes()
+        yield Chunk(reply.rest(), (), TARGET_SOURCE, reason)
+
+    def _reconcile(self, tokens: Sequence[int]) -> None:
+        """Cut the target's state to what it shares with `tokens`; its settled positions hold the old tokens."""
+        old = self._transcript.tokens
+        shared = 0
+        end = min(len(old), len(tokens), self._state.length)
+        while shared < end and old[shared] == tokens[shared]:
+            shared += 1
+        if shared < self._state.oldest_crop:
+            shared = 0
+        self._state.crop(shared)
+
+    def _open_drafter(self, name: str) -> Drafter | None:
+        if name == "none":
+            return None
+        sampled = self.options.rule is Rule.RATIO
+        if sampled and name != "model":
+            raise CapabilityError(f"the ratio rule needs a draft model that samples; {name!r} does not: use --drafter model")
+        return self._pair.drafter_source(name).open(
+            DraftSetting(
+                budget=self._pair.budget,
+                sampling=self.sampling,
+                vocabulary_size=self._pair.tokenizer.size,
+                capacity=self._state.capacity,
+                draft_model=self._pair.draft if name == "model" else None,
+                ends=self._ends,
+                sampled=sampled,
+            )
+        )
+
+    def _limit(self, max_tokens: int | None) -> int:
+        limit = self._pair.manifest.generation.max_tokens or DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+        if limit < 1:
+            raise InputError(f"max_tokens {limit} is out of range: 1 or more")
+        return limit
+
+    def _check_fits(self, tokens: Sequence[int]) -> None:
+        if len(tokens) >= self._state.capacity:
+            raise ContextExceeded(
+                f"the prompt has {len(tokens)} tokens, the context holds {self._state.capacity}: shorten it, "
+                f"or raise --ctx-size (this model allows {self._pair.target.card.context})"
+            )
+
+
+def _runs(verdict: Verdict) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Split a round's tokens into the accepted drafts and what the target added."""
+    if verdict.accepted:
+        yield verdict.tokens[: verdict.accepted], verdict.draft.source
+    if len(verdict.tokens) > verdict.accepted:
+        yield verdict.tokens[verdict.accepted :], TARGET_SOURCE
+
+
+def _context(asked: int | None, most: int) -> int:
+    """Return the positions to plan for. Raises InputError when more are asked for than the model has."""
+    if asked is None:
+        return min(most, DEFAULT_CONTEXT)
+    if not 2 <= asked <= most:
+        raise InputError(f"a context of {asked} tokens is out of range: this model allows 2 to {most}")
+    return asked

@@ -1,0 +1,128 @@
+"""What a generation counted and how long its parts took. Verified and unverified tokens are counted apart."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from edgedecode.tree import depths
+from edgedecode.types import Outcome
+from edgedecode.verify import Verdict
+
+__all__ = ["Stats", "TimeSplit"]
+
+
+@dataclass(slots=True)
+class TimeSplit:
+    """Seconds spent drafting, in target passes, sampling and verifying, and in everything else of the loop."""
+
+    draft: float = 0.0
+    verify: float = 0.0
+    sample: float = 0.0
+    host: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.verify + self.sample + self.host
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts of one generation. accepted ≤ proposed, and corrections + bonuses + ended = rounds, always.
+
+    `time` covers the rounds after the prompt was read; `prefill_seconds` the prompt and the first token.
+    """
+
+    mode: str = "plain"
+    """plain, or the drafter's name: how tokens were proposed. Every one was verified by the target."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was already there."""
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    corrections: int = 0
+    bonuses: int = 0
+    ended: int = 0
+    verified_tokens: int = 0
+    unverified_tokens: int = 0
+    time_to_first_token: float = 0.0
+    prefill_seconds: float = 0.0
+    time: TimeSplit = field(default_factory=TimeSplit)
+    planned_nbytes: int = 0
+    peak_nbytes: int | None = None
+    survival: list[int] = field(default_factory=list)
+    """survival[j]: rounds in which at least j + 1 drafted tokens were accepted."""
+    reached: list[int] = field(default_factory=list)
+    """reached[j]: rounds whose draft was at least j + 1 tokens long."""
+
+    def count(self, verdict: Verdict) -> None:
+        """Add one round."""
+        depth = _longest(verdict)
+        self.rounds += 1
+        self.proposed += len(verdict.draft)
+        self.accepted += verdict.accepted
+        self.verified_tokens += len(verdict.tokens)
+        self.corrections += verdict.outcome is Outcome.CORRECTION
+        self.bonuses += verdict.outcome is Outcome.BONUS
+        self.ended += verdict.outcome is Outcome.ENDED
+        while len(self.reached) < depth:
+            self.reached.append(0)
+            self.survival.append(0)
+        for index in range(depth):
+            self.reached[index] += 1
+        for index in range(verdict.accepted):
+            self.survival[index] += 1
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per target call, the bonus included."""
+        return self.verified_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoding speed after the first token."""
+        return (self.verified_tokens - 1) / self.time.total if self.verified_tokens > 1 and self.time.total else 0.0
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        read = self.prompt_tokens - self.cached_tokens
+        return read / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        """Return every figure, JSON-serialisable, times in seconds."""
+        return {
+            "mode": self.mode,
+            "rounds": self.rounds,
+            "proposed": self.proposed,
+            "accepted": self.accepted,
+            "corrections": self.corrections,
+            "bonuses": self.bonuses,
+            "ended": self.ended,
+            "verified_tokens": self.verified_tokens,
+            "unverified_tokens": self.unverified_tokens,
+            "acceptance_length": round(self.acceptance_length, 4),
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "time_to_first_token": round(self.time_to_first_token, 6),
+            "prefill_tokens_per_second": round(self.prefill_tokens_per_second, 2),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+            "time_seconds": {
+                "draft": round(self.time.draft, 6),
+                "verify": round(self.time.verify, 6),
+                "sample": round(self.time.sample, 6),
+                "host": round(self.time.host, 6),
+            },
+            "planned_nbytes": self.planned_nbytes,
+            "peak_nbytes": self.peak_nbytes,
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.as_dict())
+
+
+def _longest(verdict: Verdict) -> int:
+    parents = verdict.draft.parents
+    if parents is None:
+        return len(verdict.draft)
+    return 1 + max(depths(parents), default=-1)

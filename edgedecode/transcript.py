@@ -1,0 +1,74 @@
+"""What the model sees of a conversation: rendered messages as tokens, keeping the ids the model itself generated.
+
+Knows text and ids; knows no model and no KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgedecode.errors import InputError
+from edgedecode.messages import Message
+from edgedecode.tokenizer import Tokenizer
+
+__all__ = ["Transcript"]
+
+
+class Transcript:
+    """Messages, and the tokens that stand for them.
+
+    A later turn renders only what is new when the old rendering is a prefix of the new one, so that generated ids
+    are kept even where encoding their text again would give others. Otherwise everything is encoded afresh, and the
+    caller goes on from the first id that differs.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, messages: Sequence[Message] = ()) -> None:
+        self._tokenizer = tokenizer
+        self.messages: list[Message] = list(messages)
+        self.tokens: list[int] = []
+        self._rendered: str | None = None
+        """The text that exactly the first `_rendered_tokens` tokens stand for; None: nothing reusable."""
+        self._rendered_tokens = 0
+        self._prompt = ""
+        self._prompt_tokens = 0
+
+    def open_turn(self, prompt: str) -> list[int]:
+        """Return the tokens of the conversation with a user message added, up to the assistant's header.
+
+        Changes nothing: `begin_reply` takes the turn over once the caller has accepted it.
+        """
+        text = self._render([*self.messages, Message("user", prompt)])
+        if self._rendered is not None and text.startswith(self._rendered):
+            return self.tokens[: self._rendered_tokens] + self._tokenizer.encode(text[len(self._rendered) :])
+        return self._tokenizer.encode(text)
+
+    def begin_reply(self, prompt: str, tokens: list[int]) -> None:
+        """Take over a turn that `open_turn` made."""
+        self.messages.append(Message("user", prompt))
+        self._prompt = self._render(self.messages)
+        self._prompt_tokens = len(tokens)
+        self.tokens = tokens
+        self._rendered = None
+
+    def end_reply(self, text: str, *, ends: frozenset[int]) -> None:
+        """Record the assistant's message: `text` is what the user was shown of the tokens after the prompt."""
+        self.messages.append(Message("assistant", text))
+        generated = self.tokens[self._prompt_tokens :]
+        if generated and generated[-1] in ends:
+            generated.pop()
+        self._rendered = self._prompt + self._tokenizer.decode(generated, skip_special=False)
+        self._rendered_tokens = self._prompt_tokens + len(generated)
+
+    def bare(self, text: str) -> list[int]:
+        """Return the tokens of a bare text, with the tokenizer's own leading tokens."""
+        tokens = self._tokenizer.encode(text, add_special=True)
+        if not tokens:
+            raise InputError("the prompt is empty: a bare prompt needs at least one token")
+        return tokens
+
+    def forget_rendering(self) -> None:
+        """Make the next turn encode everything afresh; `tokens` stay, since they say what a state has read."""
+        self._rendered = None
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        return self._tokenizer.chat_template.render(messages, add_generation_prompt=True)

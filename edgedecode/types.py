@@ -1,0 +1,155 @@
+"""The values that cross the seams: drafts, model outputs, cards, plans. Knows nothing about engines, text or files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from edgedecode.probs import Probs
+
+__all__ = [
+    "AdapterUse",
+    "Draft",
+    "DraftMode",
+    "FinishReason",
+    "FloatArray",
+    "IntArray",
+    "ModelCard",
+    "Outcome",
+    "Output",
+    "Plan",
+    "RowRequest",
+    "Signals",
+]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+RowRequest: TypeAlias = Literal["none", "last", "all"] | Sequence[int]
+"""Which appended rows' logits a forward pass computes: none of them, the newest, all, or these indices of this call."""
+
+
+class DraftMode(Enum):
+    """How the drafter chose its tokens. The drafter declares it; the verifier never guesses."""
+
+    DETERMINISTIC = "deterministic"
+    SAMPLED = "sampled"
+    """One chain, each token really drawn from `Draft.probs` (what the ratio rule needs)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A proposal: a chain, or a tree in which parents precede their children.
+
+    parents[i] is the index of token i's parent in this draft, -1 for the context's last token; None is a chain.
+    probs[i], in mode SAMPLED, is the distribution token i was drawn from. An empty draft is an ordinary answer.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] | None = None
+    probs: tuple[Probs, ...] | None = None
+    mode: DraftMode = DraftMode.DETERMINISTIC
+    source: str = "none"
+    """The drafter's name, for statistics and colouring."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+EMPTY_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """One adapter at one scale, for the rows of one forward pass."""
+
+    name: str
+    digest: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a forward pass computed: views, valid until the model's next forward.
+
+    logits: float32, [rows asked for, card.rows]; a row's logits come after that row's token. hidden: the same rows'
+    last hidden state, [rows, hidden size], where the card offers it.
+    """
+
+    logits: FloatArray
+    hidden: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a loaded model is and can do. What it cannot do, the planner goes around; an explicit request raises."""
+
+    name: str
+    rows: int
+    """Width of the logits, padding included."""
+    vocabulary_size: int
+    """Ids the tokenizer knows; rows at and above it are padding and never sampled (unless `token_ids` maps rows)."""
+    context: int
+    """Most positions a state may hold."""
+    widths: tuple[int, ...] | None = None
+    """Pass widths of a static-shape provider; None: any width."""
+    tree: bool = True
+    kv_types: tuple[str, ...] = ("float32",)
+    hidden_size: int = 0
+    """Size of the hidden output; 0: the graph has none."""
+    token_ids: IntArray | None = field(default=None, compare=False)
+    """Row → token id for a trimmed vocabulary; None: a row is its id."""
+    kernel_noise: float | None = None
+    """99.9th percentile of how far a gap between two leading logits moves between one-row and many-row kernels."""
+    weights_nbytes: int = 0
+
+
+class Outcome(Enum):
+    """How a round ended. Every round ends in exactly one of these, so their counts add up to the rounds."""
+
+    CORRECTION = "correction"
+    """The target's token was none of the drafted continuations."""
+    BONUS = "bonus"
+    """Every drafted token on the path was accepted, and one more came from the target (also: nothing was drafted)."""
+    ENDED = "ended"
+    """The target's token was an end-of-sequence token."""
+
+
+class FinishReason(str, Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """An end-of-sequence token or a stop string."""
+    LENGTH = "length"
+    """`max_tokens` were generated."""
+    CONTEXT = "context"
+    """The context is full."""
+    CANCELLED = "cancelled"
+    """The caller closed the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """All a policy may know before a round: counts, no clock, JSON-serialisable with `dataclasses.asdict`."""
+
+    round: int
+    context_tokens: int
+    remaining_tokens: int
+    """How many tokens may still be emitted."""
+    proposed: int = 0
+    """Tokens the last draft held."""
+    accepted: int = 0
+    """Tokens of it that were accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A policy's decision for one round. `draft_max` 0 is plain decoding."""
+
+    draft_max: int

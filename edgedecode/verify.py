@@ -1,0 +1,136 @@
+"""Verification: which drafted tokens the target keeps, and the token it adds. Preserves the target's distribution.
+
+Knows processed rows and uniforms; knows no model, text or clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from edgedecode.errors import CapabilityError
+from edgedecode.probs import Probs
+from edgedecode.protocols import UniformSource
+from edgedecode.sampling import Sampler
+from edgedecode.tree import chain, children
+from edgedecode.types import Draft, DraftMode, FloatArray, IntArray, Outcome
+
+__all__ = ["Rule", "TargetRows", "Verdict", "verify"]
+
+
+class Rule(Enum):
+    """How a draft is checked. Both emit tokens distributed exactly as the target alone would."""
+
+    MATCH = "match"
+    """Draw from the target, keep the draft while it says the same. Any tree; same seed, same text as plain."""
+    RATIO = "ratio"
+    """Accept a sampled draft token with min(1, p/q), else draw from the residual. One chain, sampled from q."""
+
+
+class TargetRows:
+    """The target's logits for one draft, processed one row at a time, when a row is reached.
+
+    Row 0 belongs to the context's last token, row i + 1 to draft token i. A view: valid until the model's next forward.
+    """
+
+    __slots__ = ("_logits", "_sampler")
+
+    def __init__(self, logits: FloatArray, sampler: Sampler) -> None:
+        self._logits = logits
+        self._sampler = sampler
+
+    def at(self, node: int, path: Sequence[int]) -> Probs:
+        """Return the processed distribution after draft node `node` (-1: after the context), reached by `path` tokens."""
+        return self._sampler.probs(self._logits[node + 1], path)
+
+    def top(self, k: int) -> IntArray:
+        """Return the k largest raw logits' ids per row, unordered, [1 + draft length, k]."""
+        logits = self._logits[:, : self._sampler.vocabulary_size]
+        return np.argpartition(logits, -k, axis=1)[:, -k:]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A round's result: `tokens` were emitted, `path` are the accepted draft nodes, root first."""
+
+    draft: Draft
+    tokens: tuple[int, ...]
+    path: tuple[int, ...]
+    outcome: Outcome
+    rows: TargetRows
+
+    @property
+    def accepted(self) -> int:
+        """How many drafted tokens were emitted."""
+        return len(self.path)
+
+    def top(self, k: int) -> IntArray:
+        """Return the k likeliest ids after every input row, lazily; valid until the model's next forward."""
+        return self.rows.top(k)
+
+
+def verify(
+    draft: Draft,
+    target: TargetRows,
+    rng: UniformSource,
+    *,
+    ends: frozenset[int] = frozenset(),
+    rule: Rule = Rule.MATCH,
+) -> Verdict:
+    """Walk the draft from its root, one uniform per emitted token; stop after a token in `ends`.
+
+    MATCH (sample and match): draw y from the processed target row; if y is a child, go there, else stop. RATIO
+    (speculative sampling, Leviathan 2211.17192, Chen 2302.01318) needs one chain in mode SAMPLED: CapabilityError else.
+    """
+    if rule is Rule.RATIO and len(draft) and draft.mode is DraftMode.SAMPLED:
+        return _ratio(draft, target, rng, ends=ends)
+    if rule is Rule.RATIO and len(draft):
+        raise CapabilityError(
+            f"the ratio rule needs drafts sampled from a known distribution, and {draft.source!r} proposes "
+            f"deterministic ones: use the match rule"
+        )
+    return _match(draft, target, rng, ends=ends)
+
+
+def _match(draft: Draft, target: TargetRows, rng: UniformSource, *, ends: frozenset[int]) -> Verdict:
+    branches = children(chain(len(draft)) if draft.parents is None else draft.parents)
+    tokens: list[int] = []
+    path: list[int] = []
+    node = -1
+    while True:
+        token = target.at(node, tokens).draw(rng.random())
+        tokens.append(token)
+        child = next((child for child in branches[node] if draft.tokens[child] == token), None)
+        if child is not None:
+            path.append(child)
+        if token in ends:
+            return Verdict(draft, tuple(tokens), tuple(path), Outcome.ENDED, target)
+        if child is None:
+            outcome = Outcome.CORRECTION if branches[node] else Outcome.BONUS
+            return Verdict(draft, tuple(tokens), tuple(path), outcome, target)
+        node = child
+
+
+def _ratio(draft: Draft, target: TargetRows, rng: UniformSource, *, ends: frozenset[int]) -> Verdict:
+    """Check one sampled chain. The uniform that rejects, rescaled, draws from the residual: one uniform a token."""
+    if draft.parents is not None or draft.probs is None or len(draft.probs) != len(draft):
+        raise CapabilityError("the ratio rule takes one chain with the distribution of every token")
+    tokens: list[int] = []
+    for index, (token, q) in enumerate(zip(draft.tokens, draft.probs, strict=True)):
+        p = target.at(index - 1, tokens)
+        uniform = rng.random()
+        accept = min(1.0, p.of(token) / q.of(token))
+        if uniform >= accept:
+            residual = p.minus(q) or p
+            tokens.append(residual.draw((uniform - accept) / (1.0 - accept)))
+            outcome = Outcome.ENDED if tokens[-1] in ends else Outcome.CORRECTION
+            return Verdict(draft, tuple(tokens), tuple(range(index)), outcome, target)
+        tokens.append(token)
+        if token in ends:
+            return Verdict(draft, tuple(tokens), tuple(range(index + 1)), Outcome.ENDED, target)
+    tokens.append(target.at(len(draft) - 1, tokens).draw(rng.random()))
+    outcome = Outcome.ENDED if tokens[-1] in ends else Outcome.BONUS
+    return Verdict(draft, tuple(tokens), tuple(range(len(draft))), outcome, target)
