@@ -1,0 +1,98 @@
+"""The chat template of a model: messages in, the prompt's text out. Knows nothing about tokens or sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jinja2 import Template
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
+
+from .errors import InputError, ManifestError
+from .messages import Message
+from .template_sandbox import template_sandbox
+
+__all__ = ["PLAIN_TEMPLATE", "ChatTemplate"]
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+"""What a pack without a template gets: "role: content" lines, with no special token, for base models."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A jinja2 chat template, compiled once in the sandbox that transformers uses.
+
+    `source` is the template's text; `bos_token` and `eos_token` are what it may print under these names. A template
+    that does not compile raises `ManifestError` here, not at the first conversation. The sandbox bounds one `range`,
+    not the time or memory of a template that nests loops or multiplies strings on purpose.
+    """
+
+    source: str
+    bos_token: str = field(default="", kw_only=True)
+    eos_token: str = field(default="", kw_only=True)
+    _compiled: Template = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_compiled", _compile(self.source))
+
+    def render(
+        self, messages: Sequence[Mapping[str, str]] | Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> str:
+        """Render a conversation to the text the model was trained on.
+
+        `add_generation_prompt` appends the header of the assistant's next turn. A mapping needs `role` and `content`;
+        its other keys reach the template too. Raises `InputError` for a message that is none, or that the template
+        refuses (role order, no system message, ...), and `ManifestError` for a template that tries to leave the
+        sandbox.
+        """
+        try:
+            return self._compiled.render(
+                messages=[_plain(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                bos_token=self.bos_token,
+                eos_token=self.eos_token,
+            )
+        except InputError:
+            raise
+        except SecurityError as error:
+            raise ManifestError(f"the chat template was stopped by the sandbox: {_one_line(error)}") from error
+        except Exception as error:  # templates run arbitrary expressions: they fail with anything
+            raise InputError(f"the chat template refused these messages: {_one_line(error)}") from error
+
+
+def _compile(source: str) -> Template:
+    try:
+        return template_sandbox().from_string(source)
+    except TemplateSyntaxError as error:
+        raise ManifestError(
+            f"the chat template is invalid at line {error.lineno}: {_one_line(error.message)}"
+        ) from error
+    except Exception as error:  # the parser recurses, and folds constants
+        raise ManifestError(f"the chat template does not compile: {_one_line(error)}") from error
+
+
+def _plain(message: Mapping[str, str] | Message) -> dict[str, object]:
+    """Copy a message into plain JSON values: an object with methods is never handed to a template."""
+    if isinstance(message, Message):
+        return {"role": message.role, "content": message.content}
+    if not isinstance(message, Mapping):
+        raise InputError(f"a message is {type(message).__name__}: use edgedecode.Message or a mapping")
+    missing = [key for key in ("role", "content") if key not in message]
+    if missing:
+        raise InputError(f"a message has no {' and no '.join(missing)}: it has {sorted(map(str, message))}")
+    Message(role=message["role"], content=message["content"])
+    try:
+        copy: dict[str, object] = json.loads(json.dumps(dict(message)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"a message holds what JSON cannot: {_one_line(error)}") from error
+    return copy
+
+
+def _one_line(what: object) -> str:
+    return " ".join(str(what).split()) or type(what).__name__

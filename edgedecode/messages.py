@@ -1,0 +1,25 @@
+"""One message of a conversation. Knows nothing about templates, tokens or sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import InputError
+
+__all__ = ["ROLES", "Message"]
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Who spoke (one of `ROLES`) and what was said; anything else raises `InputError`."""
+
+    role: str
+    content: str
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise InputError(f"message role {self.role!r} is unknown: use one of {', '.join(ROLES)}")
+        if not isinstance(self.content, str):
+            raise InputError(f"the content of a {self.role} message is {type(self.content).__name__}: use a string")

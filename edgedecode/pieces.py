@@ -1,0 +1,123 @@
+"""What each token adds to a text, and whether that can be said token by token.
+
+Reads the decoder of a `tokenizers` tokenizer, which alone defines the text. Knows nothing about streams or models.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+
+import tokenizers
+
+from .errors import InputError
+
+__all__ = ["Layout", "Pieces", "component_steps"]
+
+_ANCHOR = "a"
+_SPACE_MARK = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+_TOKEN_BY_TOKEN = {"Replace", "Metaspace", "WordPiece", "Strip"}
+
+
+class Layout(Enum):
+    """How tokens make up a text."""
+
+    BYTES = "bytes"  # each token is some bytes of UTF-8 (GPT-2, Llama 3, Qwen)
+    TEXTS = "texts"  # each token is a text of its own; only the first is special (SentencePiece, WordPiece)
+    FALLBACK = "fallback"  # as TEXTS, but a run of byte tokens decodes as a whole (Llama 2, Phi-3, Gemma)
+    WHOLE = "whole"  # any token may change any text: nothing is known before the end (CTC, unknown decoders)
+
+
+class Pieces:
+    """The bytes or text of every token, looked up once each; shared by all streams of a tokenizer."""
+
+    __slots__ = ("_alphabet", "_bytes", "_decoder", "_inner", "_texts", "layout")
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        """Read the decoder of `inner`, which must not change afterwards."""
+        self._inner = inner
+        self._decoder = inner.decoder
+        self.layout = _layout(component_steps(self._decoder))
+        if self.layout in (Layout.TEXTS, Layout.FALLBACK) and not self.decode([_ANCHOR]):
+            self.layout = Layout.WHOLE
+        self._alphabet = _byte_alphabet()
+        self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
+
+    def token(self, id: int) -> str | None:
+        """The token as the vocabulary spells it, None for an id it has not; `InputError` for what is no id at all."""
+        try:
+            return self._inner.id_to_token(id)
+        except (OverflowError, TypeError) as error:
+            raise InputError(f"{id!r} is not a token id") from error
+
+    def decode(self, tokens: list[str]) -> str:
+        """The text of a whole sequence of tokens."""
+        return str(self._decoder.decode(tokens)) if self._decoder else " ".join(tokens)
+
+    def bytes_of(self, id: int) -> bytes:
+        """The bytes of a token under `Layout.BYTES`; none for an unknown id."""
+        data = self._bytes.get(id)
+        if data is None:
+            token = self.token(id) or ""
+            try:
+                data = bytes([self._alphabet[character] for character in token])
+            except KeyError:  # an added token: spelled as it is, not in the byte alphabet
+                data = token.encode()
+            self._bytes[id] = data
+        return data
+
+    def text_of(self, id: int) -> str | None:
+        """The text of a token that is not the first; None for a byte (its neighbours decide) and for an unknown id."""
+        try:
+            return self._texts[id]
+        except KeyError:
+            token = self.token(id)
+            text = None if token is None or self.is_byte(token) else self.continuation([token])
+            self._texts[id] = text
+            return text
+
+    def continuation(self, tokens: list[str]) -> str:
+        """The text of tokens that follow others."""
+        return self.decode([_ANCHOR, *tokens])[len(self.decode([_ANCHOR])) :]
+
+    def is_byte(self, token: str) -> bool:
+        """Whether a token may be one byte of a character (`<0xE2>`), to be decoded with its neighbours."""
+        return self.layout is Layout.FALLBACK and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+
+def component_steps(component: object) -> list[dict[str, object]]:
+    """The steps of a normalizer, pre-tokenizer or decoder in order, sequences flattened; empty for None."""
+    if component is None:
+        return []
+    state = getattr(component, "__getstate__")()  # noqa: B009 (typed as object on 3.11 and later)
+    return _flatten(json.loads(state))
+
+
+def _flatten(step: dict[str, object]) -> list[dict[str, object]]:
+    if step["type"] != "Sequence":
+        return [step]
+    inner = next(value for value in step.values() if isinstance(value, list))
+    return [flat for one in inner for flat in _flatten(one)]
+
+
+def _layout(steps: list[dict[str, object]]) -> Layout:
+    types = [str(step["type"]) for step in steps]
+    if types == ["ByteLevel"]:
+        return Layout.BYTES
+    fuse = types.index("Fuse") if "Fuse" in types else len(types)
+    # After the fuse only the text's start may be touched: what is emitted is never taken back.
+    if any(step["type"] != "Strip" or step["stop"] != 0 for step in steps[fuse + 1 :]):
+        return Layout.WHOLE
+    if "ByteFallback" in types[:fuse]:
+        known = types[fuse - 1] == "ByteFallback" and all(step == _SPACE_MARK for step in steps[: fuse - 1])
+        return Layout.FALLBACK if known else Layout.WHOLE
+    return Layout.TEXTS if _TOKEN_BY_TOKEN.issuperset(types[:fuse]) else Layout.WHOLE
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes (`bytes_to_unicode` in its encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    spelled = {chr(byte): byte for byte in printable}
+    return spelled | {chr(256 + place): byte for place, byte in enumerate(hidden)}

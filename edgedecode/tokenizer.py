@@ -1,0 +1,153 @@
+"""A model's tokenizer: text to ids and back, and what makes two tokenizers the same. Knows nothing about models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+import tokenizers
+
+from .chat_template import PLAIN_TEMPLATE, ChatTemplate
+from .detokenizer import Detokenizer
+from .errors import InputError, ManifestError
+from .pieces import Pieces, component_steps
+
+__all__ = ["Tokenizer"]
+
+
+class Tokenizer:
+    """A Hugging Face `tokenizer.json` with its chat template (the plain one where the pack has none).
+
+    `size` counts ids up to the largest, added tokens included: model rows above it are padding. `special_ids` are the
+    added tokens flagged special. Safe to share between threads.
+    """
+
+    __slots__ = ("_digest", "_inner", "_pieces", "chat_template", "size", "special_ids")
+
+    def __init__(self, inner: tokenizers.Tokenizer, *, chat_template: ChatTemplate | None = None) -> None:
+        """Take over `inner`, switching off the padding and truncation it may have been saved with."""
+        inner.no_padding()
+        inner.no_truncation()
+        self._inner = inner
+        self._pieces = Pieces(inner)
+        self._digest: str | None = None
+        self.chat_template = chat_template or ChatTemplate(PLAIN_TEMPLATE)
+        self.size: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        added = inner.get_added_tokens_decoder()
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+
+    @classmethod
+    def from_file(cls, path: Path, *, chat_template: ChatTemplate | None = None) -> Tokenizer:
+        """Read a `tokenizer.json`. Raises `ManifestError` where it is missing or not one."""
+        if not path.is_file():
+            raise ManifestError(f"no tokenizer file {path}: a model folder needs its tokenizer.json")
+        try:
+            inner = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            reason = " ".join(str(error).split())
+            raise ManifestError(
+                f"{path} is not a tokenizer.json that tokenizers {_version()} reads: {reason}"
+            ) from error
+        return cls(inner, chat_template=chat_template)
+
+    def encode(self, text: str, *, add_special: bool = False) -> list[int]:
+        """Turn a text into ids; special tokens spelled in the text become themselves.
+
+        `add_special` adds what the file's post-processor adds (usually the beginning-of-sequence token; chat templates
+        print it themselves). Raises `InputError` for a text that is not valid Unicode (lone surrogates).
+        """
+        try:
+            return self._inner.encode(text, add_special_tokens=add_special).ids
+        except (TypeError, UnicodeError) as error:
+            raise InputError(f"cannot encode this text: {_text_fault(text)}") from error
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Turn ids into text; unknown ids add nothing, broken characters read U+FFFD. `InputError` for no id."""
+        try:
+            return self._inner.decode(list(ids), skip_special_tokens=skip_special)
+        except (OverflowError, TypeError) as error:
+            raise InputError(f"cannot decode: the ids hold a value that is not a token id ({error})") from error
+
+    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
+        """Start a stream whose text equals `decode` of all its ids."""
+        return Detokenizer(self._pieces, skip=self.special_ids if skip_special else frozenset())
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it, or None."""
+        try:
+            return self._inner.token_to_id(token)
+        except (TypeError, UnicodeError):
+            return None
+
+    def token_text(self, id: int) -> str | None:
+        """The token of an id as the vocabulary spells it (not its text), or None."""
+        return self._pieces.token(id)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of what decides which ids a text gets; computed once, about a second for 150,000 tokens.
+
+        Over the sorted (token, id) vocabulary with added tokens, the model's type, merges and flags, normalizer and
+        pre-tokenizer. Formatting, padding, truncation, post-processor and decoder of the file do not count.
+        """
+        if self._digest is None:
+            vocabulary = sorted(self._inner.get_vocab(with_added_tokens=True).items())
+            identity = json.dumps([vocabulary, self._rules()], sort_keys=True, separators=(",", ":"))
+            self._digest = hashlib.sha256(identity.encode()).hexdigest()
+        return self._digest
+
+    def first_difference(self, other: Tokenizer) -> str | None:
+        """Say where two tokenizers first differ, for an error message; None where they give the same ids."""
+        if self.digest == other.digest:
+            return None
+        for id in range(max(self.size, other.size)):
+            mine, theirs = self.token_text(id), other.token_text(id)
+            if mine != theirs:
+                return f"id {id} is {_named(mine)} in one and {_named(theirs)} in the other"
+        rules, others = self._rules(), other._rules()
+        return next(_rule_difference(name, rules[name], others[name]) for name in rules if rules[name] != others[name])
+
+    def _rules(self) -> dict[str, list[object]]:
+        """What turns text into tokens besides the vocabulary, in canonical form: lists to compare item by item."""
+        model: dict[str, object] = json.loads(self._inner.model.__getstate__())
+        merges = model.pop("merges", [])
+        assert isinstance(merges, list)
+        if isinstance(model.get("vocab"), dict):  # a list is Unigram's, with the scores that decide
+            del model["vocab"]
+        normalizer = component_steps(self._inner.normalizer)
+        return {
+            "model": [[name, value] for name, value in sorted(model.items()) if value not in (None, "")],
+            "merges": [merge.split(" ") if isinstance(merge, str) else merge for merge in merges],
+            "normalizer": list(normalizer),
+            "pre-tokenizer": [
+                {name: value for name, value in step.items() if name != "trim_offsets"}
+                for step in component_steps(self._inner.pre_tokenizer)
+            ],
+            "added token": [
+                [id, token.lstrip, token.rstrip, token.single_word, token.normalized and bool(normalizer)]
+                for id, token in sorted(self._inner.get_added_tokens_decoder().items())
+            ],
+        }
+
+
+def _version() -> str:
+    return str(tokenizers.__version__)
+
+
+def _named(token: str | None) -> str:
+    return "unused" if token is None else repr(token)
+
+
+def _rule_difference(name: str, mine: list[object], theirs: list[object]) -> str:
+    place, (one, two) = next((i, pair) for i, pair in enumerate(zip_longest(mine, theirs)) if pair[0] != pair[1])
+    return f"the tokens are the same, but {name} {place} is {one!r} in one and {two!r} in the other"
+
+
+def _text_fault(text: object) -> str:
+    if not isinstance(text, str):
+        return f"it is {type(text).__name__}, not a string"
+    place = next((i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff"), None)
+    return "it is not valid Unicode" if place is None else f"character {place} is the lone surrogate {text[place]!r}"
