@@ -16,12 +16,12 @@ class Detokenizer:
     - All pushes and the flush joined equal `Tokenizer.decode` of all the ids, whatever they are.
     - Emitted text is never taken back and never ends within a character; what is incomplete comes with `flush`, as
       U+FFFD.
-    - A token costs the same wherever it stands: about a microsecond, no part of the text is decoded twice.
+    - A token costs the same wherever it stands: about two microseconds, no part of the text is decoded twice.
 
     Byte-level vocabularies emit every complete character at once. With SentencePiece byte fallback a run of byte
     tokens is emitted when the next ordinary token ends it: one invalid byte turns the *whole* run into U+FFFD, so no
-    part of it is certain before. A decoder whose text is not a sum over tokens (CTC, unknown kinds) emits all of it at `flush`.
-    tokenizers' own DecodeStream was not used: it has no flush, and raises on invalid runs of byte tokens (0.23).
+    part of it is certain before. A decoder whose text is not a sum over tokens (CTC, unknown kinds) emits all of it
+    at `flush`. tokenizers' DecodeStream (0.23) is not used: it has no flush, and raises on invalid byte runs.
     """
 
     __slots__ = ("_pieces", "_run", "_skip", "_started", "_utf8")

@@ -26,7 +26,7 @@ class StopStrings:
             raise InputError(f"stop strings are a list of strings, not the string {stops!r}: use [{stops!r}]")
         for stop in stops:
             if stop == "":
-                raise InputError(f"a stop string cannot be empty: use a string of one character or more")
+                raise InputError("a stop string cannot be empty: use a string of one character or more")
         self._stops = tuple(sorted(set(stops), key=len))
         self._longest = len(self._stops[-1]) if self._stops else 0
         self._pattern = re.compile("|".join(map(re.escape, self._stops)))

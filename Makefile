@@ -1,0 +1,83 @@
+# make demo: the light runtime alone, on the bundled pack.   make test: everything the tests need, then all of them.
+# GNU make 4.3, pip 23; PYTHON picks the interpreter (3.11 or newer for the export tests).
+
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_VENV ?= .venv-demo
+DEMO_PAIR ?= ../shared/demo-pair
+TORCH ?= torch==2.13.0
+
+BIN := $(abspath $(VENV))/bin
+DEMO_BIN := $(abspath $(DEMO_VENV))/bin
+TEST_STAMP := $(VENV)/.installed-test
+DEMO_STAMP := $(DEMO_VENV)/.installed-onnx
+PIP_FLAGS := --disable-pip-version-check --quiet
+STORY := Tell me a story about a fox and a lighthouse.
+PACK := edgedecode/packs/demo
+PACK_LIMIT_KIB := 15360
+MIRROR := build/typecheck/edgedecode
+
+.PHONY: help demo test lint pack clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo   the light runtime in $(DEMO_VENV), then generate and bench on the bundled pack'
+	@echo 'make test   everything the tests need in $(VENV), then lint and all tests'
+	@echo 'make lint   ruff and mypy'
+	@echo 'make pack   export the bundled pack again from DEMO_PAIR=$(DEMO_PAIR)'
+	@echo 'make clean  remove what make made: environments made by make demo, build output, caches'
+
+demo: $(DEMO_STAMP)
+	@echo "Environment $(DEMO_VENV): $$(du -sm $(DEMO_VENV) | cut -f1) MB, no torch, no compiler."
+	$(DEMO_BIN)/edgedecode generate -p '$(STORY)' --max-tokens 160 --show-drafts --stats
+	$(DEMO_BIN)/edgedecode bench --quick
+
+# Bytecode is written at first use and setuptools is not needed to run: both would only make the environment larger.
+$(DEMO_STAMP): pyproject.toml
+	@echo 'Downloading into $(DEMO_VENV): numpy, onnxruntime, tokenizers, jinja2, rich and what they need: about 55 MB.'
+	$(PYTHON) -m venv $(DEMO_VENV)
+	$(DEMO_BIN)/python -m pip install $(PIP_FLAGS) --no-compile -e '.[onnx]'
+	$(DEMO_BIN)/python -m pip uninstall $(PIP_FLAGS) --yes setuptools
+	@touch $@
+
+test: $(TEST_STAMP)
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest
+
+# torch goes first and by its exact pin: a plain `torch` may bring gigabytes of CUDA libraries.
+$(TEST_STAMP): pyproject.toml
+	@echo 'Installing what the tests need into $(VENV); what is there already stays.'
+	@echo 'Downloads: $(TORCH) (about 200 MB as a CPU wheel; where pip finds no CPU wheel, some 3 GB with CUDA:'
+	@echo 'name a place that has one with PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL), then about 150 MB:'
+	@echo 'onnxruntime, onnxruntime-genai, transformers, onnx, numpy, pytest, hypothesis, mypy, ruff.'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_FLAGS) '$(TORCH)'
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[onnx,export,test]'
+	@touch $@
+
+# mypy cannot follow the editable install's import hook, so it reads a mirror of the installed package: one folder of
+# links, three of them to the rings that live beside it. Its paths are turned back into the tree's own.
+lint: $(TEST_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p $(MIRROR)
+	@ln -sfn $(addprefix ../../../,$(filter-out %/__pycache__,$(wildcard edgedecode/*)) export runtimes apps) $(MIRROR)/
+	@find -L $(MIRROR) -maxdepth 1 -type l -delete
+	cd build/typecheck && $(BIN)/mypy --config-file ../../pyproject.toml -p edgedecode
+
+# The old pack stays until the new one is whole and small enough.
+pack: $(TEST_STAMP)
+	rm -rf build/pack
+	mkdir -p build
+	$(BIN)/edgedecode export --target $(DEMO_PAIR)/target --draft $(DEMO_PAIR)/draft --bits 8 --out build/pack
+	@size=$$(du -sk build/pack | cut -f1); test $$size -le $(PACK_LIMIT_KIB) || \
+		{ echo "build/pack is $$size KiB, the package carries at most $(PACK_LIMIT_KIB)" >&2; exit 1; }
+	rm -rf build/pack-old
+	if [ -e $(PACK) ]; then mv $(PACK) build/pack-old; fi
+	mkdir -p $(dir $(PACK))
+	mv build/pack $(PACK)
+	rm -rf build/pack-old
+
+clean:
+	rm -rf $(DEMO_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find edgedecode export runtimes apps tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,45 @@
+"""Tokenizers of a few hundred tokens, built in memory, for tests that must run anywhere."""
+
+from __future__ import annotations
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+
+LINES = ["the quick brown fox jumps", "über naïve café", "你好，世界", "emoji 🦙🦙 here", "a literal \ufffd mark"]
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    """Byte-level BPE as GPT-2's, with a special token, an ordinary added one and one with a space in it."""
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+    inner.train_from_iterator(LINES, trainer)
+    inner.add_special_tokens(["<|end|>"])
+    inner.add_tokens([AddedToken("<tool>"), AddedToken("two é words")])
+    return inner
+
+
+def byte_fallback() -> tokenizers.Tokenizer:
+    """SentencePiece-like BPE as Llama 2's: a space mark, byte tokens, a leading space that decoding strips."""
+    pieces = [
+        "<unk>",
+        "<s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "▁▁",
+        *"abcdeé\ufffd",
+        "ab",
+        "▁a",
+        "▁ab",
+    ]
+    vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    merges = [("▁", "▁"), ("a", "b"), ("▁", "a"), ("▁", "ab")]
+    inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    inner.add_special_tokens(["<unk>", "<s>"])
+    return inner

@@ -1,0 +1,207 @@
+"""Chat templates: the same text as transformers, one-line refusals, and a sandbox that holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from edgedecode.errors import EdgeDecodeError, InputError, ManifestError
+from edgedecode.messages import Message
+from tests.shared_paths import SHARED, needs_shared
+
+CONVERSATIONS: dict[str, list[dict[str, str]]] = {
+    "user": [{"role": "user", "content": "Hi <b>there</b> & you"}],
+    "system": [{"role": "system", "content": "  Be brief.\n"}, {"role": "user", "content": "é 🦙?"}],
+    "turns": [
+        {"role": "user", "content": "2+2"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "and 3+3?"},
+    ],
+    "tool": [{"role": "user", "content": "x"}, {"role": "tool", "content": '{"y": 1}'}],
+}
+LLAMA_3_LIKE = """\
+{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = strftime_now("%d %b %Y") %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday Date: " + date_string + "\\n" + system_message + eos_token }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if tools is not none %}{{- "tools" }}{%- endif %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+STRICT_TURNS = """\
+{{ bos_token }}{% for message in messages %}
+    {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {% endif %}
+    [{{ message['role'] }}] {{ message['content'] }}{{ eos_token }}
+{% endfor %}
+"""
+EVERYTHING = """\
+{%- set ns = namespace(count=0, self='me') %}
+{%- for message in messages %}
+    {%- if loop.index > 2 %}{% break %}{% endif %}
+    {%- set ns.count = ns.count + 1 %}
+    {%- generation %}{{ message | tojson }}{% endgeneration %}
+    {{- dict(a=1, **{'b': message.content}) | tojson(indent=2) }}
+    {{- dict.fromkeys(['k'], 2) | tojson }}
+{%- endfor %}
+{{ ns.count }}{{ ns.self }}
+    {% if add_generation_prompt %}
+go
+    {% endif %}
+"""
+
+
+def transformers_rendering(source: str, messages: Sequence[Mapping[str, str]], *, prompt: bool) -> str:
+    module = pytest.importorskip("transformers.utils.chat_template_utils")
+    rendered = module.render_jinja_template(
+        conversations=[[dict(message) for message in messages]],
+        chat_template=source,
+        add_generation_prompt=prompt,
+        bos_token="<s>",
+        eos_token="</s>",
+    )
+    return str(rendered[0][0])
+
+
+def assert_same(source: str) -> None:
+    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+    for messages in CONVERSATIONS.values():
+        for prompt in (True, False):
+            wanted = transformers_rendering(source, messages, prompt=prompt)
+            assert template.render(messages, add_generation_prompt=prompt) == wanted
+            spoken = [Message(**message) for message in messages]
+            assert template.render(spoken, add_generation_prompt=prompt) == wanted
+
+
+@pytest.mark.parametrize("source", [LLAMA_3_LIKE, EVERYTHING, PLAIN_TEMPLATE], ids=["llama 3", "everything", "plain"])
+def test_renders_as_transformers(source: str) -> None:
+    assert_same(source)
+
+
+@needs_shared
+def test_renders_the_demo_pair_as_transformers() -> None:
+    assert_same((SHARED / "demo-pair/target/chat_template.jinja").read_text(encoding="utf-8"))
+
+
+@needs_shared
+def test_renders_qwen_as_transformers_with_its_default_system_prompt() -> None:
+    config = json.loads((SHARED / "tokenizers/qwen2.5/tokenizer_config.json").read_text(encoding="utf-8"))
+    assert_same(config["chat_template"])
+    text = ChatTemplate(config["chat_template"]).render(CONVERSATIONS["user"])
+    assert text.startswith("<|im_start|>system\nYou are Qwen")
+
+
+def test_a_refusal_of_the_template_is_one_line() -> None:
+    template = ChatTemplate(STRICT_TURNS)
+    assert template.render(CONVERSATIONS["turns"])
+    with pytest.raises(InputError, match="refused these messages: Conversation roles must alternate"):
+        template.render(CONVERSATIONS["system"])
+    assert template.render(CONVERSATIONS["turns"]) == transformers_rendering(
+        STRICT_TURNS, CONVERSATIONS["turns"], prompt=True
+    ).replace("<s>", "").replace("</s>", "")
+
+
+@pytest.mark.parametrize(
+    "source", ["{% for m in messages %}", "{{ 1 +* 2 }}", "{{ x | no_such_filter }}", "{% frobnicate %}", "{{" * 3000]
+)
+def test_a_template_that_does_not_compile_is_refused_at_once(source: str) -> None:
+    with pytest.raises(ManifestError, match="template") as caught:
+        ChatTemplate(source)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ ''['__class__']['__mro__'] }}",
+        "{{ (''|attr('__class__')).__mro__ }}",
+        "{{ messages.__class__ .__base__.__subclasses__() }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}",
+        "{{ '{0.__class__.__mro__}' | format('') }}{{ ''.__class__.mro() }}",
+        "{{ raise_exception.__globals__['__builtins__'] }}",
+        "{{ strftime_now.__globals__.json }}",
+        "{{ dict.__call__.__globals__ }}",
+        "{{ namespace.__init__.__globals__['json'] }}",
+        "{{ lipsum.__globals__['os'].popen('id') }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{% set ns = namespace(__class__=1) %}",
+        "{% set ns = namespace() %}{% set ns._x = 1 %}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{{ self._TemplateReference__context.environment }}",
+    ],
+)
+def test_the_sandbox_holds(source: str) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises((ManifestError, InputError)) as caught:
+        ChatTemplate(source).render(messages)
+    assert "\n" not in str(caught.value)
+    assert messages == [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize("source", ["{{ strftime_now.__globals__ }}", "{{ ''.__class__ }}", "{{ joiner.__init__ }}"])
+def test_a_hidden_attribute_alone_prints_nothing(source: str) -> None:
+    assert ChatTemplate(source).render([]) == ""
+
+
+def test_a_huge_range_is_refused() -> None:
+    with pytest.raises(InputError, match="Range too big"):
+        ChatTemplate("{% for i in range(1000000000) %}x{% endfor %}").render([])
+
+
+def test_endless_recursion_is_refused() -> None:
+    with pytest.raises(InputError, match="refused these messages"):
+        ChatTemplate("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}").render([])
+
+
+def test_the_plain_template() -> None:
+    template = ChatTemplate(PLAIN_TEMPLATE)
+    assert template.render(CONVERSATIONS["turns"]) == "user: 2+2\nassistant: 4\nuser: and 3+3?\nassistant:"
+    assert template.render([Message("user", "x")], add_generation_prompt=False) == "user: x\n"
+
+
+def test_templates_are_values() -> None:
+    assert ChatTemplate("a", bos_token="b") == ChatTemplate("a", bos_token="b") != ChatTemplate("a")
+    assert "_compiled" not in repr(ChatTemplate("a"))
+    with pytest.raises(AttributeError):
+        ChatTemplate("a").source = "b"  # type: ignore[misc]
+
+
+def test_other_keys_of_a_mapping_reach_the_template() -> None:
+    message = {"role": "tool", "content": "4", "name": "calculator"}
+    assert ChatTemplate("{{ messages[0].name }}").render([message]) == "calculator"
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"role": "user"}, "no content"),
+        ({}, "no role and no content"),
+        ({"role": "wizard", "content": "x"}, "'wizard' is unknown: use one of system, user, assistant, tool"),
+        ({"role": "user", "content": None}, "NoneType"),
+        ({"role": "user", "content": "x", "image": object()}, "what JSON cannot"),
+        ("user: x", "a message is str"),
+    ],
+)
+def test_what_is_no_message_is_refused(message: dict[str, str], why: str) -> None:
+    with pytest.raises(InputError, match=why) as caught:
+        ChatTemplate(PLAIN_TEMPLATE).render([message])
+    assert isinstance(caught.value, EdgeDecodeError)

@@ -1,0 +1,149 @@
+"""Streaming text: pushes and flush equal decode, for any ids cut anywhere, and nothing is half a character."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models
+
+from edgedecode.errors import InputError
+from edgedecode.pieces import Layout
+from edgedecode.tokenizer import Tokenizer
+from tests.shared_paths import SHARED, needs_shared
+from tests.small_tokenizers import byte_fallback, byte_level
+
+WORDS = {
+    word: id for id, word in enumerate(["[UNK]", "hello", "##ing", ".", "do", "n't", "▁", "▁the", "a", "<pad>", ""])
+}
+
+
+def words(decoder: decoders.Decoder | None) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(models.WordPiece(WORDS, unk_token="[UNK]"))
+    if decoder is not None:
+        inner.decoder = decoder
+    return inner
+
+
+BUILDERS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
+    "byte level": byte_level,
+    "byte fallback": byte_fallback,
+    "word piece": lambda: words(decoders.WordPiece(cleanup=True)),
+    "metaspace": lambda: words(decoders.Metaspace()),
+    "metaspace, never": lambda: words(decoders.Metaspace(prepend_scheme="never")),
+    "no decoder": lambda: words(None),
+    "strips the anchor": lambda: words(decoders.Sequence([decoders.Fuse(), decoders.Strip("a", 2, 0)])),
+    "replaces across tokens": lambda: words(decoders.Sequence([decoders.Fuse(), decoders.Replace("hello▁", "x")])),
+    "ctc": lambda: words(decoders.CTC()),
+    "suffix": lambda: words(decoders.BPEDecoder("o")),
+}
+SHARED_FILES = ["tokenizers/smollm2", "tokenizers/qwen2.5", "tokenizers/phi3", "demo-pair/target"]
+
+
+@cache
+def built(name: str) -> Tokenizer:
+    return Tokenizer(BUILDERS[name]())
+
+
+@cache
+def shared(name: str) -> Tokenizer:
+    return Tokenizer.from_file(SHARED / name / "tokenizer.json")
+
+
+def stream(tokenizer: Tokenizer, pushes: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
+    detokenizer = tokenizer.detokenizer(skip_special=skip_special)
+    return [*(detokenizer.push(ids) for ids in pushes), detokenizer.flush()]
+
+
+def check(tokenizer: Tokenizer, pushes: Sequence[Sequence[int]]) -> None:
+    ids = [id for push in pushes for id in push]
+    for skip_special in (True, False):
+        texts = stream(tokenizer, pushes, skip_special=skip_special)
+        assert "".join(texts) == tokenizer.decode(ids, skip_special=skip_special)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@settings(max_examples=50)
+@given(data=st.data())
+def test_stream_equals_decode(name: str, data: st.DataObject) -> None:
+    tokenizer = built(name)
+    ids = st.integers(0, tokenizer.size + 1)  # one past the end: ids that the model has and the tokenizer has not
+    check(tokenizer, data.draw(st.lists(st.lists(ids, max_size=4), max_size=12)))
+
+
+@needs_shared
+@pytest.mark.parametrize("name", SHARED_FILES)
+def test_stream_equals_decode_on_hostile_ids(name: str) -> None:
+    tokenizer, rng = shared(name), random.Random(7)
+    spelled = {id: tokenizer.token_text(id) or "" for id in range(tokenizer.size)}
+    # Bytes, fragments of characters, spaces, marks and specials: what breaks streams.
+    nasty = [id for id, token in spelled.items() if len(token) <= 2 or token.startswith("<") or "\ufffd" in token]
+    broken = 0
+    for _ in range(800):
+        ids = [rng.choice(nasty) if rng.random() < 0.8 else rng.randrange(tokenizer.size) for _ in range(12)]
+        cut = rng.randrange(12)
+        check(tokenizer, [[id] for id in ids[:cut]] + [ids[cut:]])
+        broken += "\ufffd" in tokenizer.decode(ids)
+    assert broken > 100
+
+
+@pytest.mark.parametrize("name", ["byte level", "byte fallback"])
+@settings(max_examples=50)
+@given(text=st.text(max_size=12))
+def test_real_text_never_shows_half_a_character(name: str, text: str) -> None:
+    tokenizer = built(name)
+    text = text.replace("\ufffd", "")
+    texts = stream(tokenizer, [[id] for id in tokenizer.encode(text)], skip_special=True)
+    assert "".join(texts) == text
+    assert texts[-1] == "" or name == "byte fallback"  # a complete byte run is certain only at the end
+
+
+def test_byte_level_emits_a_character_with_its_last_byte() -> None:
+    tokenizer = built("byte level")
+    ids = [tokenizer.token_to_id(piece) for piece in ("ð", "Ł", "¦", "Ļ")]  # the bytes of a llama
+    assert stream(tokenizer, [[id] for id in ids if id is not None], skip_special=True) == ["", "", "", "🦙", ""]
+    assert stream(tokenizer, [[id] for id in ids[:3] if id is not None], skip_special=True) == ["", "", "", "\ufffd"]
+
+
+def test_an_invalid_byte_run_is_held_because_it_spoils_all_of_it() -> None:
+    tokenizer = built("byte fallback")
+    pieces = ["<0xC3>", "<0xA9>", "<0xFF>", "a", "<0xC3>", "<0xA9>", "b"]
+    ids = [tokenizer.token_to_id(piece) for piece in pieces]
+    texts = stream(tokenizer, [[id] for id in ids if id is not None], skip_special=True)
+    assert texts == ["", "", "", "\ufffd\ufffd\ufffda", "", "", "éb", ""]
+
+
+def test_only_the_first_leading_space_is_stripped() -> None:
+    tokenizer = built("byte fallback")
+    ids = [tokenizer.token_to_id(piece) for piece in ("▁", "▁", "▁ab", "▁ab")]
+    assert stream(tokenizer, [[id] for id in ids if id is not None], skip_special=True) == ["", " ", " ab", " ab", ""]
+
+
+def test_layouts() -> None:
+    layouts = {name: built(name)._pieces.layout for name in BUILDERS}
+    assert layouts["byte level"] is Layout.BYTES
+    assert layouts["byte fallback"] is Layout.FALLBACK
+    streamed = {"word piece", "metaspace", "metaspace, never", "no decoder"}
+    assert {name for name, layout in layouts.items() if layout is Layout.TEXTS} == streamed
+    assert list(layouts.values()).count(Layout.WHOLE) == 4
+
+
+@pytest.mark.parametrize("name", ["byte level", "byte fallback", "ctc"])
+def test_flush_starts_a_new_text(name: str) -> None:
+    tokenizer = built(name)
+    detokenizer, ids = tokenizer.detokenizer(), [3, 5, 8]
+    first = detokenizer.push(ids) + detokenizer.flush()
+    assert first == detokenizer.push(ids) + detokenizer.flush() == tokenizer.decode(ids)
+    assert detokenizer.flush() == ""
+
+
+@pytest.mark.parametrize("name", ["byte level", "byte fallback"])
+@pytest.mark.parametrize("id", [-1, 2**40, "a"])
+def test_what_is_no_id_is_refused(name: str, id: int) -> None:
+    with pytest.raises(InputError, match="not a token id"):
+        built(name).detokenizer().push([id])

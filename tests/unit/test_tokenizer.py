@@ -1,0 +1,205 @@
+"""The tokenizer: golden encodings, refusals, and a digest that follows tokenization and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from edgedecode.errors import InputError, ManifestError
+from edgedecode.tokenizer import Tokenizer
+from tests.shared_paths import SHARED, needs_shared
+from tests.small_tokenizers import byte_fallback, byte_level
+
+BUILDERS = {"byte level": byte_level, "byte fallback": byte_fallback}
+
+
+@cache
+def shared(name: str) -> Tokenizer:
+    return Tokenizer.from_file(SHARED / name / "tokenizer.json")
+
+
+def altered(folder: Path, change: Callable[[dict[str, Any]], None], *, name: str = "byte level") -> Tokenizer:
+    """A tokenizer whose file differs from the built one by `change`."""
+    spec = json.loads(BUILDERS[name]().to_str())
+    change(spec)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(spec, indent=3), encoding="utf-8")
+    return Tokenizer.from_file(path)
+
+
+@needs_shared
+@pytest.mark.parametrize(("golden", "folder"), [("qwen2", "qwen2.5"), ("phi-3", "phi3")])
+def test_golden_encodings(golden: str, folder: str) -> None:
+    stem = SHARED / "tokenizers" / "golden" / f"ggml-vocab-{golden}.gguf"
+    texts = Path(f"{stem}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    wanted = [[int(id) for id in line.split()] for line in Path(f"{stem}.out").read_text().splitlines()]
+    wanted.append([])  # the separator ends the file: its last, empty text has no line of ids
+    assert len(texts) == len(wanted) == 47
+    tokenizer = shared(f"tokenizers/{folder}")
+    wrong = [
+        (text, ids, got) for text, ids in zip(texts, wanted, strict=True) if (got := tokenizer.encode(text)) != ids
+    ]
+    assert wrong == []
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("name", "size", "specials"),
+    [("tokenizers/smollm2", 49152, 17), ("tokenizers/qwen2.5", 151665, 14), ("demo-pair/target", 8192, 3)],
+)
+def test_sizes_and_specials_of_real_files(name: str, size: int, specials: int) -> None:
+    tokenizer = shared(name)
+    assert (tokenizer.size, len(tokenizer.special_ids)) == (size, specials)
+
+
+@pytest.mark.parametrize("build", BUILDERS.values())
+@settings(max_examples=60)
+@given(text=st.text(max_size=30))
+def test_round_trip(build: Callable[[], Any], text: str) -> None:
+    tokenizer = _once(build)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@cache
+def _once(build: Callable[[], Any]) -> Tokenizer:
+    return Tokenizer(build())
+
+
+def test_ids_and_tokens() -> None:
+    tokenizer = Tokenizer(byte_level())
+    end = tokenizer.token_to_id("<|end|>")
+    assert end is not None
+    assert tokenizer.special_ids == {end}
+    assert tokenizer.token_text(end) == "<|end|>"
+    assert tokenizer.token_text(tokenizer.size - 1) is not None
+    assert tokenizer.token_text(tokenizer.size) is None
+    assert tokenizer.token_to_id("nowhere") is None
+    assert tokenizer.token_to_id("\ud800") is None
+    ids = tokenizer.encode("a<|end|>")
+    assert (ids[-1], tokenizer.decode(ids), tokenizer.decode(ids, skip_special=False)) == (end, "a", "a<|end|>")
+    assert tokenizer.chat_template == ChatTemplate(PLAIN_TEMPLATE)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("fine \ud83e no", r"character 5 is the lone surrogate '\\ud83e'"), (7, "int, not a string")]
+)
+def test_unusable_text_is_refused(text: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        Tokenizer(byte_level()).encode(text)
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**33], ["x"]])
+def test_unusable_ids_are_refused(ids: list[int]) -> None:
+    with pytest.raises(InputError, match="token id"):
+        Tokenizer(byte_level()).decode(ids)
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "no json", "{}", "[]", '{"model":{"type":"BPE","vocab":{},"merges":["a b"]}}']
+)
+def test_a_missing_or_invalid_file_is_one_clear_line(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ManifestError, match=r"tokenizer\.json") as caught:
+        Tokenizer.from_file(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_saved_padding_truncation_and_post_processor(tmp_path: Path) -> None:
+    def change(spec: dict[str, Any]) -> None:
+        inner = byte_level()
+        inner.enable_padding(length=64)
+        inner.enable_truncation(2)
+        spec.update({key: json.loads(inner.to_str())[key] for key in ("padding", "truncation")})
+        end = {"SpecialToken": {"id": "<|end|>", "type_id": 0}}
+        spec["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [end, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {
+                "<|end|>": {"id": "<|end|>", "ids": [inner.token_to_id("<|end|>")], "tokens": ["<|end|>"]}
+            },
+        }
+
+    plain, saved = Tokenizer(byte_level()), altered(tmp_path, change)
+    text = "the quick brown fox"
+    assert saved.encode(text) == plain.encode(text)
+    assert saved.encode(text, add_special=True) == [plain.token_to_id("<|end|>"), *plain.encode(text)]
+    assert saved.digest == plain.digest
+    assert saved.first_difference(plain) is None
+
+
+def _swap_tokens(spec: dict[str, Any]) -> None:
+    vocabulary = spec["model"]["vocab"]
+    vocabulary["x"], vocabulary["y"] = vocabulary["y"], vocabulary["x"]
+
+
+def _swap_merges(spec: dict[str, Any]) -> None:
+    merges = spec["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]
+
+
+def _add_normalizer(spec: dict[str, Any]) -> None:
+    spec["normalizer"] = {"type": "NFC"}
+
+
+def _add_prefix_space(spec: dict[str, Any]) -> None:
+    spec["pre_tokenizer"]["add_prefix_space"] = True
+
+
+def _eat_spaces(spec: dict[str, Any]) -> None:
+    spec["added_tokens"][0]["rstrip"] = True
+
+
+def _add_token(spec: dict[str, Any]) -> None:
+    spec["added_tokens"].append(
+        {**spec["added_tokens"][-1], "id": spec["added_tokens"][-1]["id"] + 1, "content": "<new>"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_swap_tokens, r"id \d+ is 'x' in one and 'y' in the other"),
+        (_add_token, r"id \d+ is unused in one and '<new>' in the other"),
+        (_swap_merges, r"merges 0 is \["),
+        (_add_normalizer, "normalizer 0 is None in one and .*NFC"),
+        (_add_prefix_space, "pre-tokenizer 0 is"),
+        (_eat_spaces, "added token 0 is"),
+    ],
+)
+def test_what_changes_tokenization_changes_the_digest_and_is_named(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str
+) -> None:
+    plain, changed = Tokenizer(byte_level()), altered(tmp_path, change)
+    assert plain.digest != changed.digest
+    difference = plain.first_difference(changed)
+    assert difference is not None
+    assert re.search(said, difference), difference
+
+
+def _old_spelling(spec: dict[str, Any]) -> None:
+    spec["model"]["merges"] = [" ".join(pair) for pair in spec["model"]["merges"]]
+    spec["model"]["unk_token"] = None
+    spec["model"]["continuing_subword_prefix"] = ""
+    spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{**spec["pre_tokenizer"], "trim_offsets": False}]}
+    spec["model"]["vocab"] = dict(reversed(spec["model"]["vocab"].items()))
+
+
+def test_the_digest_ignores_how_the_file_is_written(tmp_path: Path) -> None:
+    assert altered(tmp_path, _old_spelling).digest == Tokenizer(byte_level()).digest
+
+
+def test_the_digest_is_stable() -> None:
+    # A pack's manifest carries digests: a change here orphans every pack.
+    assert Tokenizer(byte_fallback()).digest == "b4e4d49b42cce3b8c00288c19eef2f9a6e047dcd20bde44448145f73b118d56b"
