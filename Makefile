@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_VENV ?= .venv-demo
-DEMO_PAIR ?= ../shared/demo-pair
+DEMO_PAIR ?=
 TORCH ?= torch==2.13.0
 
 BIN := $(abspath $(VENV))/bin
@@ -24,12 +24,12 @@ help:
 	@echo 'make demo   the light runtime in $(DEMO_VENV), then generate and bench on the bundled pack'
 	@echo 'make test   everything the tests need in $(VENV), then lint and all tests'
 	@echo 'make lint   ruff and mypy'
-	@echo 'make pack   export the bundled pack again from DEMO_PAIR=$(DEMO_PAIR)'
+	@echo 'make pack   export the bundled pack again: make pack DEMO_PAIR=folder with target/ and draft/'
 	@echo 'make clean  remove what make made: environments made by make demo, build output, caches'
 
 demo: $(DEMO_STAMP)
 	@echo "Environment $(DEMO_VENV): $$(du -sm $(DEMO_VENV) | cut -f1) MB, no torch, no compiler."
-	$(DEMO_BIN)/edgedecode generate -p '$(STORY)' --max-tokens 160 --show-drafts --stats
+	$(DEMO_BIN)/edgedecode generate -p '$(STORY)' --max-tokens 160 --color always --stats
 	$(DEMO_BIN)/edgedecode bench --quick
 
 # Bytecode is written at first use and setuptools is not needed to run: both would only make the environment larger.
@@ -48,7 +48,7 @@ test: $(TEST_STAMP)
 $(TEST_STAMP): pyproject.toml
 	@echo 'Installing what the tests need into $(VENV); what is there already stays.'
 	@echo 'Downloads: $(TORCH) (about 200 MB as a CPU wheel; where pip finds no CPU wheel, some 3 GB with CUDA:'
-	@echo 'name a place that has one with PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL), then about 150 MB:'
+	@echo 'name a place that has one with PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL), then about 125 MB:'
 	@echo 'onnxruntime, onnxruntime-genai, transformers, onnx, numpy, pytest, hypothesis, mypy, ruff.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(PIP_FLAGS) '$(TORCH)'
@@ -56,7 +56,7 @@ $(TEST_STAMP): pyproject.toml
 	@touch $@
 
 # mypy cannot follow the editable install's import hook, so it reads a mirror of the installed package: one folder of
-# links, three of them to the rings that live beside it. Its paths are turned back into the tree's own.
+# links, three of them to the rings that live beside it (edgedecode/export/x.py in its messages is export/x.py here).
 lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,6 +67,7 @@ lint: $(TEST_STAMP)
 
 # The old pack stays until the new one is whole and small enough.
 pack: $(TEST_STAMP)
+	@test -d '$(DEMO_PAIR)/target' || { echo 'give the float models: make pack DEMO_PAIR=folder with target/ and draft/' >&2; exit 1; }
 	rm -rf build/pack
 	mkdir -p build
 	$(BIN)/edgedecode export --target $(DEMO_PAIR)/target --draft $(DEMO_PAIR)/draft --bits 8 --out build/pack

@@ -47,25 +47,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if debug:
             raise
-        print(f"edgedecode: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        print(
+            f"edgedecode: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr
+        )
         return 1
     except MemoryError:
         if debug:
             raise
-        print("edgedecode: the machine has no memory left; give a --memory budget or a smaller --ctx-size", file=sys.stderr)
+        print(
+            "edgedecode: the machine has no memory left; give a --memory budget or a smaller --ctx-size",
+            file=sys.stderr,
+        )
         return 1
 
 
 def _run(arguments: list[str]) -> int:
-    from edgedecode import __version__  # noqa: PLC0415  (the package imports nothing of the command line)
+    from edgedecode import __version__
 
     parser = argparse.ArgumentParser(prog="edgedecode", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"edgedecode {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     asked = next((word for word in arguments if not word.startswith("-")), None)
     commands: dict[str, Command] = {}
-    for name, entry in installed(COMMANDS).items():
-        if asked in (None, name) or asked not in installed(COMMANDS):
+    entries = installed(COMMANDS)
+    for name, entry in entries.items():
+        if asked == name or asked not in entries:
             commands[name] = command = cast(Command, entry.load())
             verb = verbs.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
             command.configure(verb)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from edgedecode.errors import ContextExceeded
+from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.policy import FixedLength
 from edgedecode.protocols import Drafter, LanguageModel, Policy, State
 from edgedecode.sampling import Noise, Sampler
@@ -57,8 +57,11 @@ def decode(
     `state` must hold a prefix of `tokens` (its length may be anything up to theirs; pending rows are dropped). Ends
     after a token of `setting.ends`, after `max_tokens`, or when the context (`state.capacity`) is full. Closing the
     iterator at any point leaves `tokens` and `state` usable: the state's settled positions are a prefix of the tokens.
-    Raises ContextExceeded when the tokens leave no room. The loop is Leviathan's (2211.17192) with any drafter.
+    Raises ContextExceeded when the tokens leave no room, InputError when there are none. The loop is Leviathan's
+    (2211.17192) with any drafter.
     """
+    if not tokens:
+        raise InputError("there are no tokens to continue: a prompt has at least one")
     if len(tokens) >= state.capacity:
         raise ContextExceeded(f"{len(tokens)} tokens leave no room in a context of {state.capacity}")
     started = perf_counter()
@@ -99,8 +102,9 @@ def decode(
         if draft.parents is not None:
             parents = [*range(-1, unread - 1), *(parent + unread for parent in draft.parents)]
         rows = range(unread - 1, len(row_tokens))
-        if len(row_tokens) < setting.min_width:
-            row_tokens += row_tokens[-1:] * (setting.min_width - len(row_tokens))
+        if (padding := setting.min_width - len(row_tokens)) > 0:
+            row_tokens += row_tokens[-1:] * padding
+            parents = None if parents is None else [*parents, *[-1] * padding]
         output = target.forward(row_tokens, state, parents=parents, rows=rows)
         scored = perf_counter()
 

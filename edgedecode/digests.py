@@ -18,7 +18,7 @@ _CHUNK = 1 << 20
 
 
 def file_sha256(path: Path, *, progress: Callable[[int], None] | None = None) -> str:
-    """Hash a file in chunks; `progress` is called with the bytes of each. Raises ManifestError when it cannot be read."""
+    """Hash a file in chunks; `progress` is called with each one's size. Raises ManifestError if it cannot be read."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -52,13 +52,15 @@ def check_files(manifest: Manifest, root: Path, *, full: bool = False) -> None:
 
 def _stamp(path: Path, name: str, entry: FileEntry) -> str:
     """Check presence, kind and size; return what changes when the file or the manifest's digest does."""
-    for part in (path, *path.parents[: len(Path(name).parts) - 1]):
-        if part.is_symlink():
-            raise ManifestError(f"{part} is a link: a pack holds its own files; copy the target of the link there")
     try:
+        for part in (path, *path.parents[: len(Path(name).parts) - 1]):
+            if part.is_symlink():
+                raise ManifestError(f"{part} is a link: a pack holds its own files; copy the target of the link there")
         found = path.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ManifestError(f"the pack's file {path} is missing: copy or export the pack again") from None
+    except OSError as error:
+        raise ManifestError(f"the pack's file {path} cannot be read: {error.strerror or error}") from None
     if not path.is_file():
         raise ManifestError(f"{path} is not an ordinary file")
     if found.st_size != entry.nbytes:

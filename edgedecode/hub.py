@@ -26,7 +26,7 @@ def find_pack(name: str | Path | None) -> Path:
             raise ManifestError("this installation carries no bundled pack: give one with -m, or run `make pack`")
         return BUNDLED_PACK
     folder = Path(name)
-    if folder.is_dir() or isinstance(name, Path) or not _HUB_ID.fullmatch(name):
+    if folder.exists() or isinstance(name, Path) or not _HUB_ID.fullmatch(name):
         if not folder.exists():
             raise ManifestError(f"there is no folder {str(name)!r}, and it is no hub id (owner/name)")
         return folder
@@ -35,9 +35,11 @@ def find_pack(name: str | Path | None) -> Path:
 
 def _from_hub(name: str) -> Path:
     try:
-        from huggingface_hub import snapshot_download  # noqa: PLC0415  (heavy, and only needed for hub ids)
+        from huggingface_hub import snapshot_download
     except ImportError:
-        raise ManifestError(f"{name!r} is no folder; hub ids need huggingface_hub: pip install huggingface_hub") from None
+        raise ManifestError(
+            f"{name!r} is no folder; hub ids need huggingface_hub: pip install huggingface_hub"
+        ) from None
     # A folder of its own instead of the hub's cache: that one is made of links, which a pack may not hold.
     folder = user_cache() / "packs" / name.replace("/", "--")
     try:

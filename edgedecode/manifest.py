@@ -92,19 +92,21 @@ class Manifest:
 
     @classmethod
     def load(cls, root: Path) -> Manifest:
-        """Read and check the manifest of the pack at `root`. Raises ManifestError with one line that says what to do."""
+        """Read and check the manifest of the pack at `root`. Raises ManifestError: one line that says what to do."""
         path = root / MANIFEST_NAME
         if not root.is_dir():
             raise ManifestError(f"{root} is not a folder: give the folder of a pack (made by `edgedecode export`)")
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            raise ManifestError(f"{root} is no pack: it has no {MANIFEST_NAME} (make one with `edgedecode export`)") from None
+            raise ManifestError(
+                f"{root} is no pack: it has no {MANIFEST_NAME} (make one with `edgedecode export`)"
+            ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ManifestError(f"{path} cannot be read: {error}") from None
         try:
             return cls.from_json(json.loads(text))
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # JSONDecodeError, and Python's refusal of numbers of thousands of digits
             raise ManifestError(f"{path} is not JSON: {error}; export the pack again") from None
         except RecursionError:
             raise ManifestError(f"{path} is nested too deeply to be a manifest") from None
@@ -145,14 +147,17 @@ class Manifest:
         for entry in self.models.values():
             named |= {entry.weights, *(graph.file for graph in entry.graphs.values())}
         if missing := sorted(named - set(self.files)):
-            raise ManifestError(f"the manifest lists no size and digest for {', '.join(missing)}: export the pack again")
+            raise ManifestError(
+                f"the manifest lists no size and digest for {', '.join(missing)}: export the pack again"
+            )
 
 
 def _inside(name: str) -> str:
     """Return the pack-relative path `name`, refusing whatever could leave the pack."""
     path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or "\0" in name:
-        raise ManifestError(f"the manifest names the file {name!r}, which leaves the pack: refused")
+    plain = name.isprintable() and "\\" not in name and ":" not in name
+    if not plain or not path.parts or path.is_absolute() or ".." in path.parts:
+        raise ManifestError(f"the manifest names the file {name!r}, which is no plain path inside the pack: refused")
     return str(path)
 
 

@@ -70,9 +70,7 @@ class Budget:
         """The leases held now, oldest first."""
         return tuple(self._leases)
 
-    def reserve(
-        self, name: str, nbytes: int, *, priority: int = 0, reclaim: Callable[[], None] | None = None
-    ) -> Lease:
+    def reserve(self, name: str, nbytes: int, *, priority: int = 0, reclaim: Callable[[], None] | None = None) -> Lease:
         """Lease `nbytes` before allocating them.
 
         When they do not fit, holders of a lower `priority` that gave a `reclaim` callback are asked, lowest first, to
@@ -114,6 +112,8 @@ class Budget:
             )
 
     def _resize(self, lease: Lease, nbytes: int) -> None:
+        if nbytes < 0:
+            raise ValueError(f"lease {lease.name!r} of {nbytes} bytes")
         if nbytes > lease.nbytes:
             self._make_room(lease.name, nbytes - lease.nbytes, priority=lease.priority)
         lease.nbytes = nbytes
@@ -155,7 +155,7 @@ def peak_nbytes() -> int | None:
     """Return the largest resident size this process ever had, in bytes; None where the system does not tell."""
     if sys.platform == "win32":
         return None
-    import resource  # noqa: PLC0415  (absent on Windows)
+    import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -47,9 +47,7 @@ def load(
     check_files(manifest, root, full=verify)
     budget = Budget(limit)
     tokenizer = _tokenizer(manifest, root)
-    return Pair(
-        manifest, root, tokenizer=tokenizer, runtime=engine, provider=provider, threads=threads, budget=budget
-    )
+    return Pair(manifest, root, tokenizer=tokenizer, runtime=engine, provider=provider, threads=threads, budget=budget)
 
 
 class Pair:
@@ -78,7 +76,11 @@ class Pair:
         self.tokenizer = tokenizer
         base = resident_nbytes()
         self._process = budget.reserve("process (interpreter, engine, tokenizer)", base or 0)
-        self.target = self._open("target")
+        try:
+            self.target = self._open("target")
+        except BaseException:
+            self._process.release()
+            raise
 
     @property
     def draft(self) -> LanguageModel | None:

@@ -183,7 +183,18 @@ class Runtime(Protocol):
     def devices(self) -> Sequence[Device]: ...
 
     def open(
-        self, entry: ModelEntry, root: Path, *, name: str, budget: Budget, threads: int | None, provider: str
+        self,
+        entry: ModelEntry,
+        root: Path,
+        *,
+        name: str,
+        vocabulary_size: int,
+        budget: Budget,
+        threads: int | None,
+        provider: str,
     ) -> LanguageModel:
-        """Load one model of the pack at `root`. Raises RuntimeUnavailable, CapabilityError or BudgetExceeded."""
+        """Load one model of the pack at `root`; the tokenizer knows `vocabulary_size` ids, rows above are padding.
+
+        Raises RuntimeUnavailable, CapabilityError or BudgetExceeded.
+        """
         ...

@@ -21,7 +21,7 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 
 def find_runtime(name: str) -> Runtime:
-    """Load and make the runtime of this name. Raises InputError (unknown) or RuntimeUnavailable (cannot be imported)."""
+    """Load and make the runtime of this name. Raises InputError (unknown), RuntimeUnavailable (cannot be imported)."""
     entry = _find(RUNTIMES, name, noun="runtime")
     try:
         factory = entry.load()

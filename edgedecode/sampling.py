@@ -40,7 +40,7 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         for name, value, good in (
-            ("temperature", self.temperature, 0 <= self.temperature <= 100),
+            ("temperature", self.temperature, self.temperature == 0 or 1e-6 <= self.temperature <= 100),
             ("top_k", self.top_k, self.top_k >= 0),
             ("top_p", self.top_p, 0 < self.top_p <= 1),
             ("min_p", self.min_p, 0 <= self.min_p <= 1),
@@ -61,7 +61,7 @@ class SamplingOptions:
 
 
 _RANGES = {
-    "temperature": "0 (greedy) to 100",
+    "temperature": "0 (greedy), or 0.000001 to 100",
     "top_k": "0 (off) or more",
     "top_p": "above 0, up to 1 (off)",
     "min_p": "0 (off) to 1",
@@ -90,7 +90,9 @@ class Noise:
         """Return the uniform of the current position and advance."""
         start = self.position - self.position % _NOISE_BLOCK
         if start != self._block_start:
-            generator = np.random.Generator(np.random.Philox(key=self._key, counter=np.array([0, 0, 0, start], dtype=np.uint64)))
+            generator = np.random.Generator(
+                np.random.Philox(key=self._key, counter=np.array([0, 0, 0, start], dtype=np.uint64))
+            )
             self._block, self._block_start = generator.random(_NOISE_BLOCK), start
         uniform = float(self._block[self.position - start])
         self.position += 1
@@ -158,35 +160,38 @@ class Sampler:
 
 
 def _truncated(logits: FloatArray, options: SamplingOptions) -> Probs:
-    """Apply temperature, top-k, top-p and min-p; no step sorts the whole vocabulary."""
+    """Apply temperature, top-k, top-p and min-p; the whole vocabulary is sorted only where the nucleus is that wide."""
     ids: npt.NDArray[np.int64] | None = None
     if 0 < options.top_k < len(logits):
-        ids = np.sort(np.argpartition(logits, -options.top_k)[-options.top_k :])
+        least = np.partition(logits, -options.top_k)[-options.top_k]
+        ids = np.flatnonzero(logits >= least)  # with those that tie with the last one, as transformers does
         logits = logits[ids]
-    scaled = logits.astype(np.float64)
-    scaled -= scaled.max()
-    scaled /= options.temperature
-    p = np.exp(scaled, out=scaled)
-    p /= p.sum()
-    keep = p > 0
+    weights = logits - logits.max()
+    weights /= np.float32(options.temperature)
+    np.exp(weights, out=weights)
+    # The largest weight is 1 and top-p keeps it, so min-p is a floor on the weights whatever top-p removes.
+    floor = options.min_p
     if options.top_p < 1:
-        keep &= p >= _nucleus_floor(p, options.top_p)
-    if options.min_p > 0:
-        keep &= p >= options.min_p * p.max()
-    kept = np.flatnonzero(keep)
-    support = kept if ids is None else ids[kept]
-    return Probs(support, p[kept] / p[kept].sum())
+        floor = max(floor, _nucleus_floor(weights, options.top_p))
+    if floor > 0 or not weights.all():
+        kept = np.flatnonzero(weights >= floor) if floor > 0 else np.flatnonzero(weights)
+        weights = weights[kept]
+        ids = kept if ids is None else ids[kept]
+    p = weights.astype(np.float64)
+    p /= p.sum()
+    return Probs(np.arange(len(p)) if ids is None else ids, p)
 
 
-def _nucleus_floor(p: npt.NDArray[np.float64], top_p: float) -> float:
-    """Return the smallest probability inside the nucleus: the fewest likeliest ids whose mass reaches `top_p`.
+def _nucleus_floor(weights: FloatArray, top_p: float) -> float:
+    """Return the smallest weight inside the nucleus: the fewest likeliest ids whose share reaches `top_p`.
 
-    Ids that tie with the last one are kept too. Looks at the largest few, then at four times as many, and so on.
+    Ids that tie with the last one are kept too. Looks at the largest few, then at eight times as many, and so on.
     """
-    size = min(64, len(p))
+    wanted = top_p * float(weights.sum(dtype=np.float64))
+    size = min(64, len(weights))
     while True:
-        head = p if size == len(p) else np.partition(p, -size)[-size:]
-        mass = np.cumsum(np.sort(head)[::-1])
-        if mass[-1] >= top_p or size == len(p):
-            return float(np.sort(head)[::-1][min(int(np.searchsorted(mass, top_p)), size - 1)])
-        size = min(4 * size, len(p))
+        head = np.sort(weights if size == len(weights) else np.partition(weights, -size)[-size:])[::-1]
+        mass = np.cumsum(head, dtype=np.float64)
+        if mass[-1] >= wanted or size == len(weights):
+            return float(head[min(int(np.searchsorted(mass, wanted)), size - 1)])
+        size = min(8 * size, len(weights))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -80,14 +80,16 @@ class _Reply:
 
     detokenizer: Detokenizer
     stops: StopStrings
-    tokens: list[int] = field(default_factory=list)
     text: str = ""
 
-    def say(self, tokens: Sequence[int]) -> str:
-        self.tokens += tokens
-        text = self.stops.push(self.detokenizer.push(tokens))
+    def say(self, run: tuple[int, ...], source: str) -> Chunk:
+        """Take the tokens of a run up to the one that completes a stop string, as plain decoding would."""
+        text, taken = "", 0
+        while taken < len(run) and self.stops.matched is None:
+            text += self.stops.push(self.detokenizer.push(run[taken : taken + 1]))
+            taken += 1
         self.text += text
-        return text
+        return Chunk(text, run[:taken], source)
 
     def rest(self) -> str:
         text = self.stops.push(self.detokenizer.flush()) + self.stops.flush()
@@ -115,6 +117,7 @@ class Session:
         context = _context(options.context, pair.target.card.context)
         self._drafter: Drafter | None = None
         self._running: Iterator[Chunk] | None = None
+        self._closed = False
         self._state = pair.target.new_state(context)
         try:
             self._drafter = self._open_drafter(pair.drafter_name(options))
@@ -188,6 +191,7 @@ class Session:
     def close(self) -> None:
         """Stop a running answer and give the memory back. Idempotent."""
         self._stop_running()
+        self._closed = True
         self._state.close()
         if self._drafter is not None:
             self._drafter.close()
@@ -210,9 +214,9 @@ class Session:
             running.close()
 
     def _turn(self, prompt: str, tokens: list[int], *, limit: int, stops: StopStrings) -> Iterator[Chunk]:
+        reply = _Reply(self._pair.tokenizer.detokenizer(), stops)
         self._reconcile(tokens)
         self._transcript.begin_reply(prompt, tokens)
-        reply = _Reply(self._pair.tokenizer.detokenizer(), stops)
         try:
             yield from self._chunks(tokens, reply, limit=limit)
         finally:
@@ -242,16 +246,20 @@ class Session:
         for verdict in rounds:
             last = verdict
             started = perf_counter()
-            chunks = [Chunk(reply.say(run), run, source) for run, source in _runs(verdict)]
+            chunks = [reply.say(run, source) for run, source in _runs(verdict) if reply.stops.matched is None]
+            if surplus := len(verdict.tokens) - sum(len(chunk.tokens) for chunk in chunks):  # after a stop string
+                del tokens[-surplus:]
+                stats.verified_tokens -= surplus
             stats.time.host += perf_counter() - started if stats.rounds > 1 else 0.0
             yield from chunks
             if reply.stops.matched is not None:
                 break
+        rest = reply.rest()
         reason = FinishReason.STOP
         if reply.stops.matched is None and (last is None or last.outcome is not Outcome.ENDED):
             reason = FinishReason.CONTEXT if len(tokens) >= self._state.capacity else FinishReason.LENGTH
         stats.peak_nbytes = peak_nbytes()
-        yield Chunk(reply.rest(), (), TARGET_SOURCE, reason)
+        yield Chunk(rest, (), TARGET_SOURCE, reason)
 
     def _reconcile(self, tokens: Sequence[int]) -> None:
         """Cut the target's state to what it shares with `tokens`; its settled positions hold the old tokens."""
@@ -268,8 +276,10 @@ class Session:
         if name == "none":
             return None
         sampled = self.options.rule is Rule.RATIO
+        if sampled and self.options.reproducible:
+            raise CapabilityError("reproducible text needs the match rule: the ratio rule's text follows the drafts")
         if sampled and name != "model":
-            raise CapabilityError(f"the ratio rule needs a draft model that samples; {name!r} does not: use --drafter model")
+            raise CapabilityError(f"the ratio rule needs sampled drafts, {name!r} has none: use --drafter model")
         return self._pair.drafter_source(name).open(
             DraftSetting(
                 budget=self._pair.budget,
@@ -289,6 +299,8 @@ class Session:
         return limit
 
     def _check_fits(self, tokens: Sequence[int]) -> None:
+        if self._closed:
+            raise InputError("this session is closed: open another with Pair.session")
         if len(tokens) >= self._state.capacity:
             raise ContextExceeded(
                 f"the prompt has {len(tokens)} tokens, the context holds {self._state.capacity}: shorten it, "

@@ -17,7 +17,7 @@ from edgedecode.errors import CapabilityError
 from edgedecode.manifest import Generation, Graph, Manifest, ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.pair import Pair
-from edgedecode.protocols import Device, UniformSource
+from edgedecode.protocols import Device, State, UniformSource
 from edgedecode.tokenizer import Tokenizer
 from edgedecode.tree import check_parents
 from edgedecode.types import AdapterUse, Draft, FloatArray, ModelCard, Output, RowRequest
@@ -114,12 +114,13 @@ class TableModel:
     def forward(
         self,
         tokens: Sequence[int],
-        state: TableState,
+        state: State,
         *,
         parents: Sequence[int] | None = None,
         rows: RowRequest = "last",
         adapter: AdapterUse | None = None,
     ) -> Output:
+        assert isinstance(state, TableState)
         if adapter is not None:
             raise CapabilityError("the toy model has no adapters")
         if not tokens or not all(0 <= token < self.card.rows for token in tokens):
@@ -152,10 +153,7 @@ class TableModel:
         while (node := state.parents[node]) >= 0:
             depth += 1
         parent = state.parents[index]
-        if parent >= 0:
-            before = state.rows[parent]
-        else:
-            before = state.tokens[-1] if state.tokens else 0
+        before = state.rows[parent] if parent >= 0 else (state.tokens or [0])[-1]
         position = state.length + depth
         row: FloatArray = self._first[state.rows[index]] + self._second[before] + self._third[position % _POSITIONS]
         return row
@@ -170,7 +168,7 @@ def _row_indices(rows: RowRequest, width: int) -> Sequence[int]:
 def toy_tables(
     vocabulary: int, *, seed: int, scale: float = 2.0, near: tuple[FloatArray, ...] | None = None
 ) -> tuple[FloatArray, ...]:
-    """Return random tables for `TableModel`; with `near`, those plus noise of `scale`: a draft that differs a little."""
+    """Return random tables for `TableModel`; with `near`, those plus noise of `scale`: a draft that differs."""
     rng = np.random.default_rng(seed)
     shapes = ((vocabulary, vocabulary), (vocabulary, vocabulary), (_POSITIONS, vocabulary))
     tables = tuple((scale * rng.standard_normal(shape)).astype(np.float32) for shape in shapes)

@@ -44,8 +44,9 @@ class Transcript:
 
     def begin_reply(self, prompt: str, tokens: list[int]) -> None:
         """Take over a turn that `open_turn` made."""
-        self.messages.append(Message("user", prompt))
-        self._prompt = self._render(self.messages)
+        messages = [*self.messages, Message("user", prompt)]
+        self._prompt = self._render(messages)
+        self.messages[:] = messages
         self._prompt_tokens = len(tokens)
         self.tokens = tokens
         self._rendered = None

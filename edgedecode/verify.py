@@ -43,7 +43,7 @@ class TargetRows:
         self._sampler = sampler
 
     def at(self, node: int, path: Sequence[int]) -> Probs:
-        """Return the processed distribution after draft node `node` (-1: after the context), reached by `path` tokens."""
+        """Return the processed distribution after draft node `node` (-1: the context), reached by `path` tokens."""
         return self._sampler.probs(self._logits[node + 1], path)
 
     def top(self, k: int) -> IntArray:

@@ -12,8 +12,9 @@ from edgedecode.verify import Verdict
 __all__ = ["NgramDrafter", "NgramSource"]
 
 _SHORTEST_MATCH = 2
+_LONGEST_MATCH = 32
 _CANDIDATES = 32
-"""Earlier places compared per proposal: bounds the cost in repetitive text."""
+"""Earlier places compared per proposal; both bound the cost in repetitive text."""
 _ENTRY_NBYTES = 200
 """A dictionary entry with its key, a list slot and a token slot, measured on CPython 3.11 with 64-bit keys."""
 
@@ -25,7 +26,7 @@ class NgramSource:
 
     def open(self, setting: DraftSetting) -> Drafter:
         nbytes = setting.capacity * _ENTRY_NBYTES
-        return NgramDrafter(setting.budget.reserve("n-gram index", nbytes))
+        return NgramDrafter(setting.budget.reserve("n-gram index", nbytes), ends=setting.ends)
 
 
 class NgramDrafter:
@@ -36,8 +37,9 @@ class NgramDrafter:
 
     name = "ngram"
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease, *, ends: frozenset[int] = frozenset()) -> None:
         self._lease = lease
+        self._ends = ends
         self._tokens: list[int] = []
         self._latest: dict[int, int] = {}
         self._earlier: list[int] = []
@@ -48,7 +50,8 @@ class NgramDrafter:
         return self._lease.nbytes
 
     def begin(self, context: Sequence[int]) -> None:
-        if self._tokens != list(context[: len(self._tokens)]):
+        interrupted = len(self._earlier) != len(self._tokens)
+        if interrupted or self._tokens != list(context[: len(self._tokens)]):
             self._tokens.clear()
             self._latest.clear()
             self._earlier.clear()
@@ -59,7 +62,9 @@ class NgramDrafter:
         if matched < _SHORTEST_MATCH:
             return EMPTY_DRAFT
         length = min(limit, 2 ** (matched - 1), len(context) - 1 - place)
-        return Draft(tuple(context[place + 1 : place + 1 + length]), source=self.name)
+        tokens = context[place + 1 : place + 1 + length]
+        end = next((index + 1 for index, token in enumerate(tokens) if token in self._ends), length)
+        return Draft(tuple(tokens[:end]), source=self.name)
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         """Nothing to learn: the next proposal indexes what was emitted."""
@@ -83,7 +88,7 @@ class NgramDrafter:
         place = self._latest.get(context[-2] << 32 | context[-1], -1)
         best_place, best = -1, 0
         for _ in range(_CANDIDATES):
-            if place < 0:
+            if place < 0 or best == _LONGEST_MATCH:
                 break
             matched = _match_length(context, place, longer_than=best)
             if matched > best:
@@ -98,6 +103,7 @@ def _match_length(context: Sequence[int], place: int, *, longer_than: int) -> in
     if place < longer_than or context[place - longer_than] != context[last - longer_than]:
         return 0
     matched = 0
-    while matched <= place and context[place - matched] == context[last - matched]:
+    most = min(place + 1, _LONGEST_MATCH)
+    while matched < most and context[place - matched] == context[last - matched]:
         matched += 1
     return matched

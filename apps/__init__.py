@@ -1,0 +1,1 @@
+"""Programs over the public API; the only ring that prints."""

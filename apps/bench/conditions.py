@@ -1,0 +1,76 @@
+"""The conditions that are printed with every figure: machine, pack, prompts, versions, date."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from argparse import Namespace
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from edgedecode import Pair
+from edgedecode.manifest import MANIFEST_NAME, ModelEntry
+
+from ..machine import Machine, versions
+from .settings import Settings
+
+__all__ = ["Conditions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Values as text, in the order they are shown."""
+
+    device: str
+    threads: str
+    pack: str
+    quantization: str
+    prompts: str
+    decoding: str
+    repetitions: str
+    versions: str
+    date: str
+    load: str
+
+    @classmethod
+    def of(cls, pair: Pair, settings: Settings, *, arguments: Namespace) -> Conditions:
+        machine = Machine.here()
+        digest = hashlib.sha256((pair.root / MANIFEST_NAME).read_bytes()).hexdigest()
+        return cls(
+            device=f"{machine.processor}, {machine.cores} cores, {machine.system}",
+            threads="the runtime's choice" if arguments.threads is None else str(arguments.threads),
+            pack=f"{pair.manifest.name}, digest {digest[:12]}, {pair.runtime} on {arguments.provider}",
+            quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
+            prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {arguments.prompts or 'bundled, held out'}",
+            decoding=f"greedy, at most {settings.max_tokens} tokens, draft lengths {_listed(settings.lengths)}",
+            repetitions=f"{settings.repetitions}, interleaved, medians{_warning(settings)}",
+            versions=", ".join(f"{name} {number}" for name, number in versions(pair.runtime).items())
+            + f", Python {machine.python}",
+            date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+            load=_load(),
+        )
+
+    def line(self) -> str:
+        """Return the shortest form that a table must not be without."""
+        return " | ".join((self.device, f"threads: {self.threads}", self.pack, self.decoding, self.repetitions, self.date))
+
+
+def _bits(entry: ModelEntry) -> str:
+    parameters = f"{entry.parameters / 1e6:.1f}M"
+    if entry.bits >= 16:
+        return f"{parameters}, float{entry.bits}"
+    return f"{parameters}, {entry.bits}-bit blocks of {entry.block_size}, head {entry.head_bits}-bit"
+
+
+def _listed(lengths: tuple[int, ...]) -> str:
+    return ", ".join(map(str, lengths))
+
+
+def _warning(settings: Settings) -> str:
+    return "" if settings.repetitions >= 9 else " (fewer than 9: a look, no measurement)"
+
+
+def _load() -> str:
+    if not hasattr(os, "getloadavg"):
+        return "not told by this system"
+    return f"{os.getloadavg()[0]:.2f} processes in the last minute"

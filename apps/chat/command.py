@@ -1,0 +1,46 @@
+"""The verb `chat`: a conversation in the terminal, or over piped lines. Engines are loaded when it runs, not before."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+
+from edgedecode.commands import Command
+
+from ..colour import Paint, add_colour_option
+from ..options import add_pack_options, add_session_options, open_pair, session_options, system_messages
+
+__all__ = ["command"]
+
+
+class ChatCommand:
+    """Answers go to standard output, remarks and figures to standard error."""
+
+    name = "chat"
+    help = "talk to a pack in the terminal"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--system", metavar="TEXT", help="system message the conversation begins with")
+        parser.add_argument("-n", "--max-tokens", type=int, metavar="N", help="end every answer after N tokens")
+        add_colour_option(parser)
+        add_pack_options(parser)
+        add_session_options(parser)
+
+    def run(self, arguments: Namespace) -> int:
+        from .conversation import Conversation
+        from .lines import open_lines
+
+        messages = system_messages(arguments.system)
+        lines = open_lines()
+        with open_pair(arguments) as pair, pair.session(session_options(arguments, pair), messages=messages) as session:
+            paint = Paint.for_stream(sys.stdout, when=arguments.color)
+            conversation = Conversation(session, lines, paint=paint, max_tokens=arguments.max_tokens)
+            if lines.interactive:
+                conversation.say(
+                    f"{pair.manifest.name}, drafter {session.drafter_name}, context {session.context} tokens"
+                )
+                conversation.say("/help lists commands; Ctrl-C stops an answer, Ctrl-D leaves")
+            return conversation.run()
+
+
+command: Command = ChatCommand()

@@ -1,0 +1,99 @@
+"""The loop of a chat: read a line, obey it or answer it, until the end. Ctrl-C stops an answer, never the program."""
+
+from __future__ import annotations
+
+import sys
+
+from edgedecode import ContextExceeded, EdgeDecodeError, FinishReason, Message, Session
+
+from ..colour import Paint, dim
+from ..interrupts import until_interrupted
+from ..stats_table import stats_line
+from .lines import Lines
+from .slash import obey
+
+__all__ = ["Conversation"]
+
+
+class Conversation:
+    """A session with a user. Answers go to standard output, everything about them to standard error."""
+
+    def __init__(self, session: Session, lines: Lines, *, paint: Paint, max_tokens: int | None = None) -> None:
+        self.session = session
+        self.paint = paint
+        self.last_finish: FinishReason | None = None
+        """How the last answer ended; None before the first."""
+        self._lines = lines
+        self._max_tokens = max_tokens
+
+    def run(self) -> int:
+        """Talk until /quit, the end of the input, or a second Ctrl-C at the prompt; return the exit code."""
+        warned = False
+        while True:
+            try:
+                line = self._lines.read()
+            except KeyboardInterrupt:
+                if not self._lines.interactive:
+                    raise
+                if warned:
+                    print(file=sys.stderr)
+                    return 0
+                warned = True
+                self.say("\n(Ctrl-C again, Ctrl-D or /quit leaves)")
+                continue
+            warned = False
+            if line is None:
+                return 0
+            if not self._take(line):
+                return 0
+
+    def _take(self, line: str) -> bool:
+        """Obey or answer one line; False when the chat shall end. A message may begin with // for /."""
+        if line.startswith("/") and not line.startswith("//"):
+            return obey(line, self)
+        if line.strip():
+            self.answer(line.removeprefix("/") if line.startswith("//") else line)
+        return True
+
+    def answer(self, prompt: str) -> None:
+        """Stream one answer. What cannot be answered is said in one line; the conversation stays as it was."""
+        try:
+            self.last_finish = self._stream(prompt)
+        except ContextExceeded:
+            self.refuse(f"this no longer fits the context of {self.session.context} tokens: /reset starts over")
+            return
+        except EdgeDecodeError as error:
+            self.refuse(" ".join(str(error).split()))
+            return
+        self.say(stats_line(self.session.stats, finish_reason=self.last_finish))
+        if self.last_finish is FinishReason.CONTEXT:
+            self.say("the context is full: /reset starts over")
+
+    def start_over(self, messages: list[Message]) -> None:
+        """Replace the conversation."""
+        self.session.reset(messages)
+        self.last_finish = None
+
+    def say(self, text: str) -> None:
+        """Write a remark, dimmed on a terminal."""
+        print(dim(text, sys.stderr), file=sys.stderr, flush=True)
+
+    def refuse(self, text: str) -> None:
+        """Write what could not be done, in one line."""
+        print(f"edgedecode: {text}", file=sys.stderr, flush=True)
+
+    def _stream(self, prompt: str) -> FinishReason:
+        reason = FinishReason.CANCELLED
+        last = "\n"
+        chunks = self.session.stream(prompt, max_tokens=self._max_tokens)
+        try:
+            for chunk in until_interrupted(chunks):
+                sys.stdout.write(self.paint.paint(chunk.text, chunk.source))
+                sys.stdout.flush()
+                last = chunk.text or last
+                reason = chunk.finish_reason or reason
+        except KeyboardInterrupt:
+            pass
+        if not last.endswith("\n"):
+            print(flush=True)
+        return reason

@@ -1,0 +1,69 @@
+"""The user's side of a chat: lines from a terminal, edited and with history, or from a pipe."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import Protocol
+
+from edgedecode import InputError
+
+from ..text import checked_text, decoded_text
+
+__all__ = ["Lines", "PipedLines", "TerminalLines", "open_lines"]
+
+_PROMPT = "> "
+_CONTINUED = "… "
+
+
+class Lines(Protocol):
+    """Where lines come from."""
+
+    interactive: bool
+
+    def read(self) -> str | None:
+        """Return the next message, None at the end. Raises InputError for what is no UTF-8, KeyboardInterrupt."""
+        ...
+
+
+class TerminalLines:
+    """Lines from a terminal. A backslash at the end continues a message on the next line."""
+
+    interactive = True
+
+    def __init__(self) -> None:
+        with suppress(ImportError):
+            import readline  # noqa: F401  (importing it gives `input` editing and history)
+
+    def read(self) -> str | None:
+        parts: list[str] = []
+        try:
+            while (line := input(_CONTINUED if parts else _PROMPT)).endswith("\\"):
+                parts.append(line[:-1])
+        except EOFError:
+            print()
+            return None
+        return checked_text("\n".join([*parts, line]), "the message")
+
+
+class PipedLines:
+    """Lines from a file or a pipe, one message each."""
+
+    interactive = False
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def read(self) -> str | None:
+        data = sys.stdin.buffer.readline()
+        if not data:
+            return None
+        self._number += 1
+        return decoded_text(data, f"line {self._number} of standard input").rstrip("\r\n")
+
+
+def open_lines() -> Lines:
+    """Return the lines of standard input. Raises InputError when it is closed."""
+    if sys.stdin is None:
+        raise InputError("standard input is closed: chat reads the conversation from it")
+    return TerminalLines() if sys.stdin.isatty() else PipedLines()

@@ -1,0 +1,56 @@
+"""A conversation in a file: a JSON object with its messages. Written whole or not at all; read with suspicion."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgedecode import InputError, Message
+
+__all__ = ["load_messages", "save_messages"]
+
+LARGEST_NBYTES = 64 * 2**20
+
+
+def save_messages(path: Path, messages: Sequence[Message]) -> None:
+    """Write the messages to `path`, replacing it in one step. Raises OSError, the old file unchanged."""
+    value = {"messages": [{"role": message.role, "content": message.content} for message in messages]}
+    text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+    number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load_messages(path: Path) -> list[Message]:
+    """Read messages: an object with `messages`, or the bare list. Raises InputError or OSError."""
+    try:
+        if path.stat().st_size > LARGEST_NBYTES:
+            raise InputError(f"{path} is longer than {LARGEST_NBYTES >> 20} MiB: that is no saved conversation")
+        value: object = json.loads(path.read_bytes().decode("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON ({' '.join(str(error).split())}): nothing was loaded") from None
+    if isinstance(value, dict):
+        value = value.get("messages")
+    if not isinstance(value, list):
+        raise InputError(f"{path} holds no list of messages: nothing was loaded")
+    return [_message(item, f"{path}, message {number}") for number, item in enumerate(value, start=1)]
+
+
+def _message(value: object, where: str) -> Message:
+    role, content = (value.get("role"), value.get("content")) if isinstance(value, dict) else (None, None)
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise InputError(f"{where} has no role and content that are strings: nothing was loaded")
+    try:
+        return Message(role, content)
+    except InputError as error:
+        raise InputError(f"{where}: {error}; nothing was loaded") from None

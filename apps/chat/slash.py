@@ -1,0 +1,115 @@
+"""The commands of a chat: /reset, /save and their kin. Each is a small function; a new one is a new row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgedecode import EdgeDecodeError, InputError, Message
+
+from ..stats_table import stats_table
+from .saved import load_messages, save_messages
+
+if TYPE_CHECKING:
+    from .conversation import Conversation
+
+__all__ = ["SLASHES", "Slash", "obey"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slash:
+    """A command: what follows its name, what it does, and the function, which returns False to leave."""
+
+    argument: str
+    help: str
+    run: Callable[[Conversation, str], bool]
+
+
+def obey(line: str, conversation: Conversation) -> bool:
+    """Run the command in `line`; False when the chat shall end. What cannot be done is said in one line."""
+    name, _, rest = line[1:].strip().partition(" ")
+    slash = SLASHES.get(name)
+    try:
+        if slash is None:
+            raise InputError(f"there is no command /{name}: /help lists them (a message may begin with //)")
+        if bool(rest.strip()) != bool(slash.argument):
+            raise InputError(f"usage: /{name} {slash.argument}".rstrip())
+        return slash.run(conversation, rest.strip())
+    except EdgeDecodeError as error:
+        conversation.refuse(" ".join(str(error).split()))
+    except OSError as error:
+        conversation.refuse(f"{error.strerror or error}: {error.filename or rest}")
+    return True
+
+
+def _help(conversation: Conversation, rest: str) -> bool:
+    for name, slash in SLASHES.items():
+        conversation.say(f"  {f'/{name} {slash.argument}':<14}  {slash.help}")
+    conversation.say(f"  {'Ctrl-C':<14}  stop the answer; twice at the prompt: leave")
+    conversation.say(f"  {'Ctrl-D':<14}  leave")
+    return True
+
+
+def _reset(conversation: Conversation, rest: str) -> bool:
+    conversation.start_over(_system(conversation))
+    conversation.say("the conversation starts over")
+    return True
+
+
+def _set_system(conversation: Conversation, rest: str) -> bool:
+    conversation.start_over([Message("system", rest)])
+    conversation.say("the conversation starts over with this system message")
+    return True
+
+
+def _stats(conversation: Conversation, rest: str) -> bool:
+    from rich.console import Console
+
+    if conversation.last_finish is None:
+        raise InputError("there is no answer yet")
+    table = stats_table(conversation.session.stats, finish_reason=conversation.last_finish)
+    Console(stderr=True).print(table)
+    return True
+
+
+def _color(conversation: Conversation, rest: str) -> bool:
+    conversation.paint.on = not conversation.paint.on
+    conversation.say(f"accepted drafts are {'coloured' if conversation.paint.on else 'not coloured'}")
+    return True
+
+
+def _save(conversation: Conversation, rest: str) -> bool:
+    messages = conversation.session.messages
+    save_messages(Path(rest), messages)
+    conversation.say(f"{len(messages)} messages saved to {rest}")
+    return True
+
+
+def _load(conversation: Conversation, rest: str) -> bool:
+    messages = load_messages(Path(rest))
+    conversation.start_over(messages)
+    conversation.say(f"{len(messages)} messages loaded from {rest}")
+    return True
+
+
+def _quit(conversation: Conversation, rest: str) -> bool:
+    return False
+
+
+def _system(conversation: Conversation) -> list[Message]:
+    """Return the system message, if any, that begins the conversation."""
+    return [message for message in conversation.session.messages[:1] if message.role == "system"]
+
+
+SLASHES = {
+    "reset": Slash("", "start over, keeping the system message", _reset),
+    "system": Slash("TEXT", "start over with this system message", _set_system),
+    "stats": Slash("", "figures of the last answer", _stats),
+    "color": Slash("", "colour accepted drafts, or not", _color),
+    "save": Slash("FILE", "write the conversation to a file", _save),
+    "load": Slash("FILE", "go on from a saved conversation", _load),
+    "help": Slash("", "this list", _help),
+    "quit": Slash("", "leave", _quit),
+}

@@ -1,0 +1,71 @@
+"""The verb `devices`: which engines and providers can run here, and why the others cannot."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
+
+from edgedecode import InputError
+from edgedecode.commands import Command
+from edgedecode.memory import format_nbytes
+from edgedecode.protocols import Device
+from edgedecode.registry import RUNTIMES, installed
+
+from ..machine import Machine, versions
+
+__all__ = ["command"]
+
+
+class DevicesCommand:
+    """A table of what this machine offers; nothing is loaded into this process."""
+
+    name = "devices"
+    help = "list the engines and providers of this machine"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--runtime", metavar="NAME", help="only this runtime")
+        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+
+    def run(self, arguments: Namespace) -> int:
+        from .probe import probe
+
+        names = list(installed(RUNTIMES))
+        if arguments.runtime is not None:
+            if arguments.runtime not in names:
+                raise InputError(f"there is no runtime {arguments.runtime!r}; installed: {', '.join(names) or 'none'}")
+            names = [arguments.runtime]
+        machine = Machine.here()
+        devices = [device for name in names for device in probe(name)]
+        found = {package: number for name in names for package, number in versions(name).items()}
+        _show(machine, devices, found)
+        if arguments.json:
+            listed = [asdict(device) for device in devices]
+            print(json.dumps({"machine": asdict(machine), "versions": found, "devices": listed}))
+        return 0
+
+
+def _show(machine: Machine, devices: list[Device], found: dict[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("runtime", "provider", "available", "what it is, or why not", box=None, pad_edge=False)
+    for device in devices:
+        available = Text("yes", style="green") if device.available else Text("no", style="red")
+        table.add_row(device.runtime, device.provider, available, Text(device.reason or device.description))
+    console = Console(soft_wrap=True)
+    console.print(table)
+    console.print()
+    console.print(f"{machine.processor}, {machine.cores} cores, {_memory(machine)}", highlight=False, markup=False)
+    console.print(f"{machine.system}, Python {machine.python}", highlight=False, markup=False)
+    console.print(", ".join(f"{name} {number}" for name, number in found.items()), highlight=False, markup=False)
+
+
+def _memory(machine: Machine) -> str:
+    if machine.total_nbytes is None or machine.available_nbytes is None:
+        return "memory unknown"
+    return f"{format_nbytes(machine.total_nbytes)} of memory, {format_nbytes(machine.available_nbytes)} of it available"
+
+
+command: Command = DevicesCommand()

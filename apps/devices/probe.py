@@ -1,0 +1,63 @@
+"""Asks a runtime for its devices in a child process: native code may crash, and must not take the program along."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from edgedecode.protocols import Device
+
+__all__ = ["answer", "probe"]
+
+TIMEOUT_SECONDS = 120.0
+_MARK = "edgedecode-devices:"
+_CODE = "import sys; from edgedecode.apps.devices.probe import answer; answer(sys.argv[1])"
+
+
+def probe(runtime: str, *, timeout: float = TIMEOUT_SECONDS, python: Sequence[str] | None = None) -> list[Device]:
+    """Return the runtime's devices; an engine that is missing, crashes or hangs is one unavailable device saying so.
+
+    python: the command that runs a line of Python given after it (tests use another one).
+    """
+    command = [*(python or (sys.executable, "-c", _CODE)), runtime]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return [_unavailable(runtime, f"did not answer within {timeout:g} s")]
+    except OSError as error:
+        return [_unavailable(runtime, f"could not be probed: {error.strerror or error}")]
+    for line in done.stdout.decode("utf-8", "replace").splitlines():
+        if line.startswith(_MARK):
+            return [Device(**item) for item in json.loads(line.removeprefix(_MARK))]
+    return [_unavailable(runtime, _why(done))]
+
+
+def answer(runtime: str) -> None:
+    """Print a runtime's devices, as the child process does."""
+    from edgedecode import EdgeDecodeError
+    from edgedecode.registry import find_runtime
+
+    try:
+        devices = list(find_runtime(runtime).devices())
+    except EdgeDecodeError as error:
+        devices = [_unavailable(runtime, " ".join(str(error).split()))]
+    print(_MARK + json.dumps([asdict(device) for device in devices]), flush=True)
+
+
+def _unavailable(runtime: str, reason: str) -> Device:
+    return Device(runtime=runtime, provider="-", description="", available=False, reason=reason)
+
+
+def _why(done: subprocess.CompletedProcess[bytes]) -> str:
+    if done.returncode < 0:
+        try:
+            name = signal.Signals(-done.returncode).name
+        except ValueError:
+            name = f"signal {-done.returncode}"
+        return f"crashed with {name}: the engine's native code does not suit this machine, rebuild or reinstall it"
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else f"ended with exit code {done.returncode} and no answer"

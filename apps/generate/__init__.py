@@ -1,0 +1,1 @@
+"""One answer to one prompt."""

@@ -1,0 +1,83 @@
+"""The verb `generate`: one answer to one prompt, streamed. Engines and rich are loaded when it runs, not before."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+
+from edgedecode import Chunk, Session
+from edgedecode.commands import Command
+
+from ..colour import Paint, add_colour_option
+from ..interrupts import until_interrupted
+from ..options import add_pack_options, add_session_options, open_pair, session_options, system_messages
+from ..text import checked_text
+from .prompt import read_prompt
+from .reply import Reply
+
+__all__ = ["command"]
+
+
+class GenerateCommand:
+    """Text goes to standard output, figures to standard error; with --json one line goes to standard output."""
+
+    name = "generate"
+    help = "answer one prompt, streaming the text"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        source = parser.add_mutually_exclusive_group(required=True)
+        source.add_argument("-p", "--prompt", metavar="TEXT", help="the user's message; - reads standard input")
+        source.add_argument("--file", metavar="PATH", help="read the user's message from a UTF-8 file")
+        framing = parser.add_mutually_exclusive_group()
+        framing.add_argument("--system", metavar="TEXT", help="system message before the prompt")
+        framing.add_argument("--raw", action="store_true", help="continue the bare text, without the chat template")
+        parser.add_argument("-n", "--max-tokens", type=int, metavar="N", help="stop after N tokens")
+        parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before TEXT; repeatable")
+        parser.add_argument("--ignore-eos", action="store_true", help="go on past end-of-sequence tokens")
+        parser.add_argument("--stats", action="store_true", help="show a table of figures after the text")
+        parser.add_argument("--json", action="store_true", help="write one JSON line instead of streamed text")
+        add_colour_option(parser)
+        add_pack_options(parser)
+        add_session_options(parser)
+
+    def run(self, arguments: Namespace) -> int:
+        prompt = read_prompt(arguments)
+        messages = system_messages(arguments.system)
+        with open_pair(arguments) as pair, pair.session(session_options(arguments, pair), messages=messages) as session:
+            return _answer(arguments, session, prompt)
+
+
+def _answer(arguments: Namespace, session: Session, prompt: str) -> int:
+    reply = Reply(Paint.for_stream(sys.stdout, when=arguments.color), stream=not arguments.json)
+    chunks = _chunks(arguments, session, prompt)
+    try:
+        for chunk in until_interrupted(chunks):
+            reply.add(chunk)
+    except KeyboardInterrupt:  # what was said stays, and is accounted for
+        _finish(arguments, session, reply)
+        raise
+    _finish(arguments, session, reply)
+    return 0
+
+
+def _chunks(arguments: Namespace, session: Session, prompt: str) -> Iterator[Chunk]:
+    stop = [checked_text(text, "--stop") for text in arguments.stop]
+    if arguments.raw:
+        return session.complete(prompt, max_tokens=arguments.max_tokens, stop=stop)
+    return session.stream(prompt, max_tokens=arguments.max_tokens, stop=stop)
+
+
+def _finish(arguments: Namespace, session: Session, reply: Reply) -> None:
+    reply.end()
+    if arguments.stats:
+        from rich.console import Console
+
+        from ..stats_table import stats_table
+
+        Console(stderr=True).print(stats_table(session.stats, finish_reason=reply.finish_reason))
+    if arguments.json:
+        print(reply.to_json(session.stats, seed=session.seed), flush=True)
+
+
+command: Command = GenerateCommand()

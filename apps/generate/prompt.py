@@ -1,0 +1,37 @@
+"""Where a prompt comes from: an argument, standard input or a file. Knows bytes and UTF-8, no tokens."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import BinaryIO
+
+from edgedecode import InputError
+
+from ..text import checked_text, decoded_text
+
+__all__ = ["read_prompt"]
+
+LARGEST_PROMPT_NBYTES = 64 * 2**20
+"""No context is this long; a device file or an endless pipe is."""
+
+
+def read_prompt(arguments: Namespace) -> str:
+    """Return the prompt, less one newline at the end of a file or of standard input. Raises InputError or OSError."""
+    if arguments.file is not None:
+        with Path(arguments.file).open("rb") as file:
+            return _read(file, arguments.file)
+    if arguments.prompt == "-":
+        if sys.stdin is None:
+            raise InputError("standard input is closed: give the prompt with -p TEXT or --file")
+        return _read(sys.stdin.buffer, "standard input")
+    return checked_text(arguments.prompt, "--prompt")
+
+
+def _read(file: BinaryIO, name: str) -> str:
+    data = file.read(LARGEST_PROMPT_NBYTES + 1)
+    if len(data) > LARGEST_PROMPT_NBYTES:
+        raise InputError(f"{name} is longer than {LARGEST_PROMPT_NBYTES >> 20} MiB: no model reads that")
+    text = decoded_text(data, name).removeprefix("\ufeff")
+    return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")

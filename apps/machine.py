@@ -1,0 +1,84 @@
+"""What machine this is: processor, cores, memory, versions. Reads the system; knows no engine by name."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from edgedecode import __version__
+
+__all__ = ["Machine", "versions"]
+
+_ALWAYS = ("numpy", "tokenizers")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Facts that belong beside every figure."""
+
+    processor: str
+    cores: int
+    """Cores this process may use."""
+    total_nbytes: int | None
+    available_nbytes: int | None
+    system: str
+    python: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        memory = _meminfo()
+        return cls(
+            processor=_processor(),
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            total_nbytes=memory.get("MemTotal"),
+            available_nbytes=memory.get("MemAvailable"),
+            system=platform.platform(terse=True),
+            python=platform.python_version(),
+        )
+
+
+def versions(runtime: str) -> dict[str, str]:
+    """Return the versions of edgedecode, its constant companions, and what the runtime's extra asks for."""
+    return {"edgedecode": __version__} | {name: _version(name) for name in (*_ALWAYS, *_extra(runtime))}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _extra(name: str) -> list[str]:
+    """Return the distributions that the extra of this name needs, edgedecode itself left out."""
+    try:
+        lines = requires("edgedecode") or []
+    except PackageNotFoundError:
+        return []
+    marker = re.compile(rf"extra\s*==\s*['\"]{re.escape(name)}['\"]")
+    names = [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if marker.search(line)]
+    return [name for name in names if name != "edgedecode"]
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    for key in ("model name", "Model", "Hardware"):
+        if found := re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE):
+            return f"{found[1].strip()} ({platform.machine()})"
+    return f"{platform.processor() or 'unknown processor'} ({platform.machine()})"
+
+
+def _meminfo() -> dict[str, int]:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split(":") for line in lines if line.endswith("kB"))
+    return {name: int(value.split()[0]) * 1024 for name, value in pairs}

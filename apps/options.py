@@ -1,0 +1,135 @@
+"""The options that verbs share: which pack, on what, sampled how, drafted by whom. Knows argparse; opens no engine."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from typing import TypeVar
+
+from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, load
+from edgedecode.manifest import Generation
+from edgedecode.policy import FixedLength
+from edgedecode.registry import RUNTIMES, drafter_names, find_drafter, installed
+from edgedecode.sampling import Noise
+
+from .text import checked_text
+
+__all__ = ["add_pack_options", "add_session_options", "open_pair", "session_options", "system_messages"]
+
+NO_DRAFTER = "none"
+
+_Value = TypeVar("_Value")
+
+
+def add_pack_options(parser: ArgumentParser) -> None:
+    """Add what says which pack is opened, and on what."""
+    group = parser.add_argument_group("pack and engine")
+    group.add_argument("-m", "--model", metavar="PACK", help="folder or hub id of a pack (default: the bundled one)")
+    group.add_argument(
+        "--runtime", default="onnx", help=f"engine; installed: {', '.join(installed(RUNTIMES))} (default: %(default)s)"
+    )
+    group.add_argument("--provider", default="cpu", help="where the engine runs, see `devices` (default: %(default)s)")
+    group.add_argument("-t", "--threads", type=_integer, metavar="N", help="threads of the engine")
+    group.add_argument("--memory", metavar="SIZE", help="hard budget for the whole process, for example 800MB")
+    group.add_argument("-c", "--ctx-size", type=_integer, metavar="N", help="tokens of context to plan for")
+    group.add_argument("--verify", action="store_true", help="check every file's digest before loading")
+
+
+def add_session_options(parser: ArgumentParser) -> None:
+    """Add what says how tokens are drafted, verified and sampled."""
+    group = parser.add_argument_group("drafting")
+    names = ", ".join([*drafter_names(), NO_DRAFTER])
+    group.add_argument(
+        "--drafter", metavar="NAME", help=f"{names} (default: the pack's draft model, without one ngram)"
+    )
+    group.add_argument("--draft-max", type=_integer, metavar="N", help="tokens to draft a round; 0: no speculation")
+    group.add_argument(
+        "--rule",
+        choices=[rule.value for rule in Rule],
+        default=Rule.MATCH.value,
+        help="how sampled drafts are verified; both keep the target's distribution (default: %(default)s)",
+    )
+    group.add_argument(
+        "--reproducible",
+        action="store_true",
+        help="same seed, same text whatever was drafted; without it a near tie may turn with the width of a pass",
+    )
+    group.add_argument("--adapter", metavar="NAME", help="adapter of the pack to decode with")
+    group = parser.add_argument_group("sampling (what is not given, the pack's own defaults say)")
+    group.add_argument("--temp", type=_number, metavar="T", help="temperature; 0: greedy")
+    group.add_argument("--top-k", type=_integer, metavar="K", help="keep the K likeliest tokens; 0: off")
+    group.add_argument("--top-p", type=_number, metavar="P", help="keep the likeliest tokens up to this mass; 1: off")
+    group.add_argument("--min-p", type=_number, metavar="P", help="drop tokens below P times the likeliest; 0: off")
+    group.add_argument("--repeat-penalty", type=_number, metavar="X", help="divide seen tokens' logits; 1: off")
+    group.add_argument("--seed", type=_integer, metavar="N", help="seed of the draws (default: a fresh one)")
+
+
+def open_pair(arguments: Namespace) -> Pair:
+    """Open the pack the arguments name. What cannot be right is refused before anything is loaded."""
+    _check_early(arguments)
+    return load(
+        arguments.model,
+        memory=arguments.memory,
+        runtime=arguments.runtime,
+        provider=arguments.provider,
+        threads=arguments.threads,
+        verify=arguments.verify,
+    )
+
+
+def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
+    """Read the session's options, the pack's generation defaults below them. Raises InputError."""
+    if arguments.adapter is not None:
+        raise InputError(f"the pack {pair.manifest.name!r} has no adapter {arguments.adapter!r}: it has none")
+    return SessionOptions(
+        sampling=_sampling(arguments, pair.manifest.generation),
+        drafter=arguments.drafter,
+        draft_max=arguments.draft_max,
+        context=arguments.ctx_size,
+        seed=arguments.seed,
+        rule=Rule(arguments.rule),
+        reproducible=arguments.reproducible,
+        ignore_eos=getattr(arguments, "ignore_eos", False),
+    )
+
+
+def system_messages(text: str | None) -> list[Message]:
+    """Return the transcript that a system prompt, if any, begins."""
+    return [] if text is None else [Message("system", checked_text(text, "--system"))]
+
+
+def _check_early(arguments: Namespace) -> None:
+    if hasattr(arguments, "temp"):
+        _sampling(arguments, Generation(end_token_ids=()))
+        FixedLength(_given(arguments.draft_max, 0))
+        Noise(_given(arguments.seed, 0))
+        if arguments.drafter not in (None, NO_DRAFTER):
+            find_drafter(arguments.drafter)
+
+
+def _sampling(arguments: Namespace, generation: Generation) -> SamplingOptions:
+    base = SamplingOptions.from_generation(generation)
+    return SamplingOptions(
+        temperature=_given(arguments.temp, base.temperature),
+        top_k=_given(arguments.top_k, base.top_k),
+        top_p=_given(arguments.top_p, base.top_p),
+        min_p=_given(arguments.min_p, base.min_p),
+        repetition_penalty=_given(arguments.repeat_penalty, base.repetition_penalty),
+    )
+
+
+def _given(value: _Value | None, otherwise: _Value) -> _Value:
+    return otherwise if value is None else value
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no number") from None

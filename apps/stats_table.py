@@ -1,0 +1,74 @@
+"""One generation's statistics for people: a table, and one line. Knows rich; measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from edgedecode import FinishReason, Stats
+from edgedecode.memory import format_nbytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["acceptance_per_position", "stats_line", "stats_table"]
+
+
+def stats_table(stats: Stats, *, finish_reason: FinishReason) -> Table:
+    """Return the table that --stats and /stats show."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in _rows(stats, finish_reason):
+        table.add_row(name, value)
+    return table
+
+
+def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
+    """Return what chat shows below an answer."""
+    parts = [f"{stats.verified_tokens + stats.unverified_tokens} tokens", f"{stats.tokens_per_second:.0f} tok/s"]
+    if stats.proposed:
+        parts.append(f"{stats.accepted / stats.proposed:.0%} of {stats.proposed} drafted accepted")
+    parts.append("no drafts" if stats.mode == "plain" else f"drafter {stats.mode}")
+    if finish_reason is not FinishReason.STOP:
+        parts.append(_WHY[finish_reason])
+    return " · ".join(parts)
+
+
+def acceptance_per_position(stats: Stats) -> list[float]:
+    """Return, for draft position j, the share of drafts at least j + 1 long whose first j + 1 tokens were accepted."""
+    return [accepted / reached for accepted, reached in zip(stats.survival, stats.reached, strict=True) if reached]
+
+
+_WHY = {
+    FinishReason.LENGTH: "stopped at the token limit",
+    FinishReason.CONTEXT: "stopped: the context is full",
+    FinishReason.CANCELLED: "interrupted",
+    FinishReason.STOP: "complete",
+}
+
+
+def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]]:
+    yield "mode", "plain (no drafts)" if stats.mode == "plain" else f"speculative, drafter {stats.mode}"
+    yield "finished", _WHY[finish_reason]
+    yield "prompt", f"{stats.prompt_tokens} tokens, {stats.cached_tokens} of them cached"
+    yield "tokens", f"{stats.verified_tokens} verified by the target, {stats.unverified_tokens} unverified"
+    yield "target passes", f"{stats.rounds}, acceptance length {stats.acceptance_length:.2f} tokens a pass"
+    if stats.proposed:
+        yield "drafted", f"{stats.proposed}, accepted {stats.accepted} ({stats.accepted / stats.proposed:.0%})"
+        yield "by position", "  ".join(f"{share:.0%}" for share in acceptance_per_position(stats))
+    yield "time", _split(stats)
+    yield "speed", f"{stats.tokens_per_second:.1f} tokens/s after the first, prompt {_prefill(stats)}"
+    yield "first token", f"{1000 * stats.time_to_first_token:.1f} ms"
+    peak = "not told by this system" if stats.peak_nbytes is None else format_nbytes(stats.peak_nbytes)
+    yield "memory", f"planned {format_nbytes(stats.planned_nbytes)}, peak of the process {peak}"
+
+
+def _split(stats: Stats) -> str:
+    time, total = stats.time, stats.time.total or 1.0
+    shares = (("draft", time.draft), ("verify", time.verify), ("sample", time.sample), ("host", time.host))
+    return f"{1000 * time.total:.1f} ms: " + ", ".join(f"{name} {part / total:.0%}" for name, part in shares)
+
+
+def _prefill(stats: Stats) -> str:
+    return f"{stats.prefill_tokens_per_second:.0f} tokens/s" if stats.prefill_seconds else "not read"

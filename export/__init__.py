@@ -1,0 +1,1 @@
+"""Export: Hugging Face folders become packs; the only ring that knows training frameworks."""

@@ -1,0 +1,120 @@
+"""The architectures that can be exported, and what of a configuration the engine cannot run. Reads JSON, loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgedecode.errors import ExportError
+from edgedecode.fields import Fields
+
+from .quantize import Scheme
+
+__all__ = ["ARCHITECTURES", "Shape", "check_engine", "read_shape"]
+
+ARCHITECTURES: Mapping[str, str] = {"LlamaForCausalLM": "LlamaModel", "Qwen2ForCausalLM": "QwenModel"}
+"""Hugging Face class → class of onnxruntime-genai's builder."""
+
+_ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+_HEAD_MULTIPLE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes an architecture's configuration names."""
+
+    architecture: str
+    hidden: int
+    mlp: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    rows: int
+    context: int
+    tied: bool
+
+    @property
+    def projections(self) -> Mapping[str, int]:
+        """Inner sizes of the matrices that are quantized, by what they are called in a configuration."""
+        return {
+            "hidden_size": self.hidden,
+            "intermediate_size": self.mlp,
+            "num_attention_heads × head_dim": self.heads * self.head_size,
+        }
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the projections and embeddings, which is nearly all of them."""
+        attention = self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.mlp) + self.embedding * (1 if self.tied else 2)
+
+    @property
+    def embedding(self) -> int:
+        return self.rows * self.hidden
+
+
+def read_shape(config: Fields, *, name: str) -> Shape:
+    """Read the sizes from a config.json. Raises ExportError for an architecture that is unknown or wants its own code."""
+    if config.values.get("auto_map"):
+        raise ExportError(
+            f"{name} brings its own Python code (auto_map in config.json), which is never run: "
+            f"take a model whose architecture transformers knows"
+        )
+    names = config.texts("architectures") if config.values.get("architectures") else ()
+    if not names or names[0] not in ARCHITECTURES:
+        found = names[0] if names else f"model_type {config.values.get('model_type')!r}"
+        raise ExportError(f"{name} is a {found}; supported are {', '.join(ARCHITECTURES)}")
+    if (method := config.values.get("quantization_config")) is not None:
+        kind = method.get("quant_method", "unknown") if isinstance(method, dict) else method
+        raise ExportError(f"{name} is already quantized ({kind}): give the original, unquantized model")
+    heads = config.integer("num_attention_heads", low=1)
+    hidden = config.integer("hidden_size", low=1)
+    return Shape(
+        architecture=names[0],
+        hidden=hidden,
+        mlp=config.integer("intermediate_size", low=1),
+        layers=config.integer("num_hidden_layers", low=1),
+        heads=heads,
+        kv_heads=config.optional_integer("num_key_value_heads", low=1) or heads,
+        head_size=config.optional_integer("head_dim", low=1) or hidden // heads,
+        rows=config.integer("vocab_size", low=1),
+        context=config.integer("max_position_embeddings", low=1),
+        tied=bool(config.values.get("tie_word_embeddings", False)),
+    )
+
+
+def check_engine(config: Fields, shape: Shape, *, name: str, body: Scheme, head: Scheme) -> None:
+    """Raise ExportError for what the attention and matrix kernels cannot run, saying what to do instead."""
+    if shape.head_size % _HEAD_MULTIPLE:
+        raise ExportError(
+            f"{name} has heads of {shape.head_size}; the attention kernel wants multiples of {_HEAD_MULTIPLE}: "
+            f"take another model (padding the heads would change its files)"
+        )
+    if shape.heads % shape.kv_heads:
+        raise ExportError(f"{name} has {shape.heads} heads over {shape.kv_heads} key-value heads, which do not divide")
+    kind = _rope_kind(config)
+    if kind not in _ROPE_KINDS:
+        raise ExportError(
+            f"{name} uses rotary positions of type {kind!r}; supported are {', '.join(_ROPE_KINDS)}: "
+            f"set rope_parameters to one of them, or take another model"
+        )
+    if config.values.get("use_sliding_window"):
+        raise ExportError(f"{name} uses sliding-window attention, which is not exported yet: set use_sliding_window to false")
+    for title, size in shape.projections.items():
+        if body.quantized and size % body.block_size:
+            raise ExportError(f"{name} has {title} {size}, no multiple of the block size {body.block_size}: {_way_out(size)}")
+    if head.quantized and shape.hidden % head.block_size:
+        raise ExportError(f"{name} has hidden_size {shape.hidden}, no multiple of {head.block_size}: {_way_out(shape.hidden)}")
+
+
+def _way_out(size: int) -> str:
+    return "use --block-size 32" if size % 32 == 0 else "use --bits 16 --head-bits 16"
+
+
+def _rope_kind(config: Fields) -> str:
+    for key in ("rope_parameters", "rope_scaling"):
+        value = config.values.get(key)
+        if isinstance(value, dict):
+            return str(value.get("rope_type", value.get("type", "default")))
+    return "default"

@@ -1,0 +1,134 @@
+"""A Hugging Face folder's safetensors files as zero-copy torch views of private maps.
+
+Reading a view loads its pages; `release` drops them again, so that the resident memory never follows the model's size.
+Knows nothing of configurations or graphs.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgedecode.errors import ExportError
+from edgedecode.fields import JsonValue
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Checkpoint", "weight_files"]
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the folder's safetensors files, shards in order. Raises ExportError when one is missing or all are pickles."""
+    if (folder / _INDEX).is_file():
+        return _shards(folder)
+    if (folder / _SINGLE).is_file():
+        return [folder / _SINGLE]
+    loose = sorted(folder.glob("*.safetensors"))
+    if len(loose) == 1:
+        return loose
+    if loose:
+        raise ExportError(f"{folder} has {len(loose)} safetensors files but no {_INDEX} that says what is where: add it")
+    if any(next(folder.glob(pattern), None) for pattern in _PICKLES):
+        raise ExportError(
+            f"{folder} has its weights only as pickle files, which can run code: convert them to safetensors first "
+            f"(in transformers: save_pretrained)"
+        )
+    raise ExportError(f"{folder} has no weights: a {_SINGLE} file is needed")
+
+
+def _shards(folder: Path) -> list[Path]:
+    try:
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        names = sorted({str(name) for name in index["weight_map"].values()})
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ExportError(f"{folder / _INDEX} cannot be read ({error}): download it again") from None
+    if outside := [name for name in names if Path(name).name != name]:
+        raise ExportError(f"{folder / _INDEX} names {outside[0]!r}, which is outside its folder: refused")
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise ExportError(f"{folder} lacks {len(missing)} of {len(names)} shards, {missing[0]} first: download them")
+    return [folder / name for name in names]
+
+
+class Checkpoint:
+    """The named tensors of some safetensors files. Close it when the views are no longer used."""
+
+    def __init__(self, files: list[Path]) -> None:
+        """Map the files and check their headers. Raises ExportError for a damaged file or an unusable type."""
+        self._maps: list[mmap.mmap] = []
+        self._views: dict[str, torch.Tensor] = {}
+        for path in files:
+            for name, view in self._open(path):
+                if name in self._views:
+                    raise ExportError(f"the tensor {name} is in more than one file, {path.name} too: remove one")
+                self._views[name] = view
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return self._views
+
+    def release(self) -> None:
+        """Drop every resident page; the next read loads it again from the file."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for mapped in self._maps:
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        self._views.clear()
+        self._maps.clear()  # an mmap closes itself when its last view is gone
+
+    def _open(self, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+        import torch
+
+        kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        header = _header(path)
+        with path.open("rb") as file:
+            start = 8 + int.from_bytes(file.read(8), "little")
+            # Copy-on-write, and never written: torch wants writable memory, and pages that are clean can be dropped.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._maps.append(mapped)
+        for name, entry in header.items():
+            if entry.kind not in kinds:  # integer buffers of old checkpoints; a weight of a foreign type is missed later
+                continue
+            count = entry.nbytes // kinds[entry.kind].itemsize
+            if count == 0:
+                raise ExportError(f"the tensor {name} in {path.name} is empty: the checkpoint is damaged")
+            flat = torch.frombuffer(mapped, dtype=kinds[entry.kind], count=count, offset=start + entry.begin)
+            yield name, flat.reshape(entry.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    kind: str
+    shape: tuple[int, ...]
+    begin: int
+    nbytes: int
+
+
+def _header(path: Path) -> dict[str, _Entry]:
+    """Let safetensors itself check the file, then read what lies where."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+        with path.open("rb") as file:
+            entries: JsonValue = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ExportError(f"{path} is no sound safetensors file ({error}): download it again") from None
+    assert isinstance(entries, dict)
+    return {name: _entry(entry) for name, entry in entries.items() if name != "__metadata__"}
+
+
+def _entry(entry: JsonValue) -> _Entry:
+    assert isinstance(entry, dict) and isinstance(entry["shape"], list) and isinstance(entry["data_offsets"], list)
+    begin, end = (int(str(offset)) for offset in entry["data_offsets"])
+    return _Entry(str(entry["dtype"]), tuple(int(str(size)) for size in entry["shape"]), begin, end - begin)

@@ -1,0 +1,63 @@
+"""A transformers model without weights of its own: its parameters are views of a checkpoint. Makes no graph."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgedecode.errors import ExportError, RuntimeUnavailable
+
+from .checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["open_network"]
+
+_log = logging.getLogger(__name__)
+
+
+def open_network(folder: Path, checkpoint: Checkpoint) -> PreTrainedModel:
+    """Make the model that config.json describes. Raises ExportError for tensors that are missing or of another shape."""
+    try:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError as error:
+        raise RuntimeUnavailable(f"export needs more packages ({error}): pip install 'edgedecode[export]'") from None
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        with torch.device("meta"):
+            network: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ExportError(f"transformers cannot make a model of {folder / 'config.json'}: {error}") from None
+    _check(network, checkpoint, tied=bool(config.tie_word_embeddings), name=folder.name)
+    network.load_state_dict(dict(checkpoint.tensors), strict=False, assign=True)
+    _revive_rotary(network)
+    network.requires_grad_(False)
+    network.tie_weights()
+    network.eval()
+    return network
+
+
+def _revive_rotary(network: PreTrainedModel) -> None:
+    """Make the rotary module again, with real frequencies: it has no weights and the first one is on the meta device."""
+    old: Any = network.model.rotary_emb
+    network.model.rotary_emb = type(old)(config=network.config)
+
+
+def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name: str) -> None:
+    wanted = dict(network.named_parameters(remove_duplicate=False))
+    if tied and "lm_head.weight" not in checkpoint.tensors:
+        wanted.pop("lm_head.weight", None)
+    if missing := [tensor for tensor in wanted if tensor not in checkpoint.tensors]:
+        raise ExportError(f"{name} lacks {len(missing)} tensors that its config.json asks for, {missing[0]} first")
+    for tensor, parameter in wanted.items():
+        found = checkpoint.tensors[tensor].shape
+        if found != parameter.shape:
+            raise ExportError(
+                f"{name}: config.json makes {tensor} {list(parameter.shape)}, the file holds {list(found)}: one is wrong"
+            )
+    for tensor in checkpoint.tensors:
+        if tensor not in wanted and not tensor.endswith(("rotary_emb.inv_freq", "lm_head.weight")):
+            _log.info("%s: the tensor %s is not used", name, tensor)

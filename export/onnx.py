@@ -1,0 +1,73 @@
+"""One model becomes one weights file and its base graph: structure, passes, weights. Knows no pack and no tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgedecode.manifest import Graph
+
+from .passes.bias import tree_bias
+from .passes.constants import stored_constants
+from .passes.embedding import stored_embedding
+from .passes.lengths import direct_lengths
+from .passes.placement import placed_weights
+from .passes.positions import explicit_positions
+from .passes.projections import stored_projections
+from .passes.rows import picked_rows
+from .passes.shapes import declared_shapes
+from .recipe import Recipe
+from .skeleton import build_skeleton
+from .weights import Weights
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from transformers import PreTrainedModel
+
+__all__ = ["GRAPH_FILE", "WEIGHTS_FILE", "Drawing", "draw"]
+
+GRAPH_FILE = "base.onnx"
+WEIGHTS_FILE = "weights.bin"
+_CAPABILITIES = ("tree", "rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A finished graph whose weights are planned and not yet written."""
+
+    model: ir.Model
+    weights: Weights
+
+    def graph_in(self, folder: str) -> Graph:
+        """Return what the manifest says of the graph when it lies in `folder` of the pack."""
+        return Graph(
+            file=f"{folder}/{GRAPH_FILE}",
+            inputs=tuple(str(value.name) for value in self.model.graph.inputs),
+            outputs=tuple(str(value.name) for value in self.model.graph.outputs),
+            capabilities=_CAPABILITIES,
+        )
+
+    def write(self, folder: Path, *, progress: Callable[[int], None], release: Callable[[], None]) -> None:
+        """Write both files into `folder`, which exists."""
+        import onnx_ir as ir
+
+        self.weights.write(folder / WEIGHTS_FILE, progress=progress, release=release)
+        ir.save(self.model, folder / GRAPH_FILE)
+
+
+def draw(network: PreTrainedModel, *, builder: str, head_size: int, recipe: Recipe) -> Drawing:
+    """Make the base graph of a model, its weights stored as `recipe` says."""
+    skeleton = build_skeleton(network, builder)
+    model, recorded, weights = skeleton.model, skeleton.recorded, Weights()
+    direct_lengths(model)
+    explicit_positions(model)
+    tree_bias(model)
+    picked_rows(model)
+    stored_embedding(model, recorded, weights=weights, scheme=recipe.head)
+    stored_projections(model, recorded, weights=weights, scheme_of=recipe.scheme_of)
+    stored_constants(model, recorded, weights=weights)
+    declared_shapes(model, head_size=head_size)
+    placed_weights(model, weights.extents(), file=WEIGHTS_FILE)
+    return Drawing(model, weights)

@@ -1,0 +1,120 @@
+"""A pair becomes a pack: refusals first, then each model, then the manifest; the folder appears whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import edgedecode
+from edgedecode.chat_template import ChatTemplate
+from edgedecode.digests import file_sha256
+from edgedecode.errors import ExportError, IncompatiblePair, ManifestError
+from edgedecode.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest
+
+from .architectures import check_engine
+from .generation import read_chat_template, read_generation
+from .model import ModelJob, export_model
+from .new_folder import check_place, new_folder
+from .recipe import Recipe
+from .source import Source, open_source
+from .stages import Stages
+
+__all__ = ["PairRequest", "export_pair"]
+
+_TOKENIZER, _TEMPLATE, _LICENSES = "tokenizer.json", "chat_template.jinja", "licenses"
+
+
+@dataclass(frozen=True, slots=True)
+class PairRequest:
+    """What to export: folders or hub ids, where to, and how weights are stored."""
+
+    target: str
+    draft: str | None
+    out: Path
+    recipe: Recipe
+    license: str | None = None
+    """Overrides what the sources say of themselves."""
+
+
+def export_pair(request: PairRequest, stages: Stages) -> Manifest:
+    """Export a pair (or a target alone) as a pack. Raises ExportError or IncompatiblePair; then nothing is left behind."""
+    with stages.stage("check"):
+        target = open_source(request.target)
+        draft = open_source(request.draft) if request.draft is not None else None
+        jobs = [_job("target", target, request)] + ([_job("draft", draft, request)] if draft is not None else [])
+        if draft is not None:
+            _check_pair(target, draft)
+        generation = read_generation(target)
+        template = _template(target, generation)
+        check_place(request.out, nbytes=sum(job.nbytes for job in jobs))
+    with new_folder(request.out) as folder:
+        _copy_texts(folder, target, template)
+        models = {job.role: export_model(job, folder, stages) for job in jobs}
+        for job in jobs:
+            _copy_licenses(folder / _LICENSES / job.role, job.source)
+        with stages.stage("digests"):
+            manifest = Manifest(
+                name=request.out.absolute().name,
+                created_by=f"edgedecode {edgedecode.__version__}",
+                tokenizer=_TOKENIZER,
+                tokenizer_digest=target.tokenizer.digest,
+                vocabulary_size=target.tokenizer.size,
+                chat_template=_TEMPLATE if template is not None else None,
+                generation=generation,
+                models=models,
+                files=_files(folder),
+            )
+            (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+            return Manifest.load(folder)
+
+
+def _job(role: str, source: Source, request: PairRequest) -> ModelJob:
+    try:
+        check_engine(
+            source.config, source.shape, name=source.name, body=request.recipe.body, head=request.recipe.head
+        )
+    except ManifestError as error:
+        raise ExportError(f"{source.name}: {error}") from None
+    return ModelJob(role, source, request.recipe, request.license or source.license)
+
+
+def _check_pair(target: Source, draft: Source) -> None:
+    """Speculation compares ids, so both must mean the same by every one of them."""
+    if target.tokenizer.digest == draft.tokenizer.digest:
+        return
+    difference = target.tokenizer.first_difference(draft.tokenizer)
+    raise IncompatiblePair(
+        f"{target.name} and {draft.name} have different tokenizers ({difference}): take a draft of the target's family"
+    )
+
+
+def _template(target: Source, generation: Generation) -> str | None:
+    text = read_chat_template(target.folder)
+    if text is not None:
+        try:
+            ChatTemplate(text, bos_token=generation.bos_token, eos_token=generation.eos_token)
+        except ManifestError as error:
+            raise ExportError(f"{target.name}: {error}") from None
+    return text
+
+
+def _copy_texts(folder: Path, target: Source, template: str | None) -> None:
+    shutil.copyfile(target.folder / _TOKENIZER, folder / _TOKENIZER)
+    if template is not None:
+        (folder / _TEMPLATE).write_text(template, encoding="utf-8")
+
+
+def _copy_licenses(folder: Path, source: Source) -> None:
+    for path in source.license_files:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / path.name)
+
+
+def _files(folder: Path) -> dict[str, FileEntry]:
+    paths: Sequence[Path] = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): FileEntry(nbytes=path.stat().st_size, sha256=file_sha256(path))
+        for path in paths
+    }

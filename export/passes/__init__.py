@@ -1,0 +1,1 @@
+"""Graph passes over an exported model, one file each."""

@@ -1,0 +1,39 @@
+"""Declares the shapes of the graph's inputs and outputs: batch 1, short names for what varies, sizes for what does not."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .surgery import attention_nodes
+
+__all__ = ["declared_shapes"]
+
+_ORDER = ("input_ids", "position_ids", "seqlens_k", "total_length", "attention_bias", "rows")
+
+
+def declared_shapes(model: ir.Model, *, head_size: int) -> None:
+    """Set shapes and the order of inputs and outputs: plain ones first, then key and value layer by layer."""
+    pairs: list[ir.Value] = []
+    results: list[ir.Value] = []
+    for node in attention_nodes(model):
+        pairs += [value for value in node.inputs[3:5] if value is not None]
+        results += node.outputs[1:3]
+    for values, length in ((pairs, "P"), (results, "N")):
+        for value in values:
+            assert value.shape is not None
+            value.shape = ir.Shape([1, value.shape[1], length, head_size])
+    named = {str(value.name): value for value in model.graph.inputs}
+    named["input_ids"].shape = ir.Shape([1, "S"])
+    plain = [named[name] for name in _ORDER if name in named]
+    others = [value for value in model.graph.inputs if value not in plain and value not in pairs]
+    _reorder(model.graph.inputs, [*plain, *others, *pairs])
+    _reorder(model.graph.outputs, [*(value for value in model.graph.outputs if value not in results), *results])
+    for node in model.graph:
+        for output in node.outputs:
+            if output.shape is not None and len(output.shape) == 3 and output not in results:
+                output.shape = ir.Shape([1, "R" if str(output.shape[1]) == "R" else "S", output.shape[2]])
+
+
+def _reorder(values: list[ir.Value], wanted: list[ir.Value]) -> None:
+    assert len(values) == len(wanted)
+    values[:] = wanted

@@ -1,0 +1,105 @@
+"""Block quantization in numpy: symmetric, blocks along the inner dimension, scales that float16 holds exactly.
+
+4 bits follow Q4_0's convention and 8 bits Q8_0's, so that GGUF can carry the very same blocks. Knows nothing of graphs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.errors import ExportError
+from edgedecode.types import FloatArray
+
+__all__ = ["Blocks", "ByteArray", "Scheme", "dequantize", "quantize"]
+
+ByteArray: TypeAlias = npt.NDArray[np.uint8]
+
+_LARGEST_SCALE = float(np.finfo(np.float16).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How a weight is stored: 4 or 8 bits in blocks of `block_size`, or 16 or 32 bits as floats (block size 0)."""
+
+    bits: int
+    block_size: int = 0
+
+    @property
+    def quantized(self) -> bool:
+        return self.bits < 16
+
+    @property
+    def name(self) -> str:
+        return f"int{self.bits}, block {self.block_size}" if self.quantized else f"float{self.bits}"
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        """Size of a [rows, columns] weight as it is stored, float32 scales included."""
+        scales = 4 * rows * (columns // self.block_size) if self.quantized else 0
+        return rows * columns * self.bits // 8 + scales
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A quantized [rows, columns] weight.
+
+    packed: uint8 [rows, blocks, bytes], two values a byte at 4 bits, the even column in the low half; the zero point is
+    8 or 128. scales: float32 [rows, blocks], each exactly a float16; negative ones occur at 4 bits.
+    """
+
+    packed: ByteArray
+    scales: FloatArray
+
+
+def quantize(weights: FloatArray, scheme: Scheme) -> Blocks:
+    """Quantize float32 [rows, columns] to nearest. Raises ExportError for weights that are not finite numbers.
+
+    The scale is rounded to float16 first and the integers are computed with the rounded one, which llama.cpp's own
+    quantizer does the other way round: the blocks are equally valid, and nearer to the weights.
+    """
+    rows, columns = weights.shape
+    assert scheme.quantized and columns % scheme.block_size == 0
+    blocks = weights.reshape(rows, columns // scheme.block_size, scheme.block_size)
+    scales = _scales(blocks, scheme.bits)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(scales == 0, np.float32(0), np.float32(1) / scales)
+    zero_point = 1 << (scheme.bits - 1)
+    levels = blocks * inverse[..., None]
+    np.rint(levels, out=levels)
+    levels += np.float32(zero_point)
+    np.clip(levels, 0 if scheme.bits == 4 else 1, 2 * zero_point - 1, out=levels)
+    values = levels.astype(np.uint8)
+    packed = values if scheme.bits == 8 else values[..., 0::2] | (values[..., 1::2] << np.uint8(4))
+    return Blocks(np.ascontiguousarray(packed), scales)
+
+
+def dequantize(blocks: Blocks, scheme: Scheme) -> FloatArray:
+    """Return the float32 [rows, columns] weight that the blocks stand for."""
+    rows = blocks.packed.shape[0]
+    if scheme.bits == 4:
+        values = np.stack((blocks.packed & np.uint8(15), blocks.packed >> np.uint8(4)), axis=-1)
+        values = values.reshape(*blocks.scales.shape, scheme.block_size)
+    else:
+        values = blocks.packed
+    levels = values.astype(np.float32) - np.float32(1 << (scheme.bits - 1))
+    return np.asarray((levels * blocks.scales[..., None]).reshape(rows, -1), np.float32)
+
+
+def _scales(blocks: FloatArray, bits: int) -> FloatArray:
+    """One scale a block, rounded through float16."""
+    highest, lowest = blocks.max(axis=-1), blocks.min(axis=-1)
+    if not (np.isfinite(highest).all() and np.isfinite(lowest).all()):
+        raise ExportError("the weights hold values that are not finite numbers (NaN or infinity): get a sound checkpoint")
+    if bits == 8:
+        exact = np.maximum(highest, -lowest) / np.float32(127)
+    else:  # the largest magnitude, whatever its sign, becomes level 0, the one with no counterpart; the first of equals
+        exact = np.where(highest > -lowest, highest, lowest)
+        ties = highest == -lowest
+        if ties.any():
+            tied = blocks[ties]
+            exact[ties] = np.take_along_axis(tied, np.abs(tied).argmax(axis=-1)[:, None], axis=-1)[:, 0]
+        exact = exact / np.float32(-8)
+    return np.clip(exact, -_LARGEST_SCALE, _LARGEST_SCALE).astype(np.float16).astype(np.float32)

@@ -1,0 +1,28 @@
+"""How a model's weights are stored: one scheme for its projections, one for head and embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .quantize import Scheme
+
+__all__ = ["HEAD", "Recipe"]
+
+HEAD = "head"
+"""The head's name among the projections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The schemes of a model: `body` for its projections, `head` for head and embedding."""
+
+    body: Scheme
+    head: Scheme
+
+    @property
+    def quantized(self) -> bool:
+        return self.body.quantized or self.head.quantized
+
+    def scheme_of(self, name: str) -> Scheme:
+        """Return the scheme of a projection, named as in the graph without `.weight`."""
+        return self.head if name == HEAD else self.body

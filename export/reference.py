@@ -1,0 +1,125 @@
+"""What a model ought to compute: transformers' own modules, carrying the weights that the pack stands for.
+
+One decoder layer is materialised at a time and the head in rows, so that the memory never follows the model's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.types import FloatArray
+
+from .quantize import Scheme, dequantize, quantize
+from .recipe import Recipe
+from .sources import Matrix
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+__all__ = ["Reference"]
+
+
+class Reference:
+    """Computes logits of a whole text at once, from a network whose parameters are views of a checkpoint."""
+
+    def __init__(self, network: PreTrainedModel, recipe: Recipe, *, release: Callable[[], None]) -> None:
+        self._network = network
+        self._recipe = recipe
+        self._release = release
+
+    def logits(self, tokens: Sequence[int], *, visible: npt.NDArray[np.bool_], positions: Sequence[int]) -> FloatArray:
+        """Return float32 [tokens, rows]. visible[i, j] says whether token i sees token j (itself included)."""
+        import torch
+
+        with torch.inference_mode(), self._layers_on_demand():
+            mask = torch.from_numpy(np.where(visible, np.float32(0), np.finfo(np.float32).min))[None, None]
+            output = self._network.model(
+                inputs_embeds=self._embed(tokens),
+                attention_mask=mask,
+                position_ids=torch.tensor([positions]),
+                use_cache=False,
+            )
+            return self._head(output.last_hidden_state[0])
+
+    def _embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Run the embedding module on a table that holds only the rows in use."""
+        import torch
+
+        embedding = self._network.get_input_embeddings()
+        used, where = np.unique(np.asarray(tokens), return_inverse=True)
+        table = embedding.weight[torch.from_numpy(used)]
+        with _weights(embedding, {"weight": _as_stored(table, self._recipe.head)}):
+            hidden = embedding(torch.from_numpy(where)[None])
+        self._release()
+        return hidden
+
+    def _head(self, hidden: torch.Tensor) -> FloatArray:
+        weight = self._network.get_output_embeddings().weight
+        result = np.empty((hidden.shape[0], weight.shape[0]), np.float32)
+        states = hidden.numpy()
+        for chunk in Matrix((weight,)).chunks():
+            rows = _rounded(chunk.values, self._recipe.head)
+            result[:, chunk.start : chunk.start + len(rows)] = states @ rows.T
+            self._release()
+        return result
+
+    @contextmanager
+    def _layers_on_demand(self) -> Iterator[None]:
+        """Give each module with weights its own just before it runs, and take them away just after."""
+        body: Any = self._network.model
+        with ExitStack() as hooks:
+            for module in (*body.layers, body.norm):
+                held = ExitStack()
+                hooks.callback(held.close)
+                hooks.callback(module.register_forward_pre_hook(self._materialise(held)).remove)
+                hooks.callback(module.register_forward_hook(self._drop(held)).remove)
+            yield
+
+    def _materialise(self, held: ExitStack) -> Callable[[torch.nn.Module, object], None]:
+        def before(module: torch.nn.Module, _: object) -> None:
+            for part in module.modules():
+                stored = {name: _as_stored(value, self._recipe.body) for name, value in part.named_parameters(recurse=False)}
+                held.enter_context(_weights(part, stored))
+                self._release()
+
+        return before
+
+    def _drop(self, held: ExitStack) -> Callable[[torch.nn.Module, object, object], None]:
+        def after(module: torch.nn.Module, arguments: object, output: object) -> None:
+            held.close()
+
+        return after
+
+
+@contextmanager
+def _weights(module: torch.nn.Module, values: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Swap a module's own parameters for the time of a call."""
+    import torch
+
+    kept = {name: module._parameters[name] for name in values}
+    try:
+        for name, value in values.items():
+            module._parameters[name] = torch.nn.Parameter(value, requires_grad=False)
+        yield
+    finally:
+        module._parameters.update(kept)
+
+
+def _as_stored(view: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Return a parameter as the pack stands for it: matrices by their scheme, vectors in float32."""
+    import torch
+
+    values = view.detach().float()
+    return torch.from_numpy(_rounded(values.numpy(), scheme)) if view.dim() == 2 else values
+
+
+def _rounded(values: FloatArray, scheme: Scheme) -> FloatArray:
+    if scheme.quantized:
+        return dequantize(quantize(values, scheme), scheme)
+    return values.astype(np.float16).astype(np.float32) if scheme.bits == 16 else values

@@ -1,0 +1,127 @@
+"""A base model as it comes: a Hugging Face folder or hub id, checked as far as reading JSON can. Loads no framework."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgedecode.errors import ExportError, ManifestError
+from edgedecode.fields import Fields, JsonValue
+from edgedecode.tokenizer import Tokenizer
+
+from .architectures import Shape, read_shape
+from .checkpoint import weight_files
+
+__all__ = ["Source", "open_source", "read_json"]
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "LICENSE*", "LICENCE*", "NOTICE*", "README.md"]
+_LICENSES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*")
+_LARGEST_JSON = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model folder whose configuration, tokenizer and weight files have been found sound."""
+
+    name: str
+    """Hub id, or the folder's name: never a path."""
+    folder: Path
+    config: Fields
+    shape: Shape
+    tokenizer: Tokenizer
+    weights: tuple[Path, ...]
+    license: str
+
+    @property
+    def license_files(self) -> list[Path]:
+        return sorted({path for pattern in _LICENSES for path in self.folder.glob(pattern) if path.is_file()})
+
+    @property
+    def weights_nbytes(self) -> int:
+        return sum(path.stat().st_size for path in self.weights)
+
+
+def open_source(name: str) -> Source:
+    """Find and check a model: a folder, or a hub id that is downloaded. Raises ExportError with what to do."""
+    folder = _find(name)
+    title = name if _HUB_ID.fullmatch(name) and not Path(name).is_dir() else folder.resolve().name
+    config = _config(folder)
+    try:
+        shape = read_shape(config, name=title)
+        tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
+    except ManifestError as error:
+        raise ExportError(str(error)) from None
+    if tokenizer.size > shape.rows:
+        raise ExportError(
+            f"{title}: the tokenizer knows {tokenizer.size} ids, config.json's vocab_size is {shape.rows}: they do not belong together"
+        )
+    weights = tuple(weight_files(folder))
+    return Source(title, folder, config, shape, tokenizer, weights, _license(folder, config))
+
+
+def read_json(path: Path) -> JsonValue:
+    """Parse a JSON file; None where there is none. Raises ExportError for one that is damaged."""
+    try:
+        if path.stat().st_size > _LARGEST_JSON:
+            raise ExportError(f"{path} is too large to be a configuration")
+        value: JsonValue = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ExportError(f"{path} cannot be read ({error}): download it again") from None
+    return value
+
+
+def _find(name: str) -> Path:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ExportError(f"{name} is a file: give the folder of a Hugging Face model")
+    if not _HUB_ID.fullmatch(name):
+        raise ExportError(f"there is no folder {name!r}, and it is no hub id (owner/name)")
+    return _download(name)
+
+
+def _download(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ExportError(f"there is no folder {name!r}; hub ids need huggingface_hub: pip install 'edgedecode[export]'") from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED))
+    except Exception as error:  # the hub raises requests', httpx's and its own kinds alike
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ExportError(
+            f"{name!r} is no folder here, and the hub did not give it ({reason[:160]}): "
+            f"check the name and the connection, or give a folder"
+        ) from None
+
+
+def _config(folder: Path) -> Fields:
+    path = folder / "config.json"
+    value = read_json(path)
+    if value is None:
+        raise ExportError(f"{folder} is no model folder: it has no config.json")
+    try:
+        return Fields.of(value, str(path.name))
+    except ManifestError as error:
+        raise ExportError(f"{folder}: {error}") from None
+
+
+def _license(folder: Path, config: Fields) -> str:
+    """The licence the source names, by README front matter or config.json; else `unknown`."""
+    named = config.values.get("license")
+    if isinstance(named, str) and named:
+        return named
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")[:8192]
+    except OSError:
+        return "unknown"
+    front = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
+    found = {key: value.strip("\"' ") for key, value in re.findall(r"^(license(?:_name)?):\s*(.+)$", front[1], re.M)} if front else {}
+    license = found.get("license", "unknown")
+    return found.get("license_name", license) if license == "other" else license

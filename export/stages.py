@@ -1,0 +1,64 @@
+"""The stages of a long job: how long each took and how much memory it held. Shows nothing; a display is told."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+__all__ = ["Display", "StageRecord", "Stages", "peak_resident_nbytes"]
+
+
+class Display(Protocol):
+    """Shows progress: `begin` names a stage and its total (0: unknown), `advance` moves it, `end` finishes it."""
+
+    def begin(self, title: str, total: int) -> None: ...
+    def advance(self, amount: int) -> None: ...
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecord:
+    """One finished stage. `peak_nbytes` is the process's highest resident memory up to its end."""
+
+    title: str
+    seconds: float
+    peak_nbytes: int
+
+
+@dataclass(slots=True)
+class Stages:
+    """Runs stages one after another and keeps their records."""
+
+    display: Display | None = None
+    records: list[StageRecord] = field(default_factory=list)
+
+    @contextmanager
+    def stage(self, title: str, total: int = 0) -> Iterator[Callable[[int], None]]:
+        """Time a stage; the value is called with the amount done, out of `total`."""
+        start = time.perf_counter()
+        if self.display is not None:
+            self.display.begin(title, total)
+        try:
+            yield self._advance
+        finally:
+            if self.display is not None:
+                self.display.end()
+        self.records.append(StageRecord(title, time.perf_counter() - start, peak_resident_nbytes()))
+
+    def _advance(self, amount: int) -> None:
+        if self.display is not None:
+            self.display.advance(amount)
+
+
+def peak_resident_nbytes() -> int:
+    """Return the process's highest resident memory so far; 0 where the platform does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,119 @@
+"""Stored weights: what each is made of and how its bytes are produced, a bounded piece at a time.
+
+A stored weight yields one or more tensors of the weights file. Knows nothing of where they lie in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .quantize import Scheme, quantize
+from .sources import Matrix
+
+__all__ = ["BlockWeight", "FloatWeight", "Piece", "StoredWeight", "TensorSpec", "TransposedWeight"]
+
+Stored: TypeAlias = "npt.NDArray[np.float32 | np.float16 | np.uint8]"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of the weights file: float32, float16 or uint8."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of tensor `name`, `offset` bytes after its start."""
+
+    name: str
+    offset: int
+    values: Stored
+
+
+class StoredWeight(Protocol):
+    """Produces the bytes of some tensors in one reading of their source."""
+
+    @property
+    def source(self) -> Matrix: ...
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]: ...
+    def pieces(self) -> Iterator[Piece]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FloatWeight:
+    """A weight as it is, [rows, columns] or the vector it was, in float32 or float16."""
+
+    name: str
+    source: Matrix
+    shape: tuple[int, ...]
+    bits: int = 32
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(self.name, f"float{self.bits}", self.shape),)
+
+    def pieces(self) -> Iterator[Piece]:
+        dtype = np.dtype(f"float{self.bits}")
+        for chunk in self.source.chunks():
+            yield Piece(self.name, chunk.start * self.source.columns * dtype.itemsize, chunk.values.astype(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class TransposedWeight:
+    """A projection's weight as MatMul wants it, [columns, rows], in float32 or float16."""
+
+    name: str
+    source: Matrix
+    bits: int = 32
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(self.name, f"float{self.bits}", (self.source.columns, self.source.rows)),)
+
+    def pieces(self) -> Iterator[Piece]:
+        dtype = np.dtype(f"float{self.bits}")
+        for chunk in self.source.column_chunks():
+            yield Piece(self.name, chunk.start * self.source.rows * dtype.itemsize, chunk.values.astype(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """A projection's weight in quantized blocks: `packed` uint8 [rows, blocks, bytes], `scales` float32 [rows, blocks]."""
+
+    name: str
+    source: Matrix
+    scheme: Scheme
+
+    @property
+    def packed(self) -> TensorSpec:
+        blocks = self.source.columns // self.scheme.block_size
+        width = self.scheme.block_size * self.scheme.bits // 8
+        return TensorSpec(f"{self.name}.packed", "uint8", (self.source.rows, blocks, width))
+
+    @property
+    def scales(self) -> TensorSpec:
+        return TensorSpec(f"{self.name}.scales", "float32", self.packed.shape[:2])
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        return self.packed, self.scales
+
+    def pieces(self) -> Iterator[Piece]:
+        packed, scales = self.tensors
+        for chunk in self.source.chunks():
+            blocks = quantize(chunk.values, self.scheme)
+            yield Piece(packed.name, chunk.start * (packed.nbytes // self.source.rows), blocks.packed)
+            yield Piece(scales.name, chunk.start * (scales.nbytes // self.source.rows), blocks.scales)

@@ -1,0 +1,1 @@
+"""Back ends: each folder opens one engine's models as the core's LanguageModel."""

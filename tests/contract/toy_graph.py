@@ -1,0 +1,196 @@
+"""A small random Llama-shaped model written as a pack's `base` graph; needs onnx and numpy, no torch and no export.
+
+The graph follows the contract that `export` follows, so a runtime cannot tell it from a real one. Weights are drawn
+from a fixed seed; `bits` 4 or 8 quantizes the projections in blocks, as MatMulNBits wants them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edgedecode.manifest import Graph, ModelEntry
+
+WEIGHTS = "weights.bin"
+GRAPH = "base.onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class ToyShape:
+    """Sizes of the toy. `bits` 32 keeps float weights."""
+
+    layers: int = 2
+    hidden: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_size: int = 16
+    mlp: int = 96
+    rows: int = 128
+    context: int = 512
+    bits: int = 32
+    block: int = 32
+    seed: int = 7
+
+
+class ToyGraph:
+    """Collects nodes, initializers and the contract's inputs and outputs."""
+
+    def __init__(self, shape: ToyShape) -> None:
+        self.shape = shape
+        self._rng = np.random.default_rng(shape.seed)
+        self._nodes: list[onnx.NodeProto] = []
+        self._weights: list[onnx.TensorProto] = []
+
+    def build(self) -> onnx.ModelProto:
+        """Build the whole graph, weights inside."""
+        shape = self.shape
+        hidden = self._node("Gather", [self._normal("embedding", shape.rows, shape.hidden), "input_ids"], "embedded")
+        for layer in range(shape.layers):
+            hidden = self._layer(hidden, layer)
+        hidden = self._norm(hidden, "final")
+        picked = self._node("Gather", [hidden, "rows"], "picked", axis=1)
+        flat = self._node("Reshape", [picked, self._tensor("flat", np.array([-1, shape.hidden]))], "flat_rows")
+        self._project(flat, "head", shape.hidden, shape.rows, output="logits")
+        graph = helper.make_graph(self._nodes, "toy", self._inputs(), self._outputs(), initializer=self._weights)
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+    def _layer(self, hidden: str, layer: int) -> str:
+        shape, name = self.shape, f"layer{layer}"
+        normed = self._norm(hidden, f"{name}.attention")
+        query = self._project(normed, f"{name}.q", shape.hidden, shape.heads * shape.head_size)
+        key = self._project(normed, f"{name}.k", shape.hidden, shape.kv_heads * shape.head_size)
+        value = self._project(normed, f"{name}.v", shape.hidden, shape.kv_heads * shape.head_size)
+        attended = self._attention(query, key, value, layer)
+        mixed = self._project(attended, f"{name}.o", shape.heads * shape.head_size, shape.hidden)
+        hidden = self._node("Add", [hidden, mixed], f"{name}.after_attention")
+        normed = self._norm(hidden, f"{name}.mlp")
+        gate = self._project(normed, f"{name}.gate", shape.hidden, shape.mlp)
+        up = self._project(normed, f"{name}.up", shape.hidden, shape.mlp)
+        silu = self._node("Mul", [gate, self._node("Sigmoid", [gate], f"{name}.sigmoid")], f"{name}.silu")
+        product = self._node("Mul", [silu, up], f"{name}.product")
+        down = self._project(product, f"{name}.down", shape.mlp, shape.hidden)
+        return self._node("Add", [hidden, down], f"{name}.output")
+
+    def _attention(self, query: str, key: str, value: str, layer: int) -> str:
+        shape = self.shape
+        past = [f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"]
+        rotary = ["cos", "sin"]
+        if layer == 0:
+            angles = np.arange(shape.context)[:, None] / 10000 ** (np.arange(shape.head_size // 2) * 2 / shape.head_size)
+            self._tensor("cos", np.cos(angles).astype(np.float32))
+            self._tensor("sin", np.sin(angles).astype(np.float32))
+        inputs = [query, key, value, *past, "seqlens_k", "total_length", *rotary, "position_ids", "attention_bias"]
+        outputs = [f"layer{layer}.attended", f"present.{layer}.key", f"present.{layer}.value"]
+        self._nodes.append(
+            helper.make_node(
+                "GroupQueryAttention",
+                inputs,
+                outputs,
+                domain="com.microsoft",
+                num_heads=shape.heads,
+                kv_num_heads=shape.kv_heads,
+                do_rotary=1,
+            )
+        )
+        return outputs[0]
+
+    def _project(self, source: str, name: str, inner: int, outer: int, *, output: str | None = None) -> str:
+        output = output or f"{name}.out"
+        if self.shape.bits == 32:
+            return self._node("MatMul", [source, self._normal(f"{name}.weight", inner, outer)], output)
+        bits, block = self.shape.bits, self.shape.block
+        blocks = -(-inner // block)
+        packed = self._rng.integers(0, 256, (outer, blocks, block * bits // 8), dtype=np.uint8)
+        scales = self._rng.uniform(0.5, 1.5, (outer, blocks)) / (2 ** (bits - 2) * inner**0.5)
+        inputs = [source, self._tensor(f"{name}.packed", packed)]
+        inputs.append(self._tensor(f"{name}.scales", scales.astype(np.float32)))
+        self._nodes.append(
+            helper.make_node(
+                "MatMulNBits",
+                inputs,
+                [output],
+                domain="com.microsoft",
+                K=inner,
+                N=outer,
+                bits=bits,
+                block_size=block,
+                accuracy_level=4,
+            )
+        )
+        return output
+
+    def _norm(self, source: str, name: str) -> str:
+        scale = self._tensor(f"{name}.norm", np.ones(self.shape.hidden, np.float32))
+        return self._node("SimplifiedLayerNormalization", [source, scale], f"{name}.normed", epsilon=1e-5, axis=-1)
+
+    def _normal(self, name: str, inner: int, outer: int) -> str:
+        scale = 1.0 if name == "embedding" else inner**-0.5
+        return self._tensor(name, (self._rng.standard_normal((inner, outer)) * scale).astype(np.float32))
+
+    def _tensor(self, name: str, value: npt.NDArray[np.generic]) -> str:
+        self._weights.append(numpy_helper.from_array(value, name))
+        return name
+
+    def _node(self, kind: str, inputs: list[str], output: str, **attributes: float | int) -> str:
+        self._nodes.append(helper.make_node(kind, inputs, [output], **attributes))
+        return output
+
+    def _inputs(self) -> list[onnx.ValueInfoProto]:
+        integers = [
+            ("input_ids", TensorProto.INT64, [1, "S"]),
+            ("position_ids", TensorProto.INT64, [1, "S"]),
+            ("seqlens_k", TensorProto.INT32, [1]),
+            ("total_length", TensorProto.INT32, [1]),
+            ("attention_bias", TensorProto.FLOAT, [1, 1, "S", "T"]),
+            ("rows", TensorProto.INT64, ["R"]),
+        ]
+        values = [helper.make_tensor_value_info(name, kind, sizes) for name, kind, sizes in integers]
+        return values + self._cache("past_key_values", "P")
+
+    def _outputs(self) -> list[onnx.ValueInfoProto]:
+        logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["R", self.shape.rows])
+        return [logits, *self._cache("present", "N")]
+
+    def _cache(self, prefix: str, length: str) -> list[onnx.ValueInfoProto]:
+        sizes = [1, self.shape.kv_heads, length, self.shape.head_size]
+        names = [f"{prefix}.{layer}.{part}" for layer in range(self.shape.layers) for part in ("key", "value")]
+        return [helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes) for name in names]
+
+
+def write_toy(folder: Path, shape: ToyShape | None = None) -> ModelEntry:
+    """Write base.onnx and weights.bin into `folder` and return their manifest entry."""
+    shape = shape or ToyShape()
+    model = ToyGraph(shape).build()
+    graph = Graph(
+        file=GRAPH,
+        inputs=tuple(value.name for value in model.graph.input),
+        outputs=tuple(value.name for value in model.graph.output),
+        capabilities=("tree", "rows"),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    parameters = sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)
+    onnx.save(model, folder / GRAPH, save_as_external_data=True, location=WEIGHTS, size_threshold=256)
+    return ModelEntry(
+        architecture="toy",
+        rows=shape.rows,
+        context=shape.context,
+        hidden_size=shape.hidden,
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_size=shape.head_size,
+        parameters=parameters,
+        weights=WEIGHTS,
+        graphs={"base": graph},
+        bits=shape.bits,
+        block_size=shape.block if shape.bits < 16 else 0,
+        head_bits=shape.bits,
+        license="Apache-2.0",
+        source=f"seed {shape.seed}, {hashlib.sha256(repr(shape).encode()).hexdigest()[:12]}",
+    )

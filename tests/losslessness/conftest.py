@@ -1,0 +1,65 @@
+"""Packs for the losslessness suites: the bundled one, and the demo pair exported at 32 and 4 bits where it can be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import edgedecode
+from edgedecode.hub import BUNDLED_PACK
+from tests.shared_paths import SHARED
+
+DEMO_PAIR = SHARED / "demo-pair"
+PROMPTS = Path(__file__).parents[2] / "apps" / "bench" / "prompts.jsonl"
+
+
+@pytest.fixture(scope="session")
+def export_demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Export the demo pair at these bits, once a session, with the project's own command."""
+    made: dict[int, Path] = {}
+
+    def export(bits: int) -> Path:
+        if bits not in made:
+            pytest.importorskip("torch", reason="the export extras are not installed")
+            if not DEMO_PAIR.is_dir():
+                pytest.skip("the demo pair's float weights are not beside the project")
+            from edgedecode.cli import main  # noqa: PLC0415
+
+            made[bits] = tmp_path_factory.mktemp("packs") / f"demo{bits}"
+            words = ["export", "--target", str(DEMO_PAIR / "target"), "--draft", str(DEMO_PAIR / "draft")]
+            assert main([*words, "--bits", str(bits), "--out", str(made[bits])]) == 0
+        return made[bits]
+
+    return export
+
+
+@pytest.fixture(scope="session")
+def float_pair(export_demo: Callable[[int], Path]) -> Iterator[edgedecode.Pair]:
+    with edgedecode.load(export_demo(32)) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="session")
+def int4_pair(export_demo: Callable[[int], Path]) -> Iterator[edgedecode.Pair]:
+    with edgedecode.load(export_demo(4)) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="session")
+def bundled_pair() -> Iterator[edgedecode.Pair]:
+    with edgedecode.load(BUNDLED_PACK) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[str]:
+    """The held-out prompts, families interleaved so that a prefix holds some of each."""
+    rows = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
+    families: dict[str, list[str]] = {}
+    for row in rows:
+        families.setdefault(row["family"], []).append(row["messages"][-1]["content"])
+    deepest = max(len(texts) for texts in families.values())
+    return [texts[index] for index in range(deepest) for texts in families.values() if index < len(texts)]

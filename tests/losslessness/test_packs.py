@@ -1,0 +1,157 @@
+"""Losslessness on the real engine, as the README states it: float, bitwise, re-scored. No "up to ties" without a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from edgedecode import Completion, Pair, Rule, SamplingOptions, Session, SessionOptions
+from edgedecode.decode import DecodeSetting, decode
+from edgedecode.errors import CapabilityError
+from edgedecode.policy import FixedLength
+from edgedecode.protocols import UniformSource
+from edgedecode.rescore import rescore
+from edgedecode.sampling import Noise, Sampler
+from edgedecode.stats import Stats
+from edgedecode.testing import ScriptedDrafter
+from edgedecode.types import Draft
+
+GREEDY = SamplingOptions()
+WARM = SamplingOptions(temperature=0.8, top_p=0.95)
+LENGTHS = (1, 2, 4, 8, 16)
+FLOAT_GAP = 1e-3
+"""Float kernels of different widths sum in another order; logits of this pair have a deviation of about 3."""
+
+
+def answer(pair: Pair, prompt: str, *, max_tokens: int = 40, **options: object) -> Completion:
+    """Answer one prompt in a fresh session, and count what the session saw."""
+    with pair.session(SessionOptions(sampling=GREEDY, seed=7, **options)) as session:  # type: ignore[arg-type]
+        return session.generate(prompt, max_tokens=max_tokens)
+
+
+def tokens_of(session: Session, prompt: str, *, max_tokens: int = 40) -> tuple[int, int]:
+    session.generate(prompt, max_tokens=max_tokens)
+    return session.stats.prompt_tokens, len(session.tokens)
+
+
+class TreeDrafter(ScriptedDrafter):
+    """Hangs a wrong sibling beside every token of a known continuation: a tree whose right path is scattered."""
+
+    name = "tree"
+
+    def __init__(self, truth: Sequence[int], *, depth: int) -> None:
+        super().__init__({})
+        self._truth = list(truth)
+        self._depth = depth
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        parent = -1
+        for token in self._truth[len(context) : len(context) + min(self._depth, limit // 2)]:
+            wrong = (token + 1) % 8000 + 3
+            tokens += [wrong, token]
+            parents += [parent, parent]
+            parent = len(tokens) - 1
+        return Draft(tuple(tokens), parents=tuple(parents), source=self.name)
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_float_speculation_says_what_plain_decoding_says(
+    float_pair: Pair, prompts: list[str], drafter: str, length: int
+) -> None:
+    accepted = rejected = 0
+    for prompt in prompts[:12]:
+        with float_pair.session(SessionOptions(sampling=GREEDY, drafter=drafter, draft_max=length)) as session:
+            prompt_tokens, _ = tokens_of(session, prompt)
+            score = rescore(float_pair.target, session.tokens, prompt_tokens=prompt_tokens)
+            assert score.within(FLOAT_GAP)
+            accepted += session.stats.accepted
+            rejected += session.stats.corrections
+    assert accepted > 0 and rejected > 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_float_texts_are_equal_token_for_token(
+    float_pair: Pair, prompts: list[str], drafter: str, sampling: SamplingOptions
+) -> None:
+    for prompt in prompts[:12]:
+        texts = set()
+        for name in ("none", drafter):
+            with float_pair.session(SessionOptions(sampling=sampling, drafter=name, draft_max=4, seed=11)) as session:
+                texts.add(session.generate(prompt, max_tokens=40).tokens)
+        assert len(texts) == 1
+
+
+@pytest.mark.parametrize("pack", ["int4_pair", "bundled_pair"])
+@pytest.mark.parametrize("length", range(1, 17))
+def test_chains_are_bitwise_plain_decoding_two_rows_wide(
+    request: pytest.FixtureRequest, prompts: list[str], pack: str, length: int
+) -> None:
+    pair: Pair = request.getfixturevalue(pack)
+    accepted = 0
+    for prompt in prompts[length % 4 : 12 : 3]:
+        plain = answer(pair, prompt, drafter="none", reproducible=True)
+        drafter = "ngram" if length % 5 == 0 else "model"
+        drafted = answer(pair, prompt, drafter=drafter, draft_max=length, reproducible=True)
+        assert drafted.tokens == plain.tokens
+        accepted += drafted.stats.accepted
+    assert accepted > 0 or length % 5 == 0
+
+
+def test_bundled_text_of_200_prompts_is_plain_decodings_own_within_kernel_noise(
+    bundled_pair: Pair, prompts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = bundled_pair.target.card.kernel_noise
+    assert noise is not None and 0 < noise < 1
+    positions = hits = divergent = 0
+    largest = 0.0
+    for index, prompt in enumerate(prompts[:200]):
+        options = SessionOptions(sampling=GREEDY, drafter=("model", "ngram")[index % 2], draft_max=1 + index % 8)
+        with bundled_pair.session(options) as session:
+            prompt_tokens, _ = tokens_of(session, prompt, max_tokens=48)
+            score = rescore(bundled_pair.target, session.tokens, prompt_tokens=prompt_tokens)
+        assert score.within(noise), f"{prompt!r}: gap {score.largest_gap} above the kernel noise {noise}"
+        positions, hits = positions + score.positions, hits + score.hits
+        divergent += score.hits < score.positions
+        largest = max(largest, score.largest_gap)
+    with capsys.disabled():
+        print(f"\n{hits} of {positions} tokens arg-max; {divergent} of 200 prompts divergent; largest gap {largest:.4f}")
+    assert divergent <= 20
+
+
+def test_trees_say_what_plain_decoding_says(float_pair: Pair, bundled_pair: Pair, prompts: list[str]) -> None:
+    noise = bundled_pair.target.card.kernel_noise
+    assert noise is not None
+    for pair, bound in ((float_pair, FLOAT_GAP), (bundled_pair, noise)):
+        accepted = 0
+        for prompt in prompts[:8]:
+            with pair.session(SessionOptions(sampling=GREEDY, drafter="none")) as session:
+                prompt_tokens, length = tokens_of(session, prompt)
+                truth = session.tokens
+            tokens = list(truth[:prompt_tokens])
+            state = pair.target.new_state(512)
+            setting = DecodeSetting(
+                sampler=Sampler(GREEDY, vocabulary_size=pair.tokenizer.size),
+                noise=Noise(0),
+                drafter=TreeDrafter(truth, depth=4),
+                policy=FixedLength(8),
+                ends=frozenset(pair.manifest.generation.end_token_ids),
+            )
+            stats = Stats()
+            for _ in decode(
+                pair.target, state, tokens=tokens, max_tokens=length - prompt_tokens, setting=setting, stats=stats
+            ):
+                pass
+            state.close()
+            assert rescore(pair.target, tokens, prompt_tokens=prompt_tokens).within(bound)
+            accepted += stats.accepted
+        assert accepted > 0
+
+
+def test_the_ratio_rule_refuses_drafts_without_a_distribution(bundled_pair: Pair) -> None:
+    with pytest.raises(CapabilityError, match="ratio"):
+        bundled_pair.session(SessionOptions(drafter="ngram", rule=Rule.RATIO))

@@ -1,0 +1,263 @@
+"""The rings as import rules, read from the syntax trees, so that they hold for code no test reaches too."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RINGS = {
+    "edgedecode": "edgedecode",
+    "edgedecode.export": "export",
+    "edgedecode.runtimes": "runtimes",
+    "edgedecode.apps": "apps",
+}
+OUTER = ("export", "runtimes", "apps")
+MAX_LINES = 320
+
+CORE = {"numpy", "tokenizers", "jinja2"}
+TRAINING = {"gguf", "onnx", "onnx_ir", "onnxruntime_genai", "optimum", "peft", "safetensors", "torch", "transformers"}
+ENGINES = {"onnx": {"onnxruntime"}, "llama": {"llama_cpp"}}  # by folder of runtimes/
+EXPORT = CORE | TRAINING | {"huggingface_hub", "ml_dtypes", "onnxruntime", "tqdm"}
+EXPORT |= {"builders"}  # the model builder's own package, reached through onnxruntime_genai
+APPS = {"numpy", "rich"}
+HUB = Path("edgedecode/hub.py")
+
+PRINTERS = {Path("edgedecode/cli.py"), Path("export/command.py")}  # and everything under apps/
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module: absolute name, where it stands, and whether importing the file loads it."""
+
+    module: str
+    line: int
+    on_import: bool
+
+    @property
+    def top(self) -> str:
+        return self.module.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of the package with its module name in the installed package."""
+
+    path: Path  # relative to the root
+    module: str
+    tree: ast.Module
+    lines: int
+
+    @property
+    def ring(self) -> str:
+        return self.path.parts[0]
+
+    def imports(self) -> Iterator[Import]:
+        package = self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
+        lazy = {id(child) for node in ast.walk(self.tree) if _is_lazy(node) for child in ast.walk(node)}
+        for node in ast.walk(self.tree):
+            on_import = id(node) not in lazy
+            if isinstance(node, ast.Import):
+                yield from (Import(alias.name, node.lineno, on_import) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                if node.level:
+                    parents = package.split(".")
+                    base = ".".join(
+                        [*parents[: len(parents) - node.level + 1], *([node.module] if node.module else [])]
+                    )
+                # `from edgedecode import runtimes` reaches the module edgedecode.runtimes
+                yield from (Import(f"{base}.{alias.name}", node.lineno, on_import) for alias in node.names)
+            elif isinstance(node, ast.Call) and _called(node) in {"import_module", "__import__"}:
+                for argument in node.args[:1]:
+                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                        yield Import(argument.value, node.lineno, on_import)
+
+
+def _is_lazy(node: ast.AST) -> bool:
+    if isinstance(node, ast.If):
+        return "TYPE_CHECKING" in ast.unparse(node.test)
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    return (
+        function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
+    )
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    """Every Python file of the four folders."""
+    found = []
+    for package, folder in RINGS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            inside = path.relative_to(ROOT / folder).with_suffix("").parts
+            name = ".".join([package, *(inside[:-1] if inside[-1] == "__init__" else inside)])
+            text = path.read_text(encoding="utf-8")
+            found.append(Source(path.relative_to(ROOT), name, ast.parse(text, str(path)), len(text.splitlines())))
+    return tuple(found)
+
+
+def _allowed(source: Source) -> set[str]:
+    """Return the third-party packages a file may import, anywhere in it."""
+    if source.ring == "edgedecode":
+        return CORE | ({"huggingface_hub"} if source.path == HUB else set())
+    if source.ring == "runtimes":
+        return CORE | (ENGINES.get(source.path.parts[1], set()))
+    return EXPORT if source.ring == "export" else APPS
+
+
+def _reaches(imported: Import, rings: tuple[str, ...]) -> bool:
+    return any(f"{imported.module}.".startswith(f"edgedecode.{ring}.") for ring in rings)
+
+
+def _where(source: Source, imported: Import) -> str:
+    return f"{source.path}:{imported.line} imports {imported.module}"
+
+
+def test_the_walk_sees_the_tree() -> None:
+    names = {source.module for source in sources()}
+    assert {"edgedecode", "edgedecode.cli", "edgedecode.export", "edgedecode.runtimes.onnx", "edgedecode.apps"} <= names
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from .. import runtimes", "edgedecode.runtimes"),
+        ("from ..runtimes.onnx import model", "edgedecode.runtimes.onnx.model"),
+        ("import edgedecode.export as e", "edgedecode.export"),
+        ("importlib.import_module('edgedecode.export')", "edgedecode.export"),
+    ],
+)
+def test_the_walk_resolves_every_way_to_import(text: str, expected: str) -> None:
+    source = Source(Path("apps/chat.py"), "edgedecode.apps.chat", ast.parse(f"def f():\n    {text}"), 2)
+    assert [(found.module, found.on_import) for found in source.imports()] == [(expected, False)]
+
+
+def test_each_ring_imports_only_its_third_parties() -> None:
+    wrong = [
+        _where(source, imported)
+        for source in sources()
+        for imported in source.imports()
+        if imported.top not in sys.stdlib_module_names | {"edgedecode", "__future__"} | _allowed(source)
+        and imported.top not in OUTER  # has a test of its own
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_core_imports_no_outer_ring() -> None:
+    wrong = [_where(s, i) for s in sources() if s.ring == "edgedecode" for i in s.imports() if _reaches(i, OUTER)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_outer_rings_do_not_import_each_other() -> None:
+    wrong = [
+        _where(source, imported)
+        for source in sources()
+        if source.ring in OUTER
+        for imported in source.imports()
+        if _reaches(imported, tuple(ring for ring in OUTER if ring != source.ring))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_folder_is_imported_by_its_bare_name() -> None:
+    """`import export` works from a checkout and nowhere else; tests are held to it too."""
+    wrong = [_where(source, found) for source in sources() for found in source.imports() if found.top in OUTER]
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        source = Source(path.relative_to(ROOT), "tests.any", ast.parse(text, str(path)), 0)
+        wrong += [_where(source, found) for found in source.imports() if found.top in OUTER]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_hub_is_only_asked_for_inside_a_function() -> None:
+    hub = [i for s in sources() if s.path == HUB for i in s.imports() if i.top == "huggingface_hub"]
+    assert not [imported for imported in hub if imported.on_import]
+
+
+def test_the_command_line_is_light() -> None:
+    """Verbs are loaded to print the help: importing them, with all that brings, loads no engine and no framework."""
+    by_module = {source.module: source for source in sources()}
+    for start in [source for source in sources() if source.path.name == "command.py"]:
+        todo = [by_module[name] for name in _with_parents(start.module)]
+        seen, heavy = {source.module for source in todo}, []
+        while todo:
+            source = todo.pop()
+            for imported in (found for found in source.imports() if found.on_import):
+                if imported.top in (TRAINING | set().union(*ENGINES.values()) | {"huggingface_hub", "tqdm"}):
+                    heavy.append(_where(source, imported))
+                for name in _with_parents(imported.module):
+                    if name in by_module and name not in seen:
+                        seen.add(name)
+                        todo.append(by_module[name])
+        assert not heavy, f"{start.path} loads at import:\n" + "\n".join(heavy)
+
+
+def _with_parents(module: str) -> list[str]:
+    """Return the module and the packages whose `__init__` runs before it."""
+    parts = module.split(".")
+    return [".".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def test_files_stay_short() -> None:
+    long = [f"{source.path}: {source.lines} lines" for source in sources() if source.lines > MAX_LINES]
+    assert not long, "\n".join(long)
+
+
+def test_only_programs_print() -> None:
+    wrong = [
+        f"{source.path}:{node.lineno}"
+        for source in sources()
+        if source.ring != "apps" and source.path not in PRINTERS
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_star_imports_and_no_globals() -> None:
+    wrong = [
+        f"{source.path}:{node.lineno}"
+        for source in sources()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Global)
+        or (isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_importing_a_module_does_no_work() -> None:
+    """At module level stand definitions, constants, imports, and branches for type checking or being run."""
+    wrong = [
+        f"{source.path}:{node.lineno} {type(node).__name__}"
+        for source in sources()
+        for node in source.tree.body
+        if not _is_definition(node)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _is_definition(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)  # a docstring
+    if isinstance(node, ast.If):
+        test = ast.unparse(node.test)
+        return any(word in test for word in ("TYPE_CHECKING", "__name__", "sys.version_info", "sys.platform"))
+    return isinstance(
+        node,
+        (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
+    )
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [str(source.path) for source in sources() if not ast.get_docstring(source.tree)]
+    assert not silent, "\n".join(silent)

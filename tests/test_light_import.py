@@ -1,0 +1,51 @@
+"""Importing the package and asking for help load no engine; checked in child processes, where nothing is loaded yet."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("huggingface_hub", "llama_cpp", "onnx", "onnx_ir", "onnxruntime", "onnxruntime_genai", "torch", "transformers")
+SHOW_LOADED = """
+import json, sys
+top = sorted({name.partition(".")[0] for name in sys.modules})
+print("\\n" + json.dumps(top))
+"""
+
+
+def loaded_after(code: str) -> set[str]:
+    """Run `code` in a fresh interpreter and return the top-level names of the modules it has loaded."""
+    child = subprocess.run(
+        [sys.executable, "-c", code + SHOW_LOADED], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert child.returncode == 0, child.stderr
+    return set(json.loads(child.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("module", ["edgedecode", "edgedecode.cli", "edgedecode.testing"])
+def test_importing_loads_no_engine(module: str) -> None:
+    loaded = loaded_after(f"import {module}")
+    assert "numpy" in loaded or module == "edgedecode.cli"
+    assert not loaded & {*HEAVY, "rich"}
+
+
+def test_help_loads_no_engine() -> None:
+    code = """
+import contextlib
+from edgedecode.cli import main
+with contextlib.suppress(SystemExit):
+    main(["--help"])
+"""
+    assert not loaded_after(code) & set(HEAVY)
+
+
+def test_loading_every_verb_loads_no_engine() -> None:
+    code = """
+from importlib.metadata import entry_points
+for entry in entry_points(group="edgedecode.commands"):
+    entry.load()
+"""
+    assert not loaded_after(code) & set(HEAVY)

@@ -1,0 +1,112 @@
+"""Packaging: the explicit package list, the entry points, and what is in the wheel."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import distribution, entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgedecode
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {
+    "edgedecode": "edgedecode",
+    "edgedecode.apps": "apps",
+    "edgedecode.export": "export",
+    "edgedecode.runtimes": "runtimes",
+}
+DATA = ("edgedecode/packs/**/*", "edgedecode/py.typed", "apps/bench/*.jsonl")
+PACK_LIMIT = 15 * 2**20
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def _packages_in_the_tree() -> dict[str, Path]:
+    """Every folder that holds Python files, by the package it becomes."""
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in {file.parent for file in (ROOT / folder).rglob("*.py")}:
+            found[".".join([package, *path.relative_to(ROOT / folder).parts])] = path
+    return found
+
+
+def _installed_path(path: Path) -> str:
+    """Return where a file of the tree lies in the wheel."""
+    inside = path.relative_to(ROOT).as_posix()
+    return inside if inside.startswith("edgedecode/") else f"edgedecode/{inside}"
+
+
+def test_the_package_list_is_the_tree(project: dict[str, Any]) -> None:
+    packages = _packages_in_the_tree()
+    assert project["tool"]["setuptools"]["packages"] == sorted(packages)
+    assert project["tool"]["setuptools"]["package-dir"] == FOLDERS
+    assert [name for name, path in packages.items() if not (path / "__init__.py").is_file()] == []
+
+
+def test_the_version_is_one(project: dict[str, Any]) -> None:
+    assert edgedecode.__version__ == project["project"]["version"] == distribution("edgedecode").version
+    assert f"## [{edgedecode.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_installed_entry_points_are_the_declared_ones(project: dict[str, Any]) -> None:
+    """An editable install keeps those of its day: run `pip install -e .` again after a change."""
+    for group, declared in project["project"]["entry-points"].items():
+        assert {entry.name: entry.value for entry in entry_points(group=group)} == declared
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        entry
+        for group in ("edgedecode.commands", "edgedecode.drafters", "edgedecode.runtimes", "console_scripts")
+        for entry in entry_points(group=group)
+        if entry.value.startswith("edgedecode.")
+    ],
+    ids=lambda entry: f"{entry.group}:{entry.name}",
+)
+def test_entry_points_resolve(entry: Any) -> None:
+    assert entry.load() is not None
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Build the wheel from a copy of the tree, so that nothing is left in it; return the size of each file inside."""
+    copy = tmp_path_factory.mktemp("source")
+    for folder in FOLDERS.values():
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    build = "from setuptools.build_meta import build_wheel; print(build_wheel('.'))"
+    child = subprocess.run(
+        [sys.executable, "-c", build], cwd=copy, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert child.returncode == 0, child.stderr
+    with zipfile.ZipFile(copy / child.stdout.splitlines()[-1]) as archive:
+        return {entry.filename: entry.file_size for entry in archive.infolist()}
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: dict[str, int]) -> None:
+    modules = {_installed_path(file) for path in _packages_in_the_tree().values() for file in path.glob("*.py")}
+    data = {_installed_path(path) for pattern in DATA for path in ROOT.glob(pattern) if path.is_file()}
+    records = {name for name in wheel if name.partition("/")[0].endswith(".dist-info")}
+    assert set(wheel) - records == modules | data
+    assert any(name.endswith("/LICENSE") for name in records)
+
+
+def test_the_bundled_pack_is_small(wheel: dict[str, int]) -> None:
+    assert sum(size for name, size in wheel.items() if name.startswith("edgedecode/packs/")) <= PACK_LIMIT

@@ -1,0 +1,106 @@
+"""The surface: what the package exports, and the shape of it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import types
+from pathlib import Path
+
+import pytest
+
+import edgedecode
+
+# What users may lean on. A name added or removed here is a line in CHANGELOG.md.
+PUBLIC_API = [
+    "BudgetExceeded",
+    "CapabilityError",
+    "Chunk",
+    "Completion",
+    "ContextExceeded",
+    "DecodeSetting",
+    "Draft",
+    "EdgeDecodeError",
+    "ExportError",
+    "FinishReason",
+    "IncompatiblePair",
+    "InputError",
+    "ManifestError",
+    "Message",
+    "Pair",
+    "Rule",
+    "RuntimeUnavailable",
+    "SamplingOptions",
+    "Session",
+    "SessionOptions",
+    "Stats",
+    "decode",
+    "load",
+]
+MAX_POSITIONAL = 2
+CORE = Path(__file__).parents[1] / "edgedecode"
+
+
+def _core_modules() -> list[str]:
+    found = pkgutil.walk_packages([str(CORE)], "edgedecode.")
+    return ["edgedecode", *(module.name for module in found if "._" not in module.name)]
+
+
+def _functions() -> list[tuple[str, types.FunctionType]]:
+    """Every public function, and every public method of a public class, by its dotted name."""
+    found = []
+    for name in edgedecode.__all__:
+        value = getattr(edgedecode, name)
+        if inspect.isfunction(value):
+            found.append((name, value))
+        elif inspect.isclass(value):
+            for attribute, member in vars(value).items():
+                function = getattr(member, "__func__", member)  # class and static methods
+                generated = "__create_fn__" in getattr(function, "__qualname__", "")
+                if inspect.isfunction(function) and not attribute.startswith("_") and not generated:
+                    found.append((f"{name}.{attribute}", function))
+    return found
+
+
+def test_the_surface_is_this_list() -> None:
+    assert edgedecode.__all__ == PUBLIC_API
+
+
+@pytest.mark.parametrize("name", _core_modules())
+def test_all_resolves_and_is_sorted(name: str) -> None:
+    module = importlib.import_module(name)
+    names = getattr(module, "__all__", [])
+    assert [public for public in names if not hasattr(module, public)] == []
+    assert names == sorted(names, key=_by_kind)
+    assert len(set(names)) == len(names)
+
+
+def _by_kind(name: str) -> tuple[int, str]:
+    """The order ruff keeps (RUF022): constants, classes, functions."""
+    return (0 if name.isupper() else 1 if name[:1].isupper() else 2), name
+
+
+@pytest.mark.parametrize("name", edgedecode.__all__)
+def test_public_names_are_documented(name: str) -> None:
+    value = getattr(edgedecode, name)
+    if inspect.isclass(value) or inspect.isfunction(value):
+        written = value.__doc__ or ""
+        assert written, f"{name} has no docstring"
+        assert not written.startswith(f"{name}("), f"{name} has only the docstring that dataclass makes"
+
+
+@pytest.mark.parametrize(("name", "function"), _functions())
+def test_public_functions_take_few_arguments_by_position(name: str, function: types.FunctionType) -> None:
+    parameters = list(inspect.signature(function).parameters.values())
+    kinds = {parameter.kind for parameter in parameters}
+    assert not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}, (
+        f"{name} takes *args or **kwargs"
+    )
+    positional = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+        and parameter.name not in {"self", "cls"}
+    ]
+    assert len(positional) <= MAX_POSITIONAL, f"{name} takes {positional} by position"

@@ -1,0 +1,128 @@
+"""README's commands and Python examples are executed as a reader would: in order, in one folder, on the bundled pack.
+
+A block fenced ```console holds `$ ` lines and their output, ```sh holds commands alone, ```python a program. The info
+string `sh no-run` is for commands that need something of the reader's own, and only for those.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+SHELLS = ("console", "sh")
+SECONDS = 600
+
+# Commands that set the machine up: they are not run here, but their targets must exist.
+SET_UP = re.compile(r"(git clone|cd|make|pip install|python3? -m (pip|venv)|source|\.ci/run)\b")
+# A word that stands for something the reader brings.
+PLACEHOLDER = re.compile(
+    r"(?<![\w$])(TARGET|DRAFT|PACK|PATH|FOLDER|HF_FOLDER|MODEL|BIG|OUT|ADAPTER|OWNER/NAME)(?![\w])"
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: the words after the fence, its text, and the line it starts on."""
+
+    info: tuple[str, ...]
+    body: str
+    line: int
+
+    @property
+    def runs(self) -> bool:
+        return "no-run" not in self.info
+
+    def commands(self) -> list[str]:
+        """Return the shell commands, continued lines joined, comments and a console's output left out."""
+        joined = re.sub(r"\\\n\s*(> )?", "", self.body)
+        lines = [line.strip() for line in joined.splitlines()]
+        if self.info[0] == "console":
+            lines = [line[2:] for line in lines if line.startswith("$ ")]
+        return [line for line in lines if line and not line.startswith("#")]
+
+
+def blocks(*languages: str) -> list[Block]:
+    text = README.read_text(encoding="utf-8") if README.is_file() else ""
+    found = []
+    for match in FENCE.finditer(text):
+        info = tuple(match["info"].split())
+        if info and info[0] in languages:
+            found.append(Block(info, match["body"], text.count("\n", 0, match.start()) + 1))
+    return found
+
+
+def _ids(block: Block) -> str:
+    return f"line-{block.line}"
+
+
+pytestmark = pytest.mark.skipif(not README.is_file(), reason="README.md is not written yet")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reader")
+
+
+def _run(command: list[str], folder: Path) -> None:
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+    }
+    child = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert child.returncode == 0, f"{shlex.join(command)}\n{child.stdout[-2000:]}\n{child.stderr[-2000:]}"
+    assert "Traceback" not in child.stderr, child.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [block for block in blocks(*SHELLS) if block.runs], ids=_ids)
+def test_commands_run(block: Block, folder: Path) -> None:
+    for command in block.commands():
+        if not SET_UP.match(command):
+            assert "edgedecode" in command, f"README.md:{block.line}: {command!r} is neither set-up nor ours"
+            _run(["bash", "-euo", "pipefail", "-c", command], folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [block for block in blocks("python") if block.runs], ids=_ids)
+def test_python_examples_run(block: Block, folder: Path) -> None:
+    program = folder / f"line_{block.line}.py"
+    program.write_text(block.body, encoding="utf-8")
+    _run([sys.executable, str(program)], folder)
+
+
+@pytest.mark.parametrize("block", [block for block in blocks(*SHELLS, "python") if not block.runs], ids=_ids)
+def test_only_commands_with_placeholders_are_not_run(block: Block) -> None:
+    assert block.info[0] in SHELLS, f"README.md:{block.line}: a Python example must run"
+    for command in block.commands():
+        assert SET_UP.match(command) or PLACEHOLDER.search(command), f"README.md:{block.line}: {command!r} could run"
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {word for block in blocks(*SHELLS) for c in block.commands() for word in re.findall(r"\bmake ([a-z-]+)", c)}
+    assert {"demo", "test", "lint", "pack", "clean"} | named <= targets
+
+
+def test_ci_runs_the_tests_and_nothing_else() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert re.findall(r"\bmake .*", script.read_text(encoding="utf-8")) == ["make test"]
