@@ -1,4 +1,4 @@
-"""Ctrl-C during an answer: it stops between two chunks, so nothing is left half-done. Knows nothing about sessions."""
+"""Ctrl-C during an answer: it stops between two rounds, so nothing is left half-done or unsaid. Knows no output."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import signal
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from types import FrameType
-from typing import TypeVar, cast
+from typing import cast
+
+from edgedecode import Chunk
+from edgedecode.session import TARGET_SOURCE
 
 __all__ = ["until_interrupted"]
 
-_Item = TypeVar("_Item")
 
+def until_interrupted(chunks: Iterator[Chunk]) -> Generator[Chunk]:
+    """Yield from `chunks` and close them; after Ctrl-C raise KeyboardInterrupt once the round has been yielded.
 
-def until_interrupted(items: Iterator[_Item]) -> Generator[_Item]:
-    """Yield from `items` and close them; after Ctrl-C raise KeyboardInterrupt before the next item is asked for.
-
-    Until the first item (the prompt is being read, which may take long) Ctrl-C interrupts at once, and so does a
+    A round ends with the target's own tokens: stopping before them would leave tokens in the session that nobody saw.
+    Until the first chunk (the prompt is being read, which may take long) Ctrl-C interrupts at once, and so does a
     second Ctrl-C.
     """
-    with closing(cast("Generator[_Item]", items)):
-        for item in items:
-            yield item
+    with closing(cast("Generator[Chunk]", chunks)):
+        for chunk in chunks:
+            yield chunk
             break
         with _Deferred() as deferred:
-            for item in items:
-                yield item
-                deferred.check()
+            for chunk in chunks:
+                yield chunk
+                if chunk.source == TARGET_SOURCE:
+                    deferred.check()
 
 
 class _Deferred:

@@ -156,7 +156,8 @@ class Session:
         self._stop_running()
         tokens = self._transcript.open_turn(prompt)
         self._check_fits(tokens)
-        return self._run(self._turn(prompt, tokens, limit=limit, stops=stops))
+        self._running = self._turn(prompt, tokens, limit=limit, stops=stops)
+        return self._running
 
     def complete(self, text: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Iterator[Chunk]:
         """Continue a bare text, without template or transcript, yielding text as it is decoded."""
@@ -165,7 +166,8 @@ class Session:
         self._stop_running()
         tokens = self._transcript.bare(text)
         self._check_fits(tokens)
-        return self._run(self._bare(tokens, limit=limit, stops=stops))
+        self._running = self._bare(tokens, limit=limit, stops=stops)
+        return self._running
 
     def generate(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Completion:
         """Answer a user message and return the whole reply."""
@@ -204,10 +206,6 @@ class Session:
 
     # -- one generation ------------------------------------------------------------------------------------------
 
-    def _run(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        self._running = chunks
-        return chunks
-
     def _stop_running(self) -> None:
         running, self._running = self._running, None
         if running is not None and hasattr(running, "close"):
@@ -242,29 +240,27 @@ class Session:
             min_width=2 if self.options.reproducible else 1,
         )
         rounds = decode(self._pair.target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats)
-        last: Verdict | None = None
+        verdict: Verdict | None = None
         for verdict in rounds:
-            last = verdict
             started = perf_counter()
             chunks = [reply.say(run, source) for run, source in _runs(verdict) if reply.stops.matched is None]
-            if surplus := len(verdict.tokens) - sum(len(chunk.tokens) for chunk in chunks):  # after a stop string
-                del tokens[-surplus:]
-                stats.verified_tokens -= surplus
+            surplus = len(verdict.tokens) - sum(len(chunk.tokens) for chunk in chunks)  # what follows a stop string
+            del tokens[len(tokens) - surplus :]
+            stats.verified_tokens -= surplus
             stats.time.host += perf_counter() - started if stats.rounds > 1 else 0.0
             yield from chunks
             if reply.stops.matched is not None:
                 break
         rest = reply.rest()
         reason = FinishReason.STOP
-        if reply.stops.matched is None and (last is None or last.outcome is not Outcome.ENDED):
+        if reply.stops.matched is None and (verdict is None or verdict.outcome is not Outcome.ENDED):
             reason = FinishReason.CONTEXT if len(tokens) >= self._state.capacity else FinishReason.LENGTH
         stats.peak_nbytes = peak_nbytes()
         yield Chunk(rest, (), TARGET_SOURCE, reason)
 
     def _reconcile(self, tokens: Sequence[int]) -> None:
         """Cut the target's state to what it shares with `tokens`; its settled positions hold the old tokens."""
-        old = self._transcript.tokens
-        shared = 0
+        old, shared = self._transcript.tokens, 0
         end = min(len(old), len(tokens), self._state.length)
         while shared < end and old[shared] == tokens[shared]:
             shared += 1
@@ -276,10 +272,9 @@ class Session:
         if name == "none":
             return None
         sampled = self.options.rule is Rule.RATIO
-        if sampled and self.options.reproducible:
-            raise CapabilityError("reproducible text needs the match rule: the ratio rule's text follows the drafts")
-        if sampled and name != "model":
-            raise CapabilityError(f"the ratio rule needs sampled drafts, {name!r} has none: use --drafter model")
+        if sampled and (name != "model" or self.options.reproducible):
+            wanted = "--reproducible" if self.options.reproducible else f"--drafter {name}"
+            raise CapabilityError(f"the ratio rule samples from the draft model: with {wanted}, use the match rule")
         return self._pair.drafter_source(name).open(
             DraftSetting(
                 budget=self._pair.budget,

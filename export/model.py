@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.manifest import ModelEntry
 
 from .architectures import ARCHITECTURES
 from .checkpoint import Checkpoint
+from .checks import CheckTexts, check_noise, check_parity
 from .network import open_network
-from .onnx import WEIGHTS_FILE, draw
+from .onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw
 from .recipe import Recipe
+from .reference import Reference
 from .source import Source
 from .stages import Stages
 
@@ -26,32 +28,48 @@ class ModelJob:
     source: Source
     recipe: Recipe
     license: str
+    texts: CheckTexts
 
     @property
     def nbytes(self) -> int:
         """About how large the weights file becomes."""
-        shape, recipe = self.source.shape, self.recipe
-        body = recipe.body.nbytes(shape.parameters - shape.embedding * (1 if shape.tied else 2), recipe.body.block_size or 1)
-        tables = 2 * 4 * shape.context * shape.head_size
-        per_weight = recipe.head.nbytes(shape.rows, shape.hidden) * (1 if shape.tied else 2)
-        return body + per_weight + tables
+        rotary = 2 * 4 * self.source.shape.context * self.source.shape.head_size // 2
+        return self.recipe.nbytes(self.source.shape) + rotary
 
 
 def export_model(job: ModelJob, pack: Path, stages: Stages) -> ModelEntry:
     """Export `job` into the role's folder of `pack` and check the result. Raises ExportError when a check fails."""
     folder = pack / job.role
     folder.mkdir()
-    shape, recipe = job.source.shape, job.recipe
     checkpoint = Checkpoint(list(job.source.weights))
     try:
         with stages.stage(f"{job.role}: structure"):
             network = open_network(job.source.folder, checkpoint)
-            parameters = sum(parameter.numel() for parameter in network.parameters())
-            drawing = draw(network, builder=ARCHITECTURES[shape.architecture], head_size=shape.head_size, recipe=recipe)
+            builder = ARCHITECTURES[job.source.shape.architecture]
+            drawing = draw(network, builder=builder, head_size=job.source.shape.head_size, recipe=job.recipe)
+            entry = _entry(job, drawing, parameters=sum(parameter.numel() for parameter in network.parameters()))
         with stages.stage(f"{job.role}: weights", drawing.weights.elements) as advance:
             drawing.write(folder, progress=advance, release=checkpoint.release)
+        with stages.stage(f"{job.role}: parity"):
+            drawing.write_exact(folder)
+            reference = Reference(network, job.recipe, release=checkpoint.release)
+            parity = check_parity(entry, pack, exact=f"{job.role}/{EXACT_FILE}", reference=reference, texts=job.texts)
+            (folder / EXACT_FILE).unlink()
     finally:
         checkpoint.close()
+    entry = replace(entry, parity=parity)
+    return _with_noise(entry, job, pack=pack, stages=stages) if job.texts.noise_positions else entry
+
+
+def _with_noise(entry: ModelEntry, job: ModelJob, *, pack: Path, stages: Stages) -> ModelEntry:
+    with stages.stage(f"{job.role}: kernel noise", job.texts.noise_positions) as advance:
+        noise = check_noise(entry, pack, texts=job.texts, progress=advance)
+    measured = {"noise_largest": noise.largest, "noise_positions": float(noise.positions)}
+    return replace(entry, kernel_noise=noise.percentile, parity={**entry.parity, **measured})
+
+
+def _entry(job: ModelJob, drawing: Drawing, *, parameters: int) -> ModelEntry:
+    shape = job.source.shape
     return ModelEntry(
         architecture=shape.architecture,
         rows=shape.rows,
@@ -63,9 +81,9 @@ def export_model(job: ModelJob, pack: Path, stages: Stages) -> ModelEntry:
         parameters=parameters,
         weights=f"{job.role}/{WEIGHTS_FILE}",
         graphs={"base": drawing.graph_in(job.role)},
-        bits=recipe.body.bits,
-        block_size=recipe.body.block_size,
-        head_bits=recipe.head.bits,
+        bits=job.recipe.body.bits,
+        block_size=job.recipe.body.block_size,
+        head_bits=job.recipe.head.bits,
         license=job.license,
         source=job.source.name,
     )

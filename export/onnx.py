@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode.manifest import Graph
 
+from .passes.accuracy import exact_products
 from .passes.bias import tree_bias
 from .passes.constants import stored_constants
 from .passes.embedding import stored_embedding
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from transformers import PreTrainedModel
 
-__all__ = ["GRAPH_FILE", "WEIGHTS_FILE", "Drawing", "draw"]
+__all__ = ["EXACT_FILE", "GRAPH_FILE", "WEIGHTS_FILE", "Drawing", "draw"]
 
 GRAPH_FILE = "base.onnx"
+EXACT_FILE = "exact.onnx"
 WEIGHTS_FILE = "weights.bin"
 _CAPABILITIES = ("tree", "rows")
 
@@ -55,6 +57,14 @@ class Drawing:
 
         self.weights.write(folder / WEIGHTS_FILE, progress=progress, release=release)
         ir.save(self.model, folder / GRAPH_FILE)
+
+    def write_exact(self, folder: Path) -> None:
+        """Write the graph once more, for checking only: its products do not round activations."""
+        import onnx_ir as ir
+
+        exact = self.model.clone()
+        exact_products(exact)
+        ir.save(exact, folder / EXACT_FILE)
 
 
 def draw(network: PreTrainedModel, *, builder: str, head_size: int, recipe: Recipe) -> Drawing:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import edgedecode
@@ -14,9 +14,11 @@ from edgedecode.errors import ExportError, IncompatiblePair, ManifestError
 from edgedecode.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest
 
 from .architectures import check_engine
+from .checks import CheckTexts
 from .generation import read_chat_template, read_generation
 from .model import ModelJob, export_model
 from .new_folder import check_place, new_folder
+from .noise import POSITIONS
 from .recipe import Recipe
 from .source import Source, open_source
 from .stages import Stages
@@ -34,8 +36,12 @@ class PairRequest:
     draft: str | None
     out: Path
     recipe: Recipe
+    name: str | None = None
+    """The pack's name; None: its folder's."""
     license: str | None = None
     """Overrides what the sources say of themselves."""
+    noise_positions: int = POSITIONS
+    """How long a text the kernels' noise is measured on; 0: not at all."""
 
 
 def export_pair(request: PairRequest, stages: Stages) -> Manifest:
@@ -43,11 +49,15 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
     with stages.stage("check"):
         target = open_source(request.target)
         draft = open_source(request.draft) if request.draft is not None else None
-        jobs = [_job("target", target, request)] + ([_job("draft", draft, request)] if draft is not None else [])
         if draft is not None:
             _check_pair(target, draft)
         generation = read_generation(target)
         template = _template(target, generation)
+        sources = {"target": target} | ({"draft": draft} if draft is not None else {})
+        jobs = [
+            _job(role, source, request=request, template=template, ends=generation.end_token_ids)
+            for role, source in sources.items()
+        ]
         check_place(request.out, nbytes=sum(job.nbytes for job in jobs))
     with new_folder(request.out) as folder:
         _copy_texts(folder, target, template)
@@ -56,7 +66,7 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
             _copy_licenses(folder / _LICENSES / job.role, job.source)
         with stages.stage("digests"):
             manifest = Manifest(
-                name=request.out.absolute().name,
+                name=request.name or request.out.absolute().name,
                 created_by=f"edgedecode {edgedecode.__version__}",
                 tokenizer=_TOKENIZER,
                 tokenizer_digest=target.tokenizer.digest,
@@ -70,14 +80,18 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
             return Manifest.load(folder)
 
 
-def _job(role: str, source: Source, request: PairRequest) -> ModelJob:
+def _job(
+    role: str, source: Source, *, request: PairRequest, template: ChatTemplate | None, ends: Collection[int]
+) -> ModelJob:
     try:
         check_engine(
             source.config, source.shape, name=source.name, body=request.recipe.body, head=request.recipe.head
         )
     except ManifestError as error:
         raise ExportError(f"{source.name}: {error}") from None
-    return ModelJob(role, source, request.recipe, request.license or source.license)
+    texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=source.shape.context)
+    texts = replace(texts, noise_positions=request.noise_positions)
+    return ModelJob(role, source, request.recipe, request.license or source.license, texts)
 
 
 def _check_pair(target: Source, draft: Source) -> None:
@@ -90,20 +104,20 @@ def _check_pair(target: Source, draft: Source) -> None:
     )
 
 
-def _template(target: Source, generation: Generation) -> str | None:
+def _template(target: Source, generation: Generation) -> ChatTemplate | None:
     text = read_chat_template(target.folder)
-    if text is not None:
-        try:
-            ChatTemplate(text, bos_token=generation.bos_token, eos_token=generation.eos_token)
-        except ManifestError as error:
-            raise ExportError(f"{target.name}: {error}") from None
-    return text
+    if text is None:
+        return None
+    try:
+        return ChatTemplate(text, bos_token=generation.bos_token, eos_token=generation.eos_token)
+    except ManifestError as error:
+        raise ExportError(f"{target.name}: {error}") from None
 
 
-def _copy_texts(folder: Path, target: Source, template: str | None) -> None:
+def _copy_texts(folder: Path, target: Source, template: ChatTemplate | None) -> None:
     shutil.copyfile(target.folder / _TOKENIZER, folder / _TOKENIZER)
     if template is not None:
-        (folder / _TEMPLATE).write_text(template, encoding="utf-8")
+        (folder / _TEMPLATE).write_text(template.source, encoding="utf-8")
 
 
 def _copy_licenses(folder: Path, source: Source) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .architectures import Shape
 from .quantize import Scheme
 
 __all__ = ["HEAD", "Recipe"]
@@ -22,6 +23,13 @@ class Recipe:
     @property
     def quantized(self) -> bool:
         return self.body.quantized or self.head.quantized
+
+    def nbytes(self, shape: Shape) -> int:
+        """Size of a model's stored weights, without norms and tables."""
+        tables = 1 if shape.tied else 2
+        body = shape.parameters - tables * shape.embedding
+        width = self.body.block_size or 1
+        return self.body.nbytes(body // width, width) + tables * self.head.nbytes(shape.rows, shape.hidden)
 
     def scheme_of(self, name: str) -> Scheme:
         """Return the scheme of a projection, named as in the graph without `.weight`."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["Display", "StageRecord", "Stages", "peak_resident_nbytes"]
+from edgedecode.memory import peak_nbytes
+
+__all__ = ["Display", "StageRecord", "Stages"]
 
 
 class Display(Protocol):
@@ -47,18 +48,8 @@ class Stages:
         finally:
             if self.display is not None:
                 self.display.end()
-        self.records.append(StageRecord(title, time.perf_counter() - start, peak_resident_nbytes()))
+        self.records.append(StageRecord(title, time.perf_counter() - start, peak_nbytes() or 0))
 
     def _advance(self, amount: int) -> None:
         if self.display is not None:
             self.display.advance(amount)
-
-
-def peak_resident_nbytes() -> int:
-    """Return the process's highest resident memory so far; 0 where the platform does not tell."""
-    try:
-        import resource
-    except ImportError:
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

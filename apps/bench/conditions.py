@@ -35,13 +35,14 @@ class Conditions:
     @classmethod
     def of(cls, pair: Pair, settings: Settings, *, arguments: Namespace) -> Conditions:
         machine = Machine.here()
+        source = arguments.prompts or "bundled, held out"
         digest = hashlib.sha256((pair.root / MANIFEST_NAME).read_bytes()).hexdigest()
         return cls(
             device=f"{machine.processor}, {machine.cores} cores, {machine.system}",
             threads="the runtime's choice" if arguments.threads is None else str(arguments.threads),
             pack=f"{pair.manifest.name}, digest {digest[:12]}, {pair.runtime} on {arguments.provider}",
             quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
-            prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {arguments.prompts or 'bundled, held out'}",
+            prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {source}",
             decoding=f"greedy, at most {settings.max_tokens} tokens, draft lengths {_listed(settings.lengths)}",
             repetitions=f"{settings.repetitions}, interleaved, medians{_warning(settings)}",
             versions=", ".join(f"{name} {number}" for name, number in versions(pair.runtime).items())
@@ -52,7 +53,9 @@ class Conditions:
 
     def line(self) -> str:
         """Return the shortest form that a table must not be without."""
-        return " | ".join((self.device, f"threads: {self.threads}", self.pack, self.decoding, self.repetitions, self.date))
+        return " | ".join(
+            (self.device, f"threads: {self.threads}", self.pack, self.decoding, self.repetitions, self.date)
+        )
 
 
 def _bits(entry: ModelEntry) -> str:

@@ -50,7 +50,7 @@ class Costs:
 
 
 def measure_costs(timed: TimedPair, *, tokens: Sequence[int], widest: int = WIDEST) -> Costs:
-    """Time passes over 1 to `widest` tokens after `tokens` (repeated to the context), in turns so that drift is shared."""
+    """Time passes over 1 to `widest` tokens after `tokens` (repeated to fill the context), in turns to share drift."""
     target = timed.pair.target
     context = min(CONTEXT, target.card.context - widest)
     text = (list(tokens) * (1 + (context + widest) // len(tokens)))[: context + widest]

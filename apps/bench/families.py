@@ -81,9 +81,7 @@ def _arm(arm: Arm, runs: Runs, *, plain: Runs, costs: Costs, plain_host: float) 
     )
 
 
-def _bound(
-    runs: dict[Arm, Runs], *, settings: Settings, costs: Costs, plain_host: float
-) -> tuple[float, str]:
+def _bound(runs: dict[Arm, Runs], *, settings: Settings, costs: Costs, plain_host: float) -> tuple[float, str]:
     """Return max S(k) and its arm: for each drafter from the survival recorded at its longest length."""
     best, name = 1.0, str(PLAIN)
     longest = max(settings.lengths)

@@ -14,7 +14,7 @@ from time import perf_counter
 
 from edgedecode import SamplingOptions, SessionOptions
 
-from .loops import GreedyLoop, LoopRun
+from .loops import GreedyLoop, LoopRun, time_loop
 from .runs import answer
 from .settings import PLAIN, Arm, Settings, arms_of
 from .timed import TimedPair
@@ -67,7 +67,7 @@ def compare_loops(
     theirs: list[list[LoopRun]] = [[] for _ in loops]
     for repetition in range(settings.repetitions + 1):
         runs = [_our_run(timed, text, settings)]
-        runs += [loop.generate(prompt, settings.max_tokens) for loop in loops]
+        runs += [time_loop(loop, prompt, count=settings.max_tokens) for loop in loops]
         advance()
         if repetition:  # the first is a warm-up
             ours.append(runs[0])
@@ -89,9 +89,7 @@ def _our_run(timed: TimedPair, text: str, settings: Settings) -> LoopRun:
 
 
 def _ratio(name: str, ours: Sequence[LoopRun], theirs: Sequence[LoopRun]) -> LoopRatio:
-    ratios = [
-        their.seconds_per_token / our.seconds_per_token for our, their in zip(ours, theirs, strict=True)
-    ]
+    ratios = [their.seconds_per_token / our.seconds_per_token for our, their in zip(ours, theirs, strict=True)]
     return LoopRatio(
         loop=name,
         ratio=median(ratios),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
 
@@ -55,7 +56,7 @@ def host_gaps(target: Sequence[Pass], draft: Sequence[Pass]) -> list[HostGap]:
     """Return, for each pass of the target but the last, the seconds until the next one less the draft's passes."""
     gaps: list[HostGap] = []
     index = 0
-    for before, after in zip(target, target[1:], strict=False):
+    for before, after in pairwise(target):
         drafted = 0.0
         while index < len(draft) and draft[index].ended <= after.started:
             drafted += draft[index].seconds if draft[index].started >= before.ended else 0.0

@@ -78,9 +78,7 @@ def predicted_at(survival: Survival, costs: Costs, *, drafter: str, host: Host, 
     return _speed_up(tokens, survival, costs=costs, drafter=drafter, host=host, longest=length)
 
 
-def _speed_up(
-    tokens: int, survival: Survival, *, costs: Costs, drafter: str, host: Host, longest: int
-) -> float:
+def _speed_up(tokens: int, survival: Survival, *, costs: Costs, drafter: str, host: Host, longest: int) -> float:
     step = costs.step_seconds
     cost = survival.rounds * host.round_seconds / step
     for length in range(longest + 1):

@@ -58,7 +58,7 @@ class TimedModel:
 
 
 class TimedPair:
-    """A pair whose models have been put under stopwatches. `draft` is None when the pack has none, or none is wanted."""
+    """A pair whose models are under stopwatches. `draft` is None when the pack has none, or none is wanted."""
 
     def __init__(self, pair: Pair, *, with_draft: bool) -> None:
         self.pair = pair

@@ -9,12 +9,15 @@ import onnx_ir as ir
 
 from ..quantize import Scheme
 from ..recipe import HEAD
-from ..stored import BlockWeight
 from ..sources import Matrix, Recorded, matrix_of
+from ..stored import BlockWeight
 from ..weights import Weights
 from .surgery import add_weight, drop_weight, insert_before
 
 __all__ = ["stored_projections"]
+
+_ROUNDED_ACTIVATIONS = 4
+"""The accuracy level whose kernels round activations to 8 bits: the fast ones, at every width of weights."""
 
 
 def stored_projections(
@@ -23,12 +26,8 @@ def stored_projections(
     *,
     weights: Weights,
     scheme_of: Callable[[str], Scheme],
-    accuracy_level: int = 4,
 ) -> None:
-    """Replace every MatMul on a recorded weight; `scheme_of` is asked by node name, `head` for the head.
-
-    Accuracy level 4 rounds activations to 8 bits, what makes the kernels fast; level 0 is for checking the rest exactly.
-    """
+    """Replace every MatMul on a recorded weight; `scheme_of` is asked by the weight's name, `head` for the head."""
     for node in [node for node in model.graph if node.op_type == "MatMul"]:
         weight = node.inputs[1]
         if weight is None or weight.name not in recorded:
@@ -38,7 +37,7 @@ def stored_projections(
         source = matrix_of(recorded[str(weight.name)], transposed=True)
         scheme = scheme_of(name)
         if scheme.quantized:
-            new = _blocks(model, node, weights.blocks(name, source, scheme=scheme), accuracy_level)
+            new = _blocks(model, node, weights.blocks(name, source, scheme=scheme))
         else:
             new = _floats(model, node, weights=weights, source=source, stored=_Stored(name, scheme.bits, head))
         _replace(model, node, new)
@@ -52,15 +51,15 @@ class _Stored:
     head: bool
 
 
-def _blocks(model: ir.Model, node: ir.Node, recipe: BlockWeight, accuracy_level: int) -> ir.Node:
+def _blocks(model: ir.Model, node: ir.Node, stored: BlockWeight) -> ir.Node:
     attributes = {
-        "K": recipe.source.columns,
-        "N": recipe.source.rows,
-        "bits": recipe.scheme.bits,
-        "block_size": recipe.scheme.block_size,
-        "accuracy_level": accuracy_level,
+        "K": stored.source.columns,
+        "N": stored.source.rows,
+        "bits": stored.scheme.bits,
+        "block_size": stored.scheme.block_size,
+        "accuracy_level": _ROUNDED_ACTIVATIONS,
     }
-    inputs = [node.inputs[0], add_weight(model, recipe.packed), add_weight(model, recipe.scales)]
+    inputs = [node.inputs[0], add_weight(model, stored.packed), add_weight(model, stored.scales)]
     return ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft", name=node.name)
 
 

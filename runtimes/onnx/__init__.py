@@ -1,1 +1,5 @@
-"""ONNX Runtime back end."""
+"""ONNX Runtime back end. The engine itself is imported when a runtime is made, not when this package is."""
+
+from .runtime import OnnxRuntime
+
+__all__ = ["OnnxRuntime"]

@@ -83,7 +83,9 @@ class ToyGraph:
         past = [f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"]
         rotary = ["cos", "sin"]
         if layer == 0:
-            angles = np.arange(shape.context)[:, None] / 10000 ** (np.arange(shape.head_size // 2) * 2 / shape.head_size)
+            angles = np.arange(shape.context)[:, None] / 10000 ** (
+                np.arange(shape.head_size // 2) * 2 / shape.head_size
+            )
             self._tensor("cos", np.cos(angles).astype(np.float32))
             self._tensor("sin", np.sin(angles).astype(np.float32))
         inputs = [query, key, value, *past, "seqlens_k", "total_length", *rotary, "position_ids", "attention_bias"]

@@ -1,0 +1,207 @@
+"""Bench figures as tables for people. Knows rich; computes nothing but what a cell shows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from .conditions import Conditions
+from .costs import Costs
+from .overhead import HostWork, LoopRatio
+from .results import ArmResult, FamilyResult
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["Report"]
+
+WIDTH = 150
+"""Columns where the output is no terminal: a table that is pasted somewhere shall not be folded."""
+
+
+class Report:
+    """Writes tables to standard output, each with its conditions."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        from rich.console import Console
+
+        self._console: Console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+        self._conditions = conditions
+
+    def conditions(self) -> None:
+        """Show every condition once, in full."""
+        for field in fields(self._conditions):
+            self._line(f"{field.name:<13} {getattr(self._conditions, field.name)}")
+        self._line("")
+
+    def costs(self, costs: Costs) -> None:
+        """Show the cost curve."""
+        table = self._table(
+            f"Cost of a target pass at {costs.context} tokens of context, medians of {costs.repetitions}, "
+            f"one token = {1000 * costs.step_seconds:.3f} ms",
+            "n",
+            *map(str, costs.target_seconds),
+        )
+        table.add_row("c(n)", *(f"{costs.c(width):.2f}" for width in costs.target_seconds))
+        table.add_row("1/c(n)", *(f"{1 / costs.c(width):.2f}" for width in costs.target_seconds))
+        note = ""
+        if costs.draft_seconds is not None:
+            note = f"d = {costs.d('model'):.3f}: one draft step is {1000 * costs.draft_seconds:.3f} ms\n"
+        self._show(table, note=note)
+
+    def best(self, families: Sequence[FamilyResult]) -> None:
+        """Show the best arm of every family, losses included."""
+        table = self._table(
+            "Best drafter and length of each family, speed-up S over plain decoding of the same run",
+            *(
+                "family",
+                "plain tok/s",
+                "best",
+                "S measured",
+                "S predicted",
+                "ratio",
+                "tokens/pass",
+                "bound",
+                "S/bound",
+                "differ",
+            ),
+        )
+        for family in families:
+            best = family.best
+            if best is None:
+                table.add_row(
+                    family.family, f"{family.plain_tokens_per_second:.1f}", "-", "-", "-", "-", "-", "-", "-", "all"
+                )
+                continue
+            table.add_row(
+                family.family,
+                f"{family.plain_tokens_per_second:.1f}",
+                best.name,
+                _speed_up(best.speed_up),
+                f"{best.predicted:.2f}",
+                f"{best.measured_over_predicted or 0:.2f}",
+                f"{best.acceptance_length:.2f}",
+                f"{family.bound:.2f} {family.bound_arm}",
+                f"{(best.speed_up or 0) / family.bound:.2f}",
+                f"{best.divergent} of {family.prompts}",
+            )
+        self._show(table)
+
+    def arms(self, families: Sequence[FamilyResult]) -> None:
+        """Show S measured / S predicted of every arm on every family."""
+        names = [arm.name for arm in families[0].arms] if families else []
+        table = self._table("S measured / S predicted, every arm; losses in red", "family", *names)
+        for family in families:
+            table.add_row(family.family, *(_measured_and_predicted(arm) for arm in family.arms))
+        self._show(table)
+
+    def acceptance(self, families: Sequence[FamilyResult]) -> None:
+        """Show, for each drafter's longest length, what was accepted by position, and where the time went."""
+        table = self._table(
+            "At the longest draft: accepted up to each position, and the time's split",
+            *(
+                "family",
+                "arm",
+                "drafted",
+                "accepted up to position 1, 2, …",
+                "draft",
+                "verify",
+                "sample",
+                "host",
+                "prompt read",
+            ),
+        )
+        for family in families:
+            for arm in _longest_arms(family):
+                total = arm.time.total or 1.0
+                parts = (arm.time.draft, arm.time.verify, arm.time.sample, arm.time.host)
+                table.add_row(
+                    family.family,
+                    arm.name,
+                    str(arm.proposed),
+                    " ".join(f"{share:.0%}" for share in arm.acceptance_per_position) or "nothing drafted",
+                    *(f"{part / total:.0%}" for part in parts),
+                    f"{arm.reading_share:.0%}",
+                )
+        self._show(table)
+
+    def equality(self, families: Sequence[FamilyResult]) -> None:
+        """Say how many texts differ from plain decoding's: never silently lossy."""
+        texts = sum(family.prompts * len(family.arms) for family in families)
+        differ = sum(arm.divergent for family in families for arm in family.arms)
+        unstable = sum(family.plain_unstable for family in families)
+        self._line(
+            f"Text: {texts - differ} of {texts} speculative answers (prompts × arms) equal plain decoding's, {differ} "
+            f"differ (near ties that turn with the width of a pass; left out of S)."
+        )
+        if unstable:
+            self._line(f"Plain decoding itself was not the same in every repetition on {unstable} prompts.")
+
+    def host_work(self, works: Sequence[HostWork]) -> None:
+        """Show the host's work a round."""
+        table = self._table(
+            "Host work per token (plain) and per verified round", "arm", "rounds", "median ms", "90% below ms"
+        )
+        for work in works:
+            table.add_row(
+                work.arm, str(work.rounds), f"{1000 * work.median_seconds:.3f}", f"{1000 * work.p90_seconds:.3f}"
+            )
+        self._show(table)
+
+    def loops(self, ratios: Sequence[LoopRatio], reasons: Sequence[str]) -> None:
+        """Show our plain loop against others, and why others are missing."""
+        if ratios:
+            table = self._table(
+                "Plain decoding: our loop's speed / the other loop's, same prompt and tokens, interleaved",
+                *("other loop", "ratio", "lowest", "highest", "our tok/s", "its tok/s", "same tokens"),
+            )
+            for ratio in ratios:
+                table.add_row(
+                    ratio.loop,
+                    f"{ratio.ratio:.3f}",
+                    f"{ratio.ratios[0]:.3f}",
+                    f"{ratio.ratios[-1]:.3f}",
+                    f"{ratio.our_tokens_per_second:.1f}",
+                    f"{ratio.tokens_per_second:.1f}",
+                    f"{ratio.same_tokens} of {ratio.tokens}",
+                )
+            self._show(table)
+        for reason in reasons:
+            self._line(f"Not compared: {reason}")
+
+    def _table(self, title: str, *columns: str) -> Table:
+        from rich.table import Table
+
+        table = Table(title=title, title_justify="left")
+        for column in columns:
+            table.add_column(column, justify="left" if column in _TEXT_COLUMNS else "right")
+        return table
+
+    def _show(self, table: Table, *, note: str = "") -> None:
+        self._console.print(table)
+        self._line(f"{note}{self._conditions.line()}\n")
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+_TEXT_COLUMNS = ("family", "arm", "best", "bound", "other loop", "accepted up to position 1, 2, …")
+
+
+def _speed_up(value: float | None) -> str:
+    if value is None:
+        return "-"
+    colour = "red" if value < 1 else "green"
+    return f"[{colour}]{value:.2f}[/]"
+
+
+def _measured_and_predicted(arm: ArmResult) -> str:
+    return f"{_speed_up(arm.speed_up)}/{arm.predicted:.2f}"
+
+
+def _longest_arms(family: FamilyResult) -> list[ArmResult]:
+    longest = max(arm.length for arm in family.arms) if family.arms else 0
+    return [arm for arm in family.arms if arm.length == longest]

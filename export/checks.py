@@ -1,0 +1,108 @@
+"""Runs a freshly written model through the public runtime: parity with the reference, and the kernels' noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgedecode.chat_template import ChatTemplate
+from edgedecode.errors import InputError, ManifestError
+from edgedecode.manifest import ModelEntry
+from edgedecode.memory import Budget
+from edgedecode.protocols import LanguageModel
+from edgedecode.registry import find_runtime
+from edgedecode.tokenizer import Tokenizer
+
+from .noise import POSITIONS, KernelNoise, measure_noise
+from .parity import ParityText, check_exact, measure_kernels, reference_rows
+from .reference import Reference
+
+__all__ = ["CheckTexts", "check_parity", "check_noise"]
+
+_LENGTH = 48
+_TEXT = (
+    "The quick brown fox jumps over the lazy dog. A farmer has 12 apples and gives 5 of them to a neighbour: "
+    'how many are left? def add(a, b): return a + b {"name": "Ada", "city": "London", "year": 1843}'
+)
+_PROMPTS = (
+    "Tell me a short story about a lighthouse.",
+    "What is 17 + 25? Explain each step.",
+    "Write a Python function that reverses a list.",
+    "What is the capital of France, and what is it known for?",
+    "Repeat this sentence three times: the early bird catches the worm.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTexts:
+    """What a model is checked on, in its own ids."""
+
+    text: ParityText
+    prompts: tuple[tuple[int, ...], ...]
+    vocabulary_size: int
+    ends: Collection[int]
+    noise_positions: int = POSITIONS
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, *, template: ChatTemplate | None, ends: Collection[int], context: int) -> CheckTexts:
+        """Encode the fixed texts; prompts go through the chat template where there is one that takes them."""
+        tokens = tokenizer.encode(_TEXT) or [0]
+        prompts = [tokenizer.encode(_rendered(template, prompt))[: context // 2] or [0] for prompt in _PROMPTS]
+        return cls(
+            text=ParityText.of(tokens, length=max(4, min(_LENGTH, context // 2))),
+            prompts=tuple(tuple(prompt) for prompt in prompts),
+            vocabulary_size=tokenizer.size,
+            ends=ends,
+        )
+
+
+def check_parity(
+    entry: ModelEntry, pack: Path, *, exact: str, reference: Reference, texts: CheckTexts
+) -> Mapping[str, float]:
+    """Compare a model with its reference; `exact` is the file of its graph whose products do not round activations.
+
+    Raises ExportError when that graph differs by more than summation order. What rounding does is measured, not judged.
+    """
+    expected = reference_rows(reference, texts.text)
+    graph = replace(entry.graphs["base"], file=exact)
+    with _opened(replace(entry, graphs={"base": graph}), pack) as model:
+        numbers = {"tokens": float(len(expected)), "deviation": float(expected.std())}
+        numbers |= check_exact(model, texts.text, expected)
+    if min(entry.bits, entry.head_bits) < 16:
+        with _opened(entry, pack) as model:
+            numbers |= measure_kernels(model, texts.text, expected)
+    return numbers
+
+
+def check_noise(
+    entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: Callable[[int], None]
+) -> KernelNoise:
+    """Measure the noise of the shipped graph's kernels on text of the model's own."""
+    with _opened(entry, pack) as model:
+        return measure_noise(
+            model,
+            texts.prompts,
+            vocabulary_size=texts.vocabulary_size,
+            ends=texts.ends,
+            positions=texts.noise_positions,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _opened(entry: ModelEntry, pack: Path) -> Iterator[LanguageModel]:
+    model = find_runtime("onnx").open(entry, pack, name="check", budget=Budget(), threads=None, provider="cpu")
+    try:
+        yield model
+    finally:
+        model.close()
+
+
+def _rendered(template: ChatTemplate | None, prompt: str) -> str:
+    messages: Sequence[Mapping[str, str]] = [{"role": "user", "content": prompt}]
+    try:
+        return template.render(messages) if template is not None else prompt
+    except (InputError, ManifestError):
+        return prompt

@@ -1,0 +1,128 @@
+"""Kernel noise: how far the gap between two leading logits moves between the one-row and the many-row kernels.
+
+What the pack's manifest keeps of it is the yardstick for calling two greedy continuations equal (design.md §3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.protocols import LanguageModel, State
+from edgedecode.types import FloatArray, IntArray
+
+__all__ = ["KernelNoise", "measure_noise"]
+
+POSITIONS = 2000
+_PERCENTILE = 99.9
+_LEADING = 8
+_SEGMENT = 250
+_WIDTHS = range(2, 17)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelNoise:
+    """In logits: the 99.9th percentile and the largest of all positions measured."""
+
+    percentile: float
+    largest: float
+    positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A sampled continuation: its tokens, and for each row the leading ids and their one-row logits."""
+
+    tokens: list[int]
+    leading: IntArray
+    logits: FloatArray
+
+
+def measure_noise(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    vocabulary_size: int,
+    ends: Collection[int],
+    positions: int = POSITIONS,
+    progress: Callable[[int], None] = lambda amount: None,
+) -> KernelNoise:
+    """Sample after the prompts in turn, one row a pass, then read the same tokens again in passes of 2 to 16 rows.
+
+    The sampling (temperature 1, a fixed seed) makes the text the model's own; an end-of-sequence token ends a segment.
+    """
+    rng = np.random.default_rng(0)
+    found: list[npt.NDArray[np.float32]] = []
+    done = 0
+    for prompt in cycle(prompts):
+        length = min(_SEGMENT, positions - done, model.card.context - len(prompt) - max(_WIDTHS))
+        segment = _sample(model, prompt, length=length, vocabulary_size=vocabulary_size, ends=ends, rng=rng)
+        found.append(_spread(_reread(model, prompt, segment) - segment.logits))
+        done += len(segment.logits)
+        progress(len(segment.logits))
+        if done >= positions:
+            break
+    spreads = np.concatenate(found)
+    return KernelNoise(float(np.percentile(spreads, _PERCENTILE)), float(spreads.max()), len(spreads))
+
+
+def _sample(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    *,
+    length: int,
+    vocabulary_size: int,
+    ends: Collection[int],
+    rng: np.random.Generator,
+) -> _Segment:
+    tokens, leading, logits = [prompt[-1]], [], []
+    state = _read(model, prompt, room=length)
+    try:
+        while True:
+            row = model.forward(tokens[-1:], state).logits[0, :vocabulary_size]
+            state.keep((0,))
+            ids = np.argpartition(row, -_LEADING)[-_LEADING:] if row.size > _LEADING else np.arange(row.size)
+            leading.append(ids)
+            logits.append(row[ids])
+            drawn = int((row + rng.gumbel(size=row.size)).argmax())
+            if len(leading) >= length or drawn in ends:
+                return _Segment(tokens, np.stack(leading), np.stack(logits))
+            tokens.append(drawn)
+    finally:
+        state.close()
+
+
+def _reread(model: LanguageModel, prompt: Sequence[int], segment: _Segment) -> FloatArray:
+    """Return the same ids' logits, computed in passes of many rows."""
+    found: list[FloatArray] = []
+    state = _read(model, prompt, room=len(segment.tokens))
+    try:
+        start = 0
+        for width in cycle(_WIDTHS):
+            tokens = segment.tokens[start : start + width]
+            if not tokens:
+                return np.concatenate(found)
+            rows = model.forward(tokens, state, rows="all").logits
+            found.append(np.take_along_axis(rows, segment.leading[start : start + len(tokens)], axis=1))
+            state.keep(range(len(tokens)))
+            start += len(tokens)
+    finally:
+        state.close()
+    raise AssertionError("unreachable")
+
+
+def _read(model: LanguageModel, prompt: Sequence[int], *, room: int) -> State:
+    """Make a state that holds the prompt but for its last token, which the first row reads."""
+    state = model.new_state(len(prompt) + room + max(_WIDTHS))
+    if len(prompt) > 1:
+        model.forward(prompt[:-1], state, rows="none")
+        state.keep(range(len(prompt) - 1))
+    return state
+
+
+def _spread(differences: FloatArray) -> npt.NDArray[np.float32]:
+    return np.asarray(differences.max(axis=1) - differences.min(axis=1), np.float32)

@@ -1,0 +1,129 @@
+"""Proves that a graph computes what its weights stand for: whole, in pieces, after a crop, and as a tree in two passes.
+
+Everything is compared with transformers carrying the same rounded weights, in one reference pass over text and tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.errors import ExportError
+from edgedecode.protocols import LanguageModel, State
+from edgedecode.types import FloatArray
+
+from .reference import Reference
+
+__all__ = ["ParityText", "check_exact", "measure_kernels", "reference_rows"]
+
+TOLERANCE = 1e-3
+"""Largest error, relative to the logits' deviation where that is above 1, of kernels that do not round activations."""
+
+_PARENTS = (-1, 0, 0, 1, 1, 2, -1, 3)
+"""A tree on the text's last token; nodes 0 to 2 are the first pass, 3 to 6 the second, 7 follows the kept path."""
+_FIRST, _SECOND, _PATH = slice(0, 3), slice(3, 7), (0, 1, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class ParityText:
+    """A text and, hanging on its last token, the tokens of the tree."""
+
+    text: tuple[int, ...]
+    tree: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], *, length: int) -> ParityText:
+        """Take `length` tokens, repeating them if there are fewer, and the tree's from the text itself."""
+        text = tuple(tokens[index % len(tokens)] for index in range(length))
+        return cls(text, tuple(text[(3 * node + 1) % length] for node in range(len(_PARENTS))))
+
+
+def reference_rows(reference: Reference, text: ParityText) -> FloatArray:
+    """Return the reference's logits, [text and tree, rows], in one pass with the tree written into the mask."""
+    length, nodes = len(text.text), len(text.tree)
+    visible: npt.NDArray[np.bool_] = np.tri(length + nodes, dtype=np.bool_)
+    depths: list[int] = []
+    for node, parent in enumerate(_PARENTS):
+        visible[length + node, length:] = visible[length + parent, length:] if parent >= 0 else False
+        visible[length + node, length + node] = True
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    positions = [*range(length), *(length + depth for depth in depths)]
+    return reference.logits((*text.text, *text.tree), visible=visible, positions=positions)
+
+
+def check_exact(model: LanguageModel, text: ParityText, expected: FloatArray) -> Mapping[str, float]:
+    """Run a model whose kernels do not round in every way a state can grow. Raises ExportError for a wrong result."""
+    length = len(text.text)
+    state = model.new_state(length + len(text.tree))
+    try:
+        errors = {
+            "max_error": _error(_whole(model, state, text), expected[:length]),
+            "crop_error": _error(_after_crop(model, state, text), expected[length // 2 : length]),
+            "pieces_error": _error(_in_pieces(model, state, text), expected[length // 2 : length]),
+            "tree_error": _error(_as_tree(model, state, text), expected[length:]),
+        }
+    finally:
+        state.close()
+    limit = TOLERANCE * max(1.0, float(expected.std()))
+    if wrong := {name: error for name, error in errors.items() if not error <= limit}:
+        found = ", ".join(f"{name} {error:.2g}" for name, error in wrong.items())
+        raise ExportError(f"the exported graph does not compute what its weights stand for ({found}, allowed {limit:.2g})")
+    return errors
+
+
+def measure_kernels(model: LanguageModel, text: ParityText, expected: FloatArray) -> Mapping[str, float]:
+    """Measure the shipped kernels' own error: largest, root mean square relative to the logits' deviation, top-1."""
+    length = len(text.text)
+    state = model.new_state(length)
+    try:
+        rows = _whole(model, state, text)
+    finally:
+        state.close()
+    wanted = expected[:length]
+    return {
+        "kernel_max_error": _error(rows, wanted),
+        "kernel_rms_error": float(np.sqrt(np.mean((rows - wanted) ** 2)) / wanted.std()),
+        "kernel_top1": float((rows.argmax(-1) == wanted.argmax(-1)).mean()),
+    }
+
+
+def _whole(model: LanguageModel, state: State, text: ParityText) -> FloatArray:
+    rows = model.forward(text.text, state, rows="all").logits.copy()
+    state.keep(range(len(text.text)))
+    return rows
+
+
+def _after_crop(model: LanguageModel, state: State, text: ParityText) -> FloatArray:
+    half = len(text.text) // 2
+    state.crop(half)
+    rows = model.forward(text.text[half:], state, rows="all").logits.copy()
+    state.crop(0)
+    return rows
+
+
+def _in_pieces(model: LanguageModel, state: State, text: ParityText) -> FloatArray:
+    """Read the first half without any logits, then a row alone, then the others."""
+    half = len(text.text) // 2
+    model.forward(text.text[:half], state, rows="none")
+    state.keep(range(half))
+    first = model.forward(text.text[half : half + 1], state, rows="last").logits.copy()
+    state.keep((0,))
+    others = model.forward(text.text[half + 1 :], state, rows="all").logits.copy()
+    state.keep(range(len(text.text) - half - 1))
+    return np.concatenate((first, others))
+
+
+def _as_tree(model: LanguageModel, state: State, text: ParityText) -> FloatArray:
+    """Grow the tree in two passes, keep one path, and go on from its end."""
+    first = model.forward(text.tree[_FIRST], state, parents=_PARENTS[_FIRST], rows="all").logits.copy()
+    second = model.forward(text.tree[_SECOND], state, parents=_PARENTS[_SECOND], rows="all").logits.copy()
+    state.keep(_PATH)
+    last = model.forward(text.tree[-1:], state, rows="all").logits.copy()
+    return np.concatenate((first, second, last))
+
+
+def _error(found: FloatArray, expected: FloatArray) -> float:
+    return float(np.abs(found - expected).max())

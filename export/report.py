@@ -1,0 +1,161 @@
+"""What a person and a program are told of an export: a live bar, tables, and the same as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeAlias
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from edgedecode.manifest import Manifest
+from edgedecode.memory import format_nbytes
+
+from .stages import StageRecord
+
+if TYPE_CHECKING:
+    from .inflate import Inflation
+
+__all__ = ["LiveDisplay", "inflation_report", "pair_report", "show_inflation", "show_pair"]
+
+Report: TypeAlias = "dict[str, str | int | float | None | Report | list[Report]]"
+
+
+class LiveDisplay:
+    """Progress on standard error: bars on a terminal, a line for each finished stage elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._task: TaskID | None = None
+        self._title = ""
+
+    def begin(self, title: str, total: int) -> None:
+        self._title = title
+        self._task = self._progress.add_task(title, total=total or None)
+
+    def advance(self, amount: int) -> None:
+        if self._task is not None:
+            self._progress.advance(self._task, amount)
+
+    def end(self) -> None:
+        if self._task is not None:
+            total = self._progress.tasks[self._task].total or 1
+            self._progress.update(self._task, total=total, completed=total)
+            self._task = None
+        if not self._console.is_terminal:
+            self._console.print(self._title, highlight=False, markup=False)
+
+    def __enter__(self) -> LiveDisplay:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) -> None:
+    """Print what was made and how it went."""
+    console = Console(soft_wrap=True)
+    console.print(_stage_table(records))
+    console.print()
+    console.print(_model_table(manifest))
+    console.print()
+    size = format_nbytes(sum(entry.nbytes for entry in manifest.files.values()))
+    console.print(f"{out}: {size}, {len(manifest.files)} files", highlight=False, markup=False)
+
+
+def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) -> Report:
+    """Return the same as values for one JSON line; sizes are bytes, times seconds."""
+    models: Report = {
+        role: {
+            "source": entry.source,
+            "license": entry.license,
+            "parameters": entry.parameters,
+            "bits": entry.bits,
+            "block_size": entry.block_size,
+            "head_bits": entry.head_bits,
+            "weights_nbytes": manifest.files[entry.weights].nbytes,
+            "kernel_noise": entry.kernel_noise,
+            "parity": dict(entry.parity),
+        }
+        for role, entry in manifest.models.items()
+    }
+    nbytes = sum(entry.nbytes for entry in manifest.files.values())
+    return {"pack": str(out), "nbytes": nbytes, "models": models, **_timings(records)}
+
+
+def show_inflation(result: Inflation, records: Sequence[StageRecord]) -> None:
+    """Print the sizes before and after."""
+    console = Console(soft_wrap=True)
+    console.print(_stage_table(records))
+    console.print()
+    console.print(
+        f"{result.out}: MLP {result.mlp_before} → {result.mlp}, {result.parameters / 1e6:.1f}M parameters, "
+        f"{format_nbytes(result.weights_nbytes)} in int4 (block 32, 8-bit head)",
+        highlight=False,
+        markup=False,
+    )
+
+
+def inflation_report(result: Inflation, records: Sequence[StageRecord]) -> Report:
+    """Return the same as values for one JSON line."""
+    return {
+        "out": str(result.out),
+        "mlp_before": result.mlp_before,
+        "mlp": result.mlp,
+        "parameters": result.parameters,
+        "weights_nbytes": result.weights_nbytes,
+        **_timings(records),
+    }
+
+
+def _timings(records: Sequence[StageRecord]) -> Report:
+    stages: list[Report] = [asdict(record) for record in records]
+    return {
+        "stages": stages,
+        "seconds": sum(record.seconds for record in records),
+        "peak_nbytes": max((record.peak_nbytes for record in records), default=0),
+    }
+
+
+def _stage_table(records: Sequence[StageRecord]) -> Table:
+    table = Table("stage", box=None, pad_edge=False)
+    table.add_column("seconds", justify="right")
+    table.add_column("peak memory so far", justify="right")
+    for record in records:
+        table.add_row(record.title, f"{record.seconds:.1f}", format_nbytes(record.peak_nbytes))
+    total = sum(record.seconds for record in records)
+    table.add_row("all", f"{total:.1f}", format_nbytes(max((record.peak_nbytes for record in records), default=0)))
+    return table
+
+
+def _model_table(manifest: Manifest) -> Table:
+    table = Table("model", "source", box=None, pad_edge=False)
+    for title in ("parameters", "weights", "stored", "parity", "kernels (rms)", "top-1", "kernel noise"):
+        table.add_column(title, justify="right")
+    for role, entry in manifest.models.items():
+        worst = max((entry.parity[name] for name in entry.parity if name.endswith("_error") and "kernel" not in name), default=0.0)
+        table.add_row(
+            role,
+            entry.source,
+            f"{entry.parameters / 1e6:.1f}M",
+            format_nbytes(manifest.files[entry.weights].nbytes),
+            f"{entry.bits} bits, head {entry.head_bits}",
+            f"{worst:.1e}",
+            _optional(entry.parity.get("kernel_rms_error"), ".2%"),
+            _optional(entry.parity.get("kernel_top1"), ".1%"),
+            _optional(entry.kernel_noise, ".2g"),
+        )
+    return table
+
+
+def _optional(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

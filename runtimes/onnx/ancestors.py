@@ -1,0 +1,79 @@
+"""Pending rows that form a tree: who descends from whom, as the attention bias wants it. Knows indices only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from edgedecode.errors import InputError
+from edgedecode.types import FloatArray
+
+__all__ = ["BLOCKED", "Ancestors"]
+
+BLOCKED = -1e9
+"""Added to the score of a row that is no ancestor. Finite, so that no row is ever all infinities (NaN after softmax),
+and far below any score: its share is exactly zero."""
+_BIAS_OF_BIT = np.array([BLOCKED, 0.0], np.float32)
+_CACHED_MASKS = 512
+
+
+class Ancestors:
+    """The tree of one state's pending rows; starts as a chain.
+
+    A row's ancestors, itself included, are the bits of one integer. Integers are kept for the newest rows and rebuilt
+    by walking the parents for others, so that hundreds of branches hundreds of rows long stay small.
+    """
+
+    __slots__ = ("_depths", "_masks", "_parents")
+
+    def __init__(self, chain: int) -> None:
+        self._parents = list(range(-1, chain - 1))
+        self._depths = list(range(chain))
+        self._masks: dict[int, int] = {}
+
+    def grow(self, parents: Iterable[int], *, after: int) -> None:
+        """Append rows behind the first `after`; rows behind those, left by a pass that was interrupted, are dropped."""
+        if len(self._parents) > after:
+            del self._parents[after:], self._depths[after:]
+            self._masks.clear()
+        if len(self._masks) > _CACHED_MASKS:
+            self._masks.clear()
+        for parent in parents:
+            index = len(self._parents)
+            mask = self._mask(parent)
+            self._masks[index] = mask | (1 << index)
+            self._parents.append(parent)
+            self._depths.append(0 if parent < 0 else self._depths[parent] + 1)
+
+    def depths(self, start: int, stop: int) -> list[int]:
+        """Return the depths of rows start to stop; children of the last settled position have depth 0."""
+        return self._depths[start:stop]
+
+    def fill_bias(self, bias: FloatArray, *, settled: int, start: int) -> None:
+        """Write the bias of the rows from `start`: [rows, settled + start + rows], every settled position visible."""
+        rows, total = bias.shape
+        pending = total - settled
+        nbytes = (pending + 7) // 8
+        packed = b"".join(self._mask(start + row).to_bytes(nbytes, "little") for row in range(rows))
+        bits = np.unpackbits(np.frombuffer(packed, np.uint8).reshape(rows, nbytes), axis=1, bitorder="little")
+        bias[:, :settled] = 0.0
+        bias[:, settled:] = _BIAS_OF_BIT[bits[:, :pending]]
+
+    def check_path(self, path: Sequence[int]) -> None:
+        """Raise InputError unless `path` leads from a child of the last settled position down the tree."""
+        above = -1
+        for node in path:
+            if self._parents[node] != above:
+                raise InputError(f"pending row {node} does not continue row {above}: keep one path, root first")
+            above = node
+
+    def _mask(self, node: int) -> int:
+        mask = 0
+        while node >= 0:
+            known = self._masks.get(node)
+            if known is not None:
+                return mask | known
+            mask |= 1 << node
+            node = self._parents[node]
+        return mask

@@ -1,0 +1,104 @@
+"""The arrays one model's passes read and write, made once: inputs, attention bias, logits. Knows shapes, not states.
+
+The engine's values share these arrays' memory, so an input is changed by writing into its array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgedecode.memory import Budget, Lease
+from edgedecode.types import FloatArray, IntArray
+
+from .footprint import FLOAT_NBYTES, Footprint
+from .graph import Untyped
+
+__all__ = ["Buffers"]
+
+INDEX_NBYTES = 8
+
+
+class Buffers:
+    """Input, bias and logits arrays of one model, under leases taken before each is allocated."""
+
+    def __init__(
+        self, engine: Untyped, *, name: str, rows: int, context: int, footprint: Footprint, budget: Budget
+    ) -> None:
+        self._value = engine.OrtValue.ortvalue_from_numpy
+        self._rows = rows
+        width = footprint.rows_per_pass
+        self._bias_nbytes = footprint.bias_nbytes
+        self._lease = budget.reserve(f"buffers:{name}", footprint.bias_nbytes + INDEX_NBYTES * (context + 4 * width))
+        try:
+            self._logits_lease = budget.reserve(f"logits:{name}", 0)
+        except BaseException:
+            self._lease.release()
+            raise
+        self.ids: IntArray = np.zeros(width, np.int64)
+        self.positions: IntArray = np.zeros(width, np.int64)
+        self.picked: IntArray = np.zeros(width, np.int64)
+        self.last_slot = np.zeros(1, np.int32)
+        self.total = np.zeros(1, np.int32)
+        self.last_slot_value = self._value(self.last_slot)
+        self.total_value = self._value(self.total)
+        self.counter: IntArray = np.arange(context, dtype=np.int64)
+        self._zeros: FloatArray = np.zeros(footprint.bias_nbytes // FLOAT_NBYTES, np.float32)
+        self._tree_bias: FloatArray | None = None
+        self._logits: FloatArray = np.empty((0, rows), np.float32)
+        self._widths: dict[int, tuple[Untyped, Untyped]] = {}
+        self._picks: dict[int, Untyped] = {}
+        self.zeros_pointer: int = self._zeros.ctypes.data
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """What these arrays hold of the budget."""
+        return (self._lease, self._logits_lease)
+
+    def width_values(self, width: int) -> tuple[Untyped, Untyped]:
+        """Return the engine's values over the first `width` ids and positions."""
+        values = self._widths.get(width)
+        if values is None:
+            values = (self._value(self.ids[None, :width]), self._value(self.positions[None, :width]))
+            self._widths[width] = values
+        return values
+
+    def picked_value(self, count: int) -> Untyped:
+        """Return the engine's value over the first `count` indices of rows to compute."""
+        value = self._picks.get(count)
+        if value is None:
+            value = self._picks[count] = self._value(self.picked[:count])
+        return value
+
+    def tree_bias(self, rows: int, total: int) -> FloatArray:
+        """Return a bias to fill, [rows, total]. Raises BudgetExceeded at the first tree when it does not fit."""
+        if self._tree_bias is None:
+            self._lease.resize(self._lease.nbytes + self._bias_nbytes)
+            self._tree_bias = np.empty(self._bias_nbytes // FLOAT_NBYTES, np.float32)
+        return self._tree_bias[: rows * total].reshape(rows, total)
+
+    def logits(self, count: int) -> FloatArray:
+        """Return the logits array, of `count` rows at least. Raises BudgetExceeded before growing."""
+        if len(self._logits) < count:
+            self._logits_lease.resize(count * self._rows * FLOAT_NBYTES)
+            self._logits = np.empty((0, self._rows), np.float32)  # gives the old rows back first
+            self._logits = np.empty((count, self._rows), np.float32)
+        return self._logits
+
+    def pick(self, rows: Sequence[int]) -> None:
+        """Ask for these rows of the coming pass."""
+        if len(rows) == 1:
+            self.picked[0] = rows[0]
+        else:
+            self.picked[: len(rows)] = rows
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._widths.clear()
+        self._picks.clear()
+        self._tree_bias = None
+        self._logits = np.empty((0, self._rows), np.float32)
+        self._zeros = np.empty(0, np.float32)
+        for lease in self.leases:
+            lease.release()

@@ -1,0 +1,216 @@
+"""A model on ONNX Runtime: turns rows to append into engine passes. Knows no text, drafting or sampling.
+
+Everything a pass needs is bound once and written in place. What is bound again: the attention bias at every pass (its
+shape holds the total length), ids and positions when the width changes, logits when their number or place does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from weakref import WeakSet
+
+import numpy as np
+
+from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
+from edgedecode.manifest import ModelEntry
+from edgedecode.memory import Budget, Lease
+from edgedecode.protocols import State
+from edgedecode.types import AdapterUse, FloatArray, ModelCard, Output, RowRequest
+
+from .buffers import Buffers
+from .footprint import Footprint
+from .graph import Untyped, cache_names, first_line
+from .state import OnnxState, state_nbytes
+
+__all__ = ["OnnxModel"]
+
+
+class OnnxModel:
+    """Implements `LanguageModel` over one open session, which it owns with the `leases` given."""
+
+    def __init__(
+        self,
+        engine: Untyped,
+        *,
+        session: Untyped,
+        entry: ModelEntry,
+        card: ModelCard,
+        footprint: Footprint,
+        budget: Budget,
+        leases: Sequence[Lease],
+    ) -> None:
+        self._engine = engine
+        self._session = session
+        self._entry = entry
+        self._card = card
+        self._footprint = footprint
+        self._budget = budget
+        self._buffers = Buffers(
+            engine, name=card.name, rows=card.rows, context=card.context, footprint=footprint, budget=budget
+        )
+        self._leases = list(leases)
+        self._states: WeakSet[OnnxState] = WeakSet()
+        self._lock = Lock()
+        # Below 8 bits the kernel for one row rounds differently. Of a wider pass two rows are computed where one is
+        # asked for, so that a row's logits do not depend on how many of its neighbours' were wanted.
+        self._least_rows = 2 if entry.head_bits < 8 else 1
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    def new_state(self, capacity: int) -> State:
+        if capacity < 1:
+            raise InputError(f"a state of {capacity} rows: give 1 or more")
+        if capacity > self._card.context:
+            raise CapabilityError(f"a state of {capacity} rows: {self._card.name} holds {self._card.context} at most")
+        if self._session is None:
+            raise CapabilityError(f"the model {self._card.name} is closed")
+        lease = self._budget.reserve(f"kv:{self._card.name}", state_nbytes(self._entry, capacity))
+        try:
+            state = OnnxState(self._entry, capacity=capacity, lease=lease, owner=self)
+            state.binding = self._bind(state)
+        except BaseException:
+            lease.release()
+            raise
+        self._states.add(state)
+        return state
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: RowRequest = "last",
+        adapter: AdapterUse | None = None,
+    ) -> Output:
+        if adapter is not None:
+            raise CapabilityError(f"{self._card.name} has no adapter inputs: {adapter.name!r} cannot be applied")
+        count = len(tokens)
+        wanted = _wanted(rows, count)
+        with self._lock:
+            own = self._own(state)
+            self._check_tokens(tokens)
+            own.grow(count, parents=parents)
+            if own.tree is not None and not self._card.tree:
+                raise CapabilityError(f"{self._card.name} has no tree attention: its graph reads chains only")
+            logits = self._buffers.logits(max(1, len(wanted), self._least_rows))
+            try:
+                if count <= self._footprint.rows_after(own.length + own.pending):
+                    self._pass(own, tokens, start=own.pending, rows=wanted, logits=logits)
+                    logits = logits[: len(wanted)]
+                else:
+                    logits = self._passes(own, tokens, rows=wanted)
+            except (EdgeDecodeError, MemoryError):
+                raise
+            except Exception as error:  # the engine's exceptions share no base class
+                what = f"ONNX Runtime failed in a pass of {count} rows: {first_line(error)}"
+                raise RuntimeUnavailable(what) from error
+            own.commit(count)
+        return Output(logits)
+
+    def close(self) -> None:
+        """Close every state and give the memory back. Idempotent."""
+        for state in list(self._states):
+            state.close()
+        self._session = None
+        self._buffers.close()
+        for lease in self._leases:
+            lease.release()
+
+    def _bind(self, state: OnnxState) -> Untyped:
+        """Bind what never changes: the cache, read as past and written as present, and the two lengths."""
+        binding = self._session.io_binding()
+        layers = self._entry.layers
+        names = zip(cache_names("past_key_values", layers), cache_names("present", layers), strict=True)
+        for (past, present), values in zip(names, state.cache, strict=True):
+            value = self._engine.OrtValue.ortvalue_from_numpy(values)
+            binding.bind_ortvalue_input(past, value)
+            binding.bind_ortvalue_output(present, value)
+        binding.bind_ortvalue_input("seqlens_k", self._buffers.last_slot_value)
+        binding.bind_ortvalue_input("total_length", self._buffers.total_value)
+        return binding
+
+    def _passes(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int]) -> FloatArray:
+        """Append `tokens` in several passes, none of them of a single row, and compute each row where it falls."""
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        ascending = [rows[index] for index in order]
+        logits = self._buffers.logits(len(rows) + self._least_rows)
+        start = filled = 0
+        while start < len(tokens):
+            left = len(tokens) - start
+            width = min(left, self._footprint.rows_after(state.length + state.pending + start))
+            if left - width == 1 and width > 2:
+                width -= 1
+            here = [row - start for row in ascending[filled:] if row < start + width]
+            chunk = tokens[start : start + width]
+            self._pass(state, chunk, start=state.pending + start, rows=here, logits=logits[filled:])
+            filled += len(here)
+            start += width
+        logits = logits[: len(rows)]
+        return logits if ascending == list(rows) else logits[np.argsort(order)]
+
+    def _pass(
+        self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int], logits: FloatArray
+    ) -> None:
+        """Run one pass over the pending rows from `start`; the logits of `rows` go to the front of `logits`."""
+        buffers, binding = self._buffers, state.binding
+        width = len(tokens)
+        total = state.length + start + width
+        if len(rows) == 1 and width > 1 and self._least_rows == 2:
+            rows = (rows[0], rows[0])
+        if state.bound_width != width:
+            ids, positions = buffers.width_values(width)
+            binding.bind_ortvalue_input("input_ids", ids)
+            binding.bind_ortvalue_input("position_ids", positions)
+            state.bound_width = width
+        if state.bound_rows != len(rows) or state.bound_output != logits.ctypes.data:
+            self._bind_rows(state, rows=len(rows), logits=logits)
+        buffers.ids[:width] = tokens
+        buffers.pick(rows)
+        buffers.last_slot[0] = total - 1
+        buffers.total[0] = total
+        if state.tree is None:
+            buffers.positions[:width] = buffers.counter[total - width : total]
+            bias = buffers.zeros_pointer
+        else:
+            buffers.positions[:width] = np.add(state.tree.depths(start, start + width), state.length)
+            filled = buffers.tree_bias(width, total)
+            state.tree.fill_bias(filled, settled=state.length, start=start)
+            bias = filled.ctypes.data
+        binding.bind_input("attention_bias", "cpu", 0, np.float32, (1, 1, width, total), bias)
+        self._session.run_with_iobinding(binding)
+
+    def _bind_rows(self, state: OnnxState, *, rows: int, logits: FloatArray) -> None:
+        pointer = logits.ctypes.data
+        state.binding.bind_ortvalue_input("rows", self._buffers.picked_value(rows))
+        state.binding.bind_output("logits", "cpu", 0, np.float32, (rows, self._card.rows), pointer)
+        state.bound_rows, state.bound_output = rows, pointer
+
+    def _own(self, state: State) -> OnnxState:
+        if not isinstance(state, OnnxState) or state.owner is not self:
+            raise InputError(f"the state was not made by {self._card.name}'s new_state")
+        if self._session is None or state.closed:
+            raise CapabilityError(f"{self._card.name} or its state is closed")
+        return state
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        if not len(tokens):
+            raise InputError("a forward pass needs at least one token")
+        if min(tokens) < 0 or max(tokens) >= self._card.rows:
+            raise InputError(f"token ids go from 0 to {self._card.rows - 1}, not {min(tokens)} to {max(tokens)}")
+
+
+def _wanted(rows: RowRequest, count: int) -> Sequence[int]:
+    """Return the row indices that are asked for."""
+    if isinstance(rows, str):
+        if rows == "last":
+            return (count - 1,)
+        if rows not in ("none", "all"):
+            raise InputError(f"rows {rows!r}: none, last, all, or indices")
+        return range(count if rows == "all" else 0)
+    if len(rows) and not (0 <= min(rows) <= max(rows) < count and len(rows) <= count):
+        raise InputError(f"rows {list(rows)[:8]} of a pass of {count} rows")
+    return rows

@@ -1,0 +1,31 @@
+"""Execution providers, chosen by name. A provider that is not here is an error: nothing falls back silently."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgedecode.errors import CapabilityError
+
+__all__ = ["PROVIDERS", "Provider", "choose_provider"]
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """One execution provider: our name for it, the engine's, and a line for people."""
+
+    name: str
+    engine_name: str
+    description: str
+
+
+PROVIDERS = (Provider(name="cpu", engine_name="CPUExecutionProvider", description="ONNX Runtime on the processor"),)
+
+
+def choose_provider(name: str, *, installed: Sequence[str]) -> Provider:
+    """Return the provider called `name`. Raises CapabilityError listing those this installation has."""
+    usable = {provider.name: provider for provider in PROVIDERS if provider.engine_name in installed}
+    if name not in usable:
+        known = ", ".join(usable) or "none"
+        raise CapabilityError(f"ONNX Runtime has no provider {name!r} here; it has: {known}")
+    return usable[name]

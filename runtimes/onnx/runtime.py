@@ -1,0 +1,103 @@
+"""The ONNX Runtime engine as a `Runtime`: lists its devices and opens a pack's models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from edgedecode.errors import InputError, ManifestError
+from edgedecode.manifest import ModelEntry
+from edgedecode.memory import Budget
+from edgedecode.protocols import Device, LanguageModel
+from edgedecode.types import ModelCard
+
+from .footprint import ENGINE_NBYTES, Footprint, plan_footprint
+from .graph import check_contract, import_engine, open_session
+from .model import OnnxModel
+from .providers import PROVIDERS, choose_provider
+from .threads import default_threads
+
+__all__ = ["OnnxRuntime"]
+
+
+class OnnxRuntime:
+    """Implements `Runtime`. Making one imports the engine; raises RuntimeUnavailable when it is not installed."""
+
+    def __init__(self) -> None:
+        self._engine = import_engine()
+        self._opened = False
+
+    @property
+    def name(self) -> str:
+        return "onnx"
+
+    def devices(self) -> Sequence[Device]:
+        """Return every provider this runtime knows, and whether this installation has it."""
+        installed: Sequence[str] = self._engine.get_available_providers()
+        return [
+            Device(
+                runtime=self.name,
+                provider=provider.name,
+                description=f"{provider.description}, onnxruntime {self._engine.__version__}",
+                available=provider.engine_name in installed,
+                reason="" if provider.engine_name in installed else f"this onnxruntime has no {provider.engine_name}",
+            )
+            for provider in PROVIDERS
+        ]
+
+    def open(
+        self,
+        entry: ModelEntry,
+        root: Path,
+        *,
+        name: str,
+        vocabulary_size: int,
+        budget: Budget,
+        threads: int | None,
+        provider: str,
+    ) -> LanguageModel:
+        chosen = choose_provider(provider, installed=self._engine.get_available_providers())
+        if threads is not None and threads < 1:
+            raise InputError(f"{threads} threads: give 1 or more")
+        graph = entry.graphs.get("base")
+        if graph is None:
+            raise ManifestError(f"the model {name} has no base graph: export the pack again")
+        path, weights = root / graph.file, root / entry.weights
+        footprint = plan_footprint(entry, weights_nbytes=_file_nbytes(weights), graph_nbytes=_file_nbytes(path))
+        with ExitStack() as undo:  # gives every lease back when a later step fails
+            leases = [undo.enter_context(budget.reserve(*part)) for part in self._parts(name, footprint)]
+            session = open_session(path, provider=chosen, threads=threads or default_threads(_file_nbytes(weights)))
+            check_contract(session, entry, path=path)
+            card = ModelCard(
+                name=name,
+                rows=entry.rows,
+                vocabulary_size=min(entry.rows, vocabulary_size),
+                context=entry.context,
+                tree="tree" in graph.capabilities,
+                kernel_noise=entry.kernel_noise,
+                weights_nbytes=footprint.weights_nbytes,
+            )
+            model = OnnxModel(
+                self._engine,
+                session=session,
+                entry=entry,
+                card=card,
+                footprint=footprint,
+                budget=budget,
+                leases=leases,
+            )
+            undo.pop_all()
+        self._opened = True
+        return model
+
+    def _parts(self, name: str, footprint: Footprint) -> list[tuple[str, int]]:
+        parts = [(f"weights:{name}", footprint.weights_nbytes), (f"workspace:{name}", footprint.workspace_nbytes)]
+        return parts if self._opened else [("engine code", ENGINE_NBYTES), *parts]
+
+
+def _file_nbytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}): export or import the pack again") from None

@@ -1,0 +1,134 @@
+"""One sequence's keys and values, and the engine binding over them. Knows slots and rows; runs nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edgedecode.errors import CapabilityError, InputError
+from edgedecode.manifest import ModelEntry
+from edgedecode.memory import Lease
+from edgedecode.types import FloatArray
+
+from .ancestors import Ancestors
+from .footprint import FLOAT_NBYTES
+
+__all__ = ["OnnxState", "state_nbytes"]
+
+TREE_ROW_NBYTES = 64 + 72
+"""A pending row of a tree: cached ancestors (512 masks of a bit a row), parent and depth."""
+
+
+def state_nbytes(entry: ModelEntry, capacity: int) -> int:
+    """Return what a state of `capacity` rows takes."""
+    return capacity * (2 * entry.layers * entry.kv_heads * entry.head_size * FLOAT_NBYTES + TREE_ROW_NBYTES)
+
+
+class OnnxState:
+    """Implements `State`: slots 0 to length are settled, the next `pending` hold pending rows in order of arrival.
+
+    All layers' keys and values are one array, [2 · layers, 1, kv heads, capacity, head size]; the engine reads its past
+    from the slots in use and writes its present into the following ones.
+    """
+
+    def __init__(self, entry: ModelEntry, *, capacity: int, lease: Lease, owner: object) -> None:
+        self.owner = owner
+        self._lease = lease
+        self._capacity = capacity
+        self._length = 0
+        self._pending = 0
+        shape = (2 * entry.layers, 1, entry.kv_heads, capacity, entry.head_size)
+        self.cache: FloatArray = np.zeros(shape, np.float32)
+        self.tree: Ancestors | None = None
+        """The pending rows' shape; None: a chain."""
+        self.binding: Any = None
+        """The engine's binding; below, what it is bound to now."""
+        self.bound_width = 0
+        self.bound_rows = -1
+        self.bound_output = 0
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def pending(self) -> int:
+        return self._pending
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @property
+    def nbytes(self) -> int:
+        return self._lease.nbytes
+
+    @property
+    def oldest_crop(self) -> int:
+        return 0
+
+    @property
+    def closed(self) -> bool:
+        return self.binding is None
+
+    def keep(self, path: Sequence[int]) -> None:
+        count = len(path)
+        if count and not 0 <= min(path) <= max(path) < self._pending:
+            raise InputError(f"pending rows {min(path)} to {max(path)} cannot be kept: there are {self._pending}")
+        in_place = path == range(count) or all(node == index for index, node in enumerate(path))
+        if self.tree is not None:
+            self.tree.check_path(path)
+        elif not in_place:
+            raise InputError(f"pending rows {list(path)[:8]} are no path of a chain: keep its first rows")
+        if not in_place:
+            start, sources = self._length, np.asarray(path, np.int64) + self._length
+            self.cache[:, :, :, start : start + count] = self.cache[:, :, :, sources]
+        self._settle(self._length + count)
+
+    def crop(self, length: int) -> None:
+        if not 0 <= length <= self._length:
+            raise CapabilityError(f"cannot go back to length {length}: {self._length} positions are settled")
+        self._settle(length)
+
+    def grow(self, count: int, *, parents: Sequence[int] | None) -> None:
+        """Check that `count` rows fit and hang them into the tree. They are pending only after `commit`."""
+        used = self._length + self._pending
+        if used + count > self._capacity:
+            raise CapabilityError(
+                f"{count} more rows do not fit the state: {used} of {self._capacity} are used (shorten the prompt, "
+                f"or raise --ctx-size)"
+            )
+        if parents is not None and not _continues(parents, count=count, after=self._pending):
+            if self.tree is None:
+                self.tree = Ancestors(self._pending)
+            self.tree.grow(parents, after=self._pending)
+        elif self.tree is not None:
+            self.tree.grow(range(self._pending - 1, self._pending - 1 + count), after=self._pending)
+
+    def commit(self, count: int) -> None:
+        """Count the rows of a finished pass as pending."""
+        self._pending += count
+
+    def close(self) -> None:
+        self.binding = None
+        self.tree = None
+        self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
+        self._length = self._pending = 0
+        self._lease.release()
+
+    def _settle(self, length: int) -> None:
+        self._length, self._pending, self.tree = length, 0, None
+
+
+def _continues(parents: Sequence[int], *, count: int, after: int) -> bool:
+    """Tell whether each row continues the one before it. Raises InputError when they are no tree."""
+    if len(parents) != count:
+        raise InputError(f"{len(parents)} parents for {count} tokens")
+    chain = True
+    for index, parent in enumerate(parents, after):
+        if not -1 <= parent < index:
+            raise InputError(f"row {index} has parent {parent}: parents come before their children, -1 is the root")
+        chain = chain and parent == index - 1
+    return chain

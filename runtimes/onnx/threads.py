@@ -1,0 +1,32 @@
+"""How many threads a model gets when nobody says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["default_threads"]
+
+SMALL_NBYTES = 32 * 2**20
+"""Weights below this sit in cache: handing work to a second thread costs more than it saves."""
+MOST_THREADS = 8
+"""Decoding is bound by memory reads; a few cores saturate them."""
+
+
+def default_threads(weights_nbytes: int) -> int:
+    """Return one thread for a tiny model, else the physical cores this process may use, eight at most."""
+    if weights_nbytes < SMALL_NBYTES:
+        return 1
+    return min(MOST_THREADS, _physical_cores())
+
+
+def _physical_cores() -> int:
+    """Count physical cores where Linux tells, else logical ones."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    allowed = os.sched_getaffinity(0)
+    topologies = [Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") for core in allowed]
+    try:
+        return len({path.read_text(encoding="ascii") for path in topologies})
+    except OSError:
+        return len(allowed)

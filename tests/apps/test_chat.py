@@ -1,0 +1,229 @@
+"""`chat` on a toy pair, over piped lines and as a conversation: commands, files, and Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgedecode import FinishReason, Message, Pair, Session, SessionOptions
+from edgedecode.apps.chat.conversation import Conversation
+from edgedecode.apps.chat.lines import PipedLines
+from edgedecode.apps.chat.saved import load_messages, save_messages
+from edgedecode.apps.colour import Paint
+from edgedecode.cli import main
+from edgedecode.errors import InputError
+
+
+class Script:
+    """Lines, of which some are interrupts."""
+
+    interactive = True
+
+    def __init__(self, *lines: str | type[BaseException] | None) -> None:
+        self._lines = iter(lines)
+
+    def read(self) -> str | None:
+        line = next(self._lines, None)
+        if isinstance(line, type):
+            raise line
+        return line
+
+
+@pytest.fixture
+def session(toy: Pair) -> Iterator[Session]:
+    with toy.session(SessionOptions(seed=1, ignore_eos=True)) as session:
+        yield session
+
+
+def talk(session: Session, *lines: str | type[BaseException] | None, max_tokens: int = 12) -> Conversation:
+    conversation = Conversation(session, Script(*lines), paint=Paint(on=False), max_tokens=max_tokens)
+    assert conversation.run() == 0
+    return conversation
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+@pytest.mark.usefixtures("toy")
+def test_piped_lines_are_answered_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    piped(monkeypatch, b"hello\n\n/stats\nagain")
+    assert main(["chat", "-n", "12", "--temp", "0", "--system", "be brief"]) == 0
+    out, err = capsys.readouterr()
+    assert out
+    assert err.count("tok/s") == 2
+    assert "by position" in err
+
+
+@pytest.mark.usefixtures("toy")
+def test_bad_bytes_on_standard_input_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    piped(monkeypatch, b"caf\xe9\n")
+    assert main(["chat"]) == 1
+    err = capsys.readouterr().err
+    assert "line 1 of standard input is not valid UTF-8" in err
+    assert err.count("\n") == 1
+
+
+def test_answers_are_remembered_and_reset_keeps_the_system_message(session: Session) -> None:
+    session.reset([Message("system", "be brief")])
+    talk(session, "hello", "//slash")
+    assert [message.role for message in session.messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert session.messages[3].content == "/slash"
+    talk(session, "/reset")
+    assert [message.content for message in session.messages] == ["be brief"]
+    talk(session, "/system be kind")
+    assert [message.content for message in session.messages] == ["be kind"]
+
+
+def test_save_and_load_round_trip(session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "talk.json"
+    talk(session, "hello", f"/save {file}")
+    messages = session.messages
+    talk(session, "/reset", f"/load {file}")
+    assert session.messages == messages
+    assert {path.name for path in tmp_path.iterdir()} == {"talk.json", "edgedecode.json"}
+    assert "2 messages loaded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "No such file"),
+        (b"", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"3", "holds no list of messages"),
+        (b'{"messages": {}}', "holds no list of messages"),
+        (b'[{"role": "user"}]', "message 1"),
+        (b'[{"role": "user", "content": 3}]', "message 1"),
+        (b'[{"role": "pirate", "content": "arr"}]', "'pirate' is unknown"),
+    ],
+)
+def test_a_bad_file_is_one_line_and_the_conversation_stays(
+    content: bytes | None, expected: str, session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(session, "hello")
+    messages = session.messages
+    capsys.readouterr()
+    file = tmp_path / "bad.json"
+    if content is not None:
+        file.write_bytes(content)
+    talk(session, f"/load {file}")
+    err = capsys.readouterr().err
+    assert expected in err
+    assert err.count("\n") == 1
+    assert session.messages == messages
+
+
+def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "talk.json"
+    save_messages(file, [Message("user", "one")])
+
+    def full(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        save_messages(file, [Message("user", "two")])
+    assert load_messages(file) == [Message("user", "one")]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_saved_file_is_what_other_tools_read(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    save_messages(file, [Message("user", "grüß")])
+    assert json.loads(file.read_text("utf-8")) == {"messages": [{"role": "user", "content": "grüß"}]}
+    file.write_text('[{"role": "user", "content": "bare"}]')
+    assert load_messages(file) == [Message("user", "bare")]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("/nonsense", "there is no command /nonsense"),
+        ("/save", "usage: /save FILE"),
+        ("/reset now", "usage: /reset"),
+        ("/stats", "there is no answer yet"),
+        ("/save /no/such/folder/x.json", "No such file"),
+    ],
+)
+def test_a_command_that_cannot_be_obeyed_is_one_line(
+    line: str, expected: str, session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(session, line)
+    err = capsys.readouterr().err
+    assert expected in err
+    assert err.count("\n") == 1
+
+
+def test_help_lists_every_command_and_color_toggles(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    conversation = talk(session, "/color", "/help", "hello")
+    assert conversation.paint.on
+    out, err = capsys.readouterr()
+    for name in ("/reset", "/system", "/stats", "/color", "/save", "/load", "/help", "/quit", "Ctrl-C", "Ctrl-D"):
+        assert name in err
+    assert "\x1b[32m" in out
+
+
+def test_a_full_context_says_reset_and_the_session_goes_on(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    with toy.session(SessionOptions(context=80, ignore_eos=True, seed=1)) as session:
+        conversation = talk(session, "hello", "x" * 100, "/reset", "hello", max_tokens=10)
+        err = capsys.readouterr().err
+        assert err.count("/reset starts over") == 1
+        assert conversation.last_finish is FinishReason.LENGTH
+        assert len(session.messages) == 2
+        talk(session, "hello", max_tokens=1000)
+        assert "the context is full: /reset starts over" in capsys.readouterr().err
+
+
+def test_ctrl_c_at_the_prompt_warns_once_and_leaves_the_second_time(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(session, KeyboardInterrupt, "hello", KeyboardInterrupt, KeyboardInterrupt, "never read")
+    assert len(session.messages) == 2
+    assert capsys.readouterr().err.count("Ctrl-C again") == 2
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_session(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupting(io.StringIO):
+        def write(self, text: str) -> int:
+            if text and self.tell() == 0:
+                return super().write(text)
+            if text.strip() and not self.getvalue().endswith("!"):
+                os.kill(os.getpid(), signal.SIGINT)
+                return super().write(text + "!")
+            return super().write(text)
+
+    out = Interrupting()
+    monkeypatch.setattr(sys, "stdout", out)
+    conversation = Conversation(session, Script("hello", None), paint=Paint(on=False), max_tokens=200)
+    assert conversation.run() == 0
+    assert conversation.last_finish is FinishReason.CANCELLED
+    assert "interrupted" in capsys.readouterr().err
+    assert len(session.tokens) < 200
+    assert [message.role for message in session.messages] == ["user", "assistant"]
+    assert session.messages[1].content == out.getvalue().replace("!", "").removesuffix("\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.undo()
+    conversation.answer("and now?")
+    assert conversation.last_finish is FinishReason.LENGTH
+
+
+def test_piped_lines_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    piped(monkeypatch, b"one\r\ntwo")
+    lines = PipedLines()
+    assert [lines.read(), lines.read(), lines.read()] == ["one", "two", None]
+    piped(monkeypatch, b"\xff\n")
+    with pytest.raises(InputError, match="not valid UTF-8"):
+        lines.read()

@@ -1,0 +1,249 @@
+"""The verbs in child processes, on a real pack: bad input, closed pipes and Ctrl-C, as a shell would see them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run, command_line
+
+WORDS = ["-p", "Tell me a story about a fox.", "--temp", "0"]
+
+
+def refused(done: subprocess.CompletedProcess[bytes], *, code: int = 1) -> str:
+    """Check what every refusal looks like, and return its line."""
+    err = done.stderr.decode()
+    assert done.returncode == code, err
+    assert "Traceback" not in err
+    if code == 1:
+        assert err.startswith("edgedecode: ")
+        assert err.count("\n") == 1, err
+    return err
+
+
+def generate(run: Run, pack: Path, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return run("generate", "-m", str(pack), *WORDS, *words, stdin=stdin)
+
+
+def test_generate_ends_with_one_json_line(run: Run, pack: Path) -> None:
+    done = generate(run, pack, "--max-tokens", "32", "--json", "--drafter", "model")
+    assert done.returncode == 0, done.stderr
+    value = json.loads(done.stdout.splitlines()[-1])
+    assert len(value["tokens"]) == 32
+    assert value["stats"]["mode"] == "model"
+    assert value["stats"]["accepted"] > 0
+    assert value["stats"]["planned_nbytes"] > 0
+
+
+def test_devices_lists_the_cpu(run: Run) -> None:
+    done = run("devices", "--json")
+    assert done.returncode == 0, done.stderr
+    devices = json.loads(done.stdout.splitlines()[-1])["devices"]
+    assert ("onnx", "cpu", True) in [(d["runtime"], d["provider"], d["available"]) for d in devices]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--runtime", "abacus"], "no runtime 'abacus'"),
+        (["--drafter", "psychic"], "no drafter 'psychic'"),
+        (["--adapter", "formal"], "no adapter 'formal'"),
+        (["--provider", "quantum"], "provider"),
+        (["--temp", "-1"], "temperature -1.0 is out of range"),
+        (["--temp", "nan"], "temperature nan is out of range"),
+        (["--top-p", "2"], "top_p 2.0 is out of range"),
+        (["--top-k", "-3"], "top_k -3 is out of range"),
+        (["--min-p", "1.5"], "min_p 1.5 is out of range"),
+        (["--repeat-penalty", "0"], "repetition_penalty 0.0 is out of range"),
+        (["--seed", "-1"], "seed -1 is out of range"),
+        (["--threads", "0"], "0 threads are out of range"),
+        (["--max-tokens", "0"], "max_tokens 0 is out of range"),
+        (["--ctx-size", "1"], "out of range"),
+        (["--ctx-size", "4"], "the prompt has"),
+        (["--draft-max", "99"], "draft length 99 is out of range"),
+        (["--memory", "lots"], "is no size"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(words: list[str], expected: str, run: Run, pack: Path) -> None:
+    assert expected in refused(generate(run, pack, *words))
+
+
+def test_too_small_a_budget_shows_the_table(run: Run, pack: Path) -> None:
+    done = generate(run, pack, "--memory", "1MB")
+    err = done.stderr.decode()
+    assert done.returncode == 1
+    assert "Traceback" not in err
+    assert "budget" in err
+    assert err.count("\n") > 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["-p", "x", "--file", "y"],
+        ["-p", "x", "--system", "s", "--raw"],
+        ["-p", "x", "--temp", "warm"],
+        ["-p", "x", "--seed", "1.5"],
+        ["-p", "x", "--rule", "hope"],
+        ["-p", "x", "--temperature", "1"],
+    ],
+)
+def test_wrong_usage_exits_with_2(words: list[str], run: Run) -> None:
+    assert "usage:" in refused(run("generate", *words), code=2)
+
+
+def test_bad_bytes_are_refused(run: Run, pack: Path, tmp_path: Path) -> None:
+    done = run("generate", "-m", str(pack), "-p", "-", stdin=b"caf\xe9 latin")
+    assert "standard input is not valid UTF-8: byte 0xe9 at offset 3" in refused(done)
+    file = tmp_path / "latin"
+    file.write_bytes(b"\xff\xfe")
+    assert "is not valid UTF-8" in refused(run("generate", "-m", str(pack), "--file", str(file)))
+    assert "is not valid UTF-8" in refused(run("chat", "-m", str(pack), stdin=b"\xff\n"))
+    if sys.platform == "linux":
+        assert "--prompt is not valid UTF-8" in refused(run("generate", "-m", str(pack), "-p", os.fsdecode(b"\xe9")))
+
+
+def test_files_that_cannot_be_read_are_refused(run: Run, pack: Path, tmp_path: Path) -> None:
+    assert "No such file" in refused(run("generate", "-m", str(pack), "--file", str(tmp_path / "none")))
+    assert "directory" in refused(run("generate", "-m", str(pack), "--file", str(tmp_path)))
+    assert "no pack" in refused(run("generate", "-m", str(tmp_path), "-p", "x"))
+    assert "no folder" in refused(run("generate", "-m", str(tmp_path / "none"), "-p", "x"))
+
+
+def test_a_damaged_pack_is_refused(run: Run, pack: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "pack"
+    shutil.copytree(pack, copy)
+    manifest = copy / "edgedecode.json"
+    text = manifest.read_text()
+    for old, new, expected in (
+        ('"version": 1', '"version": 99', "upgrade edgedecode"),
+        ('"target/base.onnx"', '"../base.onnx"', "leaves the pack"),
+        ('"tokenizer.json"', '"/etc/passwd"', "leaves the pack"),
+        ("{", "", "is not JSON"),
+    ):
+        manifest.write_text(text.replace(old, new))
+        assert expected in refused(run("generate", "-m", str(copy), "-p", "x"))
+    manifest.write_text(text)
+    weights = copy / "target" / "weights.bin"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1])
+    assert "weights.bin" in refused(run("generate", "-m", str(copy), "-p", "x"))
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert "weights.bin" in refused(run("generate", "-m", str(copy), "-p", "x", "--verify"))
+    weights.unlink()
+    assert "weights.bin" in refused(run("generate", "-m", str(copy), "-p", "x"))
+
+
+def test_debug_shows_the_traceback(run: Run, tmp_path: Path) -> None:
+    assert b"Traceback" in run("generate", "-m", str(tmp_path), "-p", "x", "--debug").stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
+def test_a_closed_pipe_ends_quietly(pack: Path) -> None:
+    child = subprocess.Popen(
+        command_line(["generate", "-m", str(pack), *WORDS, "-n", "400", "--ignore-eos"]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    assert len(child.stdout.read(5)) == 5
+    child.stdout.close()
+    assert child.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert child.stderr.read() == b""
+    child.stderr.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.parametrize("json_line", [False, True])
+def test_ctrl_c_keeps_the_partial_text(pack: Path, json_line: bool) -> None:
+    words = ["generate", "-m", str(pack), *WORDS, "-n", "1900", "--ignore-eos"]
+    child = subprocess.Popen(
+        command_line([*words, *(["--json"] if json_line else [])]), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    first = b"" if json_line else child.stdout.read(5)
+    time.sleep(1.0 if json_line else 0.05)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert err == b"edgedecode: interrupted\n"
+    text = first + out
+    assert text.endswith(b"\n")
+    if json_line and text.strip():
+        value = json.loads(text)
+        assert value["finish_reason"] == "cancelled"
+        assert len(value["tokens"]) < 1900
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.parametrize("delay", [0.3, 0.5, 0.8])
+def test_ctrl_c_while_starting_leaves_no_traceback(pack: Path, delay: float) -> None:
+    child = subprocess.Popen(
+        command_line(["generate", "-m", str(pack), *WORDS, "-n", "1900", "--ignore-eos"]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    time.sleep(delay)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode in (130, -signal.SIGINT)
+    assert b"Traceback" not in err or b"edgedecode/apps" not in err
+
+
+def test_chat_answers_piped_lines(run: Run, pack: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    lines = f"What is the capital of France?\n/save {saved}\n/stats\n/quit\nnever read\n"
+    done = run("chat", "-m", str(pack), "--temp", "0", stdin=lines.encode())
+    assert done.returncode == 0, done.stderr
+    assert b"Paris" in done.stdout
+    assert b"tok/s" in done.stderr
+    assert [message["role"] for message in json.loads(saved.read_text())["messages"]] == ["user", "assistant"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_ctrl_c_in_chat_stops_the_answer_not_the_program(pack: Path) -> None:
+    import pty
+
+    terminal, end = pty.openpty()
+    words = ["chat", "-m", str(pack), "--temp", "0", "--color", "never"]
+    child = subprocess.Popen(command_line(words), stdin=end, stdout=end, stderr=end, start_new_session=True)
+    os.close(end)
+
+    def until(text: bytes, seen: bytes = b"") -> bytes:
+        deadline = time.monotonic() + 60
+        while text not in seen and time.monotonic() < deadline:
+            seen += os.read(terminal, 4096)
+        assert text in seen
+        return seen
+
+    try:
+        until(b"> ")
+        os.write(terminal, b"Tell me a story about a fox.\n")
+        until(b"fox.\r\n")
+        seen = until(b" a ")
+        child.send_signal(signal.SIGINT)
+        seen = until(b"tok/s", seen)
+        if b"interrupted" not in seen:  # the answer may have ended before
+            until(b"> ", seen.partition(b"tok/s")[2])
+        os.write(terminal, b"What is the capital of France?\n")
+        until(b"Paris")
+        until(b"tok/s")
+        time.sleep(0.2)
+        child.send_signal(signal.SIGINT)
+        until(b"Ctrl-C again")
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=20) == 0
+    finally:
+        child.kill()
+        child.wait()
+        os.close(terminal)

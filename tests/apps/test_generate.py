@@ -1,0 +1,163 @@
+"""`generate` on a toy pair, in this process: what goes where, and what the JSON line holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgedecode import Pair
+from edgedecode.cli import main
+
+PLAIN = ["generate", "-p", "hello", "-n", "24", "--temp", "0", "--ignore-eos"]
+STATS = {
+    "mode",
+    "rounds",
+    "proposed",
+    "accepted",
+    "corrections",
+    "bonuses",
+    "verified_tokens",
+    "unverified_tokens",
+    "acceptance_length",
+    "prompt_tokens",
+    "cached_tokens",
+    "time_to_first_token",
+    "prefill_tokens_per_second",
+    "tokens_per_second",
+    "time_seconds",
+    "planned_nbytes",
+    "peak_nbytes",
+}
+
+pytestmark = pytest.mark.usefixtures("toy")
+
+
+def test_json_is_one_line_with_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAIN, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1
+    assert not err
+    value = json.loads(out)
+    assert set(value) == {"text", "tokens", "finish_reason", "seed", "stats"}
+    assert set(value["stats"]) >= STATS
+    assert set(value["stats"]["time_seconds"]) == {"draft", "verify", "sample", "host"}
+    assert value["finish_reason"] == "length"
+    assert len(value["tokens"]) == 24 == value["stats"]["verified_tokens"]
+    assert value["stats"]["accepted"] > 0
+
+
+def test_streamed_text_is_the_json_text(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*PLAIN, "--json"])
+    text = json.loads(capsys.readouterr().out)["text"]
+    assert main([*PLAIN, "--color", "never"]) == 0
+    assert capsys.readouterr().out == text + ("" if text.endswith("\n") else "\n")
+
+
+def test_drafts_are_coloured_when_asked_and_change_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*PLAIN, "--color", "never"])
+    plain = capsys.readouterr().out
+    main([*PLAIN, "--color", "always"])
+    coloured = capsys.readouterr().out
+    assert "\x1b[32m" in coloured
+    assert coloured.replace("\x1b[32m", "").replace("\x1b[0m", "") == plain
+
+
+def test_every_drafter_says_what_plain_decoding_says(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = set()
+    for drafter in ("none", "ngram", "model"):
+        main([*PLAIN, "--drafter", drafter])
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 1
+
+
+def test_stats_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*PLAIN, "--stats"])
+    out, err = capsys.readouterr()
+    for word in ("mode", "by position", "acceptance length", "planned", "tokens/s", "first token", "draft"):
+        assert word in err
+        assert word not in out
+
+
+def test_a_seed_is_reported_and_reproduces(capsys: pytest.CaptureFixture[str]) -> None:
+    sampled = ["generate", "-p", "hello", "-n", "24", "--temp", "1.5", "--ignore-eos", "--json"]
+    main(sampled)
+    first = json.loads(capsys.readouterr().out)
+    main([*sampled, "--seed", str(first["seed"])])
+    assert json.loads(capsys.readouterr().out)["tokens"] == first["tokens"]
+
+
+def test_the_prompt_may_come_from_a_file_or_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    main(PLAIN)
+    expected = capsys.readouterr().out
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"hello\n")
+    main(["generate", "--file", str(file), *PLAIN[3:]])
+    assert capsys.readouterr().out == expected
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\r\n")))
+    main(["generate", "-p", "-", *PLAIN[3:]])
+    assert capsys.readouterr().out == expected
+
+
+def test_raw_and_system_change_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    def prompt_tokens(*words: str) -> int:
+        main([*PLAIN, "--json", *words])
+        return int(json.loads(capsys.readouterr().out)["stats"]["prompt_tokens"])
+
+    assert prompt_tokens("--raw") == len("hello")
+    assert prompt_tokens("--system", "be brief") > prompt_tokens() > len("hello")
+
+
+def test_a_stop_string_ends_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*PLAIN, "--json"])
+    text = json.loads(capsys.readouterr().out)["text"]
+    main([*PLAIN, "--json", "--stop", "never said", "--stop", text[5:7]])
+    value = json.loads(capsys.readouterr().out)
+    assert value["finish_reason"] == "stop"
+    assert value["text"] == text[: text.index(text[5:7])]
+
+
+def test_the_pack_says_the_sampling_that_is_not_given(
+    toy: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from argparse import ArgumentParser
+    from dataclasses import replace
+
+    from edgedecode.apps.options import add_pack_options, add_session_options, session_options
+
+    generation = replace(toy.manifest.generation, temperature=0.7, top_k=40)
+    monkeypatch.setattr(toy, "manifest", replace(toy.manifest, generation=generation))
+    parser = ArgumentParser()
+    add_pack_options(parser)
+    add_session_options(parser)
+    sampling = session_options(parser.parse_args(["--temp", "0", "--min-p", "0.1"]), toy).sampling
+    assert sampling is not None
+    assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0, 40, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--adapter", "formal"], "has no adapter 'formal'"),
+        (["--drafter", "psychic"], "there is no drafter 'psychic'"),
+        (["--draft-max", "65"], "draft length 65 is out of range"),
+        (["--draft-max", "-1"], "draft length -1 is out of range"),
+        (["--ctx-size", "1000000"], "out of range"),
+        (["--ctx-size", "20"], "the prompt has"),
+        (["--rule", "ratio", "--drafter", "ngram"], "ratio rule"),
+        (["--max-tokens", "0"], "max_tokens 0 is out of range"),
+        (["--stop", ""], "stop string cannot be empty"),
+        (["--raw", "--temp", "0"], ""),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["generate", "-p", "hello", "-n", "3", *words])
+    _, err = capsys.readouterr()
+    assert code == (1 if expected else 0)
+    assert expected in err
+    assert err.count("\n") == (1 if expected else 0)

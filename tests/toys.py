@@ -1,0 +1,230 @@
+"""What the core's tests share: small tables with padded rows, one call around the loop, a pair that speaks ASCII."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from edgedecode.decode import DecodeSetting, decode
+from edgedecode.manifest import Generation
+from edgedecode.memory import Budget
+from edgedecode.pair import Pair
+from edgedecode.policy import FixedLength
+from edgedecode.protocols import Drafter, DraftSetting, UniformSource
+from edgedecode.sampling import Mask, Noise, Sampler, SamplingOptions
+from edgedecode.stats import Stats
+from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
+from edgedecode.tokenizer import Tokenizer
+from edgedecode.types import Draft, FloatArray
+from edgedecode.verify import Rule, Verdict
+
+GREEDY = SamplingOptions()
+PADDING = 3
+END = 2
+"""Id of `<|im_end|>` in the byte tokenizer."""
+
+
+def padded(tables: tuple[FloatArray, ...], *, rows: int = PADDING) -> tuple[FloatArray, ...]:
+    """Add rows above the vocabulary whose logits beat every other: sampling one would be noticed at once."""
+    first, second, third = tables
+    tall = np.pad(first, ((0, 0), (0, rows)), constant_values=100.0)
+    return tall, np.pad(second, ((0, 0), (0, rows))), np.pad(third, ((0, 0), (0, rows)))
+
+
+def toy_model(vocabulary: int, *, seed: int = 0, scale: float = 2.0, context: int = 512) -> TableModel:
+    """Return a table model with padded rows."""
+    return TableModel(padded(toy_tables(vocabulary, seed=seed, scale=scale)), context=context)
+
+
+def near_model(vocabulary: int, *, seed: int, noise: float, scale: float = 2.0) -> TableModel:
+    """Return `toy_model(vocabulary, seed=seed, scale=scale)` with `noise` added to its tables."""
+    base = toy_tables(vocabulary, seed=seed, scale=scale)
+    return TableModel(toy_tables(vocabulary, seed=seed + 1000, scale=noise, near=base))
+
+
+def draft_setting(
+    vocabulary: int,
+    *,
+    model: TableModel | None = None,
+    sampling: SamplingOptions = GREEDY,
+    ends: frozenset[int] = frozenset(),
+    sampled: bool = False,
+    capacity: int = 512,
+    budget: Budget | None = None,
+) -> DraftSetting:
+    return DraftSetting(
+        budget=budget or Budget(),
+        sampling=sampling,
+        vocabulary_size=vocabulary,
+        capacity=capacity,
+        draft_model=model,
+        ends=ends,
+        sampled=sampled,
+    )
+
+
+class CallDrafter:
+    """Proposes what a function of (context, limit, rng) returns, and keeps every proposal and verdict."""
+
+    name = "call"
+    nbytes = 0
+
+    def __init__(self, propose: Callable[[Sequence[int], int, UniformSource], Draft]) -> None:
+        self._propose = propose
+        self.drafts: list[Draft] = []
+        self.limits: list[int] = []
+
+    def begin(self, context: Sequence[int]) -> None:
+        """Nothing is cached."""
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
+        self.limits.append(limit)
+        self.drafts.append(self._propose(context, limit, rng))
+        return self.drafts[-1]
+
+    def observe(self, context: Sequence[int], verdict: Verdict) -> None:
+        assert tuple(context[-len(verdict.tokens) :]) == verdict.tokens
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class Run:
+    """One generation: the new tokens, every round, and what was counted."""
+
+    tokens: list[int]
+    verdicts: list[Verdict]
+    stats: Stats
+
+
+def run(
+    model: TableModel,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 24,
+    sampling: SamplingOptions = GREEDY,
+    seed: int = 0,
+    drafter: Drafter | None = None,
+    draft_max: int = 0,
+    mask: Mask | None = None,
+    rule: Rule = Rule.MATCH,
+    ends: frozenset[int] = frozenset(),
+    min_width: int = 1,
+    capacity: int | None = None,
+) -> Run:
+    """Decode after `prompt` with a fresh state, checking after every round that the state is a prefix of the tokens."""
+    vocabulary = model.card.vocabulary_size
+    state = model.new_state(capacity or model.card.context)
+    tokens = list(prompt)
+    setting = DecodeSetting(
+        sampler=Sampler(sampling, vocabulary_size=vocabulary, mask=mask),
+        noise=Noise(seed),
+        drafter=drafter,
+        draft_noise=Noise(seed, stream=1),
+        policy=FixedLength(draft_max),
+        rule=rule,
+        ends=ends,
+        min_width=min_width,
+    )
+    stats = Stats()
+    verdicts = []
+    for verdict in decode(model, state, tokens=tokens, max_tokens=max_tokens, setting=setting, stats=stats):
+        assert state.pending == 0
+        assert state.tokens == tokens[: state.length]
+        verdicts.append(verdict)
+    state.close()
+    new = tokens[len(prompt) :]
+    assert [token for verdict in verdicts for token in verdict.tokens] == new
+    check_accounts(stats, emitted=len(new))
+    return Run(new, verdicts, stats)
+
+
+def check_accounts(stats: Stats, *, emitted: int) -> None:
+    """Assert the identities that hold for every generation."""
+    assert stats.accepted <= stats.proposed
+    assert stats.corrections + stats.bonuses + stats.ended == stats.rounds
+    assert stats.verified_tokens == emitted
+    assert stats.unverified_tokens == 0
+    # Every round adds one token of the target's, except one that ended on a drafted token.
+    assert stats.rounds - stats.ended <= emitted - stats.accepted <= stats.rounds
+
+
+ASCII_ENDING = 4.0
+
+
+def ascii_tables(tokenizer: Tokenizer, *, seed: int, scale: float = 2.0, ending: float = 0.0) -> tuple[FloatArray, ...]:
+    """Return tables that only ever say printable ASCII or `<|im_end|>`, so that text and ids say the same."""
+    tables = toy_tables(tokenizer.size, seed=seed, scale=scale)
+    silent = [id for id in range(tokenizer.size) if not _printable(tokenizer, id)]
+    tables[2][:, silent] -= 1000.0
+    tables[2][:, END] += 1000.0 + ending
+    return tables
+
+
+def _printable(tokenizer: Tokenizer, id: int) -> bool:
+    text = tokenizer.decode([id])
+    return id not in tokenizer.special_ids and text != "" and all(" " <= character <= "~" for character in text)
+
+
+def ascii_pair(
+    *,
+    seed: int = 0,
+    noise: float = 0.7,
+    ending: float = 0.0,
+    context: int = 512,
+    generation: Generation | None = None,
+    tokenizer: Tokenizer | None = None,
+    budget: Budget | None = None,
+) -> Pair:
+    """Return a toy pair of `ascii_tables`; the draft is the target plus `noise`, `ending` the end token's bonus."""
+    base = toy_pair(generation=generation, context=context)
+    tokenizer = tokenizer or base.tokenizer
+    target = ascii_tables(tokenizer, seed=seed, ending=ending)
+    draft = toy_tables(tokenizer.size, seed=seed + 1000, scale=noise, near=target)
+    return Pair(
+        replace(base.manifest, vocabulary_size=tokenizer.size),
+        Path(),
+        tokenizer=tokenizer,
+        runtime=TableRuntime({"target": target, "draft": draft}, context=context),
+        budget=budget or Budget(),
+    )
+
+
+def reference_row(
+    row: FloatArray,
+    *,
+    vocabulary: int,
+    options: SamplingOptions,
+    seen: Sequence[int],
+    allowed: Sequence[bool] | None = None,
+) -> list[float]:
+    """Process a row the slow, obvious way, in the stated order; returns a probability per id."""
+    logits = [float(value) for value in row[:vocabulary]]
+    if allowed is not None:
+        logits = [value if good else -np.inf for value, good in zip(logits, allowed, strict=True)]
+    for token in set(seen):
+        value = logits[token]
+        logits[token] = value / options.repetition_penalty if value > 0 else value * options.repetition_penalty
+    if options.greedy:
+        best = max(range(vocabulary), key=lambda id: (logits[id], -id))
+        return [float(id == best) for id in range(vocabulary)]
+    top = max(logits)
+    weights = [float(np.exp((value - top) / options.temperature)) for value in logits]
+    if options.top_k:
+        least = sorted(weights, reverse=True)[: options.top_k][-1]
+        weights = [weight if weight >= least else 0.0 for weight in weights]
+    if options.top_p < 1:
+        order = sorted(range(vocabulary), key=lambda id: -weights[id])
+        mass, kept = 0.0, set()
+        for id in order:
+            kept.add(id)
+            mass += weights[id] / sum(weights)
+            if mass >= options.top_p:
+                break
+        weights = [weight if id in kept else 0.0 for id, weight in enumerate(weights)]
+    weights = [weight if weight >= options.min_p * max(weights) else 0.0 for weight in weights]
+    return [weight / sum(weights) for weight in weights]

@@ -1,0 +1,182 @@
+"""The command line's frame: errors become one line and an exit code. The verbs have tests of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from edgedecode import __version__, cli
+from edgedecode.cli import main
+from edgedecode.errors import BudgetExceeded, InputError, ManifestError
+from edgedecode.memory import Budget
+
+
+class Verb:
+    """A verb that does what a test wants."""
+
+    name = "verb"
+    help = "does what the test wants"
+
+    def __init__(self, action: Callable[[Namespace], int]) -> None:
+        self._action = action
+
+    def configure(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--number", type=int, default=3)
+
+    def run(self, arguments: Namespace) -> int:
+        return self._action(arguments)
+
+
+class Entry(EntryPoint):
+    """An entry point that makes a given command and notes that it was loaded."""
+
+    def load(self) -> object:
+        LOADED.append(self.name)
+        return COMMANDS[self.name]
+
+
+LOADED: list[str] = []
+COMMANDS: dict[str, Verb] = {}
+
+
+@pytest.fixture
+def verbs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Namespace], int]], None]:
+    """Install the verbs `verb` and `other`; the returned function says what `verb` does."""
+    LOADED.clear()
+    COMMANDS.clear()
+    COMMANDS["other"] = Verb(lambda arguments: 0)
+    entries = {name: Entry(name, "module:attribute", "group") for name in ("verb", "other")}
+    monkeypatch.setattr(cli, "installed", lambda group: entries)
+
+    def install(action: Callable[[Namespace], int]) -> None:
+        COMMANDS["verb"] = Verb(action)
+
+    install(lambda arguments: 0)
+    return install
+
+
+def raising(error: BaseException) -> Callable[[Namespace], int]:
+    def action(arguments: Namespace) -> int:
+        raise error
+
+    return action
+
+
+Verbs = Callable[[Callable[[Namespace], int]], None]
+
+
+def test_a_verb_gets_its_arguments_and_only_it_is_loaded(verbs: Verbs) -> None:
+    seen: list[int] = []
+
+    def action(arguments: Namespace) -> int:
+        seen.append(arguments.number)
+        return 7
+
+    verbs(action)
+    assert main(["verb", "--number", "5"]) == 7
+    assert seen == [5]
+    assert LOADED == ["verb"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nope"], ["verb", "--nope"], ["verb", "--number", "x"], ["verb", "--num", "1"]]
+)
+def test_wrong_usage_exits_2(arguments: list[str], verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(arguments)
+    assert leaving.value.code == 2
+    assert "usage: edgedecode" in capsys.readouterr().err
+
+
+def test_the_list_of_verbs_and_the_version(verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["--help"])
+    assert leaving.value.code == 0
+    shown = capsys.readouterr().out
+    assert "verb" in shown
+    assert "other" in shown
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"edgedecode {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "code"),
+    [
+        (ManifestError("no\npack   here"), "edgedecode: no pack here", 1),
+        (InputError("top_p 3 is out of range"), "edgedecode: top_p 3 is out of range", 1),
+        (PermissionError(13, "Permission denied", "/x"), "edgedecode: Permission denied: /x", 1),
+        (OSError(28, "No space left on device"), "edgedecode: No space left on device", 1),
+        (MemoryError(), "edgedecode: the machine has no memory left", 1),
+        (KeyboardInterrupt(), "edgedecode: interrupted", 130),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_is_one_line_unless_debugging(
+    error: BaseException, line: str, code: int, verbs: Verbs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verbs(raising(error))
+    assert main(["verb"]) == code
+    shown = capsys.readouterr()
+    assert shown.err.startswith(line)
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+    with pytest.raises(type(error)):
+        main(["verb", "--debug"])
+
+
+def test_a_refusal_of_the_budget_shows_its_table(verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
+    def action(arguments: Namespace) -> int:
+        Budget(10).reserve("weights", 11)
+        return 0
+
+    verbs(action)
+    assert main(["verb"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("edgedecode: weights needs")
+    assert [line.split()[0] for line in lines[1:]] == ["weights", "sum", "budget"]
+    with pytest.raises(BudgetExceeded):
+        main(["verb", "--debug"])
+
+
+def test_a_bug_keeps_its_traceback(verbs: Verbs) -> None:
+    verbs(raising(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        main(["verb"])
+
+
+CHILD = """
+import sys
+from edgedecode import cli
+class Verb:
+    name = help = "verb"
+    def configure(self, parser): pass
+    def run(self, arguments):
+        for _ in range(100_000):
+            print("a line that nobody reads")
+        return 0
+class Entry:
+    name = "verb"
+    def load(self): return Verb()
+cli.installed = lambda group: {"verb": Entry()}
+sys.exit(cli.main(["verb"]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes close differently")
+def test_a_closed_pipe_is_silent() -> None:
+    child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    os.read(child.stdout.fileno(), 10)
+    child.stdout.close()
+    said = child.stderr.read()
+    child.stderr.close()
+    assert child.wait(timeout=30) == 141
+    assert said == b""

@@ -1,0 +1,184 @@
+"""A pack's files against its manifest: hashed once, by size and time afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgedecode import digests
+from edgedecode.digests import check_files, file_sha256
+from edgedecode.errors import ManifestError
+from edgedecode.manifest import FileEntry, Manifest
+from edgedecode.testing import toy_pair
+
+CONTENT = {"tokenizer.json": b"{}", "target/weights.bin": b"w" * 5000, "target/deep/base.onnx": b""}
+
+
+@pytest.fixture
+def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "pack"
+    for name, content in CONTENT.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were hashed."""
+    names: list[str] = []
+
+    def counting(path: Path, *, progress: Callable[[int], None] | None = None) -> str:
+        names.append(path.name)
+        return file_sha256(path, progress=progress)
+
+    monkeypatch.setattr(digests, "file_sha256", counting)
+    return names
+
+
+def manifest(**changes: FileEntry) -> Manifest:
+    files = {name: FileEntry(len(content), hashlib.sha256(content).hexdigest()) for name, content in CONTENT.items()}
+    return replace(toy_pair().manifest, files=files | changes)
+
+
+NAMES = sorted(Path(name).name for name in CONTENT)
+
+
+def test_the_second_opening_does_not_hash(pack: Path, hashed: list[str]) -> None:
+    check_files(manifest(), pack)
+    assert sorted(hashed) == NAMES
+    check_files(manifest(), pack)
+    assert len(hashed) == len(NAMES)
+
+
+def test_a_full_check_hashes_again(pack: Path, hashed: list[str]) -> None:
+    check_files(manifest(), pack)
+    check_files(manifest(), pack, full=True)
+    assert len(hashed) == 2 * len(NAMES)
+
+
+def test_a_touched_file_is_hashed_again_and_only_it(pack: Path, hashed: list[str]) -> None:
+    check_files(manifest(), pack)
+    hashed.clear()
+    os.utime(pack / "target/weights.bin", ns=(1, 1))
+    check_files(manifest(), pack)
+    assert hashed == ["weights.bin"]
+
+
+def test_another_digest_for_the_same_file_is_checked(pack: Path) -> None:
+    check_files(manifest(), pack)
+    wrong = FileEntry(5000, "00" * 32)
+    with pytest.raises(ManifestError, match=r"weights\.bin is damaged: its sha256 is [0-9a-f]{12}…, .* 000000000000…"):
+        check_files(replace(manifest(), files={"target/weights.bin": wrong}), pack)
+
+
+def test_changed_content_of_the_same_size_is_found(pack: Path) -> None:
+    check_files(manifest(), pack)
+    (pack / "target/weights.bin").write_bytes(b"x" * 5000)
+    os.utime(pack / "target/weights.bin", ns=(1, 1))
+    with pytest.raises(ManifestError, match="is damaged"):
+        check_files(manifest(), pack)
+
+
+def test_a_failed_check_is_not_remembered(pack: Path, hashed: list[str]) -> None:
+    (pack / "target/weights.bin").write_bytes(b"x" * 5000)
+    for _ in range(2):
+        with pytest.raises(ManifestError, match="is damaged"):
+            check_files(manifest(), pack)
+    assert hashed.count("weights.bin") == 2
+
+
+@pytest.mark.parametrize("remembered", [False, True])
+def test_truncation_is_found_without_hashing(pack: Path, hashed: list[str], remembered: bool) -> None:
+    if remembered:
+        check_files(manifest(), pack)
+    (pack / "target/weights.bin").write_bytes(b"w" * 4999)
+    with pytest.raises(ManifestError, match=r"has 4999 bytes, the manifest says 5000: it is truncated"):
+        check_files(manifest(), pack)
+    assert hashed.count("weights.bin") == remembered
+
+
+def test_missing_files_and_folders_are_named(pack: Path) -> None:
+    (pack / "target/weights.bin").unlink()
+    with pytest.raises(ManifestError, match=r"file .*weights\.bin is missing"):
+        check_files(manifest(), pack)
+    (pack / "target/weights.bin").mkdir()
+    with pytest.raises(ManifestError, match="not an ordinary file"):
+        check_files(manifest(), pack)
+
+
+def test_a_file_in_the_place_of_a_folder_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"")
+    with pytest.raises(ManifestError, match="is missing"):
+        check_files(replace(manifest(), files={"target/weights.bin": FileEntry(1, "")}), tmp_path)
+
+
+def test_a_name_the_system_refuses_is_one_line(pack: Path) -> None:
+    with pytest.raises(ManifestError, match="cannot be read"):
+        check_files(replace(manifest(), files={"n" * 5000: FileEntry(1, "")}), pack)
+
+
+def test_links_are_refused_also_above_the_file(pack: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (pack / "target").rename(outside)
+    (pack / "target").symlink_to(outside, target_is_directory=True)
+    with pytest.raises(ManifestError, match=r"pack/target is a link"):
+        check_files(manifest(), pack)
+    (pack / "target").unlink()
+    outside.rename(pack / "target")
+    (pack / "target/weights.bin").rename(tmp_path / "weights.bin")
+    (pack / "target/weights.bin").symlink_to(tmp_path / "weights.bin")
+    with pytest.raises(ManifestError, match=r"weights\.bin is a link"):
+        check_files(manifest(), pack)
+
+
+def test_the_pack_itself_may_be_reached_by_a_link(pack: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(pack, target_is_directory=True)
+    check_files(manifest(), tmp_path / "link")
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(
+    pack: Path, tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file"))
+    check_files(manifest(), pack)
+    check_files(manifest(), pack)
+    assert len(hashed) == 2 * len(NAMES)
+
+
+def test_a_full_disk_leaves_no_half_record(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    check_files(manifest(), pack)
+    assert list((tmp_path / "cache" / "verified").iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'{"tokenizer.json": 3}'])
+def test_a_damaged_record_is_ignored(pack: Path, tmp_path: Path, hashed: list[str], content: bytes) -> None:
+    check_files(manifest(), pack)
+    (record,) = (tmp_path / "cache" / "verified").iterdir()
+    record.write_bytes(content)
+    check_files(manifest(), pack)
+    assert len(hashed) == 2 * len(NAMES)
+
+
+def test_progress_adds_up_to_the_size(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(b"x" * (2**20 + 5))
+    seen: list[int] = []
+    assert file_sha256(tmp_path / "big", progress=seen.append) == hashlib.sha256(b"x" * (2**20 + 5)).hexdigest()
+    assert sum(seen) == 2**20 + 5
+    assert len(seen) == 2
+
+
+def test_hashing_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="cannot be read"):
+        file_sha256(tmp_path)

@@ -1,0 +1,52 @@
+"""Where the cache lies."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgedecode.folders import cache_folder, user_cache
+
+
+@pytest.mark.parametrize(
+    ("platform", "expected"),
+    [
+        ("linux", "home/.cache/edgedecode"),
+        ("darwin", "home/Library/Caches/edgedecode"),
+        ("win32", "home/AppData/Local/edgedecode"),
+    ],
+)
+def test_each_platform_has_its_habit(
+    platform: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EDGEDECODE_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    assert user_cache() == tmp_path / expected
+    assert not user_cache().exists()
+
+
+def test_the_environment_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGEDECODE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    if sys.platform.startswith("linux"):
+        assert user_cache() == tmp_path / "xdg" / "edgedecode"
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "own"))
+    assert user_cache() == tmp_path / "own"
+
+
+def test_a_folder_is_made_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "a" / "b"))
+    folder = cache_folder("verified")
+    assert folder is not None
+    assert folder.is_dir()
+    assert cache_folder("verified") == folder
+
+
+def test_a_cache_is_never_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file"))
+    assert cache_folder("verified") is None

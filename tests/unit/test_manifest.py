@@ -1,0 +1,235 @@
+"""The manifest: a round trip, and one clear line for whatever is wrong with it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgedecode.errors import ManifestError
+from edgedecode.fields import JsonValue
+from edgedecode.manifest import MANIFEST_NAME, VERSION, FileEntry, Generation, Graph, Manifest, ModelEntry
+
+Document = dict[str, "JsonValue"]
+
+
+def manifest() -> Manifest:
+    graph = Graph("target/base.onnx", inputs=("input_ids",), outputs=("logits",), capabilities=("tree", "rows"))
+    entry = ModelEntry(
+        architecture="llama",
+        rows=8192,
+        context=2048,
+        hidden_size=256,
+        layers=4,
+        kv_heads=2,
+        head_size=32,
+        parameters=10_000_000,
+        weights="target/weights.bin",
+        graphs={"base": graph},
+        bits=8,
+        block_size=32,
+        head_bits=8,
+        license="apache-2.0",
+        source="somebody/something",
+        kernel_noise=0.05,
+        parity={"max_error": 1e-4},
+    )
+    draft = replace(entry, weights="draft/weights.bin", graphs={}, kernel_noise=None)
+    names = ["tokenizer.json", "chat.jinja", "target/base.onnx", "target/weights.bin", "draft/weights.bin"]
+    return Manifest(
+        name="pack",
+        created_by="a test",
+        tokenizer="tokenizer.json",
+        tokenizer_digest="ab" * 32,
+        vocabulary_size=8192,
+        chat_template="chat.jinja",
+        generation=Generation(end_token_ids=(2, 0), eos_token="</s>", temperature=0.7, top_k=40, max_tokens=100),
+        models={"target": entry, "draft": draft},
+        files={name: FileEntry(nbytes=10, sha256="cd" * 32) for name in names},
+    )
+
+
+def document() -> Document:
+    value: Document = json.loads(manifest().to_json())
+    return value
+
+
+def leaves(value: JsonValue, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every key of every object."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield (*path, key)
+            yield from leaves(child, (*path, key))
+
+
+def changed(path: tuple[str, ...], value: JsonValue = None, *, remove: bool = False) -> Document:
+    whole = document()
+    inner = whole
+    for key in path[:-1]:
+        child = inner[key]
+        assert isinstance(child, dict)
+        inner = child
+    if remove:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return whole
+
+
+LEAVES = list(leaves(document()))
+OPTIONAL = {"chat_template", "bos_token", "eos_token", "temperature", "top_k", "top_p", "min_p", "kernel_noise"} | {
+    "repetition_penalty",
+    "max_tokens",
+}
+
+
+def test_it_survives_its_own_json() -> None:
+    text = manifest().to_json()
+    assert Manifest.from_json(json.loads(text)) == manifest()
+    assert Manifest.from_json(json.loads(text)).to_json() == text
+
+
+def test_without_options_it_survives_too() -> None:
+    bare = replace(manifest(), chat_template=None, generation=Generation(end_token_ids=()))
+    assert Manifest.from_json(json.loads(bare.to_json())) == bare
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=".".join)
+def test_a_field_of_the_wrong_type_is_named(path: tuple[str, ...]) -> None:
+    for wrong in ([{}], True, -1.5):
+        if path[-2:-1] == ("parity",) and wrong == -1.5:
+            continue  # any finite number is a parity figure
+        if path[-1] in OPTIONAL and wrong == -1.5 and path[-1] not in {"top_k", "max_tokens"} | {"chat_template"}:
+            continue
+        with pytest.raises(ManifestError) as refusal:
+            Manifest.from_json(changed(path, wrong))
+        assert path[-1] in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=".".join)
+def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
+    missing = changed(path, remove=True)
+    if path[-1] in OPTIONAL or path[:-1] in {("models", "target", "parity"), ("models", "draft", "parity")}:
+        Manifest.from_json(missing)
+    elif path[:-1] == ("models",) and path[-1] == "draft":
+        assert set(Manifest.from_json(missing).models) == {"target"}  # a target alone is a pack
+    elif path[:-1] == ("models", "target", "graphs"):
+        Manifest.from_json(missing)
+    else:
+        with pytest.raises(ManifestError) as refusal:
+            Manifest.from_json(missing)
+        assert path[-1] in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+
+
+def test_a_newer_version_says_what_to_upgrade() -> None:
+    with pytest.raises(ManifestError, match=f"version {VERSION + 1}, .* reads up to {VERSION}: upgrade edgedecode"):
+        Manifest.from_json(changed(("version",), VERSION + 1))
+
+
+def test_another_format_is_no_pack() -> None:
+    with pytest.raises(ManifestError, match="format is 'zip', not 'edgedecode-pack'"):
+        Manifest.from_json(changed(("format",), "zip"))
+
+
+LEAVING = [
+    *("/etc/passwd", "../secret", "a/../../secret", "..", "a\\b", "..\\secret", "C:secret", "C:\\secret", "C:/secret"),
+    *("a\0b", "", ".", "./", "a\nb", "\ud800", "//server/share", "\\\\server\\share"),
+]
+
+
+@pytest.mark.parametrize("name", LEAVING, ids=ascii)
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("tokenizer",),
+        ("chat_template",),
+        ("models", "target", "weights"),
+        ("models", "target", "graphs", "base", "file"),
+    ],
+    ids=".".join,
+)
+def test_a_path_that_may_leave_the_pack_is_refused(path: tuple[str, ...], name: str) -> None:
+    with pytest.raises(ManifestError, match="no plain path inside the pack: refused") as refusal:
+        Manifest.from_json(changed(path, name))
+    str(refusal.value).encode()  # printable anywhere
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", LEAVING, ids=ascii)
+def test_a_listed_file_that_may_leave_the_pack_is_refused(name: str) -> None:
+    with pytest.raises(ManifestError, match="no plain path inside the pack: refused"):
+        Manifest.from_json(changed(("files", name), {"nbytes": 1, "sha256": "ab"}))
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "a/b/c.bin", "./a.bin", "名前.bin", "with space.bin", "..a", "a..b"]
+)
+def test_plain_names_pass(name: str) -> None:
+    whole = changed(("files", name), {"nbytes": 1, "sha256": "ab"})
+    assert str(Path(name)) in Manifest.from_json(whole).files
+
+
+def test_every_named_file_has_a_digest() -> None:
+    with pytest.raises(ManifestError, match=r"no size and digest for target/base\.onnx"):
+        Manifest.from_json(changed(("files", "target/base.onnx"), remove=True))
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
+    assert Manifest.load(write(tmp_path, manifest().to_json())) == manifest()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        ("nonsense", "is not JSON"),
+        ('{"a": 1}}', "is not JSON"),
+        ('{"format": ' + "9" * 5000 + "}", "is not JSON"),  # Python refuses to read such numbers
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ("[]", "must be a JSON object"),
+        ("null", "must be a JSON object"),
+        ("{}", "has no 'format'"),
+        ('{"format": NaN}', "format must be a string"),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_garbage_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ManifestError, match=said) as refusal:
+        Manifest.load(write(tmp_path, text))
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 400
+
+
+def test_bytes_that_are_no_text_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST_NAME).write_bytes(b"\xff\xfe{}")
+    with pytest.raises(ManifestError, match="cannot be read"):
+        Manifest.load(tmp_path)
+
+
+def test_a_folder_without_a_manifest_is_no_pack(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=f"is no pack: it has no {MANIFEST_NAME}"):
+        Manifest.load(tmp_path)
+    with pytest.raises(ManifestError, match="is not a folder"):
+        Manifest.load(tmp_path / "absent")
+    (tmp_path / MANIFEST_NAME).mkdir()
+    with pytest.raises(ManifestError, match="cannot be read"):
+        Manifest.load(tmp_path)
+
+
+def test_changing_the_document_helper_leaves_others_alone() -> None:
+    before = copy.deepcopy(document())
+    changed(("name",), "other")
+    assert document() == before

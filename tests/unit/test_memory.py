@@ -1,0 +1,217 @@
+"""The budget: a hard limit, asked before anything is allocated."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from edgedecode.errors import BudgetExceeded, InputError
+from edgedecode.memory import Budget, Lease, format_nbytes, parse_nbytes, peak_nbytes, resident_nbytes
+
+
+def test_a_refusal_shows_the_whole_table_and_changes_nothing() -> None:
+    budget = Budget(10_000_000)
+    budget.reserve("target weights", 6_000_000)
+    budget.reserve("tokenizer", 1_000_000)
+    with pytest.raises(BudgetExceeded) as refusal:
+        budget.reserve("kv:draft", 4_000_000)
+    text = str(refusal.value)
+    assert text.splitlines()[0].startswith("kv:draft needs 4.0 MB, but only 3.0 MB of the 10.0 MB budget are free: ")
+    rows = {line[:30].strip(): line[-10:].strip() for line in refusal.value.table.splitlines()}
+    assert list(refusal.value.table.split()).count("MB") == 5
+    assert "kv:draft (asked for)" in refusal.value.table
+    assert len(rows) == 5
+    assert budget.used_nbytes == 7_000_000
+    assert [lease.name for lease in budget.leases] == ["target weights", "tokenizer"]
+
+
+def test_the_limit_itself_fits() -> None:
+    budget = Budget(100)
+    with budget.reserve("a", 60):
+        budget.reserve("b", 40)
+        with pytest.raises(BudgetExceeded):
+            budget.reserve("c", 1)
+    budget.reserve("c", 60)
+    assert budget.used_nbytes == 100
+
+
+def test_without_a_limit_everything_fits_and_is_counted() -> None:
+    budget = Budget()
+    budget.reserve("a", 10**15)
+    assert budget.used_nbytes == 10**15
+    assert "budget" not in budget.table()
+
+
+def test_release_is_idempotent_and_a_released_lease_cannot_grow() -> None:
+    budget = Budget(100)
+    lease = budget.reserve("a", 60)
+    lease.release()
+    lease.release()
+    assert budget.used_nbytes == 0
+    with pytest.raises(ValueError, match="'a' was released"):
+        lease.resize(1)
+
+
+def test_a_resize_that_does_not_fit_leaves_the_lease_alone() -> None:
+    budget = Budget(100)
+    lease = budget.reserve("a", 60)
+    budget.reserve("b", 30)
+    lease.resize(70)
+    with pytest.raises(BudgetExceeded):
+        lease.resize(71)
+    assert lease.nbytes == 70
+    lease.resize(0)
+    assert budget.used_nbytes == 30
+
+
+def test_sizes_are_not_negative() -> None:
+    budget = Budget(100)
+    with pytest.raises(ValueError, match="-1 bytes"):
+        budget.reserve("a", -1)
+    lease = budget.reserve("a", 5)
+    with pytest.raises(ValueError, match="-5 bytes"):
+        lease.resize(-5)
+    assert budget.used_nbytes == 5
+
+
+class Cache:
+    """A holder that gives its memory back when asked."""
+
+    def __init__(self, budget: Budget, name: str, *, nbytes: int, priority: int, asked: list[str]) -> None:
+        self._asked = asked
+        self.lease = budget.reserve(name, nbytes, priority=priority, reclaim=self.give_back)
+
+    def give_back(self) -> None:
+        self._asked.append(self.lease.name)
+        self.lease.release()
+
+
+def test_lower_priorities_are_reclaimed_lowest_first_and_no_more_than_needed() -> None:
+    budget = Budget(100)
+    asked: list[str] = []
+    for name, priority in (("middle", 2), ("low", 1), ("high", 5), ("lowest", 0)):
+        Cache(budget, name, nbytes=25, priority=priority, asked=asked)
+    budget.reserve("needed", 40, priority=5)
+    assert asked == ["lowest", "low"]
+    with pytest.raises(BudgetExceeded, match="needed more"):
+        budget.reserve("needed more", 60, priority=5)  # equal priorities are not asked
+    assert asked == ["lowest", "low", "middle"]
+    assert budget.used_nbytes == 65
+
+
+def test_growth_reclaims_too_but_never_from_itself() -> None:
+    budget = Budget(100)
+    asked: list[str] = []
+    Cache(budget, "cache", nbytes=50, priority=0, asked=asked)
+    own = Cache(budget, "own", nbytes=50, priority=3, asked=asked)
+    own.lease.resize(90)
+    assert asked == ["cache"]
+    assert budget.used_nbytes == 90
+
+
+def test_a_holder_may_shrink_instead_of_releasing() -> None:
+    budget = Budget(100)
+    lease = budget.reserve("window", 80, reclaim=lambda: lease.resize(30))
+    budget.reserve("needed", 70, priority=1)
+    assert (lease.nbytes, budget.used_nbytes) == (30, 100)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_budget_is_positive(limit: int) -> None:
+    with pytest.raises(InputError, match="positive"):
+        Budget(limit)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("800MB", 800_000_000),
+        ("1.5GB", 1_500_000_000),
+        ("1.5g", 1_500_000_000),
+        (" 512 MiB ", 512 * 2**20),
+        ("2KiB", 2048),
+        ("1000000", 1_000_000),
+        ("1000000B", 1_000_000),
+        ("1e6", 1_000_000),
+    ],
+)
+def test_sizes_are_read(text: str, nbytes: int) -> None:
+    assert parse_nbytes(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-5MB", "0", "12 bananas", "nan", "inf", "1e400MB", "5XB", "5iB", "MB5"])
+def test_what_is_no_size_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(InputError, match="is no size: write for example 800MB") as refusal:
+        parse_nbytes(text)
+    assert "\n" not in str(refusal.value)
+
+
+def test_sizes_are_shown_in_megabytes() -> None:
+    assert format_nbytes(12_345_678) == "12.3 MB"
+
+
+def test_the_process_knows_its_own_size() -> None:
+    resident, peak = resident_nbytes(), peak_nbytes()
+    if resident is None or peak is None:
+        pytest.skip("this system does not tell")
+    assert 5_000_000 < resident < 8 * 10**9
+    assert peak > resident / 2
+
+
+class BudgetMachine(RuleBasedStateMachine):
+    """Any sequence of reservations, growth, shrinking and release keeps the sum of leases under the limit."""
+
+    leases = Bundle("leases")
+
+    @initialize(limit=st.integers(1, 500))
+    def open(self, limit: int) -> None:
+        self.budget = Budget(limit)
+        self.sizes: dict[Lease, int] = {}
+        self.reclaimable: set[Lease] = set()
+
+    @rule(target=leases, nbytes=st.integers(0, 200), priority=st.integers(0, 3), gives=st.booleans())
+    def reserve(self, nbytes: int, priority: int, gives: bool) -> Lease | None:
+        made: list[Lease] = []
+        reclaim = (lambda: self.forget(made[0])) if gives else None
+        before = dict(self.sizes)
+        try:
+            lease = self.budget.reserve("lease", nbytes, priority=priority, reclaim=reclaim)
+        except BudgetExceeded:
+            kept = sum(size for held, size in before.items() if held.priority >= priority or held.reclaim is None)
+            assert kept + nbytes > self.budget.limit_nbytes
+            return None
+        made.append(lease)
+        self.sizes[lease] = nbytes
+        return lease
+
+    @rule(lease=leases, nbytes=st.integers(0, 200))
+    def resize(self, lease: Lease | None, nbytes: int) -> None:
+        if lease is None or lease not in self.sizes:
+            return
+        try:
+            lease.resize(nbytes)
+        except BudgetExceeded:
+            assert nbytes > self.sizes[lease]
+        else:
+            self.sizes[lease] = nbytes
+
+    @rule(lease=consumes(leases))
+    def release(self, lease: Lease | None) -> None:
+        if lease is not None:
+            self.forget(lease)
+
+    def forget(self, lease: Lease) -> None:
+        lease.release()
+        self.sizes.pop(lease, None)
+
+    @invariant()
+    def sum_of_leases_is_what_is_used(self) -> None:
+        if not hasattr(self, "budget"):
+            return
+        assert self.budget.used_nbytes == sum(lease.nbytes for lease in self.budget.leases)
+        assert self.budget.used_nbytes <= self.budget.limit_nbytes
+        assert {lease: lease.nbytes for lease in self.budget.leases} == self.sizes
+
+
+TestBudget = BudgetMachine.TestCase

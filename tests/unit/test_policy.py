@@ -1,0 +1,32 @@
+"""Fixed lengths: deterministic, and never longer than what may still be emitted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgedecode.errors import InputError
+from edgedecode.policy import MAX_DRAFT, FixedLength
+from edgedecode.types import Plan, Signals
+
+
+@given(st.integers(0, MAX_DRAFT), st.integers(1, 200))
+def test_a_draft_leaves_room_for_the_token_after_it(draft_max: int, remaining: int) -> None:
+    plan = FixedLength(draft_max).plan(Signals(round=1, context_tokens=10, remaining_tokens=remaining))
+    assert plan == Plan(min(draft_max, remaining - 1))
+
+
+def test_a_recorded_trace_replays() -> None:
+    trace = [
+        Signals(round=n, context_tokens=5 + n, remaining_tokens=9 - n, proposed=4, accepted=n % 3) for n in range(9)
+    ]
+    plans = [FixedLength(4).plan(signals).draft_max for signals in trace]
+    assert plans == [4, 4, 4, 4, 4, 3, 2, 1, 0]
+    assert plans == [FixedLength(4).plan(signals).draft_max for signals in trace]
+
+
+@pytest.mark.parametrize("draft_max", [-1, MAX_DRAFT + 1])
+def test_lengths_out_of_range_are_refused(draft_max: int) -> None:
+    with pytest.raises(InputError, match=f"draft length {draft_max} is out of range: 0 .* to {MAX_DRAFT}"):
+        FixedLength(draft_max)

@@ -1,0 +1,260 @@
+"""From a row of logits to a distribution: the stated order, against transformers and against the obvious way."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgedecode.errors import InputError
+from edgedecode.manifest import Generation
+from edgedecode.probs import Probs
+from edgedecode.sampling import Noise, Sampler, SamplingOptions
+from edgedecode.types import FloatArray
+from tests.toys import reference_row
+
+VOCABULARY = 60
+ROWS = 64
+COMBINATIONS = [
+    SamplingOptions(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty)
+    for temperature, top_k, top_p, min_p, penalty in itertools.product(
+        (0.7, 1.6), (0, 1, 12), (1.0, 0.9, 0.3), (0.0, 0.1), (1.0, 1.3, 0.8)
+    )
+]
+
+
+def random_rows(count: int, *, seed: int, scale: float = 2.5) -> FloatArray:
+    """Rows whose padding would win if it were looked at."""
+    rows = (scale * np.random.default_rng(seed).standard_normal((count, ROWS))).astype(np.float32)
+    rows[:, VOCABULARY:] = 50.0
+    return rows
+
+
+def dense(probs: Probs, *, size: int = VOCABULARY) -> npt.NDArray[np.float64]:
+    p = np.zeros(size)
+    p[probs.ids] = probs.p
+    return p
+
+
+def sampler(options: SamplingOptions, *, seen: Sequence[int] = ()) -> Sampler:
+    made = Sampler(options, vocabulary_size=VOCABULARY)
+    made.begin(seen)
+    return made
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("torch")
+        return pytest.importorskip("transformers")
+
+
+def test_it_equals_the_processors_of_transformers_in_their_order(transformers: Any) -> None:
+    import torch
+
+    generator = np.random.default_rng(5)
+    for index, options in enumerate(COMBINATIONS):
+        chain = transformers.LogitsProcessorList(
+            [
+                transformers.RepetitionPenaltyLogitsProcessor(options.repetition_penalty),
+                transformers.TemperatureLogitsWarper(options.temperature),
+            ]
+        )
+        if options.top_k:
+            chain.append(transformers.TopKLogitsWarper(options.top_k))
+        if options.top_p < 1:
+            chain.append(transformers.TopPLogitsWarper(options.top_p))
+        if options.min_p > 0:
+            chain.append(transformers.MinPLogitsWarper(options.min_p))
+        for row in random_rows(3, seed=index):
+            seen = generator.integers(0, VOCABULARY, size=20).tolist()
+            scores = chain(torch.tensor([seen]), torch.tensor(row[None, :VOCABULARY].copy()))
+            expected = torch.softmax(scores, dim=-1)[0].double().numpy()
+            found = dense(sampler(options, seen=seen).probs(row))
+            assert ((found > 0) == (expected > 0)).all(), options
+            np.testing.assert_allclose(found, expected, atol=2e-6, err_msg=str(options))
+
+
+@pytest.mark.parametrize("options", COMBINATIONS[::7], ids=str)
+def test_it_equals_the_obvious_way(options: SamplingOptions) -> None:
+    for row in random_rows(4, seed=11):
+        seen = [3, 9, 9, 41]
+        expected = reference_row(row, vocabulary=VOCABULARY, options=options, seen=seen)
+        np.testing.assert_allclose(dense(sampler(options, seen=seen).probs(row)), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
+def test_greedy_takes_the_arg_max_of_the_processed_row(penalty: float) -> None:
+    options = SamplingOptions(repetition_penalty=penalty, top_k=5, top_p=0.5)
+    changed = 0
+    for row in random_rows(50, seed=2):
+        best = int(row[:VOCABULARY].argmax())
+        found = sampler(options, seen=[best]).probs(row)
+        expected = reference_row(row, vocabulary=VOCABULARY, options=options, seen=[best])
+        assert found.ids.tolist() == [expected.index(1.0)]
+        changed += found.argmax() != best
+    assert (changed > 0) == (penalty > 1)
+
+
+def test_greedy_takes_the_smallest_id_of_a_tie() -> None:
+    assert sampler(SamplingOptions()).probs(np.zeros(ROWS, dtype=np.float32)).argmax() == 0
+
+
+@given(
+    temperature=st.sampled_from([0.0, 1e-6, 0.4, 1.0, 100.0]),
+    top_k=st.sampled_from([0, 1, 7, 200]),
+    top_p=st.sampled_from([1.0, 0.5, 1e-9]),
+    min_p=st.sampled_from([0.0, 0.5, 1.0]),
+    seed=st.integers(0, 20),
+)
+def test_padded_rows_are_never_in_the_support(
+    temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    options = SamplingOptions(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    row = random_rows(1, seed=seed)[0]
+    probs = sampler(options).probs(row)
+    assert probs.ids.max() < VOCABULARY
+    assert (np.diff(probs.ids) > 0).all()
+    assert (probs.p > 0).all()
+    assert probs.p.sum() == pytest.approx(1)
+    assert int(row[:VOCABULARY].argmax()) in probs.ids
+
+
+def test_a_penalty_counts_a_token_once_and_the_path_like_the_context() -> None:
+    options = SamplingOptions(temperature=1.0, repetition_penalty=1.5)
+    row = random_rows(1, seed=3)[0]
+    whole = dense(sampler(options, seen=[4, 5, 5, 6]).probs(row))
+    split = sampler(options, seen=[4, 5])
+    np.testing.assert_array_equal(dense(split.probs(row, [5, 6, 6])), whole)
+    split.extend([6, 4])
+    np.testing.assert_array_equal(dense(split.probs(row)), whole)
+    split.begin([4])
+    assert (dense(split.probs(row)) != whole).any()
+
+
+def test_a_row_is_not_written_to() -> None:
+    row = random_rows(1, seed=4)[0]
+    before = row.copy()
+    for options in (*COMBINATIONS[::5], SamplingOptions(), SamplingOptions(repetition_penalty=2)):
+        sampler(options, seen=[1, 2]).probs(row)
+        np.testing.assert_array_equal(row, before)
+
+
+def test_the_mask_comes_before_everything_else() -> None:
+    rows = random_rows(20, seed=6)
+    allowed = np.zeros(VOCABULARY, dtype=np.bool_)
+    allowed[[7, 8, 30]] = True
+    paths: list[list[int]] = []
+
+    def mask(path: Sequence[int]) -> npt.NDArray[np.bool_]:
+        paths.append(list(path))
+        return allowed
+
+    for options in (SamplingOptions(), *COMBINATIONS[::9]):
+        masked = Sampler(options, vocabulary_size=VOCABULARY, mask=mask)
+        masked.begin([8])
+        for row in rows:
+            expected = reference_row(row, vocabulary=VOCABULARY, options=options, seen=[8, 9], allowed=allowed.tolist())
+            np.testing.assert_allclose(dense(masked.probs(row, [9])), expected, atol=2e-6)
+    assert paths[0] == [9]
+
+
+def test_a_mask_may_allow_everything_but_not_nothing() -> None:
+    row = random_rows(1, seed=7)[0]
+    free = Sampler(SamplingOptions(), vocabulary_size=VOCABULARY, mask=lambda path: None)
+    assert free.probs(row).argmax() == sampler(SamplingOptions()).probs(row).argmax()
+    none = Sampler(SamplingOptions(), vocabulary_size=VOCABULARY, mask=lambda path: np.zeros(VOCABULARY, dtype=bool))
+    with pytest.raises(InputError, match="allows no token"):
+        none.probs(row)
+
+
+def test_a_wide_nucleus_is_found_whole() -> None:
+    """Flat rows need many more ids than the first look takes."""
+    rng = np.random.default_rng(8)
+    options = SamplingOptions(temperature=1.0, top_p=0.97)
+    row = (0.1 * rng.standard_normal(3000)).astype(np.float32)
+    probs = Sampler(options, vocabulary_size=3000).probs(row)
+    weights = np.sort(np.exp(row.astype(np.float64)))[::-1]
+    wanted = int(np.searchsorted(np.cumsum(weights) / weights.sum(), 0.97)) + 1
+    assert len(probs.ids) == wanted
+
+
+def test_ties_with_the_last_token_of_top_k_are_kept() -> None:
+    row = np.array([1, 3, 2, 2, 0], dtype=np.float32)
+    probs = Sampler(SamplingOptions(temperature=1.0, top_k=2), vocabulary_size=5).probs(row)
+    assert probs.ids.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 1e-9),
+        ("temperature", 101.0),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_p", float("nan")),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(InputError, match=rf"^{name} .* is out of range: "):
+        SamplingOptions(**{name: value})
+
+
+def test_defaults_come_from_generation_config() -> None:
+    said = Generation(end_token_ids=(1,), temperature=0.6, top_k=20, top_p=0.95)
+    assert SamplingOptions.from_generation(said) == SamplingOptions(temperature=0.6, top_k=20, top_p=0.95)
+    assert SamplingOptions.from_generation(Generation(end_token_ids=())).greedy
+
+
+@given(seed=st.integers(0, 2**64 - 1), positions=st.lists(st.integers(0, 5000), min_size=1, max_size=20))
+def test_noise_is_a_function_of_seed_stream_and_position(seed: int, positions: list[int]) -> None:
+    def at(position: int, *, stream: int = 0) -> float:
+        noise = Noise(seed, stream=stream)
+        noise.position = position
+        return noise.random()
+
+    moving = Noise(seed)
+    for position in positions:
+        moving.position = position
+        uniform = moving.random()
+        assert moving.position == position + 1
+        assert 0 <= uniform < 1
+        assert uniform == at(position)
+        assert uniform != at(position, stream=1)
+        assert uniform != at(position + 1)
+
+
+def test_noise_differs_between_seeds_and_is_uniform() -> None:
+    draws = []
+    for seed in range(40):
+        noise = Noise(seed)
+        draws.append([noise.random() for _ in range(600)])  # more than two blocks
+    values = np.array(draws)
+    assert len(np.unique(values)) == values.size
+    counts, _ = np.histogram(values, bins=20, range=(0, 1))
+    expected = values.size / 20
+    assert ((counts - expected) ** 2 / expected).sum() < 43.8  # chi-square, 19 degrees of freedom, 0.1%
+    assert abs(np.corrcoef(values[:-1].ravel(), values[1:].ravel())[0, 1]) < 0.03
+    assert abs(np.corrcoef(values[:, :-1].ravel(), values[:, 1:].ravel())[0, 1]) < 0.03
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_seeds_out_of_range_are_refused(seed: int) -> None:
+    with pytest.raises(InputError, match="seed"):
+        Noise(seed)

@@ -1,0 +1,70 @@
+"""What a generation counts."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from edgedecode.sampling import Sampler, SamplingOptions
+from edgedecode.stats import Stats, TimeSplit
+from edgedecode.types import Draft, Outcome
+from edgedecode.verify import TargetRows, Verdict
+
+ROWS = TargetRows(np.zeros((1, 4), dtype=np.float32), Sampler(SamplingOptions(), vocabulary_size=4))
+
+# item 2 names these; later tools read them
+SHOWN = [
+    *("mode", "rounds", "proposed", "accepted", "corrections", "bonuses", "verified_tokens", "unverified_tokens"),
+    *("acceptance_length", "prompt_tokens", "cached_tokens", "time_to_first_token", "prefill_tokens_per_second"),
+    *("tokens_per_second", "time_seconds", "planned_nbytes", "peak_nbytes"),
+]
+
+
+def verdict(draft: Draft, *, path: tuple[int, ...], added: int, outcome: Outcome) -> Verdict:
+    tokens = tuple(draft.tokens[node] for node in path) + (0,) * added
+    return Verdict(draft, tokens, path, outcome, ROWS)
+
+
+def counted() -> Stats:
+    stats = Stats()
+    stats.count(verdict(Draft(), path=(), added=1, outcome=Outcome.BONUS))
+    stats.count(verdict(Draft((1, 2, 3)), path=(0, 1), added=1, outcome=Outcome.CORRECTION))
+    stats.count(verdict(Draft((1, 2, 3), parents=(-1, -1, 1)), path=(1,), added=1, outcome=Outcome.CORRECTION))
+    stats.count(verdict(Draft((1, 2)), path=(0, 1), added=0, outcome=Outcome.ENDED))
+    return stats
+
+
+def test_rounds_and_tokens_add_up() -> None:
+    stats = counted()
+    assert (stats.rounds, stats.proposed, stats.accepted) == (4, 8, 5)
+    assert (stats.bonuses, stats.corrections, stats.ended) == (1, 2, 1)
+    assert stats.verified_tokens == 1 + 3 + 2 + 2
+    assert stats.acceptance_length == pytest.approx(8 / 4)
+
+
+def test_survival_counts_depths_not_nodes() -> None:
+    stats = counted()
+    assert stats.reached == [3, 3, 1]
+    assert stats.survival == [3, 2, 0]
+
+
+def test_an_empty_generation_divides_by_nothing() -> None:
+    stats = Stats()
+    assert stats.acceptance_length == stats.tokens_per_second == stats.prefill_tokens_per_second == 0
+
+
+def test_speeds() -> None:
+    stats = counted()
+    stats.time = TimeSplit(draft=0.5, verify=1.0, sample=0.25, host=0.25)
+    stats.prompt_tokens, stats.cached_tokens, stats.prefill_seconds = 30, 10, 0.5
+    assert stats.tokens_per_second == pytest.approx(7 / 2)  # the first token belongs to the prompt's pass
+    assert stats.prefill_tokens_per_second == pytest.approx(40)
+
+
+def test_the_json_line_has_every_figure() -> None:
+    shown = json.loads(counted().to_json())
+    assert set(SHOWN) <= set(shown)
+    assert set(shown["time_seconds"]) == {"draft", "verify", "sample", "host"}
+    assert shown["corrections"] + shown["bonuses"] + shown["ended"] == shown["rounds"]

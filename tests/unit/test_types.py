@@ -1,0 +1,40 @@
+"""The values that cross the seams: frozen, without a dictionary, JSON-serialisable where a trace records them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from edgedecode.types import EMPTY_DRAFT, AdapterUse, Draft, DraftMode, FinishReason, ModelCard, Plan, Signals
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Draft((1,)), AdapterUse("a", "d"), ModelCard("m", 8, 8, 16), Plan(2), Signals(0, 1, 2)],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_are_frozen_and_slotted(value: object) -> None:
+    assert dataclasses.is_dataclass(value)
+    assert not hasattr(value, "__dict__")
+    name = dataclasses.fields(value)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(value, name, None)
+
+
+def test_an_empty_draft_is_an_ordinary_chain() -> None:
+    assert len(EMPTY_DRAFT) == 0
+    assert EMPTY_DRAFT.parents is None
+    assert EMPTY_DRAFT.mode is DraftMode.DETERMINISTIC
+    assert len(Draft((4, 5, 6), parents=(-1, -1, 0))) == 3
+
+
+def test_signals_and_plans_survive_json() -> None:
+    signals = Signals(round=3, context_tokens=40, remaining_tokens=7, proposed=4, accepted=2)
+    assert Signals(**json.loads(json.dumps(dataclasses.asdict(signals)))) == signals
+    assert Plan(**json.loads(json.dumps(dataclasses.asdict(Plan(5))))) == Plan(5)
+
+
+def test_finish_reasons_are_plain_strings_in_json() -> None:
+    assert json.dumps([*FinishReason]) == '["stop", "length", "context", "cancelled"]'

@@ -1,0 +1,197 @@
+"""Verification of one draft: which rows are reached, what is kept, how a round ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgedecode.errors import CapabilityError
+from edgedecode.probs import Probs
+from edgedecode.sampling import Sampler, SamplingOptions
+from edgedecode.tree import path_to
+from edgedecode.types import Draft, DraftMode, FloatArray, Outcome
+from edgedecode.verify import Rule, TargetRows, Verdict, verify
+
+VOCABULARY = 6
+
+
+class Uniforms:
+    """Plays back uniforms and counts them."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = list(values)
+        self.drawn = 0
+
+    def random(self) -> float:
+        self.drawn += 1
+        return self.values[self.drawn - 1]
+
+
+class CountingRows(TargetRows):
+    """Remembers which rows were processed."""
+
+    __slots__ = ("reached",)
+
+    def __init__(self, logits: FloatArray, sampler: Sampler) -> None:
+        super().__init__(logits, sampler)
+        self.reached: list[int] = []
+
+    def at(self, node: int, path: Sequence[int]) -> Probs:
+        self.reached.append(node)
+        return super().at(node, path)
+
+
+def rows_saying(*tokens: int) -> CountingRows:
+    """Rows whose arg-max is the given token: the context's row first, then one per draft node."""
+    logits = np.zeros((len(tokens), VOCABULARY + 2), dtype=np.float32)
+    logits[:, VOCABULARY:] = 9.0
+    for row, token in enumerate(tokens):
+        logits[row, token] = 5.0
+    return CountingRows(logits, Sampler(SamplingOptions(), vocabulary_size=VOCABULARY))
+
+
+def random_rows(count: int, *, seed: int) -> CountingRows:
+    logits = np.random.default_rng(seed).standard_normal((count, VOCABULARY)).astype(np.float32)
+    return CountingRows(logits, Sampler(SamplingOptions(temperature=1.0), vocabulary_size=VOCABULARY))
+
+
+def check(draft: Draft, rows: CountingRows, *, ends: frozenset[int] = frozenset()) -> Verdict:
+    uniforms = Uniforms([0.5] * 20)
+    verdict = verify(draft, rows, uniforms, ends=ends)
+    assert uniforms.drawn == len(verdict.tokens) == len(rows.reached)
+    return verdict
+
+
+def test_an_empty_draft_is_plain_decoding() -> None:
+    verdict = check(Draft(), rows_saying(4))
+    assert (verdict.tokens, verdict.path, verdict.outcome) == ((4,), (), Outcome.BONUS)
+
+
+def test_a_whole_draft_is_accepted_and_a_token_added() -> None:
+    verdict = check(Draft((4, 1)), rows_saying(4, 1, 3))
+    assert (verdict.tokens, verdict.path, verdict.outcome) == ((4, 1, 3), (0, 1), Outcome.BONUS)
+    assert verdict.accepted == 2
+
+
+def test_the_first_wrong_token_is_corrected_and_later_rows_are_never_processed() -> None:
+    rows = rows_saying(4, 2, 3, 3)
+    verdict = check(Draft((4, 1, 3)), rows)
+    assert (verdict.tokens, verdict.path, verdict.outcome) == ((4, 2), (0,), Outcome.CORRECTION)
+    assert rows.reached == [-1, 0]
+
+
+def test_a_tree_is_followed_down_one_branch() -> None:
+    #   context -> 1 -> 5
+    #           -> 4 -> 2
+    #                -> 3 -> 0
+    draft = Draft((1, 4, 5, 2, 3, 0), parents=(-1, -1, 0, 1, 1, 4))
+    rows = rows_saying(4, 0, 3, 0, 0, 0, 5)
+    verdict = check(draft, rows)
+    assert (verdict.tokens, verdict.path, verdict.outcome) == ((4, 3, 0, 5), (1, 4, 5), Outcome.BONUS)
+    assert rows.reached == [-1, 1, 4, 5]
+
+
+def test_an_inner_node_without_the_token_is_a_correction() -> None:
+    verdict = check(Draft((1, 4, 5), parents=(-1, -1, 0)), rows_saying(1, 2, 0, 0))
+    assert (verdict.tokens, verdict.path, verdict.outcome) == ((1, 2), (0,), Outcome.CORRECTION)
+
+
+def test_of_equal_siblings_the_first_is_taken() -> None:
+    verdict = check(Draft((4, 4), parents=(-1, -1)), rows_saying(4, 1, 2))
+    assert (verdict.tokens, verdict.path) == ((4, 1), (0,))
+
+
+@pytest.mark.parametrize(
+    ("draft", "said", "tokens", "path"),
+    [
+        (Draft((4, 1, 3)), (4, 1, 3, 0), (4, 1), (0, 1)),  # an accepted draft token ends it
+        (Draft((4, 2, 3)), (4, 1, 3, 0), (4, 1), (0,)),  # a correction ends it
+        (Draft((4,)), (4, 1), (4, 1), (0,)),  # the bonus ends it
+        (Draft(), (1,), (1,), ()),
+    ],
+)
+def test_nothing_follows_an_end_token(
+    draft: Draft, said: tuple[int, ...], tokens: tuple[int, ...], path: tuple[int, ...]
+) -> None:
+    verdict = check(draft, rows_saying(*said), ends=frozenset({1}))
+    assert (verdict.tokens, verdict.path, verdict.outcome) == (tokens, path, Outcome.ENDED)
+
+
+@given(st.data())
+def test_any_tree_gives_what_drawing_from_the_rows_gives(data: st.DataObject) -> None:
+    length = data.draw(st.integers(0, 10))
+    parents = tuple(data.draw(st.integers(-1, index - 1)) for index in range(length))
+    draft = Draft(tuple(data.draw(st.integers(0, 2)) for _ in parents), parents=parents)
+    uniforms = data.draw(st.lists(st.floats(0, 1, exclude_max=True), min_size=12, max_size=12))
+    rows = random_rows(length + 1, seed=data.draw(st.integers(0, 50)))
+    rows._sampler.options = SamplingOptions(temperature=1.0, top_k=3)
+    verdict = verify(draft, rows, Uniforms(uniforms))
+    assert list(verdict.path) == (path_to(parents, verdict.path[-1]) if verdict.path else [])
+    assert tuple(draft.tokens[node] for node in verdict.path) == verdict.tokens[: verdict.accepted]
+    assert len(verdict.tokens) == verdict.accepted + 1
+    node = -1
+    for step, token in enumerate(verdict.tokens):
+        assert TargetRows.at(rows, node, ()).draw(uniforms[step]) == token
+        if step < verdict.accepted:
+            node = verdict.path[step]
+    followers = [index for index, parent in enumerate(parents) if parent == node]
+    assert (verdict.outcome is Outcome.CORRECTION) == bool(followers)
+    assert all(draft.tokens[index] != verdict.tokens[-1] for index in followers)
+
+
+def sampled(tokens: Sequence[int], q: Probs) -> Draft:
+    return Draft(tuple(tokens), probs=(q,) * len(tokens), mode=DraftMode.SAMPLED, source="model")
+
+
+def test_the_ratio_rule_accepts_below_the_ratio_and_corrects_above_it() -> None:
+    rows = random_rows(2, seed=1)
+    p = rows.at(-1, ())
+    q = Probs.dense(np.full(VOCABULARY, 1 / VOCABULARY))
+    token = int(p.ids[p.p.argmin()])
+    ratio = p.of(token) * VOCABULARY
+    below = verify(sampled([token], q), rows, Uniforms([ratio - 1e-6, 0.3]), rule=Rule.RATIO)
+    assert (below.tokens[0], below.path, below.outcome) == (token, (0,), Outcome.BONUS)
+    above = verify(sampled([token], q), rows, Uniforms([ratio + 1e-6, 0.3]), rule=Rule.RATIO)
+    assert (above.path, above.outcome) == ((), Outcome.CORRECTION)
+    residual = p.minus(q)
+    assert residual is not None
+    assert above.tokens == (int(residual.ids[0]),)  # the rescaled uniform is just above 0
+
+
+def test_under_the_ratio_rule_an_end_token_ends_too() -> None:
+    rows = rows_saying(4, 1, 2)
+    q = Probs.dense(np.full(VOCABULARY, 1.0))
+    for tokens in ([4, 1], [4], [3]):
+        verdict = verify(sampled(tokens, q), rows, Uniforms([0.0] * 3), ends=frozenset({1, 4}), rule=Rule.RATIO)
+        assert verdict.outcome is Outcome.ENDED
+        assert verdict.tokens == (4,)
+
+
+def test_the_ratio_rule_refuses_what_was_not_sampled() -> None:
+    rows = random_rows(3, seed=2)
+    with pytest.raises(CapabilityError, match="'ngram' proposes deterministic"):
+        verify(Draft((1,), source="ngram"), rows, Uniforms([0.5]), rule=Rule.RATIO)
+    q = Probs.point(1)
+    for broken in (
+        Draft((1, 1), parents=(-1, -1), probs=(q, q), mode=DraftMode.SAMPLED),
+        Draft((1,), mode=DraftMode.SAMPLED),
+        Draft((1, 1), probs=(q,), mode=DraftMode.SAMPLED),
+    ):
+        with pytest.raises(CapabilityError, match="one chain"):
+            verify(broken, rows, Uniforms([0.5]), rule=Rule.RATIO)
+
+
+def test_without_a_draft_the_ratio_rule_is_plain_decoding() -> None:
+    rows = random_rows(1, seed=3)
+    assert verify(Draft(), rows, Uniforms([0.4]), rule=Rule.RATIO).tokens == (rows.at(-1, ()).draw(0.4),)
+
+
+def test_the_verdict_tells_the_likeliest_ids_of_every_row() -> None:
+    verdict = check(Draft((4, 1)), rows_saying(4, 2, 3))
+    assert verdict.top(1).tolist() == [[4], [2], [3]]  # padding is never among them
+    assert verdict.top(3).shape == (3, 3)
+    assert verdict.top(3).max() < VOCABULARY
