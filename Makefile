@@ -68,16 +68,16 @@ lint: $(TEST_STAMP)
 # The old pack stays until the new one is whole and small enough.
 pack: $(TEST_STAMP)
 	@test -d '$(DEMO_PAIR)/target' || { echo 'give the float models: make pack DEMO_PAIR=folder with target/ and draft/' >&2; exit 1; }
-	rm -rf build/pack
+	rm -rf build/demo
 	mkdir -p build
-	$(BIN)/edgedecode export --target $(DEMO_PAIR)/target --draft $(DEMO_PAIR)/draft --bits 8 --out build/pack
-	@size=$$(du -sk build/pack | cut -f1); test $$size -le $(PACK_LIMIT_KIB) || \
-		{ echo "build/pack is $$size KiB, the package carries at most $(PACK_LIMIT_KIB)" >&2; exit 1; }
-	rm -rf build/pack-old
-	if [ -e $(PACK) ]; then mv $(PACK) build/pack-old; fi
+	$(BIN)/edgedecode export --target $(DEMO_PAIR)/target --draft $(DEMO_PAIR)/draft --bits 8 --license Apache-2.0 --out build/demo
+	@size=$$(du -sk build/demo | cut -f1); test $$size -le $(PACK_LIMIT_KIB) || \
+		{ echo "build/demo is $$size KiB, the package carries at most $(PACK_LIMIT_KIB)" >&2; exit 1; }
+	rm -rf build/demo-old
+	if [ -e $(PACK) ]; then mv $(PACK) build/demo-old; fi
 	mkdir -p $(dir $(PACK))
-	mv build/pack $(PACK)
-	rm -rf build/pack-old
+	mv build/demo $(PACK)
+	rm -rf build/demo-old
 
 clean:
 	rm -rf $(DEMO_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from types import FrameType
 from typing import cast
 
 from edgedecode import Chunk
 from edgedecode.session import TARGET_SOURCE
 
-__all__ = ["until_interrupted"]
+__all__ = ["leaving_at_once", "until_interrupted"]
+
+_INTERRUPTED = 130
 
 
 def until_interrupted(chunks: Iterator[Chunk]) -> Generator[Chunk]:
@@ -30,6 +33,27 @@ def until_interrupted(chunks: Iterator[Chunk]) -> Generator[Chunk]:
                 yield chunk
                 if chunk.source == TARGET_SOURCE:
                     deferred.check()
+
+
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """While entered, Ctrl-C ends the process: for loading, where an engine's own imports turn an interrupt into errors.
+
+    Only for work that leaves nothing half-written.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"edgedecode: interrupted\n")
+    os._exit(_INTERRUPTED)
 
 
 class _Deferred:

@@ -11,6 +11,7 @@ from edgedecode.policy import FixedLength
 from edgedecode.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.sampling import Noise
 
+from .interrupts import leaving_at_once
 from .text import checked_text
 
 __all__ = ["add_pack_options", "add_session_options", "open_pair", "session_options", "system_messages"]
@@ -66,14 +67,15 @@ def add_session_options(parser: ArgumentParser) -> None:
 def open_pair(arguments: Namespace) -> Pair:
     """Open the pack the arguments name. What cannot be right is refused before anything is loaded."""
     _check_early(arguments)
-    return load(
-        arguments.model,
-        memory=arguments.memory,
-        runtime=arguments.runtime,
-        provider=arguments.provider,
-        threads=arguments.threads,
-        verify=arguments.verify,
-    )
+    with leaving_at_once():
+        return load(
+            arguments.model,
+            memory=arguments.memory,
+            runtime=arguments.runtime,
+            provider=arguments.provider,
+            threads=arguments.threads,
+            verify=arguments.verify,
+        )
 
 
 def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:

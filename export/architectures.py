@@ -1,4 +1,4 @@
-"""The architectures that can be exported, and what of a configuration the engine cannot run. Reads JSON, loads nothing."""
+"""The architectures that can be exported, and what the engine cannot run of a configuration. Loads nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Shape:
 
 
 def read_shape(config: Fields, *, name: str) -> Shape:
-    """Read the sizes from a config.json. Raises ExportError for an architecture that is unknown or wants its own code."""
+    """Read the sizes of a config.json. Raises ExportError for an unknown architecture, or one with its own code."""
     if config.values.get("auto_map"):
         raise ExportError(
             f"{name} brings its own Python code (auto_map in config.json), which is never run: "
@@ -100,12 +100,18 @@ def check_engine(config: Fields, shape: Shape, *, name: str, body: Scheme, head:
             f"set rope_parameters to one of them, or take another model"
         )
     if config.values.get("use_sliding_window"):
-        raise ExportError(f"{name} uses sliding-window attention, which is not exported yet: set use_sliding_window to false")
+        raise ExportError(
+            f"{name} uses sliding-window attention, which is not exported yet: set use_sliding_window to false"
+        )
     for title, size in shape.projections.items():
         if body.quantized and size % body.block_size:
-            raise ExportError(f"{name} has {title} {size}, no multiple of the block size {body.block_size}: {_way_out(size)}")
+            raise ExportError(
+                f"{name} has {title} {size}, no multiple of the block size {body.block_size}: {_way_out(size)}"
+            )
     if head.quantized and shape.hidden % head.block_size:
-        raise ExportError(f"{name} has hidden_size {shape.hidden}, no multiple of {head.block_size}: {_way_out(shape.hidden)}")
+        raise ExportError(
+            f"{name} has hidden_size {shape.hidden}, no multiple of {head.block_size}: {_way_out(shape.hidden)}"
+        )
 
 
 def _way_out(size: int) -> str:

@@ -27,7 +27,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the folder's safetensors files, shards in order. Raises ExportError when one is missing or all are pickles."""
+    """Return the folder's safetensors files. Raises ExportError when one is missing or all weights are pickles."""
     if (folder / _INDEX).is_file():
         return _shards(folder)
     if (folder / _SINGLE).is_file():
@@ -36,7 +36,9 @@ def weight_files(folder: Path) -> list[Path]:
     if len(loose) == 1:
         return loose
     if loose:
-        raise ExportError(f"{folder} has {len(loose)} safetensors files but no {_INDEX} that says what is where: add it")
+        raise ExportError(
+            f"{folder} has {len(loose)} safetensors files but no {_INDEX} that says what is where: add it"
+        )
     if any(next(folder.glob(pattern), None) for pattern in _PICKLES):
         raise ExportError(
             f"{folder} has its weights only as pickle files, which can run code: convert them to safetensors first "
@@ -96,7 +98,9 @@ class Checkpoint:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._maps.append(mapped)
         for name, entry in header.items():
-            if entry.kind not in kinds:  # integer buffers of old checkpoints; a weight of a foreign type is missed later
+            if (
+                entry.kind not in kinds
+            ):  # integer buffers of old checkpoints; a weight of a foreign type is missed later
                 continue
             count = entry.nbytes // kinds[entry.kind].itemsize
             if count == 0:
@@ -129,6 +133,9 @@ def _header(path: Path) -> dict[str, _Entry]:
 
 
 def _entry(entry: JsonValue) -> _Entry:
-    assert isinstance(entry, dict) and isinstance(entry["shape"], list) and isinstance(entry["data_offsets"], list)
-    begin, end = (int(str(offset)) for offset in entry["data_offsets"])
-    return _Entry(str(entry["dtype"]), tuple(int(str(size)) for size in entry["shape"]), begin, end - begin)
+    assert isinstance(entry, dict)
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    assert isinstance(shape, list)
+    assert isinstance(offsets, list)
+    begin, end = (int(str(offset)) for offset in offsets)
+    return _Entry(str(entry["dtype"]), tuple(int(str(size)) for size in shape), begin, end - begin)

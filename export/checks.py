@@ -19,7 +19,7 @@ from .noise import POSITIONS, KernelNoise, measure_noise
 from .parity import ParityText, check_exact, measure_kernels, reference_rows
 from .reference import Reference
 
-__all__ = ["CheckTexts", "check_parity", "check_noise"]
+__all__ = ["CheckTexts", "check_noise", "check_parity"]
 
 _LENGTH = 48
 _TEXT = (
@@ -46,7 +46,9 @@ class CheckTexts:
     noise_positions: int = POSITIONS
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, *, template: ChatTemplate | None, ends: Collection[int], context: int) -> CheckTexts:
+    def of(
+        cls, tokenizer: Tokenizer, *, template: ChatTemplate | None, ends: Collection[int], context: int
+    ) -> CheckTexts:
         """Encode the fixed texts; prompts go through the chat template where there is one that takes them."""
         tokens = tokenizer.encode(_TEXT) or [0]
         prompts = [tokenizer.encode(_rendered(template, prompt))[: context // 2] or [0] for prompt in _PROMPTS]
@@ -67,24 +69,21 @@ def check_parity(
     """
     expected = reference_rows(reference, texts.text)
     graph = replace(entry.graphs["base"], file=exact)
-    with _opened(replace(entry, graphs={"base": graph}), pack) as model:
+    with _opened(replace(entry, graphs={"base": graph}), pack, texts) as model:
         numbers = {"tokens": float(len(expected)), "deviation": float(expected.std())}
         numbers |= check_exact(model, texts.text, expected)
     if min(entry.bits, entry.head_bits) < 16:
-        with _opened(entry, pack) as model:
+        with _opened(entry, pack, texts) as model:
             numbers |= measure_kernels(model, texts.text, expected)
     return numbers
 
 
-def check_noise(
-    entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: Callable[[int], None]
-) -> KernelNoise:
+def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: Callable[[int], None]) -> KernelNoise:
     """Measure the noise of the shipped graph's kernels on text of the model's own."""
-    with _opened(entry, pack) as model:
+    with _opened(entry, pack, texts) as model:
         return measure_noise(
             model,
             texts.prompts,
-            vocabulary_size=texts.vocabulary_size,
             ends=texts.ends,
             positions=texts.noise_positions,
             progress=progress,
@@ -92,8 +91,16 @@ def check_noise(
 
 
 @contextmanager
-def _opened(entry: ModelEntry, pack: Path) -> Iterator[LanguageModel]:
-    model = find_runtime("onnx").open(entry, pack, name="check", budget=Budget(), threads=None, provider="cpu")
+def _opened(entry: ModelEntry, pack: Path, texts: CheckTexts) -> Iterator[LanguageModel]:
+    model = find_runtime("onnx").open(
+        entry,
+        pack,
+        name="check",
+        vocabulary_size=texts.vocabulary_size,
+        budget=Budget(),
+        threads=None,
+        provider="cpu",
+    )
     try:
         yield model
     finally:

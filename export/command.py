@@ -37,7 +37,10 @@ class ExportCommand:
             "--block-size", type=int, choices=(32, 128), default=32, help="weights that share a scale (default 32)"
         )
         parser.add_argument(
-            "--head-bits", type=int, choices=_BITS, help="width of head and embedding (default: 8 up to --bits 8, then as --bits)"
+            "--head-bits",
+            type=int,
+            choices=_BITS,
+            help="width of head and embedding (default: 8 up to --bits 8, then as --bits)",
         )
         parser.add_argument("--name", help="the pack's name (default: its folder's)")
         parser.add_argument("--license", help="licence of the base models, where their folders do not say")
@@ -123,10 +126,10 @@ def _recipe(arguments: Namespace) -> Recipe:
 
 @contextmanager
 def _quiet(*, debug: bool) -> Iterator[None]:
-    """Let libraries speak only with --debug, and turn a polite kill into an exception, so that nothing is left behind."""
-    logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, format="%(name)s: %(message)s")
-    if not debug:
-        logging.getLogger("transformers").setLevel(logging.ERROR)
+    """Let libraries speak only with --debug, and make a polite kill an exception, so that nothing is left behind."""
+    logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
+    logging.getLogger("edgedecode").setLevel(logging.DEBUG if debug else logging.WARNING)
+    logging.getLogger("transformers").setLevel(logging.INFO if debug else logging.ERROR)
     before = signal.getsignal(signal.SIGTERM)
     try:
         signal.signal(signal.SIGTERM, _terminate)

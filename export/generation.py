@@ -47,7 +47,11 @@ def read_chat_template(folder: Path) -> str | None:
             raise ExportError(f"{path} cannot be read: {error}") from None
     value = _token_config(folder).values.get("chat_template")
     if isinstance(value, list):
-        named = {item["name"]: item["template"] for item in value if isinstance(item, dict) and {"name", "template"} <= item.keys()}
+        named = {
+            item["name"]: item["template"]
+            for item in value
+            if isinstance(item, dict) and {"name", "template"} <= item.keys()
+        }
         value = named.get("default")
     return value if isinstance(value, str) and value else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgedecode.manifest import ModelEntry
 
@@ -16,6 +17,9 @@ from .recipe import Recipe
 from .reference import Reference
 from .source import Source
 from .stages import Stages
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["ModelJob", "export_model"]
 
@@ -45,8 +49,7 @@ def export_model(job: ModelJob, pack: Path, stages: Stages) -> ModelEntry:
     try:
         with stages.stage(f"{job.role}: structure"):
             network = open_network(job.source.folder, checkpoint)
-            builder = ARCHITECTURES[job.source.shape.architecture]
-            drawing = draw(network, builder=builder, head_size=job.source.shape.head_size, recipe=job.recipe)
+            drawing = _drawing(job, network)
             entry = _entry(job, drawing, parameters=sum(parameter.numel() for parameter in network.parameters()))
         with stages.stage(f"{job.role}: weights", drawing.weights.elements) as advance:
             drawing.write(folder, progress=advance, release=checkpoint.release)
@@ -59,6 +62,14 @@ def export_model(job: ModelJob, pack: Path, stages: Stages) -> ModelEntry:
         checkpoint.close()
     entry = replace(entry, parity=parity)
     return _with_noise(entry, job, pack=pack, stages=stages) if job.texts.noise_positions else entry
+
+
+def _drawing(job: ModelJob, network: PreTrainedModel) -> Drawing:
+    # What a draft proposes may depend on how many rows were asked for: the target decides what is emitted.
+    early = job.recipe.body.bits > 4 or job.role == "draft"
+    shape = job.source.shape
+    builder = ARCHITECTURES[shape.architecture]
+    return draw(network, builder=builder, head_size=shape.head_size, recipe=job.recipe, early_rows=early)
 
 
 def _with_noise(entry: ModelEntry, job: ModelJob, *, pack: Path, stages: Stages) -> ModelEntry:

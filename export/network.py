@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_network(folder: Path, checkpoint: Checkpoint) -> PreTrainedModel:
-    """Make the model that config.json describes. Raises ExportError for tensors that are missing or of another shape."""
+    """Make the model that config.json describes. Raises ExportError for missing tensors and for other shapes."""
     try:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -41,7 +41,7 @@ def open_network(folder: Path, checkpoint: Checkpoint) -> PreTrainedModel:
 
 
 def _revive_rotary(network: PreTrainedModel) -> None:
-    """Make the rotary module again, with real frequencies: it has no weights and the first one is on the meta device."""
+    """Make the rotary module again: it has no weights, and the first one's frequencies are on the meta device."""
     old: Any = network.model.rotary_emb
     network.model.rotary_emb = type(old)(config=network.config)
 
@@ -56,7 +56,7 @@ def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name
         found = checkpoint.tensors[tensor].shape
         if found != parameter.shape:
             raise ExportError(
-                f"{name}: config.json makes {tensor} {list(parameter.shape)}, the file holds {list(found)}: one is wrong"
+                f"{name}: config.json makes {tensor} {list(parameter.shape)}, the file has {list(found)}: one is wrong"
             )
     for tensor in checkpoint.tensors:
         if tensor not in wanted and not tensor.endswith(("rotary_emb.inv_freq", "lm_head.weight")):

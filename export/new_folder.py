@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgedecode.errors import ExportError
@@ -26,7 +26,8 @@ def check_place(out: Path, *, nbytes: int) -> None:
     free = shutil.disk_usage(parent).free
     if free < nbytes:
         raise ExportError(
-            f"about {nbytes / 1e6:.0f} MB are needed and {parent} has {free / 1e6:.0f} MB left: make room, or give another --out"
+            f"about {nbytes / 1e6:.0f} MB are needed and {parent} has {free / 1e6:.0f} MB left: "
+            f"make room, or give another --out"
         )
 
 
@@ -56,7 +57,9 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 def _as_export_error(error: OSError, out: Path) -> ExportError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ExportError(f"the disk became full while {out} was written: make room and start again; nothing was left behind")
+        return ExportError(
+            f"the disk became full while {out} was written: make room and start again; nothing was left behind"
+        )
     return ExportError(f"{out} could not be written ({error.strerror or error}): nothing was left behind")
 
 
@@ -85,10 +88,8 @@ def _running(process: int) -> bool:
 
 
 def _remove_empty(folder: Path) -> None:
-    try:
+    with suppress(OSError):
         folder.rmdir()
-    except OSError:
-        pass
 
 
 def _flush(root: Path) -> None:

@@ -46,7 +46,6 @@ def measure_noise(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     *,
-    vocabulary_size: int,
     ends: Collection[int],
     positions: int = POSITIONS,
     progress: Callable[[int], None] = lambda amount: None,
@@ -60,7 +59,7 @@ def measure_noise(
     done = 0
     for prompt in cycle(prompts):
         length = min(_SEGMENT, positions - done, model.card.context - len(prompt) - max(_WIDTHS))
-        segment = _sample(model, prompt, length=length, vocabulary_size=vocabulary_size, ends=ends, rng=rng)
+        segment = _sample(model, prompt, length=length, ends=ends, rng=rng)
         found.append(_spread(_reread(model, prompt, segment) - segment.logits))
         done += len(segment.logits)
         progress(len(segment.logits))
@@ -75,7 +74,6 @@ def _sample(
     prompt: Sequence[int],
     *,
     length: int,
-    vocabulary_size: int,
     ends: Collection[int],
     rng: np.random.Generator,
 ) -> _Segment:
@@ -83,7 +81,7 @@ def _sample(
     state = _read(model, prompt, room=length)
     try:
         while True:
-            row = model.forward(tokens[-1:], state).logits[0, :vocabulary_size]
+            row = model.forward(tokens[-1:], state).logits[0, : model.card.vocabulary_size]
             state.keep((0,))
             ids = np.argpartition(row, -_LEADING)[-_LEADING:] if row.size > _LEADING else np.arange(row.size)
             leading.append(ids)

@@ -67,14 +67,14 @@ class Drawing:
         ir.save(exact, folder / EXACT_FILE)
 
 
-def draw(network: PreTrainedModel, *, builder: str, head_size: int, recipe: Recipe) -> Drawing:
-    """Make the base graph of a model, its weights stored as `recipe` says."""
+def draw(network: PreTrainedModel, *, builder: str, head_size: int, recipe: Recipe, early_rows: bool) -> Drawing:
+    """Make the base graph of a model, its weights stored as `recipe` says; `early_rows` as in `picked_rows`."""
     skeleton = build_skeleton(network, builder)
     model, recorded, weights = skeleton.model, skeleton.recorded, Weights()
     direct_lengths(model)
     explicit_positions(model)
     tree_bias(model)
-    picked_rows(model)
+    picked_rows(model, early=early_rows)
     stored_embedding(model, recorded, weights=weights, scheme=recipe.head)
     stored_projections(model, recorded, weights=weights, scheme_of=recipe.scheme_of)
     stored_constants(model, recorded, weights=weights)

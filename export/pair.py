@@ -45,7 +45,7 @@ class PairRequest:
 
 
 def export_pair(request: PairRequest, stages: Stages) -> Manifest:
-    """Export a pair (or a target alone) as a pack. Raises ExportError or IncompatiblePair; then nothing is left behind."""
+    """Export a pair, or a target alone. Raises ExportError or IncompatiblePair, and then leaves nothing behind."""
     with stages.stage("check"):
         target = open_source(request.target)
         draft = open_source(request.draft) if request.draft is not None else None
@@ -84,9 +84,7 @@ def _job(
     role: str, source: Source, *, request: PairRequest, template: ChatTemplate | None, ends: Collection[int]
 ) -> ModelJob:
     try:
-        check_engine(
-            source.config, source.shape, name=source.name, body=request.recipe.body, head=request.recipe.head
-        )
+        check_engine(source.config, source.shape, name=source.name, body=request.recipe.body, head=request.recipe.head)
     except ManifestError as error:
         raise ExportError(f"{source.name}: {error}") from None
     texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=source.shape.context)

@@ -24,7 +24,8 @@ TOLERANCE = 1e-3
 
 _PARENTS = (-1, 0, 0, 1, 1, 2, -1, 3)
 """A tree on the text's last token; nodes 0 to 2 are the first pass, 3 to 6 the second, 7 follows the kept path."""
-_FIRST, _SECOND, _PATH = slice(0, 3), slice(3, 7), (0, 1, 3)
+_FIRST, _SECOND = 3, 7
+_PATH = (0, 1, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,9 @@ def check_exact(model: LanguageModel, text: ParityText, expected: FloatArray) ->
     limit = TOLERANCE * max(1.0, float(expected.std()))
     if wrong := {name: error for name, error in errors.items() if not error <= limit}:
         found = ", ".join(f"{name} {error:.2g}" for name, error in wrong.items())
-        raise ExportError(f"the exported graph does not compute what its weights stand for ({found}, allowed {limit:.2g})")
+        raise ExportError(
+            f"the exported graph does not compute what its weights stand for ({found}, allowed {limit:.2g})"
+        )
     return errors
 
 
@@ -118,10 +121,11 @@ def _in_pieces(model: LanguageModel, state: State, text: ParityText) -> FloatArr
 
 def _as_tree(model: LanguageModel, state: State, text: ParityText) -> FloatArray:
     """Grow the tree in two passes, keep one path, and go on from its end."""
-    first = model.forward(text.tree[_FIRST], state, parents=_PARENTS[_FIRST], rows="all").logits.copy()
-    second = model.forward(text.tree[_SECOND], state, parents=_PARENTS[_SECOND], rows="all").logits.copy()
+    tree = text.tree
+    first = model.forward(tree[:_FIRST], state, parents=_PARENTS[:_FIRST], rows="all").logits.copy()
+    second = model.forward(tree[_FIRST:_SECOND], state, parents=_PARENTS[_FIRST:_SECOND], rows="all").logits.copy()
     state.keep(_PATH)
-    last = model.forward(text.tree[-1:], state, rows="all").logits.copy()
+    last = model.forward(tree[_SECOND:], state, rows="all").logits.copy()
     return np.concatenate((first, second, last))
 
 

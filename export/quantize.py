@@ -61,7 +61,8 @@ def quantize(weights: FloatArray, scheme: Scheme) -> Blocks:
     quantizer does the other way round: the blocks are equally valid, and nearer to the weights.
     """
     rows, columns = weights.shape
-    assert scheme.quantized and columns % scheme.block_size == 0
+    assert scheme.quantized
+    assert columns % scheme.block_size == 0
     blocks = weights.reshape(rows, columns // scheme.block_size, scheme.block_size)
     scales = _scales(blocks, scheme.bits)
     with np.errstate(divide="ignore"):
@@ -92,7 +93,9 @@ def _scales(blocks: FloatArray, bits: int) -> FloatArray:
     """One scale a block, rounded through float16."""
     highest, lowest = blocks.max(axis=-1), blocks.min(axis=-1)
     if not (np.isfinite(highest).all() and np.isfinite(lowest).all()):
-        raise ExportError("the weights hold values that are not finite numbers (NaN or infinity): get a sound checkpoint")
+        raise ExportError(
+            "the weights hold values that are not finite numbers (NaN or infinity): get a sound checkpoint"
+        )
     if bits == 8:
         exact = np.maximum(highest, -lowest) / np.float32(127)
     else:  # the largest magnitude, whatever its sign, becomes level 0, the one with no counterpart; the first of equals
@@ -102,4 +105,4 @@ def _scales(blocks: FloatArray, bits: int) -> FloatArray:
             tied = blocks[ties]
             exact[ties] = np.take_along_axis(tied, np.abs(tied).argmax(axis=-1)[:, None], axis=-1)[:, 0]
         exact = exact / np.float32(-8)
-    return np.clip(exact, -_LARGEST_SCALE, _LARGEST_SCALE).astype(np.float16).astype(np.float32)
+    return np.asarray(np.clip(exact, -_LARGEST_SCALE, _LARGEST_SCALE).astype(np.float16), np.float32)

@@ -84,7 +84,9 @@ class Reference:
     def _materialise(self, held: ExitStack) -> Callable[[torch.nn.Module, object], None]:
         def before(module: torch.nn.Module, _: object) -> None:
             for part in module.modules():
-                stored = {name: _as_stored(value, self._recipe.body) for name, value in part.named_parameters(recurse=False)}
+                stored = {
+                    name: _as_stored(value, self._recipe.body) for name, value in part.named_parameters(recurse=False)
+                }
                 held.enter_context(_weights(part, stored))
                 self._release()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveDisplay", "inflation_report", "pair_report", "show_inflation", "show_pair"]
 
-Report: TypeAlias = "dict[str, str | int | float | None | Report | list[Report]]"
+Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | None]"
 
 
 class LiveDisplay:
@@ -142,7 +142,10 @@ def _model_table(manifest: Manifest) -> Table:
     for title in ("parameters", "weights", "stored", "parity", "kernels (rms)", "top-1", "kernel noise"):
         table.add_column(title, justify="right")
     for role, entry in manifest.models.items():
-        worst = max((entry.parity[name] for name in entry.parity if name.endswith("_error") and "kernel" not in name), default=0.0)
+        worst = max(
+            (entry.parity[name] for name in entry.parity if name.endswith("_error") and "kernel" not in name),
+            default=0.0,
+        )
         table.add_row(
             role,
             entry.source,

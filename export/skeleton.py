@@ -50,10 +50,13 @@ def build_skeleton(network: PreTrainedModel, builder: str) -> Skeleton:
             maker.network = network
             maker.make_model("")
     except (NotImplementedError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise ExportError(f"onnxruntime-genai's builder cannot make this model: {type(error).__name__}: {error}") from error
+        raise ExportError(
+            f"onnxruntime-genai's builder cannot make this model: {type(error).__name__}: {error}"
+        ) from error
     finally:
         for line in printed.getvalue().splitlines():
             _log.debug("builder: %s", line)
+    _leave_out_blanks(maker.model)
     return Skeleton(maker.model, maker.recorded)
 
 
@@ -93,6 +96,14 @@ def _recording(builder: str) -> Any:  # noqa: ANN401  (the builder is untyped)
             return _rotary_tables(self.network, self.rope_attrs["cache_length"])
 
     return Recording
+
+
+def _leave_out_blanks(model: ir.Model) -> None:
+    """Make inputs that the builder left blank by an empty name really absent."""
+    for node in model.graph:
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.name == "":
+                node.replace_input_with(index, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,8 @@ def open_source(name: str) -> Source:
         raise ExportError(str(error)) from None
     if tokenizer.size > shape.rows:
         raise ExportError(
-            f"{title}: the tokenizer knows {tokenizer.size} ids, config.json's vocab_size is {shape.rows}: they do not belong together"
+            f"{title}: its tokenizer knows {tokenizer.size} ids, the vocab_size of its config.json is {shape.rows}: "
+            f"the files do not belong together"
         )
     weights = tuple(weight_files(folder))
     return Source(title, folder, config, shape, tokenizer, weights, _license(folder, config))
@@ -90,7 +91,9 @@ def _download(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise ExportError(f"there is no folder {name!r}; hub ids need huggingface_hub: pip install 'edgedecode[export]'") from None
+        raise ExportError(
+            f"there is no folder {name!r}; hub ids need huggingface_hub: pip install 'edgedecode[export]'"
+        ) from None
     try:
         return Path(snapshot_download(name, allow_patterns=_WANTED))
     except Exception as error:  # the hub raises requests', httpx's and its own kinds alike
@@ -122,6 +125,7 @@ def _license(folder: Path, config: Fields) -> str:
     except OSError:
         return "unknown"
     front = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
-    found = {key: value.strip("\"' ") for key, value in re.findall(r"^(license(?:_name)?):\s*(.+)$", front[1], re.M)} if front else {}
+    lines: list[tuple[str, str]] = re.findall(r"^(license(?:_name)?):\s*(.+)$", front[1], re.M) if front else []
+    found = {key: value.strip("\"' ") for key, value in lines}
     license = found.get("license", "unknown")
     return found.get("license_name", license) if license == "other" else license

@@ -17,7 +17,7 @@ from .sources import Matrix
 
 __all__ = ["BlockWeight", "FloatWeight", "Piece", "StoredWeight", "TensorSpec", "TransposedWeight"]
 
-Stored: TypeAlias = "npt.NDArray[np.float32 | np.float16 | np.uint8]"
+Stored: TypeAlias = "npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.uint8]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class TransposedWeight:
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """A projection's weight in quantized blocks: `packed` uint8 [rows, blocks, bytes], `scales` float32 [rows, blocks]."""
+    """A projection's weight in blocks: `packed` uint8 [rows, blocks, bytes], `scales` float32 [rows, blocks]."""
 
     name: str
     source: Matrix

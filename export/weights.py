@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from .quantize import Scheme
 from .sources import Matrix
 from .stored import BlockWeight, FloatWeight, StoredWeight, TensorSpec, TransposedWeight
@@ -88,7 +90,7 @@ class Weights:
             for weight in self._stored.values():
                 for piece in weight.pieces():
                     file.seek(extents[piece.name].offset + piece.offset)
-                    file.write(memoryview(piece.values).cast("B"))
+                    file.write(np.ascontiguousarray(piece.values).data)
                     release()
                 progress(weight.source.rows * weight.source.columns)
             file.truncate(self.nbytes)

@@ -11,11 +11,10 @@ from edgedecode.protocols import LanguageModel, State
 
 from .timed import TimedPair
 
-__all__ = ["Costs", "measure_costs"]
+__all__ = ["WIDEST", "CostMeter", "Costs"]
 
 CONTEXT = 256
 WIDEST = 16
-REPETITIONS = 15
 _WARM_UP = 3
 
 
@@ -24,7 +23,7 @@ class Costs:
     """Median seconds of a target pass by width (all its rows scored), and of one draft step; at `context` tokens."""
 
     context: int
-    repetitions: int
+    samples: int
     target_seconds: dict[int, float]
     draft_seconds: float | None
 
@@ -49,31 +48,59 @@ class Costs:
         return (self.draft_seconds or 0.0) / self.step_seconds if drafter == "model" else 0.0
 
 
-def measure_costs(timed: TimedPair, *, tokens: Sequence[int], widest: int = WIDEST) -> Costs:
-    """Time passes over 1 to `widest` tokens after `tokens` (repeated to fill the context), in turns to share drift."""
-    target = timed.pair.target
-    context = min(CONTEXT, target.card.context - widest)
-    text = (list(tokens) * (1 + (context + widest) // len(tokens)))[: context + widest]
-    state = _filled(target, text[:context], room=widest)
-    draft_state = None if timed.draft is None else _filled(timed.draft, text[:context], room=1)
-    seconds: dict[int, list[float]] = {width: [] for width in range(1, widest + 1)}
-    draft_seconds: list[float] = []
-    try:
-        for repetition in range(_WARM_UP + REPETITIONS):
-            for width in _rotated(range(1, widest + 1), repetition):
-                seconds[width].append(_pass(target, state, text[context : context + width]))
-            if timed.draft is not None and draft_state is not None:
-                draft_seconds.append(_pass(timed.draft, draft_state, text[context : context + 1]))
-    finally:
-        state.close()
-        if draft_state is not None:
-            draft_state.close()
-    return Costs(
-        context=context,
-        repetitions=REPETITIONS,
-        target_seconds={width: median(times[_WARM_UP:]) for width, times in seconds.items()},
-        draft_seconds=median(draft_seconds[_WARM_UP:]) if draft_seconds else None,
-    )
+class CostMeter:
+    """Times passes over 1 to `widest` tokens behind the same context, a sample of each at a time.
+
+    Samples are taken between the runs they are to explain, so that both see the same machine. Close it to give its
+    states back.
+    """
+
+    def __init__(self, timed: TimedPair, *, tokens: Sequence[int], widest: int = WIDEST) -> None:
+        self._target, self._draft = timed.pair.target, timed.draft
+        self._context = min(CONTEXT, self._target.card.context - widest)
+        text = (list(tokens) * (1 + (self._context + widest) // len(tokens)))[: self._context + widest]
+        self._next = text[self._context :]
+        self._state = _filled(self._target, text[: self._context], room=widest)
+        self._draft_state = None if self._draft is None else _filled(self._draft, text[: self._context], room=1)
+        self._seconds: dict[int, list[float]] = {width: [] for width in range(1, widest + 1)}
+        self._draft_seconds: list[float] = []
+        for _ in range(_WARM_UP):
+            self.sample()
+        self._forget()
+
+    @property
+    def samples(self) -> int:
+        """Samples taken so far: `costs` can start from here later."""
+        return len(self._seconds[1])
+
+    def sample(self, count: int = 1) -> None:
+        """Time every width once, `count` times, each time beginning with another width."""
+        for _ in range(count):
+            start = self.samples % len(self._seconds)
+            widths = list(self._seconds)
+            for width in (*widths[start:], *widths[:start]):
+                self._seconds[width].append(_pass(self._target, self._state, self._next[:width]))
+            if self._draft is not None and self._draft_state is not None:
+                self._draft_seconds.append(_pass(self._draft, self._draft_state, self._next[:1]))
+
+    def costs(self, *, since: int = 0) -> Costs:
+        """Return the medians of the samples from number `since` on."""
+        return Costs(
+            context=self._context,
+            samples=self.samples - since,
+            target_seconds={width: median(seconds[since:]) for width, seconds in self._seconds.items()},
+            draft_seconds=median(self._draft_seconds[since:]) if self._draft_seconds else None,
+        )
+
+    def close(self) -> None:
+        self._state.close()
+        if self._draft_state is not None:
+            self._draft_state.close()
+
+    def _forget(self) -> None:
+        self._draft_seconds.clear()
+        for seconds in self._seconds.values():
+            seconds.clear()
 
 
 def _filled(model: LanguageModel, tokens: Sequence[int], *, room: int) -> State:
@@ -90,8 +117,3 @@ def _pass(model: LanguageModel, state: State, tokens: Sequence[int]) -> float:
     seconds = perf_counter() - started
     state.crop(length)
     return seconds
-
-
-def _rotated(items: Sequence[int], by: int) -> list[int]:
-    start = by % len(items)
-    return [*items[start:], *items[:start]]

@@ -7,7 +7,7 @@ from statistics import median
 
 from edgedecode.stats import TimeSplit
 
-from .costs import Costs
+from .costs import CostMeter, Costs
 from .results import ArmResult, FamilyResult
 from .runs import Run, answer
 from .settings import PLAIN, Arm, Settings, arms_of
@@ -16,18 +16,23 @@ from .timed import TimedPair
 
 __all__ = ["measure_family"]
 
+SAMPLES = 2
+"""Cost samples a repetition: 18 in the usual nine."""
+
 Runs = list[list[Run]]
 """[prompt][repetition]"""
 
 
 def measure_family(
-    timed: TimedPair, family: str, *, settings: Settings, costs: Costs, advance: Callable[[], None]
+    timed: TimedPair, family: str, *, settings: Settings, meter: CostMeter, advance: Callable[[], None]
 ) -> FamilyResult:
-    """Run the family's prompts. `advance` is called after every run. Raises what a session raises."""
+    """Run the family's prompts, sampling costs in between. `advance` is called after every run."""
     prompts = settings.of_family(family)
     arms = arms_of(settings)
     runs: dict[Arm, Runs] = {arm: [[] for _ in prompts] for arm in arms}
+    since = meter.samples
     for repetition in range(settings.repetitions):
+        meter.sample(SAMPLES)
         for index, prompt in enumerate(prompts):
             # Each time another arm goes first: drift of clock and caches hits all alike.
             start = (repetition + index) % len(arms)
@@ -35,7 +40,7 @@ def measure_family(
                 run = answer(timed, prompt, arm=arm, max_tokens=settings.max_tokens, context=settings.context)
                 runs[arm][index].append(run)
                 advance()
-    return _family(family, runs, settings=settings, costs=costs)
+    return _family(family, runs, settings=settings, costs=meter.costs(since=since))
 
 
 def _family(family: str, runs: dict[Arm, Runs], *, settings: Settings, costs: Costs) -> FamilyResult:

@@ -66,13 +66,15 @@ def compare_loops(
     ours: list[LoopRun] = []
     theirs: list[list[LoopRun]] = [[] for _ in loops]
     for repetition in range(settings.repetitions + 1):
-        runs = [_our_run(timed, text, settings)]
-        runs += [time_loop(loop, prompt, count=settings.max_tokens) for loop in loops]
+        # Ours goes first and last in turn, so that neither always follows the other.
+        first = [_our_run(timed, text, settings)] if repetition % 2 else []
+        others = [time_loop(loop, prompt, count=settings.max_tokens) for loop in loops]
+        mine = first or [_our_run(timed, text, settings)]
         advance()
         if repetition:  # the first is a warm-up
-            ours.append(runs[0])
-            for mine, run in zip(theirs, runs[1:], strict=True):
-                mine.append(run)
+            ours += mine
+            for runs, run in zip(theirs, others, strict=True):
+                runs.append(run)
     return [_ratio(loop.name, ours, mine) for loop, mine in zip(loops, theirs, strict=True)]
 
 

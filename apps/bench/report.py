@@ -40,7 +40,7 @@ class Report:
     def costs(self, costs: Costs) -> None:
         """Show the cost curve."""
         table = self._table(
-            f"Cost of a target pass at {costs.context} tokens of context, medians of {costs.repetitions}, "
+            f"Cost of a target pass at {costs.context} tokens of context, medians of {costs.samples}, "
             f"one token = {1000 * costs.step_seconds:.3f} ms",
             "n",
             *map(str, costs.target_seconds),

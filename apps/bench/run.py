@@ -15,7 +15,7 @@ from edgedecode.registry import drafter_names, find_drafter
 
 from ..options import open_pair
 from .conditions import Conditions
-from .costs import WIDEST, measure_costs
+from .costs import WIDEST, CostMeter
 from .families import measure_family
 from .lock import one_at_a_time
 from .loops import open_loops
@@ -56,17 +56,20 @@ def run(arguments: Namespace) -> int:
 
 def _families(arguments: Namespace, timed: TimedPair, *, settings: Settings, report: Report) -> Json:
     tokens = [token for prompt in settings.prompts for token in timed.pair.tokenizer.encode(prompt.turns[0])]
-    costs = measure_costs(timed, tokens=tokens, widest=max(WIDEST, *(length + 1 for length in settings.lengths)))
-    report.costs(costs)
+    meter = CostMeter(timed, tokens=tokens, widest=max(WIDEST, *(length + 1 for length in settings.lengths)))
     runs = len(settings.prompts) * len(arms_of(settings)) * settings.repetitions
     with _progress("measuring", runs) as advance:
         families = [
-            measure_family(timed, family, settings=settings, costs=costs, advance=advance)
+            measure_family(timed, family, settings=settings, meter=meter, advance=advance)
             for family in settings.families
         ]
+    costs = meter.costs()
+    meter.close()
+    if not arguments.quick:
+        report.costs(costs)
+        report.acceptance(families)
     report.best(families)
     report.arms(families)
-    report.acceptance(families)
     report.equality(families)
     return {
         "costs": {**asdict(costs), "c": {n: costs.c(n) for n in costs.target_seconds}, "d": costs.d("model")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
@@ -15,6 +16,9 @@ from edgedecode.registry import RUNTIMES, installed
 from ..machine import Machine, versions
 
 __all__ = ["command"]
+
+PASTED_WIDTH = 150
+"""Columns where the output is no terminal: a pasted table shall not be folded."""
 
 
 class DevicesCommand:
@@ -54,7 +58,7 @@ def _show(machine: Machine, devices: list[Device], found: dict[str, str]) -> Non
     for device in devices:
         available = Text("yes", style="green") if device.available else Text("no", style="red")
         table.add_row(device.runtime, device.provider, available, Text(device.reason or device.description))
-    console = Console(soft_wrap=True)
+    console = Console() if sys.stdout.isatty() else Console(width=PASTED_WIDTH)
     console.print(table)
     console.print()
     console.print(f"{machine.processor}, {machine.cores} cores, {_memory(machine)}", highlight=False, markup=False)

@@ -1,4 +1,4 @@
-"""Stores the token embedding as its scheme says and looks rows up in that form; tied to the head, the bytes are shared."""
+"""Stores the token embedding as its scheme says and looks rows up in that form; a tied head shares the bytes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from .surgery import add_weight, drop_weight, insert_before
 __all__ = ["stored_embedding"]
 
 
-def stored_embedding(
-    model: ir.Model, recorded: Mapping[str, Recorded], *, weights: Weights, scheme: Scheme
-) -> None:
+def stored_embedding(model: ir.Model, recorded: Mapping[str, Recorded], *, weights: Weights, scheme: Scheme) -> None:
     """Replace the Gather on `input_ids`. The table is kept as `embedding`; a tied head finds it there."""
     node = next((node for node in model.graph if node.op_type == "Gather" and _on_ids(node)), None)
     if node is None or node.inputs[0] is None or node.inputs[0].name not in recorded:

@@ -1,7 +1,7 @@
-"""Computes logits only for the rows asked for, and after the last attention nothing else for the others.
+"""Computes logits only for the rows asked for.
 
-Behind the last attention every operation works on each row alone, so the rows are picked there: the last MLP, the final
-norm and the head see the picked rows only.
+Behind the last attention every operation works on each row alone, so the rows may be picked there already: then the
+last MLP, too, sees the picked rows only, which is much of a draft of two layers while it reads a prompt.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from .surgery import add_input, attention_nodes, insert_before
 __all__ = ["picked_rows"]
 
 
-def picked_rows(model: ir.Model) -> None:
-    """Add input `rows`, int64 [R], and make the logits [R, V]. R may be 0. Raises ExportError for a graph it cannot cut."""
+def picked_rows(model: ir.Model, *, early: bool) -> None:
+    """Add input `rows`, int64 [R], and make the logits [R, V]; R may be 0.
+
+    early: pick behind the last attention instead of before the final norm. Then the last MLP runs on as many rows as
+    are asked for, and 4-bit kernels round one row otherwise than several.
+    Raises ExportError for a graph it cannot cut.
+    """
     rows = add_input(model, "rows", ir.DataType.INT64, ["R"])
-    last = attention_nodes(model)[-1]
-    behind = _behind(last)
+    behind = _behind(attention_nodes(model)[-1].outputs[0]) if early else _from_final_norm(model)
     picked: dict[ir.Value, ir.Value] = {}
     for node in behind:
         for index, value in enumerate(node.inputs):
@@ -35,11 +39,22 @@ def picked_rows(model: ir.Model) -> None:
     _flatten_logits(model)
 
 
-def _behind(last: ir.Node) -> list[ir.Node]:
-    """Return the nodes that depend on the last attention's output, in order."""
-    assert last.graph is not None
-    reached, found = {last.outputs[0]}, []
-    for node in last.graph:
+def _from_final_norm(model: ir.Model) -> list[ir.Node]:
+    """Return the node that feeds the head, which is the final norm, and what depends on it."""
+    hidden = _head(model).inputs[0]
+    norm = hidden.producer() if hidden is not None else None
+    if hidden is None or norm is None:
+        raise ExportError("the graph's head has nothing in front of it: unsupported")
+    return [norm, *_behind(hidden)]
+
+
+def _behind(value: ir.Value) -> list[ir.Node]:
+    """Return the nodes that depend on a value, in order."""
+    producer = value.producer()
+    assert producer is not None
+    assert producer.graph is not None
+    reached, found = {value}, []
+    for node in producer.graph:
         if any(value in reached for value in node.inputs):
             reached.update(node.outputs)
             found.append(node)
@@ -53,7 +68,9 @@ def _constant(value: ir.Value) -> bool:
 
 def _pick(node: ir.Node, value: ir.Value, rows: ir.Value) -> ir.Value:
     if value.producer() is None or value.shape is None or len(value.shape) != 3:
-        raise ExportError(f"the graph uses {value.name} behind the last attention, where only rows may pass: unsupported")
+        raise ExportError(
+            f"the graph uses {value.name} behind the last attention, where only rows may pass: unsupported"
+        )
     gather = ir.node("Gather", [value, rows], {"axis": 1}, name=f"{value.name}/picked")
     output = insert_before(node, gather)
     output.name, output.type = f"{value.name}/picked", value.type
@@ -63,22 +80,26 @@ def _pick(node: ir.Node, value: ir.Value, rows: ir.Value) -> ir.Value:
 
 def _flatten_logits(model: ir.Model) -> None:
     """Drop the batch dimension in front of the head, where the rows are still narrow."""
-    logits = next((value for value in model.graph.outputs if value.name == "logits"), None)
-    head = logits
-    while head is not None and (node := head.producer()) is not None and node.op_type != "MatMul":
-        node.outputs[0].shape = _flat(node.outputs[0])
-        head = node.inputs[0]
-    node = head.producer() if head is not None else None
-    if node is None or node.inputs[0] is None:
-        raise ExportError("the graph's logits do not come from a matrix product: unsupported head")
-    hidden = node.inputs[0]
-    axes = ir.node("Constant", [], {"value": ir.tensor([0], dtype=ir.DataType.INT64)}, name="/rows/axes")
-    insert_before(node, axes).name = "/rows/axes"
-    squeeze = ir.node("Squeeze", [hidden, axes.outputs[0]], name="/rows/Squeeze")
-    flat = insert_before(node, squeeze)
+    head = _head(model)
+    hidden = head.inputs[0]
+    assert hidden is not None
+    axes = insert_before(head, ir.node("Constant", [], {"value": ir.tensor([0])}, name="/rows/axes"))
+    axes.name, axes.type, axes.shape = "/rows/axes", ir.TensorType(ir.DataType.INT64), ir.Shape([1])
+    flat = insert_before(head, ir.node("Squeeze", [hidden, axes], name="/rows/Squeeze"))
     flat.name, flat.type, flat.shape = "/rows/hidden", hidden.type, _flat(hidden)
-    node.replace_input_with(0, flat)
-    node.outputs[0].shape = _flat(node.outputs[0])
+    head.replace_input_with(0, flat)
+    for node in (head, *_behind(head.outputs[0])):
+        node.outputs[0].shape = _flat(node.outputs[0])
+
+
+def _head(model: ir.Model) -> ir.Node:
+    """Return the matrix product that makes the logits; scaling or capping may follow it."""
+    value = next((value for value in model.graph.outputs if value.name == "logits"), None)
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type == "MatMul":
+            return node
+        value = node.inputs[0]
+    raise ExportError("the graph's logits do not come from a matrix product: unsupported head")
 
 
 def _flat(value: ir.Value) -> ir.Shape:

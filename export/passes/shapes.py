@@ -1,6 +1,8 @@
-"""Declares the shapes of the graph's inputs and outputs: batch 1, short names for what varies, sizes for what does not."""
+"""Declares the shapes of the graph's inputs and outputs: batch 1, short names for what varies, sizes for the rest."""
 
 from __future__ import annotations
+
+from collections.abc import MutableSequence
 
 import onnx_ir as ir
 
@@ -34,6 +36,6 @@ def declared_shapes(model: ir.Model, *, head_size: int) -> None:
                 output.shape = ir.Shape([1, "R" if str(output.shape[1]) == "R" else "S", output.shape[2]])
 
 
-def _reorder(values: list[ir.Value], wanted: list[ir.Value]) -> None:
+def _reorder(values: MutableSequence[ir.Value], wanted: list[ir.Value]) -> None:
     assert len(values) == len(wanted)
     values[:] = wanted

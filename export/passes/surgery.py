@@ -70,8 +70,9 @@ def add_weight(model: ir.Model, spec: TensorSpec) -> ir.Value:
 
 def drop_weight(model: ir.Model, value: ir.Value) -> None:
     """Remove an initializer that nothing uses any more."""
-    if not value.uses() and value.name in model.graph.initializers:
-        del model.graph.initializers[value.name]
+    name = str(value.name)
+    if not value.uses() and name in model.graph.initializers:
+        del model.graph.initializers[name]
 
 
 def _unplaced() -> ir.TensorProtocol:

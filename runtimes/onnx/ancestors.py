@@ -60,11 +60,11 @@ class Ancestors:
         bias[:, :settled] = 0.0
         bias[:, settled:] = _BIAS_OF_BIT[bits[:, :pending]]
 
-    def check_path(self, path: Sequence[int]) -> None:
-        """Raise InputError unless `path` leads from a child of the last settled position down the tree."""
+    def check_path(self, path: Sequence[int], *, pending: int) -> None:
+        """Raise InputError unless `path` leads from a child of the last settled position down the `pending` rows."""
         above = -1
         for node in path:
-            if self._parents[node] != above:
+            if not 0 <= node < pending or self._parents[node] != above:
                 raise InputError(f"pending row {node} does not continue row {above}: keep one path, root first")
             above = node
 

@@ -47,6 +47,7 @@ class Buffers:
         self._zeros: FloatArray = np.zeros(footprint.bias_nbytes // FLOAT_NBYTES, np.float32)
         self._tree_bias: FloatArray | None = None
         self._logits: FloatArray = np.empty((0, rows), np.float32)
+        self.logits_pointer = 0
         self._widths: dict[int, tuple[Untyped, Untyped]] = {}
         self._picks: dict[int, Untyped] = {}
         self.zeros_pointer: int = self._zeros.ctypes.data
@@ -84,6 +85,7 @@ class Buffers:
             self._logits_lease.resize(count * self._rows * FLOAT_NBYTES)
             self._logits = np.empty((0, self._rows), np.float32)  # gives the old rows back first
             self._logits = np.empty((count, self._rows), np.float32)
+            self.logits_pointer = self._logits.ctypes.data
         return self._logits
 
     def pick(self, rows: Sequence[int]) -> None:

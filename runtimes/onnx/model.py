@@ -19,7 +19,7 @@ from edgedecode.protocols import State
 from edgedecode.types import AdapterUse, FloatArray, ModelCard, Output, RowRequest
 
 from .buffers import Buffers
-from .footprint import Footprint
+from .footprint import FLOAT_NBYTES, Footprint
 from .graph import Untyped, cache_names, first_line
 from .state import OnnxState, state_nbytes
 
@@ -52,6 +52,7 @@ class OnnxModel:
         self._leases = list(leases)
         self._states: WeakSet[OnnxState] = WeakSet()
         self._lock = Lock()
+        self._row_nbytes = FLOAT_NBYTES * card.rows
         # Below 8 bits the kernel for one row rounds differently. Of a wider pass two rows are computed where one is
         # asked for, so that a row's logits do not depend on how many of its neighbours' were wanted.
         self._least_rows = 2 if entry.head_bits < 8 else 1
@@ -93,21 +94,13 @@ class OnnxModel:
         with self._lock:
             own = self._own(state)
             self._check_tokens(tokens)
-            own.grow(count, parents=parents)
-            if own.tree is not None and not self._card.tree:
-                raise CapabilityError(f"{self._card.name} has no tree attention: its graph reads chains only")
-            logits = self._buffers.logits(max(1, len(wanted), self._least_rows))
+            tree = own.tree
             try:
-                if count <= self._footprint.rows_after(own.length + own.pending):
-                    self._pass(own, tokens, start=own.pending, rows=wanted, logits=logits)
-                    logits = logits[: len(wanted)]
-                else:
-                    logits = self._passes(own, tokens, rows=wanted)
-            except (EdgeDecodeError, MemoryError):
+                own.grow(count, parents=parents)
+                logits = self._append(own, tokens, rows=wanted)
+            except BaseException:
+                own.tree = tree  # a chain stays one when its first tree is refused or interrupted
                 raise
-            except Exception as error:  # the engine's exceptions share no base class
-                what = f"ONNX Runtime failed in a pass of {count} rows: {first_line(error)}"
-                raise RuntimeUnavailable(what) from error
             own.commit(count)
         return Output(logits)
 
@@ -119,6 +112,22 @@ class OnnxModel:
         self._buffers.close()
         for lease in self._leases:
             lease.release()
+
+    def _append(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int]) -> FloatArray:
+        """Run the passes that append `tokens` and return the logits of `rows`."""
+        if state.tree is not None and not self._card.tree:
+            raise CapabilityError(f"{self._card.name} has no tree attention: its graph reads chains only")
+        logits = self._buffers.logits(max(1, len(rows), self._least_rows))
+        try:
+            if len(tokens) > self._rows_next(state, state.pending):
+                return self._passes(state, tokens, rows=rows)
+            self._pass(state, tokens, start=state.pending, rows=rows)
+        except (EdgeDecodeError, MemoryError):
+            raise
+        except Exception as error:  # the engine's exceptions share no base class
+            what = f"ONNX Runtime failed in a pass of {len(tokens)} rows: {first_line(error)}"
+            raise RuntimeUnavailable(what) from error
+        return logits[: len(rows)]
 
     def _bind(self, state: OnnxState) -> Untyped:
         """Bind what never changes: the cache, read as past and written as present, and the two lengths."""
@@ -134,28 +143,34 @@ class OnnxModel:
         return binding
 
     def _passes(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int]) -> FloatArray:
-        """Append `tokens` in several passes, none of them of a single row, and compute each row where it falls."""
+        """Append `tokens` in several passes, none of one row without need, and compute each row where it falls."""
         order = sorted(range(len(rows)), key=rows.__getitem__)
         ascending = [rows[index] for index in order]
         logits = self._buffers.logits(len(rows) + self._least_rows)
         start = filled = 0
         while start < len(tokens):
             left = len(tokens) - start
-            width = min(left, self._footprint.rows_after(state.length + state.pending + start))
+            width = min(left, self._rows_next(state, state.pending + start))
             if left - width == 1 and width > 2:
                 width -= 1
             here = [row - start for row in ascending[filled:] if row < start + width]
             chunk = tokens[start : start + width]
-            self._pass(state, chunk, start=state.pending + start, rows=here, logits=logits[filled:])
+            self._pass(state, chunk, start=state.pending + start, rows=here, slot=filled)
             filled += len(here)
             start += width
         logits = logits[: len(rows)]
         return logits if ascending == list(rows) else logits[np.argsort(order)]
 
-    def _pass(
-        self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int], logits: FloatArray
-    ) -> None:
-        """Run one pass over the pending rows from `start`; the logits of `rows` go to the front of `logits`."""
+    def _rows_next(self, state: OnnxState, start: int) -> int:
+        """Return how many rows the pass from pending row `start` may have.
+
+        Without a past the engine counts positions by slot and ignores ours, so a tree's first row goes alone.
+        """
+        total = state.length + start
+        return 1 if total == 0 and state.tree is not None else self._footprint.rows_after(total)
+
+    def _pass(self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int], slot: int = 0) -> None:
+        """Run one pass over the pending rows from `start`; the logits of `rows` go to the buffer's rows from `slot`."""
         buffers, binding = self._buffers, state.binding
         width = len(tokens)
         total = state.length + start + width
@@ -166,8 +181,9 @@ class OnnxModel:
             binding.bind_ortvalue_input("input_ids", ids)
             binding.bind_ortvalue_input("position_ids", positions)
             state.bound_width = width
-        if state.bound_rows != len(rows) or state.bound_output != logits.ctypes.data:
-            self._bind_rows(state, rows=len(rows), logits=logits)
+        output = buffers.logits_pointer + slot * self._row_nbytes
+        if state.bound_rows != len(rows) or state.bound_output != output:
+            self._bind_rows(state, rows=len(rows), output=output)
         buffers.ids[:width] = tokens
         buffers.pick(rows)
         buffers.last_slot[0] = total - 1
@@ -183,11 +199,10 @@ class OnnxModel:
         binding.bind_input("attention_bias", "cpu", 0, np.float32, (1, 1, width, total), bias)
         self._session.run_with_iobinding(binding)
 
-    def _bind_rows(self, state: OnnxState, *, rows: int, logits: FloatArray) -> None:
-        pointer = logits.ctypes.data
+    def _bind_rows(self, state: OnnxState, *, rows: int, output: int) -> None:
         state.binding.bind_ortvalue_input("rows", self._buffers.picked_value(rows))
-        state.binding.bind_output("logits", "cpu", 0, np.float32, (rows, self._card.rows), pointer)
-        state.bound_rows, state.bound_output = rows, pointer
+        state.binding.bind_output("logits", "cpu", 0, np.float32, (rows, self._card.rows), output)
+        state.bound_rows, state.bound_output = rows, output
 
     def _own(self, state: State) -> OnnxState:
         if not isinstance(state, OnnxState) or state.owner is not self:

@@ -75,16 +75,15 @@ class OnnxState:
 
     def keep(self, path: Sequence[int]) -> None:
         count = len(path)
-        if count and not 0 <= min(path) <= max(path) < self._pending:
-            raise InputError(f"pending rows {min(path)} to {max(path)} cannot be kept: there are {self._pending}")
-        in_place = path == range(count) or all(node == index for index, node in enumerate(path))
-        if self.tree is not None:
-            self.tree.check_path(path)
-        elif not in_place:
-            raise InputError(f"pending rows {list(path)[:8]} are no path of a chain: keep its first rows")
-        if not in_place:
-            start, sources = self._length, np.asarray(path, np.int64) + self._length
-            self.cache[:, :, :, start : start + count] = self.cache[:, :, :, sources]
+        if count > self._pending:
+            raise InputError(f"{count} pending rows cannot be kept: there are {self._pending}")
+        if self.tree is None:
+            for index, node in enumerate(path):
+                if node != index:
+                    raise InputError(f"pending row {node} is not row {index} of the chain: keep its first rows")
+        elif count:
+            self.tree.check_path(path, pending=self._pending)
+            self._gather(path)
         self._settle(self._length + count)
 
     def crop(self, length: int) -> None:
@@ -117,6 +116,12 @@ class OnnxState:
         self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
         self._length = self._pending = 0
         self._lease.release()
+
+    def _gather(self, path: Sequence[int]) -> None:
+        """Move the path's rows to the first pending slots, all layers at once; nothing moves when they are there."""
+        if path[-1] >= len(path):
+            start, sources = self._length, np.asarray(path, np.int64) + self._length
+            self.cache[:, :, :, start : start + len(path)] = self.cache[:, :, :, sources]
 
     def _settle(self, length: int) -> None:
         self._length, self._pending, self.tree = length, 0, None

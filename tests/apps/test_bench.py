@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode import InputError, Stats
-from edgedecode.apps.bench.costs import Costs
+from edgedecode.apps.bench.costs import CostMeter, Costs
 from edgedecode.apps.bench.families import measure_family
 from edgedecode.apps.bench.prompts import Prompt, bundled_prompts, choose, read_prompts
 from edgedecode.apps.bench.runs import answer, host_gaps
@@ -21,7 +21,7 @@ from edgedecode.cli import main
 
 from .conftest import Run
 
-COSTS = Costs(context=256, repetitions=15, target_seconds={1: 0.01, 2: 0.012, 4: 0.018}, draft_seconds=0.001)
+COSTS = Costs(context=256, samples=15, target_seconds={1: 0.01, 2: 0.012, 4: 0.018}, draft_seconds=0.001)
 NO_HOST = Host(0.0, 0.0)
 QUICK = ["bench", "--quick", "--families", "edit,story", "--per-family", "1", "--repetitions", "2", "--json"]
 
@@ -147,9 +147,10 @@ def test_a_divergent_text_is_counted_and_left_out(toy: pytest.FixtureRequest) ->
             run.tokens[-1] += 1
         return run
 
+    meter = CostMeter(timed, tokens=[5, 6, 7])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(families, "answer", lie)
-        result = measure_family(timed, "edit", settings=settings(), costs=COSTS, advance=lambda: None)
+        result = measure_family(timed, "edit", settings=settings(), meter=meter, advance=lambda: None)
     lied = [arm for arm in result.arms if arm.name == "ngram 3"]
     assert [(arm.divergent, arm.speed_up) for arm in lied] == [(2, None)]
     assert all(arm.divergent == 0 and arm.speed_up for arm in result.arms if arm.name != "ngram 3")
@@ -173,7 +174,7 @@ def test_a_whole_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[str])
     assert [family["family"] for family in value["families"]] == ["edit", "story"]
     assert [arm["length"] for arm in value["families"][0]["arms"]] == [2, 4, 2, 4]
     assert all(arm["divergent"] == 0 for family in value["families"] for arm in family["arms"])
-    assert out.count("threads: the runtime's choice") == 4  # under every table
+    assert out.count("threads: the runtime's choice") == 2  # under every table
     assert "8 of 8 speculative answers" in out
     assert "no measurement" in out
 

@@ -126,8 +126,8 @@ def test_a_damaged_pack_is_refused(run: Run, pack: Path, tmp_path: Path) -> None
     text = manifest.read_text()
     for old, new, expected in (
         ('"version": 1', '"version": 99', "upgrade edgedecode"),
-        ('"target/base.onnx"', '"../base.onnx"', "leaves the pack"),
-        ('"tokenizer.json"', '"/etc/passwd"', "leaves the pack"),
+        ('"target/base.onnx"', '"../base.onnx"', "the manifest names the file"),
+        ('"tokenizer.json"', '"/etc/passwd"', "the manifest names the file"),
         ("{", "", "is not JSON"),
     ):
         manifest.write_text(text.replace(old, new))
@@ -186,18 +186,27 @@ def test_ctrl_c_keeps_the_partial_text(pack: Path, json_line: bool) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-@pytest.mark.parametrize("delay", [0.3, 0.5, 0.8])
-def test_ctrl_c_while_starting_leaves_no_traceback(pack: Path, delay: float) -> None:
-    child = subprocess.Popen(
-        command_line(["generate", "-m", str(pack), *WORDS, "-n", "1900", "--ignore-eos"]),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    time.sleep(delay)
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=60)
-    assert child.returncode in (130, -signal.SIGINT)
-    assert b"Traceback" not in err or b"edgedecode/apps" not in err
+def test_ctrl_c_while_loading_is_one_line() -> None:
+    """An engine's own imports turn the interrupt into an ImportError: it must end the program all the same."""
+    code = """
+import os, signal, sys
+from edgedecode import cli
+from edgedecode.apps import options
+
+def load(*words, **options):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(1000))
+    except KeyboardInterrupt:
+        raise ImportError("initialization failed") from None
+
+options.load = load
+sys.exit(cli.main(["generate", "-p", "x"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 130
+    assert done.stderr == b"edgedecode: interrupted\n"
+    assert done.stdout == b""
 
 
 def test_chat_answers_piped_lines(run: Run, pack: Path, tmp_path: Path) -> None:
@@ -238,9 +247,10 @@ def test_ctrl_c_in_chat_stops_the_answer_not_the_program(pack: Path) -> None:
         os.write(terminal, b"What is the capital of France?\n")
         until(b"Paris")
         until(b"tok/s")
-        time.sleep(0.2)
+        time.sleep(0.5)  # readline notices a signal only while it waits
         child.send_signal(signal.SIGINT)
-        until(b"Ctrl-C again")
+        until(b"> ", until(b"leaves)").partition(b"leaves)")[2])
+        time.sleep(0.5)
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=20) == 0
     finally:

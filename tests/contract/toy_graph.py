@@ -36,6 +36,8 @@ class ToyShape:
     bits: int = 32
     block: int = 32
     seed: int = 7
+    tree: bool = True
+    """Whether the entry declares tree attention; the graph has its inputs either way."""
 
 
 class ToyGraph:
@@ -174,7 +176,7 @@ def write_toy(folder: Path, shape: ToyShape | None = None) -> ModelEntry:
         file=GRAPH,
         inputs=tuple(value.name for value in model.graph.input),
         outputs=tuple(value.name for value in model.graph.output),
-        capabilities=("tree", "rows"),
+        capabilities=("tree", "rows") if shape.tree else ("rows",),
     )
     folder.mkdir(parents=True, exist_ok=True)
     parameters = sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)

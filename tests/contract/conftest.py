@@ -1,0 +1,89 @@
+"""One model per engine for the contract suite: the same tests hold for every one of them.
+
+`EDGEDECODE_CONTRACT_PACK` may name a float pack, whose target then takes part too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode.manifest import Manifest, ModelEntry
+from edgedecode.memory import Budget
+from edgedecode.protocols import LanguageModel
+from edgedecode.testing import TableModel, toy_tables
+from tests.contract.toy_graph import ToyShape, write_toy
+
+PACK = os.environ.get("EDGEDECODE_CONTRACT_PACK")
+NAMES = ["toy", "table", *(["pack"] if PACK else [])]
+
+
+class Opener:
+    """Opens toy graphs on ONNX Runtime, one folder a shape."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries: dict[ToyShape, ModelEntry] = {}
+
+    def root(self, shape: ToyShape) -> Path:
+        return self._folder / f"{abs(hash(shape)):x}"
+
+    def entry(self, shape: ToyShape) -> ModelEntry:
+        if shape not in self._entries:
+            self._entries[shape] = write_toy(self.root(shape), shape)
+        return self._entries[shape]
+
+    def __call__(
+        self, shape: ToyShape | None = None, *, budget: Budget | None = None, threads: int = 1
+    ) -> LanguageModel:
+        shape = shape or ToyShape()
+        return open_entry(self.entry(shape), self.root(shape), budget=budget or Budget(), threads=threads)
+
+
+def open_entry(entry: ModelEntry, root: Path, *, budget: Budget, threads: int = 1) -> LanguageModel:
+    runtimes = pytest.importorskip("edgedecode.runtimes.onnx")
+    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+    runtime = runtimes.OnnxRuntime()
+    model: LanguageModel = runtime.open(
+        entry, root, name="target", vocabulary_size=entry.rows, budget=budget, threads=threads, provider="cpu"
+    )
+    return model
+
+
+@pytest.fixture(scope="session")
+def opener(tmp_path_factory: pytest.TempPathFactory) -> Opener:
+    return Opener(tmp_path_factory.mktemp("toys"))
+
+
+def _toy(opener: Opener) -> LanguageModel:
+    return opener()
+
+
+def _table(opener: Opener) -> LanguageModel:
+    return TableModel(toy_tables(61, seed=3))
+
+
+def _pack(opener: Opener) -> LanguageModel:
+    root = Path(str(PACK))
+    return open_entry(Manifest.load(root).models["target"], root, budget=Budget())
+
+
+MAKERS: dict[str, Callable[[Opener], LanguageModel]] = {"toy": _toy, "table": _table, "pack": _pack}
+
+
+@pytest.fixture(scope="session", params=NAMES)
+def model(request: pytest.FixtureRequest, opener: Opener) -> Iterator[LanguageModel]:
+    made = MAKERS[request.param](opener)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def tokens(model: LanguageModel) -> list[int]:
+    """Sixty-four ids the model knows."""
+    ids = np.random.default_rng(5).integers(0, min(model.card.rows, model.card.vocabulary_size), 64)
+    return [int(token) for token in ids]

@@ -1,0 +1,37 @@
+"""How the contract tests read a model: whole sequences on fresh states, the reference every other way must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgedecode.protocols import LanguageModel, State
+from edgedecode.types import FloatArray
+
+TOLERANCE = 1e-4  # float weights: kernels for one and for many rows differ by rounding only
+
+
+def logits_of(model: LanguageModel, tokens: Sequence[int], *, capacity: int | None = None) -> FloatArray:
+    """Return every row's logits, read in one chain on a fresh state."""
+    state = model.new_state(capacity or max(len(tokens), 1))
+    logits = model.forward(tokens, state, rows="all").logits.copy()
+    state.close()
+    return logits
+
+
+def settled(model: LanguageModel, tokens: Sequence[int], *, capacity: int) -> State:
+    """Return a fresh state on which `tokens` are settled."""
+    state = model.new_state(capacity)
+    model.forward(tokens, state, rows="none")
+    state.keep(range(len(tokens)))
+    return state
+
+
+def assert_close(found: FloatArray, wanted: FloatArray) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+def assert_moved(first: FloatArray, second: FloatArray) -> None:
+    """Assert that two rows differ by far more than rounding: the comparison around it means something."""
+    assert np.abs(first - second).max() > 100 * TOLERANCE

@@ -1,0 +1,111 @@
+"""Opening: damaged files, foreign graphs, absent providers and engines are one clear line."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError, RuntimeUnavailable
+from edgedecode.manifest import ModelEntry
+from edgedecode.memory import Budget
+from edgedecode.runtimes.onnx import OnnxRuntime
+from tests.contract.conftest import Opener, open_entry
+from tests.contract.toy_graph import GRAPH, WEIGHTS, ToyShape
+
+
+@pytest.fixture
+def pack(opener: Opener, tmp_path: Path) -> Path:
+    opener.entry(ToyShape())
+    return Path(shutil.copytree(opener.root(ToyShape()), tmp_path / "pack"))
+
+
+@pytest.fixture
+def entry(opener: Opener) -> ModelEntry:
+    return opener.entry(ToyShape())
+
+
+def refused(entry: ModelEntry, root: Path) -> str:
+    """Open it, expect a ManifestError of one line, and see that no lease stays behind."""
+    budget = Budget()
+    with pytest.raises(ManifestError) as caught:
+        open_entry(entry, root, budget=budget)
+    assert "\n" not in str(caught.value)
+    assert budget.leases == ()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", [GRAPH, WEIGHTS])
+@pytest.mark.parametrize("damage", ["missing", "empty", "half", "noise"])
+def test_damaged_files(pack: Path, entry: ModelEntry, name: str, damage: str) -> None:
+    path = pack / name
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "noise" and name == WEIGHTS:
+        pytest.skip("other weights of the same size are a digest's matter")
+    else:
+        path.write_bytes({"empty": b"", "half": content[: len(content) // 2], "noise": b"\x93" * len(content)}[damage])
+    assert str(path.parent) in refused(entry, pack)
+
+
+def test_a_graph_without_the_contract_s_inputs(pack: Path, entry: ModelEntry) -> None:
+    model = onnx.load(pack / GRAPH, load_external_data=False)
+    model.graph.output.pop()
+    model.graph.node[-1].output[0] = "scores"
+    model.graph.output[0].name = "scores"
+    onnx.save(model, pack / GRAPH)
+    assert "no base graph" in refused(entry, pack)
+
+
+def test_sizes_that_differ_from_the_manifest(pack: Path, entry: ModelEntry) -> None:
+    assert "manifest says" in refused(replace(entry, rows=130), pack)
+    assert "manifest says" in refused(replace(entry, kv_heads=4), pack)
+    assert "present.2.key" in refused(replace(entry, layers=3), pack)
+    assert "unknown input" in refused(replace(entry, layers=1), pack)
+
+
+def test_no_base_graph_in_the_manifest(pack: Path, entry: ModelEntry) -> None:
+    assert "no base graph" in refused(replace(entry, graphs={}), pack)
+
+
+@pytest.mark.parametrize(
+    ("provider", "threads", "error", "words"),
+    [("qnn", None, CapabilityError, "it has: cpu"), ("cpu", 0, InputError, "threads")],
+)
+def test_bad_choices(
+    pack: Path, entry: ModelEntry, provider: str, threads: int | None, error: type[EdgeDecodeError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        OnnxRuntime().open(
+            entry, pack, name="target", vocabulary_size=128, budget=Budget(), threads=threads, provider=provider
+        )
+
+
+def test_an_engine_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(RuntimeUnavailable, match=r"pip install 'edgedecode\[onnx\]'"):
+        OnnxRuntime()
+
+
+def test_devices_and_card(opener: Opener, entry: ModelEntry) -> None:
+    (device,) = OnnxRuntime().devices()
+    assert (device.runtime, device.provider, device.available) == ("onnx", "cpu", True)
+    card = (
+        OnnxRuntime()
+        .open(
+            entry,
+            opener.root(ToyShape()),
+            name="draft",
+            vocabulary_size=100,
+            budget=Budget(),
+            threads=None,
+            provider="cpu",
+        )
+        .card
+    )
+    assert (card.name, card.rows, card.vocabulary_size, card.context) == ("draft", 128, 100, 512)

@@ -1,0 +1,160 @@
+"""Every byte holds a lease before it is allocated, and the plan bounds what a child process measures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgedecode.errors import BudgetExceeded
+from edgedecode.memory import Budget
+from tests.contract.conftest import Opener
+from tests.contract.toy_graph import ToyShape
+
+MIB = 2**20
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.memory import Budget, resident_nbytes
+from edgedecode.runtimes.onnx import OnnxRuntime
+fields = json.loads(sys.argv[2])
+fields["graphs"] = {name: Graph(**graph) for name, graph in fields["graphs"].items()}
+entry, budget, runtime = ModelEntry(**fields), Budget(), OnnxRuntime()
+before = resident_nbytes()
+model = runtime.open(entry, Path(sys.argv[1]), name="target", vocabulary_size=entry.rows, budget=budget, threads=1,
+                     provider="cpu")
+state, peak = model.new_state(1024), 0
+for start in range(0, 1024, 256):
+    model.forward([token % entry.rows for token in range(start, start + 256)], state)
+    peak = max(peak, resident_nbytes())
+state.crop(0)
+for start in range(0, entry.rows, 128):  # every page of the embedding
+    model.forward([token % entry.rows for token in range(start, start + 128)], state, rows="none")
+    state.crop(0)
+model.forward([1, 2, 3], state, parents=[-1, -1, 0], rows="all")
+peak = max(peak, resident_nbytes())
+print(json.dumps({"used": peak - before, "planned": budget.used_nbytes}))
+"""
+
+
+def sum_of(budget: Budget, prefix: str) -> int:
+    return sum(lease.nbytes for lease in budget.leases if lease.name.startswith(prefix))
+
+
+def test_states_are_charged_whole_and_at_once(opener: Opener) -> None:
+    budget = Budget()
+    model = opener(budget=budget)
+    before = budget.used_nbytes
+    state = model.new_state(100)
+    assert state.nbytes == budget.used_nbytes - before == sum_of(budget, "kv:")
+    assert state.nbytes >= 2 * 2 * 2 * 16 * 4 * 100
+    model.forward(list(range(90)), state, rows="none")
+    assert state.nbytes == sum_of(budget, "kv:")
+    state.close()
+    assert sum_of(budget, "kv:") == 0
+    model.close()
+
+
+def test_buffers_grow_under_their_leases(opener: Opener) -> None:
+    budget = Budget()
+    model = opener(budget=budget)
+    state = model.new_state(100)
+    model.forward([1, 2, 3], state, rows="all")
+    assert sum_of(budget, "logits:") == 3 * 128 * 4
+    chains = sum_of(budget, "buffers:")
+    model.forward([1, 2], state, parents=[-1, -1])
+    assert sum_of(budget, "buffers:") > chains
+    model.close()
+
+
+def test_close_gives_everything_back(opener: Opener) -> None:
+    budget = Budget()
+    model = opener(budget=budget)
+    states = [model.new_state(50), model.new_state(60)]
+    model.forward([1, 2, 3], states[0], parents=[-1, -1, 0])
+    model.close()
+    model.close()
+    assert budget.used_nbytes == 0
+    assert budget.leases == ()
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import edgedecode.runtimes.onnx.runtime as runtime
+
+    opened: list[Any] = []
+    monkeypatch.setattr(runtime, "open_session", lambda *given, **options: opened.append(given))
+    budget = Budget(10 * MIB)
+    with pytest.raises(BudgetExceeded, match="weights:target"):
+        opener(budget=budget)
+    assert opened == []
+    assert budget.leases == ()
+
+
+def test_a_state_that_does_not_fit_is_refused_before_it_is_allocated(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = Budget()
+    model = opener(ToyShape(context=100_000), budget=budget)
+    budget.limit_nbytes = budget.used_nbytes + 10 * MIB
+    leases = budget.leases
+    monkeypatch.setattr(np, "zeros", None)  # an allocation would fail otherwise than expected
+    with pytest.raises(BudgetExceeded, match="kv:target"):
+        model.new_state(100_000)
+    assert budget.leases == leases
+    monkeypatch.undo()
+    budget.limit_nbytes = None
+    model.close()
+
+
+def test_rows_that_do_not_fit_are_refused_and_the_state_stays(opener: Opener) -> None:
+    budget = Budget()
+    model = opener(budget=budget)
+    state = model.new_state(300)
+    model.forward([1], state)
+    budget.limit_nbytes = budget.used_nbytes
+    with pytest.raises(BudgetExceeded, match="logits:target"):
+        model.forward([1] * 200, state, rows="all")
+    with pytest.raises(BudgetExceeded, match="buffers:target"):
+        model.forward([1, 2], state, parents=[-1, -1])
+    assert state.pending == 1
+    assert model.forward([2], state).logits.shape == (1, 128)
+    model.close()
+
+
+@pytest.mark.memory
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
+@pytest.mark.parametrize(("bits", "block"), [(8, 32), (4, 128), (32, 32)])
+def test_the_plan_bounds_what_is_measured(opener: Opener, bits: int, block: int) -> None:
+    from dataclasses import asdict
+
+    shape = ToyShape(
+        layers=2,
+        hidden=512,
+        heads=8,
+        kv_heads=4,
+        head_size=64,
+        mlp=2048,
+        rows=8192,
+        context=2048,
+        bits=bits,
+        block=block,
+    )
+    entry = opener.entry(shape)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(opener.root(shape)), json.dumps(asdict(entry))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    figures = json.loads(done.stdout)
+    print(bits, block, {name: round(value / MIB, 1) for name, value in figures.items()})
+    assert figures["used"] <= figures["planned"]

@@ -1,0 +1,54 @@
+"""States: keep, crop and close."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgedecode.errors import CapabilityError
+from edgedecode.protocols import LanguageModel
+from tests.contract.reference import assert_close, logits_of, settled
+
+
+@pytest.mark.parametrize("length", [0, 1, 13, 29, 30])
+def test_crop_then_forward_equals_fresh(model: LanguageModel, tokens: list[int], length: int) -> None:
+    state = settled(model, tokens[:30], capacity=64)
+    model.forward(tokens[40:43], state, parents=[-1, -1, 0])
+    state.crop(length)
+    assert (state.length, state.pending) == (length, 0)
+    tail = tokens[50:55]
+    found = model.forward(tail, state, rows="all").logits.copy()
+    assert_close(found, logits_of(model, [*tokens[:length], *tail])[length:])
+
+
+def test_crop_reaches_back_anywhere_but_not_forward(model: LanguageModel, tokens: list[int]) -> None:
+    state = settled(model, tokens[:10], capacity=20)
+    assert state.oldest_crop == 0
+    for length in (11, -1):
+        with pytest.raises(CapabilityError):
+            state.crop(length)
+    assert state.length == 10
+
+
+def test_keeping_a_prefix_drops_the_rest(model: LanguageModel, tokens: list[int]) -> None:
+    state = settled(model, tokens[:10], capacity=30)
+    model.forward(tokens[20:26], state)
+    state.keep(range(2))
+    assert (state.length, state.pending) == (12, 0)
+    found = model.forward(tokens[30:32], state, rows="all").logits.copy()
+    assert_close(found, logits_of(model, [*tokens[:10], *tokens[20:22], *tokens[30:32]])[12:])
+
+
+@pytest.mark.parametrize("path", [[1], [0, 2], [0, 1, 2, 3], [-1]], ids=str)
+def test_a_path_that_is_none_is_refused(model: LanguageModel, tokens: list[int], path: list[int]) -> None:
+    state = settled(model, tokens[:10], capacity=30)
+    model.forward(tokens[20:23], state)
+    with pytest.raises(ValueError, match=r"row|path"):
+        state.keep(path)
+    assert state.length == 10
+
+
+def test_closing_twice_is_harmless(model: LanguageModel) -> None:
+    state = model.new_state(16)
+    assert state.nbytes > 0
+    state.close()
+    state.close()

@@ -1,0 +1,352 @@
+"""What is emitted is distributed exactly as plain sampling: every sequence of a tiny vocabulary, enumerated.
+
+The expected probabilities come from `reference_row`, the slow and obvious way, and never from the code under test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgedecode.decode import DecodeSetting, decode
+from edgedecode.drafters.model import ModelDrafter
+from edgedecode.policy import FixedLength
+from edgedecode.probs import Probs
+from edgedecode.protocols import Drafter, UniformSource
+from edgedecode.sampling import Noise, Sampler, SamplingOptions
+from edgedecode.stats import Stats
+from edgedecode.testing import TableModel, toy_tables
+from edgedecode.types import Draft, DraftMode, Outcome
+from edgedecode.verify import Rule, TargetRows, Verdict, verify
+from tests.toys import CallDrafter, draft_setting, near_model, padded, reference_row
+
+VOCABULARY = 4
+LENGTH = 4
+"""The first token comes from the prompt's pass, which carries no draft; three more are drafted for."""
+PROMPT = (1, 2)
+DRAWS = 1500
+SCALE = 0.6
+SEED = 3
+
+PLAIN = SamplingOptions(temperature=0.9)
+PENALTY = SamplingOptions(temperature=0.9, repetition_penalty=1.8)
+TRUNCATED = SamplingOptions(temperature=1.1, top_k=3, repetition_penalty=1.3)
+
+Grammar = Callable[[Sequence[int]], "npt.NDArray[np.bool_]"]
+Sequences = Counter[tuple[int, ...]]
+
+
+def grammar(tokens: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Forbids the successor of the last token: the whole sequence decides, not the position."""
+    allowed = np.ones(VOCABULARY, dtype=np.bool_)
+    allowed[(tokens[-1] + 1) % VOCABULARY] = False
+    return allowed
+
+
+def target() -> TableModel:
+    """Its logits are mostly positive, so that a penalty weighs."""
+    first, second, third = toy_tables(VOCABULARY, seed=SEED, scale=SCALE)
+    return TableModel(padded((first + np.float32(2.0), second, third)))
+
+
+def exact(options: SamplingOptions, *, rule: Grammar | None = None) -> dict[tuple[int, ...], float]:
+    """The probability of every sequence of LENGTH tokens after the prompt."""
+    model = target()
+    found: dict[tuple[int, ...], float] = {}
+    for sequence in itertools.product(range(VOCABULARY), repeat=LENGTH):
+        probability = 1.0
+        for step, token in enumerate(sequence):
+            tokens = [*PROMPT, *sequence[:step]]
+            row = reference_row(
+                model.logits_after(tokens),
+                vocabulary=VOCABULARY,
+                options=options,
+                seen=tokens,
+                allowed=None if rule is None else rule(tokens).tolist(),
+            )
+            probability *= row[token]
+        found[sequence] = probability
+    assert math.isclose(sum(found.values()), 1.0, abs_tol=1e-9)
+    return found
+
+
+@dataclass
+class Drawn:
+    """Many short generations with different seeds."""
+
+    sequences: Sequences
+    rejections: int
+    accepted: int
+    bonuses: int
+
+
+def draw(
+    drafter: Callable[[], Drafter],
+    *,
+    options: SamplingOptions,
+    rule: Rule = Rule.MATCH,
+    mask: Grammar | None = None,
+    draft_max: int = 2,
+    draws: int = DRAWS,
+) -> Drawn:
+    """Generate `draws` times through the real loop, one seed each, and keep the first LENGTH tokens."""
+    model, proposer = target(), drafter()
+    sequences: Sequences = Counter()
+    rejections = accepted = bonuses = 0
+    settled: list[int] = []
+    masked = None if mask is None else lambda path: mask([*settled, *path])
+    for seed in range(draws):
+        tokens, state = list(PROMPT), model.new_state(32)
+        settled[:] = tokens
+        setting = DecodeSetting(
+            sampler=Sampler(options, vocabulary_size=VOCABULARY, mask=masked),
+            noise=Noise(seed),
+            drafter=proposer,
+            draft_noise=Noise(seed, stream=1),
+            policy=FixedLength(draft_max),
+            rule=rule,
+        )
+        stats = Stats()
+        for verdict in decode(model, state, tokens=tokens, max_tokens=LENGTH + 8, setting=setting, stats=stats):
+            settled[:] = tokens
+            rejections += verdict.outcome is Outcome.CORRECTION
+            accepted += verdict.accepted
+            bonuses += verdict.outcome is Outcome.BONUS and len(verdict.draft) > 0
+            if len(tokens) >= len(PROMPT) + LENGTH:
+                break
+        sequences[tuple(tokens[len(PROMPT) : len(PROMPT) + LENGTH])] += 1
+        state.close()
+    return Drawn(sequences, rejections, accepted, bonuses)
+
+
+def chi_square(found: Sequences, expected: dict[tuple[int, ...], float]) -> tuple[float, float]:
+    """Return the statistic and the value it exceeds once in ten thousand (Wilson and Hilferty's approximation).
+
+    Cells of fewer than five expected draws are put together.
+    """
+    draws = sum(found.values())
+    assert all(expected[sequence] > 0 for sequence in found), "an impossible sequence was emitted"
+    statistic, cells = 0.0, 0
+    rest_found, rest_expected = 0, 0.0
+    for sequence, probability in expected.items():
+        if draws * probability < 5:
+            rest_found += found[sequence]
+            rest_expected += draws * probability
+            continue
+        statistic += (found[sequence] - draws * probability) ** 2 / (draws * probability)
+        cells += 1
+    if rest_expected >= 5:
+        statistic += (rest_found - rest_expected) ** 2 / rest_expected
+        cells += 1
+    freedom = cells - 1
+    assert freedom > 20
+    spread = 2 / (9 * freedom)
+    return statistic, freedom * (1 - spread + 3.719 * math.sqrt(spread)) ** 3
+
+
+def assert_exact(drawn: Drawn, expected: dict[tuple[int, ...], float]) -> None:
+    statistic, limit = chi_square(drawn.sequences, expected)
+    assert min(drawn.rejections, drawn.accepted, drawn.bonuses) > 100
+    assert statistic < limit
+
+
+# -- drafters: what they propose never depends on what the target will draw ------------------------------------------
+
+
+def likely_chain() -> Drafter:
+    """The arg-max chain of a model that differs from the target."""
+    model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
+    return ModelDrafter(model, draft_setting(VOCABULARY, model=model))
+
+
+def random_tree() -> Drafter:
+    """Six nodes of random shape and tokens, drawn from the drafters' stream; equal siblings happen."""
+
+    def propose(context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
+        parents = tuple(int(rng.random() * (index + 1)) - 1 for index in range(limit))
+        return Draft(tuple(int(rng.random() * VOCABULARY) for _ in parents), parents=parents)
+
+    return CallDrafter(propose)
+
+
+def sampling_model(options: SamplingOptions) -> Callable[[], Drafter]:
+    """A model that differs from the target and draws from its own processed rows, as the ratio rule needs."""
+
+    def make() -> Drafter:
+        model = near_model(VOCABULARY, seed=SEED, noise=0.4, scale=SCALE)
+        return ModelDrafter(model, draft_setting(VOCABULARY, model=model, sampling=options, sampled=True))
+
+    return make
+
+
+def narrow_sampler() -> Drafter:
+    """Draws from a distribution that leaves out a token, as a trimmed vocabulary does."""
+    q = Probs.dense(np.array([0.5, 0.2, 0.0, 0.3]))
+
+    def propose(context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
+        tokens = tuple(q.draw(rng.random()) for _ in range(min(limit, 3)))
+        return Draft(tokens, probs=(q,) * len(tokens), mode=DraftMode.SAMPLED)
+
+    return CallDrafter(propose)
+
+
+# -- the rules ---------------------------------------------------------------------------------------------------------
+
+
+SHAPES = pytest.mark.parametrize(("drafter", "draft_max"), [(likely_chain, 2), (random_tree, 6)], ids=["chain", "tree"])
+OPTIONS = pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
+
+
+@SHAPES
+@OPTIONS
+def test_match_is_exact(drafter: Callable[[], Drafter], draft_max: int, options: SamplingOptions) -> None:
+    assert_exact(draw(drafter, options=options, draft_max=draft_max), exact(options))
+
+
+@SHAPES
+def test_match_is_exact_under_a_mask(drafter: Callable[[], Drafter], draft_max: int) -> None:
+    drawn = draw(drafter, options=PENALTY, mask=grammar, draft_max=draft_max)
+    assert_exact(drawn, exact(PENALTY, rule=grammar))
+
+
+@OPTIONS
+def test_ratio_is_exact(options: SamplingOptions) -> None:
+    assert_exact(draw(sampling_model(options), options=options, rule=Rule.RATIO), exact(options))
+
+
+def test_ratio_is_exact_under_a_mask_the_draft_knows_nothing_of() -> None:
+    drawn = draw(sampling_model(PLAIN), options=PLAIN, rule=Rule.RATIO, mask=grammar)
+    assert_exact(drawn, exact(PLAIN, rule=grammar))
+
+
+def test_ratio_is_exact_where_the_draft_lacks_a_token() -> None:
+    assert_exact(draw(narrow_sampler, options=PLAIN, rule=Rule.RATIO), exact(PLAIN))
+
+
+def test_plain_decoding_is_exact() -> None:
+    """The yardstick itself."""
+    drawn = draw(lambda: CallDrafter(lambda context, limit, rng: Draft()), options=PENALTY)
+    statistic, limit = chi_square(drawn.sequences, exact(PENALTY))
+    assert statistic < limit
+    assert drawn.accepted == 0
+
+
+# -- the test can fail -------------------------------------------------------------------------------------------------
+
+
+def kind_verifier(draft: Draft, target: TargetRows, rng: UniformSource, **rest: object) -> Verdict:
+    """Wrong: keeps a drafted token whenever the target finds it likely enough (typical acceptance)."""
+    tokens: list[int] = []
+    for index, token in enumerate(draft.tokens):
+        if target.at(index - 1, tokens).of(token) < 0.3:
+            break
+        tokens.append(token)
+    accepted = len(tokens)
+    tokens.append(target.at(accepted - 1, tokens).draw(rng.random()))
+    outcome = Outcome.BONUS if accepted == len(draft) else Outcome.CORRECTION
+    return Verdict(draft, tuple(tokens), tuple(range(accepted)), outcome, target)
+
+
+def second_chance(draft: Draft, target: TargetRows, rng: UniformSource, **rest: object) -> Verdict:
+    """Wrong: draws once more where the first draw was not the drafted token."""
+    tokens: list[int] = []
+    for index, token in enumerate(draft.tokens):
+        p = target.at(index - 1, tokens)
+        tokens.append(p.draw(rng.random()))
+        if tokens[-1] != token:
+            tokens[-1] = p.draw(np.random.default_rng(int(rng.random() * 2**32)).random())
+        if tokens[-1] != token:
+            return Verdict(draft, tuple(tokens), tuple(range(index)), Outcome.CORRECTION, target)
+    tokens.append(target.at(len(draft) - 1, tokens).draw(rng.random()))
+    return Verdict(draft, tuple(tokens), tuple(range(len(draft))), Outcome.BONUS, target)
+
+
+def ratio_like(
+    draft: Draft, target: TargetRows, rng: UniformSource, correct: Callable[[Probs, Probs, float, float], int]
+) -> Verdict:
+    """The ratio rule with a correction of one's own."""
+    tokens: list[int] = []
+    for index, (token, q) in enumerate(zip(draft.tokens, draft.probs or (), strict=True)):
+        p = target.at(index - 1, tokens)
+        uniform, accept = rng.random(), min(1.0, p.of(token) / q.of(token))
+        if uniform >= accept:
+            tokens.append(correct(p, q, uniform, accept))
+            return Verdict(draft, tuple(tokens), tuple(range(index)), Outcome.CORRECTION, target)
+        tokens.append(token)
+    tokens.append(target.at(len(draft) - 1, tokens).draw(rng.random()))
+    return Verdict(draft, tuple(tokens), tuple(range(len(draft))), Outcome.BONUS, target)
+
+
+def no_residual(draft: Draft, target: TargetRows, rng: UniformSource, **rest: object) -> Verdict:
+    """Wrong: corrects from p instead of norm(max(p - q, 0))."""
+    return ratio_like(draft, target, rng, lambda p, q, uniform, accept: p.draw((uniform - accept) / (1 - accept)))
+
+
+def same_uniform(draft: Draft, target: TargetRows, rng: UniformSource, **rest: object) -> Verdict:
+    """Wrong: draws the correction with the uniform that rejected, not rescaled: it is never small."""
+    return ratio_like(draft, target, rng, lambda p, q, uniform, accept: (p.minus(q) or p).draw(uniform))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        (kind_verifier, Rule.MATCH),
+        (second_chance, Rule.MATCH),
+        (no_residual, Rule.RATIO),
+        (same_uniform, Rule.RATIO),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_wrong_verifier_is_found_out(
+    wrong: Callable[..., Verdict], rule: Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["edgedecode.decode"], "verify", wrong)
+    drafter = likely_chain if rule is Rule.MATCH else sampling_model(PLAIN)
+    drawn = draw(drafter, options=PLAIN, rule=rule)
+    assert min(drawn.rejections, drawn.accepted) > 100
+    statistic, limit = chi_square(drawn.sequences, exact(PLAIN))
+    assert statistic > 1.3 * limit
+
+
+def test_wrong_by_a_stale_penalty_is_found_out() -> None:
+    """The right verifier over rows whose penalty forgot the drafted path."""
+
+    class Forgetful(Sampler):
+        def probs(self, row, path=()):  # type: ignore[no-untyped-def, override]
+            return super().probs(row)
+
+    model, proposer = target(), random_tree()
+    sequences: Sequences = Counter()
+    for seed in range(DRAWS):
+        tokens, state = list(PROMPT), model.new_state(32)
+        setting = DecodeSetting(
+            sampler=Forgetful(PENALTY, vocabulary_size=VOCABULARY),
+            noise=Noise(seed),
+            drafter=proposer,
+            draft_noise=Noise(seed, stream=1),
+            policy=FixedLength(6),
+        )
+        rounds = decode(model, state, tokens=tokens, max_tokens=LENGTH + 8, setting=setting, stats=Stats())
+        while len(tokens) < len(PROMPT) + LENGTH:
+            next(rounds)
+        sequences[tuple(tokens[len(PROMPT) : len(PROMPT) + LENGTH])] += 1
+    statistic, limit = chi_square(sequences, exact(PENALTY))
+    assert statistic > 1.3 * limit
+
+
+def test_one_uniform_a_token_is_drawn() -> None:
+    """What makes the same seed give the same text: the stream advances with the tokens, never with the drafts."""
+    row = np.zeros((4, VOCABULARY), dtype=np.float32)
+    for drafted in ((), (1,), (0, 1, 2), (3, 3, 3)):
+        noise = Noise(5)
+        rows = TargetRows(row, Sampler(PLAIN, vocabulary_size=VOCABULARY))
+        verdict = verify(Draft(drafted), rows, noise)
+        assert noise.position == len(verdict.tokens)

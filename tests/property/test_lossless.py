@@ -1,0 +1,360 @@
+"""Verified decoding is plain decoding: the same tokens, whatever drafted, however long, greedy or with the same seed.
+
+Every row of the targets has padding that would win if it were looked at; every view is overwritten by the next pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgedecode.drafters.model import ModelDrafter
+from edgedecode.drafters.ngram import NgramDrafter
+from edgedecode.memory import Budget
+from edgedecode.protocols import Drafter
+from edgedecode.sampling import Mask, SamplingOptions
+from edgedecode.stats import Stats
+from edgedecode.testing import TableModel
+from edgedecode.types import Draft, Outcome
+from tests.toys import GREEDY, CallDrafter, Run, draft_setting, near_model, run, toy_model
+
+VOCABULARY = 24
+LENGTHS = (1, 2, 4, 8, 16)
+PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+NEW = 40
+TARGET_SEED = 7
+
+PROCESSING = {
+    "greedy": GREEDY,
+    "greedy, penalty": SamplingOptions(repetition_penalty=1.3),
+    "sampled": SamplingOptions(temperature=0.8),
+    "sampled, penalty": SamplingOptions(temperature=0.8, repetition_penalty=1.2),
+    "top-k": SamplingOptions(temperature=1.0, top_k=3),
+    "top-p, min-p": SamplingOptions(temperature=0.9, top_p=0.8, min_p=0.02),
+    "everything": SamplingOptions(temperature=1.1, top_k=8, top_p=0.9, min_p=0.01, repetition_penalty=0.9),
+}
+QUALITIES = ("equal", "differs", "hostile")
+KINDS = ("model", "chain", "tree", "bush", "ngram")
+SEED = 11
+
+
+def target() -> TableModel:
+    return toy_model(VOCABULARY, seed=TARGET_SEED)
+
+
+def plain(options: SamplingOptions, *, prompt: Sequence[int] = PROMPT, max_tokens: int = NEW, **setting: object) -> Run:
+    return run(target(), prompt, max_tokens=max_tokens, sampling=options, seed=SEED, **setting)  # type: ignore[arg-type]
+
+
+def guess(truth: Sequence[int], place: int, *, quality: str) -> int:
+    """The token a script proposes for `place`; beyond the truth's end, anything."""
+    right = truth[place] if place < len(truth) else place % VOCABULARY
+    wrong = quality == "hostile" or (quality == "differs" and place % 3 == 0)
+    return (right + 1) % VOCABULARY if wrong else right
+
+
+def scripted(truth: Sequence[int], *, kind: str, quality: str, rng: np.random.Generator) -> CallDrafter:
+    """A drafter that knows the truth and proposes a chain, a comb (the path with siblings) or a random bush from it."""
+
+    def chain(context: Sequence[int], limit: int) -> Draft:
+        start = len(context)
+        return Draft(tuple(guess(truth, start + step, quality=quality) for step in range(limit)), source=kind)
+
+    def comb(context: Sequence[int], limit: int) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        parent = -1
+        while len(tokens) < limit:
+            depth = len(context) + (len(tokens) // 2)
+            tokens.append((guess(truth, depth, quality="equal") + 2) % VOCABULARY)  # a sibling that is never right
+            parents.append(parent)
+            if len(tokens) < limit:
+                tokens.append(guess(truth, depth, quality=quality))
+                parents.append(parent)
+                parent = len(tokens) - 1
+        return Draft(tuple(tokens), parents=tuple(parents), source=kind)
+
+    def bush(context: Sequence[int], limit: int) -> Draft:
+        parents = tuple(int(rng.integers(-1, index)) for index in range(limit))
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        tokens = []
+        for depth in depths:
+            right = guess(truth, len(context) + depth, quality="equal")
+            hidden = quality == "hostile" or (quality == "differs" and rng.random() < 0.5)
+            tokens.append((right + 1 + int(rng.integers(0, 5))) % VOCABULARY if hidden else right)
+        return Draft(tuple(tokens), parents=parents, source=kind)
+
+    shape: Callable[[Sequence[int], int], Draft] = {"chain": chain, "tree": comb, "bush": bush}[kind]
+    return CallDrafter(lambda context, limit, rng: shape(context, limit))
+
+
+def drafter(kind: str, *, quality: str, truth: Sequence[int], options: SamplingOptions) -> Drafter:
+    if kind == "ngram":
+        return NgramDrafter(Budget().reserve("index", 0))
+    if kind == "model":
+        seed, noise = (TARGET_SEED, {"equal": 0.0, "differs": 0.8}.get(quality, 0.0))
+        model = near_model(VOCABULARY, seed=seed if quality != "hostile" else seed + 50, noise=noise)
+        return ModelDrafter(model, draft_setting(VOCABULARY, model=model, sampling=options))
+    return scripted(truth, kind=kind, quality=quality, rng=np.random.default_rng(3))
+
+
+@dataclass
+class Seen:
+    """What a test claims to cover, counted over all its runs."""
+
+    rejections: int = 0
+    bonuses: int = 0
+    full: int = 0
+    runs: list[Stats] = field(default_factory=list)
+
+    def add(self, found: Run) -> None:
+        self.runs.append(found.stats)
+        drafted = [verdict for verdict in found.verdicts if len(verdict.draft)]
+        self.rejections += sum(verdict.outcome is Outcome.CORRECTION for verdict in drafted)
+        self.bonuses += sum(verdict.outcome is Outcome.BONUS for verdict in drafted)
+        self.full += sum(verdict.accepted == len(verdict.draft) for verdict in drafted)
+
+    @property
+    def accepted(self) -> int:
+        return sum(stats.accepted for stats in self.runs)
+
+
+@pytest.mark.parametrize("name", PROCESSING)
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_equals_plain_decoding_token_for_token(kind: str, quality: str, name: str) -> None:
+    options = PROCESSING[name]
+    expected = plain(options).tokens
+    seen = Seen()
+    for length in LENGTHS:
+        for min_width in (1, 2):
+            proposer = drafter(kind, quality=quality, truth=PROMPT + expected, options=options)
+            found = plain(options, drafter=proposer, draft_max=length, min_width=min_width)
+            assert found.tokens == expected, (length, min_width)
+            seen.add(found)
+    greedy = options.greedy
+    if kind in ("model", "chain") and quality == "equal" and (greedy or kind == "chain"):
+        assert seen.full == seen.bonuses > 0
+        assert seen.rejections == 0
+        assert min(stats.rounds for stats in seen.runs) <= 1 + -(-NEW // (max(LENGTHS) + 1))
+    elif kind == "tree" and quality == "equal":
+        assert seen.accepted > 0
+        assert seen.bonuses > 0
+    elif quality == "differs" and kind != "ngram":
+        assert seen.rejections > 0
+        assert seen.accepted > 0
+    elif quality == "hostile" and kind in ("chain", "tree"):
+        assert seen.rejections > 0
+        assert seen.accepted == 0
+    elif quality == "hostile":
+        assert seen.rejections > 0
+
+
+def test_ngrams_are_accepted_and_rejected() -> None:
+    """Random tables hardly repeat themselves, so n-grams get prompts that do, and a target that follows them."""
+    seen = Seen()
+    for name, options in PROCESSING.items():
+        for seed in range(6):
+            model = TableModel(tuple(table * np.float32(3) for table in _cycling(seed)))
+            again = TableModel(tuple(table * np.float32(3) for table in _cycling(seed)))
+            prompt = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+            expected = run(model, prompt, max_tokens=NEW, sampling=options, seed=SEED).tokens
+            for length in LENGTHS:
+                proposer = NgramDrafter(Budget().reserve("index", 0))
+                found = run(
+                    again, prompt, max_tokens=NEW, sampling=options, seed=SEED, drafter=proposer, draft_max=length
+                )
+                assert found.tokens == expected, (name, seed, length)
+                seen.add(found)
+    assert min(seen.rejections, seen.bonuses, seen.full) > 100
+
+
+def _cycling(seed: int) -> tuple[npt.NDArray[np.float32], ...]:
+    """Tables under which a token mostly follows the one before it: 0, 1, 2, 3, 0, … with detours."""
+    rng = np.random.default_rng(seed)
+    first = rng.standard_normal((8, 8)).astype(np.float32)
+    for token in range(4):
+        first[token, (token + 1) % 4] += 2
+    for token in range(4, 8):
+        first[token, 0] += 2
+    return first, 0.5 * rng.standard_normal((8, 8)).astype(np.float32), np.zeros((7, 8), dtype=np.float32)
+
+
+def only_some(path_blind: bool) -> Mask:
+    """A grammar: what may come depends on how far the path went, or on nothing."""
+
+    def mask(path: Sequence[int]) -> npt.NDArray[np.bool_]:
+        allowed = np.zeros(VOCABULARY, dtype=np.bool_)
+        last = -1 if path_blind or not path else path[-1]
+        allowed[[(last + step) % VOCABULARY for step in (1, 3, 4, 9, 10)]] = True
+        return allowed
+
+    return mask
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled, penalty", "everything"])
+@pytest.mark.parametrize("kind", ["chain", "bush", "model"])
+def test_a_mask_is_applied_before_every_row(kind: str, name: str) -> None:
+    """A mask that knows only the path, so it is the same for plain decoding: nothing drafted, path empty."""
+    options = PROCESSING[name]
+    mask = only_some(path_blind=True)
+    expected = plain(options, mask=mask).tokens
+    assert all(token in (0, 2, 3, 8, 9) for token in expected)
+    seen = Seen()
+    for quality in QUALITIES:
+        for length in LENGTHS:
+            proposer = drafter(kind, quality=quality, truth=PROMPT + expected, options=options)
+            found = plain(options, mask=mask, drafter=proposer, draft_max=length)
+            assert found.tokens == expected
+            seen.add(found)
+    assert seen.rejections > 0
+    assert seen.accepted > 0
+
+
+def test_a_mask_sees_the_drafted_path() -> None:
+    """The grammar consumes what was emitted by itself; within a draft the path tells it the rest."""
+    emitted: list[int] = []
+    inner = only_some(path_blind=False)
+
+    def mask(path: Sequence[int]) -> npt.NDArray[np.bool_] | None:
+        return inner([*emitted, *path])
+
+    def generate(**setting: object) -> tuple[list[int], Seen]:
+        from edgedecode.decode import DecodeSetting, decode
+        from edgedecode.policy import FixedLength
+        from edgedecode.sampling import Noise, Sampler
+
+        emitted.clear()
+        model = target()
+        draft_max = setting.pop("draft_max", 0)
+        sampler = Sampler(PROCESSING["sampled"], vocabulary_size=VOCABULARY, mask=mask)
+        parts = DecodeSetting(sampler, Noise(SEED), policy=FixedLength(draft_max), **setting)  # type: ignore[arg-type]
+        tokens, stats, seen = list(PROMPT), Stats(), Seen()
+        verdicts = []
+        for verdict in decode(model, model.new_state(99), tokens=tokens, max_tokens=NEW, setting=parts, stats=stats):
+            emitted[:] = tokens[len(PROMPT) :]
+            verdicts.append(verdict)
+        seen.add(Run(tokens, verdicts, stats))
+        return tokens[len(PROMPT) :], seen
+
+    expected, _ = generate()
+    for before, after in itertools.pairwise(expected):
+        assert (after - before) % VOCABULARY in (1, 3, 4, 9, 10)
+    for kind in ("chain", "bush"):
+        proposer = drafter(kind, quality="differs", truth=PROMPT + expected, options=PROCESSING["sampled"])
+        found, seen = generate(drafter=proposer, draft_max=8)
+        assert found == expected
+        assert seen.accepted > 0
+        assert seen.rejections > 0
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12),
+    length=st.integers(1, 12),
+    width=st.integers(1, 3),
+    options=st.sampled_from(list(PROCESSING.values())),
+    data=st.data(),
+)
+@settings(max_examples=60)
+def test_any_drafts_at_all_change_nothing(
+    seed: int, prompt: list[int], length: int, width: int, options: SamplingOptions, data: st.DataObject
+) -> None:
+    expected = run(target(), prompt, max_tokens=16, sampling=options, seed=seed).tokens
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+
+    def propose(context: Sequence[int], limit: int, noise: object) -> Draft:
+        nodes = int(rng.integers(0, limit + 1))
+        chained = bool(rng.integers(0, 2))
+        parents = None if chained else tuple(int(rng.integers(-1, index)) for index in range(nodes))
+        place = len(context) - len(prompt)
+        likely = expected[place : place + nodes] + [0] * nodes
+        tokens = [likely[index] if rng.random() < 0.6 else int(rng.integers(0, VOCABULARY)) for index in range(nodes)]
+        return Draft(tuple(tokens), parents=parents)
+
+    proposer = CallDrafter(propose)
+    found = run(
+        target(),
+        prompt,
+        max_tokens=16,
+        sampling=options,
+        seed=seed,
+        drafter=proposer,
+        draft_max=length,
+        min_width=width,
+    )
+    assert found.tokens == expected
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree", "model"])
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_an_end_token_inside_a_draft_ends_the_reply(name: str, kind: str) -> None:
+    options = PROCESSING[name]
+    whole = plain(options).tokens
+    inside = corrected = 0
+    for end in sorted(set(whole)):
+        expected = plain(options, ends=frozenset({end})).tokens
+        assert expected == whole[: whole.index(end) + 1]
+        for length in LENGTHS:
+            for quality in ("equal", "differs"):
+                proposer = drafter(kind, quality=quality, truth=PROMPT + whole, options=options)
+                found = plain(options, ends=frozenset({end}), drafter=proposer, draft_max=length)
+                assert found.tokens == expected
+                last = found.verdicts[-1]
+                assert last.outcome is Outcome.ENDED
+                assert found.stats.ended == 1
+                inside += last.accepted == len(last.tokens) > 0
+                corrected += last.accepted < len(last.tokens)
+    assert inside > 0  # the end token was a drafted one, with more drafted behind it
+    assert corrected > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_limit_inside_a_draft_is_kept_and_no_draft_runs_past_it(kind: str) -> None:
+    options = PROCESSING["sampled"]
+    whole = plain(options).tokens
+    cut = 0
+    for max_tokens in (1, 2, 3, 5, 8, 13):
+        for length in LENGTHS:
+            inner = drafter(kind, quality="equal", truth=PROMPT + whole, options=options)
+            proposer = CallDrafter(inner.propose)
+            inner.begin(PROMPT)
+            by_count = plain(options, max_tokens=max_tokens, drafter=proposer, draft_max=length)
+            assert by_count.tokens == whole[:max_tokens]
+            inner.begin(PROMPT)
+            capacity = len(PROMPT) + max_tokens
+            by_context = plain(options, capacity=capacity, drafter=proposer, draft_max=length)
+            assert by_context.tokens == whole[:max_tokens]
+            assert all(len(draft) <= limit for draft, limit in zip(proposer.drafts, proposer.limits, strict=True))
+            assert sum(len(verdict.tokens) for verdict in by_count.verdicts) == max_tokens
+            cut += sum(limit < length for limit in proposer.limits)
+    assert cut > 0
+
+
+def test_a_model_drafter_never_drafts_past_an_end_token() -> None:
+    whole = plain(GREEDY).tokens
+    stopped = 0
+    for end in set(whole):
+        model = near_model(VOCABULARY, seed=TARGET_SEED, noise=0.5)
+        proposer = ModelDrafter(model, draft_setting(VOCABULARY, model=model, ends=frozenset({end})))
+        found = plain(GREEDY, ends=frozenset({end}), drafter=proposer, draft_max=16)
+        for verdict in found.verdicts:
+            assert end not in verdict.draft.tokens[:-1]
+            stopped += end in verdict.draft.tokens
+    assert stopped > 0
+
+
+def test_width_two_pads_every_pass() -> None:
+    model = target()
+    proposer = drafter("chain", quality="differs", truth=PROMPT + plain(GREEDY).tokens, options=GREEDY)
+    run(model, PROMPT, max_tokens=NEW, drafter=proposer, draft_max=1, min_width=2)
+    assert min(model.passes) == 2

@@ -1,0 +1,182 @@
+"""The loop itself: what is read, which rows are made, where it stops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgedecode.decode import PREFILL_CHUNK, DecodeSetting, decode
+from edgedecode.errors import ContextExceeded, InputError
+from edgedecode.policy import FixedLength
+from edgedecode.sampling import Noise, Sampler
+from edgedecode.stats import Stats
+from edgedecode.types import Draft, Outcome
+from tests.toys import GREEDY, CallDrafter, run, toy_model
+
+VOCABULARY = 30
+
+
+def plain_setting(**changes: object) -> DecodeSetting:
+    return DecodeSetting(Sampler(GREEDY, vocabulary_size=VOCABULARY), Noise(0), **changes)  # type: ignore[arg-type]
+
+
+def reference(prompt: list[int], count: int) -> list[int]:
+    model = toy_model(VOCABULARY)
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(model.logits_after(tokens)[:VOCABULARY].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_plain_decoding_is_one_row_a_token() -> None:
+    model = toy_model(VOCABULARY)
+    found = run(model, [1, 2, 3], max_tokens=6)
+    assert found.tokens == reference([1, 2, 3], 6)
+    assert model.passes == [3, 1, 1, 1, 1, 1]
+    assert model.rows_made == 6
+    assert found.stats.bonuses == found.stats.rounds == 6
+
+
+def test_a_long_prompt_is_read_in_chunks_that_make_no_rows() -> None:
+    model = toy_model(VOCABULARY, context=2000)
+    prompt = [index % VOCABULARY for index in range(2 * PREFILL_CHUNK + 7)]
+    found = run(model, prompt, max_tokens=2)
+    assert found.tokens == reference(prompt, 2)
+    assert model.passes == [PREFILL_CHUNK, PREFILL_CHUNK, 7, 1]
+    assert model.rows_made == 2
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_chunk_borders(extra: int) -> None:
+    prompt = [index % VOCABULARY for index in range(PREFILL_CHUNK + extra)]
+    assert run(toy_model(VOCABULARY, context=1000), prompt, max_tokens=3).tokens == reference(prompt, 3)
+
+
+def test_the_prompts_pass_carries_no_draft_and_later_ones_ask_for_the_drafts_rows_only() -> None:
+    model = toy_model(VOCABULARY)
+    drafter = CallDrafter(lambda context, limit, rng: Draft((1,) * limit, source="call"))
+    found = run(model, [1, 2, 3], max_tokens=7, drafter=drafter, draft_max=3)
+    assert model.passes[0] == 3
+    assert len(found.verdicts[0].draft) == 0
+    for width, verdict in zip(model.passes[1:], found.verdicts[1:], strict=True):
+        assert width == 1 + len(verdict.draft)
+    assert model.rows_made == 1 + sum(model.passes[1:])
+
+
+def test_a_state_that_holds_everything_reads_the_last_token_again() -> None:
+    model = toy_model(VOCABULARY)
+    state = model.new_state(64)
+    prompt = [1, 2, 3, 4]
+    model.forward(prompt, state)
+    state.keep(range(4))
+    model.forward([9, 9], state)  # somebody left pending rows behind
+    tokens, stats = list(prompt), Stats()
+    model.passes.clear()
+    list(decode(model, state, tokens=tokens, max_tokens=3, setting=plain_setting(), stats=stats))
+    assert tokens[4:] == reference(prompt, 3)
+    assert model.passes == [1, 1, 1]
+    assert (stats.prompt_tokens, stats.cached_tokens) == (4, 3)
+
+
+def test_no_tokens_and_no_room_are_refused_before_anything_is_read() -> None:
+    model = toy_model(VOCABULARY)
+    for tokens, error in (([], InputError), ([1] * 8, ContextExceeded), ([1] * 9, ContextExceeded)):
+        rounds = decode(
+            model, model.new_state(8), tokens=list(tokens), max_tokens=3, setting=plain_setting(), stats=Stats()
+        )
+        with pytest.raises(error):
+            next(rounds)
+    assert model.passes == []
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 2])
+def test_few_tokens(max_tokens: int) -> None:
+    assert run(toy_model(VOCABULARY), [5], max_tokens=max_tokens).tokens == reference([5], max_tokens)
+
+
+def test_the_context_is_filled_to_the_last_place() -> None:
+    for draft_max in (0, 1, 3, 8):
+        drafter = CallDrafter(lambda context, limit, rng: Draft(tuple(reference(list(context), limit))))
+        found = run(toy_model(VOCABULARY), [1, 2], max_tokens=50, capacity=16, drafter=drafter, draft_max=draft_max)
+        assert found.tokens == reference([1, 2], 14)
+
+
+@pytest.mark.parametrize("min_width", [2, 3, 5])
+@pytest.mark.parametrize("parents", [None, (), (-1, -1)])
+def test_narrow_passes_are_padded_and_the_padding_is_dropped(min_width: int, parents: tuple[int, ...] | None) -> None:
+    model = toy_model(VOCABULARY)
+    tokens = () if parents == () else (4, 5)
+    drafter = CallDrafter(
+        lambda context, limit, rng: Draft(tokens[:limit], None if parents is None else parents[:limit])
+    )
+    found = run(model, [3], max_tokens=8, min_width=min_width, drafter=drafter, draft_max=2)
+    assert found.tokens == reference([3], 8)
+    assert min(model.passes) >= min_width
+
+
+def test_closing_the_iterator_leaves_tokens_and_state_usable() -> None:
+    model = toy_model(VOCABULARY)
+    state = model.new_state(64)
+    tokens = [1, 2, 3]
+    rounds = decode(model, state, tokens=tokens, max_tokens=10, setting=plain_setting(), stats=Stats())
+    for _ in range(4):
+        next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    assert state.tokens == tokens[: state.length]
+    list(decode(model, state, tokens=tokens, max_tokens=6, setting=plain_setting(), stats=Stats()))
+    assert tokens[3:] == reference([1, 2, 3], 10)
+
+
+def test_the_policy_sees_what_the_last_round_did() -> None:
+    seen = []
+
+    class Watching:
+        def plan(self, signals):  # type: ignore[no-untyped-def]
+            seen.append(signals)
+            return FixedLength(3).plan(signals)
+
+    model = toy_model(VOCABULARY)
+    drafter = CallDrafter(lambda context, limit, rng: Draft((*reference(list(context), 2), 0)[:limit]))
+    tokens = [1, 2]
+    setting = plain_setting(drafter=drafter, policy=Watching())
+    verdicts = list(decode(model, model.new_state(64), tokens=tokens, max_tokens=12, setting=setting, stats=Stats()))
+    assert [signals.round for signals in seen] == list(range(1, len(seen) + 1))
+    for signals, before in zip(seen, verdicts, strict=False):
+        assert (signals.proposed, signals.accepted) == (len(before.draft), before.accepted)
+        assert signals.context_tokens + signals.remaining_tokens == 14
+    assert max(signals.accepted for signals in seen) >= 2
+
+
+def test_a_plan_longer_than_the_rest_is_cut() -> None:
+    class Greedy:
+        def plan(self, signals):  # type: ignore[no-untyped-def]
+            from edgedecode.types import Plan
+
+            return Plan(60)
+
+    model = toy_model(VOCABULARY)
+    drafter = CallDrafter(lambda context, limit, rng: Draft((1,) * limit))
+    tokens = [1, 2]
+    setting = plain_setting(drafter=drafter, policy=Greedy())
+    list(decode(model, model.new_state(64), tokens=tokens, max_tokens=6, setting=setting, stats=Stats()))
+    assert len(tokens) == 8
+    assert all(limit <= 4 for limit in drafter.limits)
+
+
+def test_an_end_token_ends_it_and_stays_in_the_tokens() -> None:
+    prompt = [1, 2, 3]
+    plain = reference(prompt, 12)
+    end = plain[6]
+    found = run(toy_model(VOCABULARY), prompt, max_tokens=12, ends=frozenset({end}))
+    assert found.tokens == plain[: plain.index(end) + 1]
+    assert found.verdicts[-1].outcome is Outcome.ENDED
+    assert found.stats.ended == 1
+
+
+def test_times_are_counted_and_add_up() -> None:
+    drafter = CallDrafter(lambda context, limit, rng: Draft((1,) * limit))
+    stats = run(toy_model(VOCABULARY), [1, 2, 3], max_tokens=20, drafter=drafter, draft_max=2).stats
+    assert stats.time_to_first_token == stats.prefill_seconds > 0
+    assert min(stats.time.draft, stats.time.verify, stats.time.sample, stats.time.host) > 0
+    assert stats.tokens_per_second > 0
+    assert np.isfinite(stats.prefill_tokens_per_second)

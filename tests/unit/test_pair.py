@@ -1,0 +1,158 @@
+"""A loaded pack: what opening one checks, and what sessions share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgedecode.errors import BudgetExceeded, CapabilityError, IncompatiblePair, InputError, ManifestError
+from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest
+from edgedecode.memory import Budget
+from edgedecode.pair import Pair, load
+from edgedecode.session import SessionOptions
+from edgedecode.testing import TableRuntime, byte_tokenizer, toy_pair, toy_tables
+from tests.toys import ascii_pair
+
+
+def test_the_draft_is_loaded_by_the_first_session_that_uses_it() -> None:
+    pair = ascii_pair()
+    engine = pair._engine
+    assert isinstance(engine, TableRuntime)
+    pair.session(SessionOptions(drafter="ngram"))
+    assert engine.opened == ["target"]
+    pair.session(SessionOptions(drafter="model"))
+    pair.session(SessionOptions())
+    assert engine.opened == ["target", "draft"]
+
+
+def test_a_target_alone_drafts_with_ngrams() -> None:
+    base = toy_pair()
+    manifest = replace(base.manifest, models={"target": base.manifest.models["target"]})
+    runtime = TableRuntime({"target": toy_tables(259, seed=0)})
+    pair = Pair(manifest, Path(), tokenizer=base.tokenizer, runtime=runtime, budget=Budget())
+    assert pair.draft is None
+    assert pair.session().drafter_name == "ngram"
+    with pytest.raises(CapabilityError, match="no draft model"):
+        pair.session(SessionOptions(drafter="model"))
+
+
+def test_one_drafter_source_serves_every_session() -> None:
+    pair = ascii_pair()
+    assert pair.drafter_source("ngram") is pair.drafter_source("ngram")
+
+
+def test_closing_the_pair_closes_its_sessions_and_releases_every_lease() -> None:
+    budget = Budget()
+    with ascii_pair(budget=budget) as pair:
+        sessions = [pair.session(SessionOptions(drafter=name)) for name in ("model", "ngram", "none")]
+        assert budget.used_nbytes > 0
+    assert budget.used_nbytes == 0
+    pair.close()
+    with pytest.raises(InputError, match="closed"):
+        sessions[0].generate("hello")
+
+
+def test_the_process_itself_is_charged() -> None:
+    pair = ascii_pair()
+    assert pair.budget.leases[0].name.startswith("process (")
+    with pytest.raises(BudgetExceeded, match="process"):
+        ascii_pair(budget=Budget(1000))
+
+
+def test_a_target_that_does_not_open_leaves_no_lease() -> None:
+    class Refusing(TableRuntime):
+        def open(self, *arguments: object, **settings: object):  # type: ignore[no-untyped-def, override]
+            raise CapabilityError("no")
+
+    base = toy_pair()
+    budget = Budget()
+    with pytest.raises(CapabilityError):
+        Pair(base.manifest, Path(), tokenizer=base.tokenizer, runtime=Refusing({}), budget=budget)
+    assert budget.used_nbytes == 0
+
+
+def test_an_unknown_provider_is_refused_by_name() -> None:
+    base = toy_pair()
+    runtime = TableRuntime({"target": toy_tables(259, seed=0)})
+    with pytest.raises(CapabilityError, match="'table' has no provider 'gpu'; it has: cpu"):
+        Pair(base.manifest, Path(), tokenizer=base.tokenizer, runtime=runtime, budget=Budget(), provider="gpu")
+
+
+@pytest.fixture
+def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a manifest and a real tokenizer, and a runtime that serves tables for it."""
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "pack"
+    root.mkdir()
+    base = toy_pair()
+    (root / "tokenizer.json").write_text(byte_tokenizer()._inner.to_str(), encoding="utf-8")
+    (root / "chat.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    for name in ("base.onnx", "weights.bin"):
+        (root / name).write_bytes(name.encode())
+    write_manifest(root, replace(base.manifest, chat_template="chat.jinja"))
+    tables = toy_tables(259, seed=0)
+    monkeypatch.setattr("edgedecode.pair.find_runtime", lambda name: TableRuntime({"target": tables, "draft": tables}))
+    return root
+
+
+def write_manifest(root: Path, manifest: Manifest) -> None:
+    from edgedecode.digests import file_sha256
+
+    names: Sequence[str] = [path.name for path in root.iterdir() if path.name != MANIFEST_NAME]
+    files = {name: FileEntry((root / name).stat().st_size, file_sha256(root / name)) for name in names}
+    (root / MANIFEST_NAME).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
+
+
+def test_a_pack_is_opened_with_its_tokenizer_and_template(pack: Path) -> None:
+    with load(pack, memory="4GB") as pair, pair.session() as session:
+        assert pair.budget.limit_nbytes == 4 * 10**9
+        assert session.generate("abc", max_tokens=3).stats.prompt_tokens == 3
+
+
+def test_damage_is_found_before_anything_is_loaded(pack: Path) -> None:
+    (pack / "weights.bin").write_bytes(b"weights.bad")
+    with pytest.raises(ManifestError, match=r"weights\.bin is damaged"):
+        load(pack)
+    (pack / "weights.bin").write_bytes(b"")
+    with pytest.raises(ManifestError, match="truncated"):
+        load(pack)
+    (pack / "weights.bin").unlink()
+    with pytest.raises(ManifestError, match="is missing"):
+        load(pack)
+
+
+def test_another_tokenizer_is_an_incompatible_pair(pack: Path) -> None:
+    write_manifest(pack, replace(toy_pair().manifest, vocabulary_size=300))
+    with pytest.raises(IncompatiblePair, match="has 259 tokens, the pack was exported with 300"):
+        load(pack)
+
+
+def test_a_broken_tokenizer_or_template_is_one_line(pack: Path) -> None:
+    (pack / "tokenizer.json").write_text("{}", encoding="utf-8")
+    write_manifest(pack, toy_pair().manifest)
+    with pytest.raises(ManifestError, match=r"tokenizer\.json is not a tokenizer\.json"):
+        load(pack)
+    (pack / "chat.jinja").write_bytes(b"\xff")
+    write_manifest(pack, replace(toy_pair().manifest, chat_template="chat.jinja"))
+    with pytest.raises(ManifestError, match=r"chat template .* cannot be read"):
+        load(pack)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 5000])
+def test_threads_out_of_range(pack: Path, threads: int) -> None:
+    with pytest.raises(InputError, match=f"{threads} threads are out of range"):
+        load(pack, threads=threads)
+
+
+@pytest.mark.parametrize("memory", ["lots", "0", 0, -5])
+def test_a_budget_that_is_none(pack: Path, memory: int | str) -> None:
+    with pytest.raises(InputError):
+        load(pack, memory=memory)
+
+
+def test_a_budget_too_small_shows_the_table(pack: Path) -> None:
+    with pytest.raises(BudgetExceeded, match="asked for"):
+        load(pack, memory="1MB")

@@ -1,0 +1,319 @@
+"""One conversation: options, streaming, ends and limits. Interruption has a suite of its own in tests/property."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
+from edgedecode.manifest import Generation
+from edgedecode.memory import Budget
+from edgedecode.messages import Message
+from edgedecode.sampling import SamplingOptions
+from edgedecode.session import TARGET_SOURCE, Chunk, Session, SessionOptions
+from edgedecode.testing import toy_pair
+from edgedecode.types import FinishReason
+from edgedecode.verify import Rule
+from tests.toys import END, ascii_pair, check_accounts
+
+WARM = SamplingOptions(temperature=0.9, top_k=30)
+
+
+def session(
+    *, ending: float = 0.0, noise: float = 0.7, generation: Generation | None = None, **options: object
+) -> Session:
+    return ascii_pair(ending=ending, noise=noise, generation=generation).session(
+        SessionOptions(**{"seed": 1, **options})  # type: ignore[arg-type]
+    )
+
+
+def plain_text(prompt: str, *, max_tokens: int, ending: float = 0.0, sampling: SamplingOptions | None = None) -> str:
+    made = session(ending=ending, drafter="none", sampling=sampling)
+    return made.generate(prompt, max_tokens=max_tokens).text
+
+
+@pytest.mark.parametrize("sampling", [None, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", ["model", "ngram", "none", None])
+def test_a_reply_is_the_same_whatever_drafts(drafter: str | None, sampling: SamplingOptions | None) -> None:
+    made = session(drafter=drafter, draft_max=4, sampling=sampling)
+    done = made.generate("hello hello hello", max_tokens=40)
+    assert done.text == plain_text("hello hello hello", max_tokens=40, sampling=sampling)
+    assert len(done.text) == len(done.tokens) == 40
+    assert done.finish_reason is FinishReason.LENGTH
+    check_accounts(done.stats, emitted=40)
+    assert done.stats.mode == {None: "model", "none": "plain"}.get(drafter, drafter)
+    if drafter in ("model", None):
+        assert done.stats.accepted > 0
+
+
+def test_chunks_say_where_their_tokens_come_from() -> None:
+    made = session(drafter="model", draft_max=4)
+    chunks = list(made.stream("hello", max_tokens=30))
+    drafted = [chunk for chunk in chunks if chunk.source == "model"]
+    assert sum(len(chunk.tokens) for chunk in drafted) == made.stats.accepted > 0
+    assert {chunk.source for chunk in chunks} == {"model", TARGET_SOURCE}
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].finish_reason is FinishReason.LENGTH
+    assert chunks[-1].tokens == ()
+    assert tuple(token for chunk in chunks for token in chunk.tokens) == made.tokens[-30:]
+
+
+def test_an_end_token_stops_the_reply_and_is_not_shown() -> None:
+    made = session(ending=7.0, noise=0.0, drafter="model", draft_max=6)
+    done = made.generate("hello", max_tokens=200)
+    assert done.finish_reason is FinishReason.STOP
+    assert done.tokens[-1] == END
+    assert len(done.text) == len(done.tokens) - 1
+    assert done.stats.ended == 1
+    assert done.stats.accepted > 0
+    assert made.messages[-1] == Message("assistant", done.text)
+    assert done.text == plain_text("hello", max_tokens=200, ending=7.0)
+
+
+def test_any_of_several_end_tokens_ends_and_none_when_ignored() -> None:
+    text = plain_text("hello", max_tokens=40)
+    first = session().generate("hello", max_tokens=40).tokens
+    ends = Generation(end_token_ids=(END, first[20], first[9]))
+    done = session(generation=ends, draft_max=6).generate("hello", max_tokens=40)
+    stop = min(first.index(first[9]), first.index(first[20]))
+    assert done.tokens == first[: stop + 1]
+    assert done.finish_reason is FinishReason.STOP
+    ignored = session(generation=ends, ignore_eos=True, draft_max=6).generate("hello", max_tokens=40)
+    assert ignored.tokens == first
+    assert ignored.text == text
+    assert ignored.finish_reason is FinishReason.LENGTH
+
+
+def test_defaults_come_from_the_pack() -> None:
+    said = Generation(end_token_ids=(END,), temperature=0.9, top_k=30, max_tokens=7)
+    made = session(generation=said)
+    assert made.sampling == WARM
+    assert len(made.generate("hello").tokens) == 7
+    assert session(generation=said, sampling=SamplingOptions()).sampling.greedy
+
+
+@pytest.mark.parametrize("drafter", ["none", "model"])
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_stop_string_ends_with_the_same_tokens_as_plain_decoding(drafter: str, length: int) -> None:
+    text = plain_text("hello", max_tokens=40)
+    surplus = 0
+    for place in (4, 11, 26):
+        stop = text[place : place + length]
+        made = session(drafter=drafter, draft_max=8, noise=0.3)
+        done = made.generate("hello", max_tokens=40, stop=[stop, "never said"])
+        found = text.index(stop)
+        assert done.text == text[:found]
+        assert len(done.tokens) == found + length
+        assert done.finish_reason is FinishReason.STOP
+        assert made.messages[-1].content == done.text
+        assert made.tokens[-len(done.tokens) :] == done.tokens
+        assert done.stats.verified_tokens == len(done.tokens)
+        surplus += done.stats.accepted + done.stats.rounds - len(done.tokens)
+    assert (surplus > 0) == (drafter == "model")  # a draft ran past the stop string, and was cut back
+
+
+def test_a_stop_string_that_only_the_end_decides_is_a_stop() -> None:
+    text = plain_text("hello", max_tokens=12)
+    # The longer candidate is still open when the reply ends; then the shorter one inside it has matched.
+    longer, shorter = text[9:] + "never", text[10:12]
+    done = session().generate("hello", max_tokens=12, stop=[longer, shorter])
+    assert done.text == text[:10]
+    assert done.finish_reason is FinishReason.STOP
+
+
+def test_held_back_text_is_shown_at_the_end() -> None:
+    text = plain_text("hello", max_tokens=12)
+    done = session().generate("hello", max_tokens=12, stop=[text[8:] + "never"])
+    assert done.text == text
+    assert done.finish_reason is FinishReason.LENGTH
+
+
+def test_half_a_character_is_never_shown() -> None:
+    with toy_pair() as pair, pair.session(SessionOptions(draft_max=3)) as made:  # random bytes, hardly ever UTF-8
+        chunks = list(made.stream("hello", max_tokens=60))
+        whole = "".join(chunk.text for chunk in chunks)
+        assert whole == pair.tokenizer.decode([token for chunk in chunks for token in chunk.tokens])
+        assert "\ufffd" in whole
+
+
+def test_the_context_limit_ends_a_reply_and_refuses_the_next_prompt() -> None:
+    for draft_max in (0, 1, 5, 16):
+        made = session(context=64, draft_max=draft_max, noise=0.3)
+        done = made.generate("hello", max_tokens=500)
+        assert done.finish_reason is FinishReason.CONTEXT
+        assert len(made.tokens) == made.context == 64
+        before = made.messages
+        with pytest.raises(ContextExceeded, match="the context holds 64: shorten it, or raise --ctx-size"):
+            made.generate("more")
+        assert made.messages == before
+        assert len(made.tokens) == 64
+        made.reset()
+        assert made.generate("hello", max_tokens=5).finish_reason is FinishReason.LENGTH
+
+
+def test_a_prompt_that_does_not_fit_changes_nothing() -> None:
+    made = session(context=64)
+    made.generate("hi", max_tokens=2)
+    before = made.messages, made.tokens
+    with pytest.raises(ContextExceeded):
+        made.stream("x" * 100)
+    with pytest.raises(ContextExceeded):
+        made.complete("x" * 100)
+    assert (made.messages, made.tokens) == before
+
+
+def test_turns_reuse_what_was_read() -> None:
+    made = session(draft_max=3)
+    first = made.generate("hello", max_tokens=20)
+    assert first.stats.cached_tokens == 0
+    read = first.stats.prompt_tokens + 20
+    second = made.generate("and then?", max_tokens=20)
+    assert read - 1 <= second.stats.cached_tokens <= read
+    fresh = ascii_pair().session(SessionOptions(seed=1), messages=made.messages[:2])
+    assert fresh.generate("and then?", max_tokens=20).tokens == second.tokens
+    assert [message.role for message in made.messages] == ["user", "assistant"] * 2
+
+
+def test_a_reset_goes_on_from_the_shared_prefix() -> None:
+    made = session()
+    made.generate("hello", max_tokens=5)
+    made.reset([Message("user", "hello"), Message("assistant", "other")])
+    done = made.generate("again", max_tokens=10)
+    assert done.stats.cached_tokens > len("user\nhello")
+    fresh = session()
+    fresh.reset([Message("user", "hello"), Message("assistant", "other")])
+    assert fresh.generate("again", max_tokens=10).tokens == done.tokens
+
+
+def test_a_bare_text_is_continued_without_transcript() -> None:
+    made = session(draft_max=3)
+    done = made.collect(made.complete("once upon a time", max_tokens=12))
+    assert made.messages == ()
+    assert len(made.tokens) == len("once upon a time") + 12
+    assert done.stats.prompt_tokens == len("once upon a time")
+    again = made.collect(made.complete("once upon a dime", max_tokens=12))
+    assert again.stats.cached_tokens == len("once upon a ")
+    fresh = session(drafter="none")
+    assert again.tokens == fresh.collect(fresh.complete("once upon a dime", max_tokens=12)).tokens
+    turn = made.generate("hello", max_tokens=12)
+    assert turn.tokens == session(drafter="none").generate("hello", max_tokens=12).tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"drafter": "nope"}, InputError, "no drafter 'nope'"),
+        ({"draft_max": 65}, InputError, "draft length 65 is out of range"),
+        ({"draft_max": -1}, InputError, "draft length -1 is out of range"),
+        ({"context": 1}, InputError, "a context of 1 tokens is out of range: this model allows 2 to 512"),
+        ({"context": 513}, InputError, "allows 2 to 512"),
+        ({"seed": -1}, InputError, "seed -1 is out of range"),
+        ({"rule": Rule.RATIO, "drafter": "ngram"}, CapabilityError, "with --drafter ngram, use the match rule"),
+        ({"rule": Rule.RATIO, "reproducible": True}, CapabilityError, "with --reproducible, use the match rule"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused_and_leave_no_lease(
+    options: dict[str, object], error: type[Exception], said: str
+) -> None:
+    pair = ascii_pair()
+    used = pair.budget.used_nbytes
+    with pytest.raises(error, match=said) as refusal:
+        pair.session(SessionOptions(**options))  # type: ignore[arg-type]
+    assert "\n" not in str(refusal.value)
+    assert pair.budget.used_nbytes == used
+
+
+def test_a_refused_drafter_gives_the_targets_state_back() -> None:
+    pair = ascii_pair(budget=Budget())
+    used = pair.budget.used_nbytes
+    pair.budget.limit_nbytes = used + 8 * 512 + 100  # room for the target's state only
+    with pytest.raises(BudgetExceeded):
+        pair.session(SessionOptions(drafter="model"))
+    assert pair.budget.used_nbytes == used
+    pair.session(SessionOptions(drafter="none")).close()
+    assert pair.budget.used_nbytes == used
+
+
+@pytest.mark.parametrize("max_tokens", [0, -3])
+def test_max_tokens_is_positive(max_tokens: int) -> None:
+    with pytest.raises(InputError, match=f"max_tokens {max_tokens} is out of range"):
+        session().stream("hello", max_tokens=max_tokens)
+
+
+def test_an_empty_stop_string_is_refused_before_anything_changes() -> None:
+    made = session()
+    with pytest.raises(InputError, match="cannot be empty"):
+        made.stream("hello", stop=[""])
+    assert made.messages == ()
+
+
+def test_invalid_unicode_is_refused_before_anything_changes() -> None:
+    made = session()
+    with pytest.raises(InputError, match="lone surrogate"):
+        made.stream("\ud800")
+    assert made.messages == ()
+
+
+def test_closing_gives_the_memory_back_and_says_so_afterwards() -> None:
+    pair = ascii_pair()
+    used = pair.budget.used_nbytes
+    made = pair.session(SessionOptions(drafter="model"))
+    running = made.stream("hello")
+    next(running)
+    made.close()
+    made.close()
+    assert list(running) == []
+    assert pair.budget.used_nbytes == used
+    for start in (made.stream, made.complete, made.generate):
+        with pytest.raises(InputError, match="this session is closed"):
+            start("hello")
+
+
+def test_the_ratio_rule_is_offered_and_repeats_itself() -> None:
+    texts = set()
+    for _ in range(2):
+        made = session(rule=Rule.RATIO, sampling=SamplingOptions(temperature=1.5), draft_max=3, noise=0.4)
+        done = made.generate("hello", max_tokens=40)
+        assert done.stats.accepted > 0
+        assert done.stats.corrections > 0
+        texts.add(done.text)
+    assert len(texts) == 1
+
+
+def test_the_same_seed_says_the_same_and_another_does_not() -> None:
+    def text(**options: object) -> str:
+        return session(sampling=WARM, **options).generate("hello", max_tokens=30).text
+
+    assert text(seed=3) == text(seed=3, drafter="none") == text(seed=3, reproducible=True, draft_max=7)
+    assert text(seed=3) != text(seed=4)
+    unseeded = {ascii_pair().session(SessionOptions(sampling=WARM)).seed for _ in range(4)}
+    assert len(unseeded) == 4
+
+
+def test_a_reproducible_pass_is_at_least_two_rows_wide() -> None:
+    pair = ascii_pair()
+    pair.session(SessionOptions(reproducible=True, drafter="none")).generate("hello", max_tokens=10)
+    assert min(pair.target.passes) >= 2  # type: ignore[attr-defined]
+
+
+def test_draft_length_zero_opens_no_drafter() -> None:
+    pair = ascii_pair()
+    made = pair.session(SessionOptions(draft_max=0))
+    assert made.drafter_name == "none"
+    assert made.generate("hello", max_tokens=5).stats.mode == "plain"
+    assert pair._draft is None  # the draft model was never loaded
+
+
+def test_collecting_nothing_is_a_cancelled_reply() -> None:
+    made = session()
+    done = made.collect(iter(()))
+    assert (done.text, done.tokens, done.finish_reason) == ("", (), FinishReason.CANCELLED)
+    chunk = Chunk("a", (1,), TARGET_SOURCE)
+    assert made.collect(iter((chunk,))).finish_reason is FinishReason.CANCELLED
+
+
+def test_memory_is_told() -> None:
+    made = session()
+    stats = made.generate("hello", max_tokens=3).stats
+    assert stats.planned_nbytes == made._pair.budget.used_nbytes > 0
+    assert stats.peak_nbytes is None or stats.peak_nbytes > 10**6

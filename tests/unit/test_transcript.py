@@ -1,0 +1,162 @@
+"""What the model sees of a conversation: generated ids are kept, or everything is read afresh."""
+
+from __future__ import annotations
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from edgedecode.chat_template import ChatTemplate
+from edgedecode.errors import InputError
+from edgedecode.messages import Message
+from edgedecode.testing import CHATML, SPECIAL_TOKENS, byte_tokenizer
+from edgedecode.tokenizer import Tokenizer
+from edgedecode.transcript import Transcript
+
+ENDS = frozenset({2})
+
+
+def merging_tokenizer() -> Tokenizer:
+    """Bytes, ChatML's special tokens, and a merge: encoding "ab" gives one id, though a model may say a, b."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet, "ab", "abab"])}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), ("ab", "ab")]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    return Tokenizer(inner, chat_template=ChatTemplate(CHATML))
+
+
+def reply(transcript: Transcript, prompt: str, ids: list[int], *, shown: str) -> list[int]:
+    """Run one turn whose reply is `ids`."""
+    tokens = transcript.open_turn(prompt)
+    transcript.begin_reply(prompt, tokens)
+    transcript.tokens += ids
+    transcript.end_reply(shown, ends=ENDS)
+    return transcript.tokens
+
+
+def test_the_first_turn_is_the_rendered_conversation() -> None:
+    tokenizer = byte_tokenizer()
+    transcript = Transcript(tokenizer, [Message("system", "Be brief.")])
+    text = tokenizer.decode(transcript.open_turn("hello"), skip_special=False)
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_opening_a_turn_changes_nothing() -> None:
+    transcript = Transcript(byte_tokenizer())
+    first = transcript.open_turn("hello")
+    assert transcript.messages == []
+    assert transcript.tokens == []
+    assert transcript.open_turn("hello") == first
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_generated_ids_are_kept_where_encoding_gives_others(ended: bool) -> None:
+    tokenizer = merging_tokenizer()
+    a, b, ab = (tokenizer.token_to_id(token) for token in ("a", "b", "ab"))
+    assert a is not None
+    assert b is not None
+    assert tokenizer.encode("ab") == [ab]
+    transcript = Transcript(tokenizer)
+    said = [a, b, a, b] + [2] * ended
+    before = list(reply(transcript, "hello", said, shown="abab"))
+    after = transcript.open_turn("again")
+    assert after[: len(before)] == before
+    fresh = Transcript(tokenizer, transcript.messages).open_turn("again")
+    assert fresh != after  # a fresh session encodes the text anew
+    assert tokenizer.decode(fresh, skip_special=False) == tokenizer.decode(after, skip_special=False)
+
+
+def test_three_turns_keep_every_id() -> None:
+    tokenizer = merging_tokenizer()
+    a, b = (tokenizer.token_to_id(token) for token in ("a", "b"))
+    assert a is not None
+    assert b is not None
+    transcript = Transcript(tokenizer)
+    for turn in range(3):
+        before = list(transcript.tokens)
+        tokens = transcript.open_turn(f"turn {turn}")
+        assert tokens[: len(before)] == before
+        reply(transcript, f"turn {turn}", [a, b, 2], shown="ab")
+    assert [message.role for message in transcript.messages] == ["user", "assistant"] * 3
+
+
+@pytest.mark.parametrize(
+    ("ids", "shown"),
+    [("abc", "a"), ("abc", ""), ("ab", "ab changed")],
+    ids=["stop string", "nothing shown", "other text"],
+)
+def test_what_was_not_shown_is_not_kept(ids: str, shown: str) -> None:
+    tokenizer = byte_tokenizer()
+    transcript = Transcript(tokenizer)
+    reply(transcript, "hello", tokenizer.encode(ids), shown=shown)
+    assert transcript.messages[-1] == Message("assistant", shown)
+    again = transcript.open_turn("again")
+    assert again == Transcript(tokenizer, transcript.messages).open_turn("again")
+
+
+def test_special_tokens_the_user_never_saw_are_not_kept_as_text() -> None:
+    tokenizer = byte_tokenizer()
+    transcript = Transcript(tokenizer)
+    reply(transcript, "hello", [*tokenizer.encode("a"), 1, *tokenizer.encode("b")], shown="ab")
+    again = transcript.open_turn("again")
+    assert again == Transcript(tokenizer, transcript.messages).open_turn("again")
+
+
+def test_half_a_character_is_kept_as_the_id_it_was() -> None:
+    tokenizer = byte_tokenizer()
+    half = tokenizer.encode("é")[:1]
+    transcript = Transcript(tokenizer)
+    before = list(reply(transcript, "hello", half, shown="\ufffd"))
+    assert transcript.open_turn("again")[: len(before)] == before
+
+
+def test_a_template_that_rewrites_history_reads_it_afresh() -> None:
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content if loop.last else m.content | upper }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = ChatTemplate(source)
+    transcript = Transcript(tokenizer)
+    reply(transcript, "hello", [*tokenizer.encode("hi"), 2], shown="hi")
+    text = tokenizer.decode(transcript.open_turn("again"), skip_special=False)
+    assert "HELLO" in text
+    assert "HI" in text
+    assert "again" in text
+
+
+def test_a_template_that_refuses_changes_nothing() -> None:
+    tokenizer = byte_tokenizer()
+    refusing = "{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}<|im_start|>"
+    tokenizer.chat_template = ChatTemplate(refusing)
+    transcript = Transcript(tokenizer, [Message("user", "a")])
+    with pytest.raises(InputError, match="one message only"):
+        transcript.open_turn("b")
+    with pytest.raises(InputError, match="one message only"):
+        transcript.begin_reply("b", [1])
+    assert [message.content for message in transcript.messages] == ["a"]
+    assert transcript.tokens == []
+
+
+def test_forgetting_the_rendering_encodes_everything_but_keeps_the_tokens() -> None:
+    tokenizer = merging_tokenizer()
+    a, b = (tokenizer.token_to_id(token) for token in ("a", "b"))
+    assert a is not None
+    assert b is not None
+    transcript = Transcript(tokenizer)
+    before = list(reply(transcript, "hello", [a, b, 2], shown="ab"))
+    transcript.forget_rendering()
+    assert transcript.tokens == before
+    assert transcript.open_turn("again")[: len(before)] != before
+
+
+def test_a_bare_prompt_has_a_token() -> None:
+    transcript = Transcript(byte_tokenizer())
+    assert len(transcript.bare("abc")) == 3
+    with pytest.raises(InputError, match="the prompt is empty"):
+        transcript.bare("")
