@@ -150,8 +150,8 @@ class Sampler:
 
     def _penalised(self, logits: FloatArray, path: Sequence[int]) -> FloatArray:
         """Divide positive and multiply negative logits of every id seen (CTRL, 1909.05858), each id once."""
-        fresh = [token for token in dict.fromkeys(path) if token not in self._known and token < self.vocabulary_size]
-        seen = np.concatenate((self._seen[: self._count], np.array(fresh, dtype=np.int64)))
+        drafted = [token for token in path if token < self.vocabulary_size]
+        seen = np.concatenate((self._seen[: self._count], np.array(drafted, dtype=np.int64)))
         result = logits.copy()
         values = result[seen]
         penalty = np.float32(self.options.repetition_penalty)

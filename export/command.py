@@ -54,6 +54,9 @@ class ExportCommand:
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
+        from .frameworks import require_frameworks
+
+        require_frameworks()
         from .pair import PairRequest, export_pair
         from .report import LiveDisplay, pair_report, show_pair
         from .stages import Stages
@@ -96,6 +99,9 @@ class InflateCommand:
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
+        from .frameworks import require_frameworks
+
+        require_frameworks()
         from .inflate import inflate_model
         from .report import LiveDisplay, inflation_report, show_inflation
         from .stages import Stages

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgedecode.errors import ExportError, RuntimeUnavailable
+from edgedecode.errors import ExportError
 
 from .checkpoint import Checkpoint
 
@@ -20,11 +20,9 @@ _log = logging.getLogger(__name__)
 
 def open_network(folder: Path, checkpoint: Checkpoint) -> PreTrainedModel:
     """Make the model that config.json describes. Raises ExportError for missing tensors and for other shapes."""
-    try:
-        import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
-    except ImportError as error:
-        raise RuntimeUnavailable(f"export needs more packages ({error}): pip install 'edgedecode[export]'") from None
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):

@@ -86,12 +86,18 @@ def _sample(
             ids = np.argpartition(row, -_LEADING)[-_LEADING:] if row.size > _LEADING else np.arange(row.size)
             leading.append(ids)
             logits.append(row[ids])
-            drawn = int((row + rng.gumbel(size=row.size)).argmax())
+            drawn = _draw(row, rng.random())
             if len(leading) >= length or drawn in ends:
                 return _Segment(tokens, np.stack(leading), np.stack(logits))
             tokens.append(drawn)
     finally:
         state.close()
+
+
+def _draw(row: FloatArray, uniform: float) -> int:
+    """Draw from the softmax of a row, at temperature 1."""
+    sums = np.cumsum(np.exp(row - row.max()), dtype=np.float64)
+    return int(np.searchsorted(sums, uniform * sums[-1], side="right"))
 
 
 def _reread(model: LanguageModel, prompt: Sequence[int], segment: _Segment) -> FloatArray:

@@ -11,7 +11,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.errors import ExportError
 from edgedecode.types import FloatArray
 
 __all__ = ["Blocks", "ByteArray", "Scheme", "dequantize", "quantize"]
@@ -55,7 +54,7 @@ class Blocks:
 
 
 def quantize(weights: FloatArray, scheme: Scheme) -> Blocks:
-    """Quantize float32 [rows, columns] to nearest. Raises ExportError for weights that are not finite numbers.
+    """Quantize finite float32 [rows, columns] to nearest.
 
     The scale is rounded to float16 first and the integers are computed with the rounded one, which llama.cpp's own
     quantizer does the other way round: the blocks are equally valid, and nearer to the weights.
@@ -92,10 +91,6 @@ def dequantize(blocks: Blocks, scheme: Scheme) -> FloatArray:
 def _scales(blocks: FloatArray, bits: int) -> FloatArray:
     """One scale a block, rounded through float16."""
     highest, lowest = blocks.max(axis=-1), blocks.min(axis=-1)
-    if not (np.isfinite(highest).all() and np.isfinite(lowest).all()):
-        raise ExportError(
-            "the weights hold values that are not finite numbers (NaN or infinity): get a sound checkpoint"
-        )
     if bits == 8:
         exact = np.maximum(highest, -lowest) / np.float32(127)
     else:  # the largest magnitude, whatever its sign, becomes level 0, the one with no counterpart; the first of equals

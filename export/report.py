@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveDisplay", "inflation_report", "pair_report", "show_inflation", "show_pair"]
 
+_LEGEND = (
+    "parity: largest logit error of the wiring; kernels: root mean square error of the 8-bit activations, relative to "
+    "the logits' deviation; top-1: how often both agree; noise: in logits, 99.9th percentile"
+)
+
 Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | None]"
 
 
@@ -67,6 +72,7 @@ def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) 
     console.print(_stage_table(records))
     console.print()
     console.print(_model_table(manifest))
+    console.print(_LEGEND, style="dim", highlight=False)
     console.print()
     size = format_nbytes(sum(entry.nbytes for entry in manifest.files.values()))
     console.print(f"{out}: {size}, {len(manifest.files)} files", highlight=False, markup=False)
@@ -138,22 +144,19 @@ def _stage_table(records: Sequence[StageRecord]) -> Table:
 
 
 def _model_table(manifest: Manifest) -> Table:
-    table = Table("model", "source", box=None, pad_edge=False)
-    for title in ("parameters", "weights", "stored", "parity", "kernels (rms)", "top-1", "kernel noise"):
+    table = Table("model", box=None, pad_edge=False)
+    for title in ("weights", "MB", "bits", "head", "parity", "kernels", "top-1", "noise"):
         table.add_column(title, justify="right")
     for role, entry in manifest.models.items():
-        worst = max(
-            (entry.parity[name] for name in entry.parity if name.endswith("_error") and "kernel" not in name),
-            default=0.0,
-        )
+        wiring = [error for name, error in entry.parity.items() if name.endswith("_error") and "kernel" not in name]
         table.add_row(
             role,
-            entry.source,
             f"{entry.parameters / 1e6:.1f}M",
-            format_nbytes(manifest.files[entry.weights].nbytes),
-            f"{entry.bits} bits, head {entry.head_bits}",
-            f"{worst:.1e}",
-            _optional(entry.parity.get("kernel_rms_error"), ".2%"),
+            f"{manifest.files[entry.weights].nbytes / 1e6:.1f}",
+            f"{entry.bits}",
+            f"{entry.head_bits}",
+            f"{max(wiring, default=0.0):.0e}",
+            _optional(entry.parity.get("kernel_rms_error"), ".1%"),
             _optional(entry.parity.get("kernel_top1"), ".1%"),
             _optional(entry.kernel_noise, ".2g"),
         )

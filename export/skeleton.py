@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgedecode.errors import ExportError, RuntimeUnavailable
+from edgedecode.errors import ExportError
 
 from .sources import Recorded, Stacked, StackedT
 
@@ -128,10 +128,7 @@ def _rotary_tables(network: PreTrainedModel, length: int) -> tuple[torch.Tensor,
 @lru_cache
 def _builders() -> Any:  # noqa: ANN401  (the builder is untyped)
     """Import the builder's package, whose modules import each other by bare names."""
-    try:
-        genai = importlib.import_module("onnxruntime_genai")
-    except ImportError as error:
-        raise RuntimeUnavailable(f"export needs more packages ({error}): pip install 'edgedecode[export]'") from None
+    genai = importlib.import_module("onnxruntime_genai")
     folder = str(Path(genai.__path__[0]) / "models")
     sys.path.insert(0, folder)
     try:

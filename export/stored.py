@@ -12,6 +12,9 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.errors import ExportError
+from edgedecode.types import FloatArray
+
 from .quantize import Scheme, quantize
 from .sources import Matrix
 
@@ -66,9 +69,9 @@ class FloatWeight:
         return (TensorSpec(self.name, f"float{self.bits}", self.shape),)
 
     def pieces(self) -> Iterator[Piece]:
-        dtype = np.dtype(f"float{self.bits}")
         for chunk in self.source.chunks():
-            yield Piece(self.name, chunk.start * self.source.columns * dtype.itemsize, chunk.values.astype(dtype))
+            values = _as_float(chunk.values, self.name, bits=self.bits)
+            yield Piece(self.name, chunk.start * self.source.columns * values.itemsize, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,9 @@ class TransposedWeight:
         return (TensorSpec(self.name, f"float{self.bits}", (self.source.columns, self.source.rows)),)
 
     def pieces(self) -> Iterator[Piece]:
-        dtype = np.dtype(f"float{self.bits}")
         for chunk in self.source.column_chunks():
-            yield Piece(self.name, chunk.start * self.source.rows * dtype.itemsize, chunk.values.astype(dtype))
+            values = _as_float(chunk.values, self.name, bits=self.bits)
+            yield Piece(self.name, chunk.start * self.source.rows * values.itemsize, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,24 @@ class BlockWeight:
     def pieces(self) -> Iterator[Piece]:
         packed, scales = self.tensors
         for chunk in self.source.chunks():
-            blocks = quantize(chunk.values, self.scheme)
+            blocks = quantize(_sound(chunk.values, self.name), self.scheme)
             yield Piece(packed.name, chunk.start * (packed.nbytes // self.source.rows), blocks.packed)
             yield Piece(scales.name, chunk.start * (scales.nbytes // self.source.rows), blocks.scales)
+
+
+def _as_float(values: FloatArray, name: str, *, bits: int) -> npt.NDArray[np.float32] | npt.NDArray[np.float16]:
+    """Return sound values in their stored type. Raises ExportError for what is too large for it."""
+    if bits == 32:
+        return _sound(values, name)
+    with np.errstate(over="ignore"):
+        half = _sound(values, name).astype(np.float16)
+    if not np.isfinite(half).all():
+        raise ExportError(f"the weight {name} holds values too large for float16: use --bits 32, 8 or 4")
+    return half
+
+
+def _sound(values: FloatArray, name: str) -> FloatArray:
+    """Return the values if all are finite numbers. Raises ExportError."""
+    if not np.isfinite(values).all():
+        raise ExportError(f"the weight {name} holds NaN or infinity: the checkpoint is damaged, download it again")
+    return values

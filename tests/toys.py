@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -153,9 +154,7 @@ def check_accounts(stats: Stats, *, emitted: int) -> None:
     assert stats.rounds - stats.ended <= emitted - stats.accepted <= stats.rounds
 
 
-ASCII_ENDING = 4.0
-
-
+@cache
 def ascii_tables(tokenizer: Tokenizer, *, seed: int, scale: float = 2.0, ending: float = 0.0) -> tuple[FloatArray, ...]:
     """Return tables that only ever say printable ASCII or `<|im_end|>`, so that text and ids say the same."""
     tables = toy_tables(tokenizer.size, seed=seed, scale=scale)
@@ -170,6 +169,12 @@ def _printable(tokenizer: Tokenizer, id: int) -> bool:
     return id not in tokenizer.special_ids and text != "" and all(" " <= character <= "~" for character in text)
 
 
+@cache
+def _base() -> Pair:
+    """Lends its tokenizer and manifest."""
+    return toy_pair()
+
+
 def ascii_pair(
     *,
     seed: int = 0,
@@ -181,12 +186,14 @@ def ascii_pair(
     budget: Budget | None = None,
 ) -> Pair:
     """Return a toy pair of `ascii_tables`; the draft is the target plus `noise`, `ending` the end token's bonus."""
-    base = toy_pair(generation=generation, context=context)
+    base = _base()
     tokenizer = tokenizer or base.tokenizer
     target = ascii_tables(tokenizer, seed=seed, ending=ending)
     draft = toy_tables(tokenizer.size, seed=seed + 1000, scale=noise, near=target)
     return Pair(
-        replace(base.manifest, vocabulary_size=tokenizer.size),
+        replace(
+            base.manifest, vocabulary_size=tokenizer.size, generation=generation or Generation(end_token_ids=(END, 0))
+        ),
         Path(),
         tokenizer=tokenizer,
         runtime=TableRuntime({"target": target, "draft": draft}, context=context),

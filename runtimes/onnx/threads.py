@@ -8,7 +8,8 @@ from pathlib import Path
 __all__ = ["default_threads"]
 
 SMALL_NBYTES = 32 * 2**20
-"""Weights below this sit in cache: handing work to a second thread costs more than it saves."""
+"""Weights below this sit in cache: a second thread gains little when its core is free (bundled target, five rows: 2.1
+against 2.7 ms) and loses much when it is not (5.5 to 7 against 3.1 ms)."""
 MOST_THREADS = 8
 """Decoding is bound by memory reads; a few cores saturate them."""
 

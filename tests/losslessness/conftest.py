@@ -26,7 +26,7 @@ def export_demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pat
             pytest.importorskip("torch", reason="the export extras are not installed")
             if not DEMO_PAIR.is_dir():
                 pytest.skip("the demo pair's float weights are not beside the project")
-            from edgedecode.cli import main  # noqa: PLC0415
+            from edgedecode.cli import main
 
             made[bits] = tmp_path_factory.mktemp("packs") / f"demo{bits}"
             words = ["export", "--target", str(DEMO_PAIR / "target"), "--draft", str(DEMO_PAIR / "draft")]

@@ -1,4 +1,4 @@
-"""Losslessness on the real engine, as the README states it: float, bitwise, re-scored. No "up to ties" without a bound."""
+"""Losslessness on the real engine, as the README states it: float, bitwise, re-scored; no ties without a bound."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def test_float_speculation_says_what_plain_decoding_says(
             assert score.within(FLOAT_GAP)
             accepted += session.stats.accepted
             rejected += session.stats.corrections
-    assert accepted > 0 and rejected > 0
+    assert accepted > 0
+    assert rejected > 0
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
@@ -106,7 +107,8 @@ def test_bundled_text_of_200_prompts_is_plain_decodings_own_within_kernel_noise(
     bundled_pair: Pair, prompts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     noise = bundled_pair.target.card.kernel_noise
-    assert noise is not None and 0 < noise < 1
+    assert noise is not None
+    assert 0 < noise < 1
     positions = hits = divergent = 0
     largest = 0.0
     for index, prompt in enumerate(prompts[:200]):
@@ -119,7 +121,9 @@ def test_bundled_text_of_200_prompts_is_plain_decodings_own_within_kernel_noise(
         divergent += score.hits < score.positions
         largest = max(largest, score.largest_gap)
     with capsys.disabled():
-        print(f"\n{hits} of {positions} tokens arg-max; {divergent} of 200 prompts divergent; largest gap {largest:.4f}")
+        print(
+            f"\n{hits} of {positions} tokens arg-max; {divergent} of 200 prompts divergent; largest gap {largest:.4f}"
+        )
     assert divergent <= 20
 
 

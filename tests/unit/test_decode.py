@@ -78,6 +78,19 @@ def test_a_state_that_holds_everything_reads_the_last_token_again() -> None:
     assert (stats.prompt_tokens, stats.cached_tokens) == (4, 3)
 
 
+def test_a_shorter_state_is_read_on_and_its_pending_rows_are_dropped() -> None:
+    model = toy_model(VOCABULARY)
+    state = model.new_state(64)
+    prompt = [1, 2, 3, 4]
+    model.forward(prompt[:2], state)
+    state.keep(range(2))
+    model.forward([9, 9], state)
+    tokens, stats = list(prompt), Stats()
+    list(decode(model, state, tokens=tokens, max_tokens=3, setting=plain_setting(), stats=stats))
+    assert tokens[4:] == reference(prompt, 3)
+    assert stats.cached_tokens == 2
+
+
 def test_no_tokens_and_no_room_are_refused_before_anything_is_read() -> None:
     model = toy_model(VOCABULARY)
     for tokens, error in (([], InputError), ([1] * 8, ContextExceeded), ([1] * 9, ContextExceeded)):

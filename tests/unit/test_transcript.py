@@ -70,6 +70,20 @@ def test_generated_ids_are_kept_where_encoding_gives_others(ended: bool) -> None
     assert tokenizer.decode(fresh, skip_special=False) == tokenizer.decode(after, skip_special=False)
 
 
+def test_an_end_token_the_template_does_not_print_is_left_out() -> None:
+    tokenizer = merging_tokenizer()
+    a, b = (tokenizer.token_to_id(token) for token in ("a", "b"))
+    assert a is not None
+    assert b is not None
+    transcript = Transcript(tokenizer)
+    tokens = transcript.open_turn("hello")
+    transcript.begin_reply("hello", tokens)
+    transcript.tokens += [a, b, 0]
+    transcript.end_reply("ab", ends=frozenset({0, 2}))
+    after = transcript.open_turn("again")
+    assert after[: len(transcript.tokens)] == [*transcript.tokens[:-1], 2]
+
+
 def test_three_turns_keep_every_id() -> None:
     tokenizer = merging_tokenizer()
     a, b = (tokenizer.token_to_id(token) for token in ("a", "b"))

@@ -1,0 +1,45 @@
+"""What the export tests share: they need the training frameworks, and skip without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+for _package in ("torch", "transformers", "onnxruntime_genai", "onnx_ir", "safetensors", "onnxruntime"):
+    pytest.importorskip(_package, reason="the export extras are not installed")
+
+from edgedecode.export.pair import PairRequest, export_pair  # noqa: E402
+from edgedecode.export.quantize import Scheme  # noqa: E402
+from edgedecode.export.recipe import Recipe  # noqa: E402
+from edgedecode.export.stages import Stages  # noqa: E402
+from edgedecode.manifest import Manifest  # noqa: E402
+
+from .tiny import TinyModel, write_model  # noqa: E402
+
+Export = Callable[..., Manifest]
+
+
+def recipe(bits: int, *, head_bits: int | None = None, block_size: int = 32) -> Recipe:
+    """Return the recipe the command line would make."""
+    head = head_bits or (8 if bits <= 8 else bits)
+    return Recipe(*(Scheme(width, block_size if width <= 8 else 0) for width in (bits, head)))
+
+
+def export(target: Path, out: Path, *, draft: Path | None = None, noise: int = 0, stored: Recipe | None = None) -> Manifest:
+    """Export as the command does, by default at 8 bits and without measuring noise."""
+    request = PairRequest(
+        target=str(target),
+        draft=str(draft) if draft else None,
+        out=out,
+        recipe=stored or recipe(8),
+        noise_positions=noise,
+    )
+    return export_pair(request, Stages())
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama folder; tests that change it copy it."""
+    return write_model(tmp_path_factory.mktemp("models") / "tiny-llama", TinyModel())

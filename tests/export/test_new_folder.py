@@ -1,0 +1,156 @@
+"""A folder appears whole or not at all, however its making ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgedecode.errors import ExportError
+from edgedecode.export.new_folder import check_place, new_folder
+from edgedecode.export.weights import Weights
+from edgedecode.manifest import Manifest
+
+from .conftest import export
+
+pytestmark = pytest.mark.export
+
+
+def test_it_appears_at_the_end(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    with new_folder(out) as folder:
+        (folder / "inside").mkdir()
+        (folder / "inside" / "file").write_text("text")
+        assert not out.exists()
+    assert (out / "inside" / "file").read_text() == "text"
+    assert [path.name for path in out.parent.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+def test_nothing_stays_behind(error: type[BaseException], tmp_path: Path) -> None:
+    with pytest.raises(error), new_folder(tmp_path / "a" / "b") as folder:
+        (folder / "file").write_text("text")
+        raise error
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    check_place(out, nbytes=1)
+    with new_folder(out) as folder:
+        (folder / "file").write_text("text")
+    assert (out / "file").exists()
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    dead = tmp_path / f".out.partial-{int(child.stdout)}"
+    alive = tmp_path / f".out.partial-{os.getppid()}"
+    for leftover in (dead, alive):
+        leftover.mkdir()
+    with new_folder(tmp_path / "out"):
+        assert not dead.exists()
+    assert alive.exists()
+
+
+def test_places_that_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("x")
+    for out, nbytes, message in (
+        (tmp_path / "file", 1, "is a file"),
+        (tmp_path / "full", 1, "is not empty: remove it, or give another --out"),
+        (tmp_path / "file" / "below", 1, "cannot be written"),
+        (tmp_path / "large", 1 << 60, "MB are needed .* make room"),
+    ):
+        with pytest.raises(ExportError, match=message):
+            check_place(out, nbytes=nbytes)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_place(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ExportError, match="cannot be written"):
+        check_place(tmp_path / "out", nbytes=1)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"), [(errno.ENOSPC, "the disk became full .* nothing was left"), (errno.EIO, "could not be written")]
+)
+def test_a_disk_that_fails(
+    number: int, message: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Weights, "write", fail)
+    with pytest.raises(ExportError, match=message):
+        export(llama, tmp_path / "pack")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a small file system to fill")
+def test_a_really_full_disk(llama: Path, tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
+    place = small_disk(64 * 1024)
+    with pytest.raises(ExportError, match="are needed and .* left"):
+        export(llama, place / "pack")
+    assert not list(place.iterdir())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Callable[[int], Path]:
+    """Mount a tmpfs of so many bytes; skips where that is not allowed."""
+    mounted: list[Path] = []
+
+    def mount(nbytes: int) -> Path:
+        place = tmp_path / "disk"
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "tmpfs", str(place)]
+        if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("cannot mount a file system here")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        subprocess.run(["umount", str(place)], check=False)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+@pytest.mark.parametrize("ending", ["SIGINT", "SIGTERM"])
+def test_an_interrupted_command_leaves_nothing(ending: str, llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "pack"
+    words = ["export", "--target", str(llama), "--out", str(out), "--noise-positions", "1000000"]
+    child = subprocess.Popen([sys.executable, "-m", "edgedecode.cli", *words], stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    lines: list[str] = []
+    for line in child.stderr:  # the stage that never ends comes after this one
+        lines.append(line)
+        if "parity" in line:
+            break
+    time.sleep(0.2)
+    assert [path.name for path in tmp_path.iterdir()] == [f".pack.partial-{child.pid}"]
+    child.send_signal(getattr(signal, ending))
+    rest = child.stderr.read()
+    assert child.wait(timeout=30) != 0
+    assert "Traceback" not in rest, rest
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_manifest_is_whole(llama: Path, tmp_path: Path) -> None:
+    export(llama, tmp_path / "pack", draft=llama)
+    manifest = Manifest.load(tmp_path / "pack")
+    on_disk = {path.relative_to(tmp_path / "pack").as_posix() for path in (tmp_path / "pack").rglob("*") if path.is_file()}
+    assert set(manifest.files) | {"edgedecode.json"} == on_disk
+    assert {role: entry.license for role, entry in manifest.models.items()} == {"target": "mit", "draft": "mit"}
+    assert "licenses/draft/LICENSE" in on_disk
+    assert str(tmp_path) not in (tmp_path / "pack" / "edgedecode.json").read_text()

@@ -1,0 +1,141 @@
+"""Every family, width and oddity, run by the public runtime and compared with transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from edgedecode.errors import ExportError
+from edgedecode.export.parity import ParityText, check_exact
+from edgedecode.export.recipe import Recipe
+from edgedecode.manifest import Manifest
+from edgedecode.memory import Budget
+from edgedecode.registry import find_runtime
+from edgedecode.testing import TableModel, toy_tables
+from edgedecode.types import FloatArray
+
+from .conftest import export, recipe
+from .tiny import TinyModel, write_model
+
+pytestmark = pytest.mark.export
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "rope_theta": 10000.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SHAPES = {
+    "llama": TinyModel(),
+    "llama tied": TinyModel(tied=True),
+    "llama one kv head": TinyModel(kv_heads=1),
+    "llama all kv heads": TinyModel(kv_heads=4),
+    "llama wide heads": TinyModel(head_size=32, mlp=224),
+    "llama biases": TinyModel(more={"attention_bias": True, "mlp_bias": True}),
+    "llama rope llama3": TinyModel(more={"rope_parameters": LLAMA3}),
+    "llama rope linear": TinyModel(more={"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
+    "llama bfloat16": TinyModel(dtype="bfloat16"),
+    "llama sharded": TinyModel(shard="60KB"),
+    "qwen2": TinyModel(family="qwen2"),
+    "qwen2 tied float16": TinyModel(family="qwen2", tied=True, dtype="float16"),
+    "qwen2 rope yarn": TinyModel(family="qwen2", more={"rope_parameters": YARN}),
+}
+
+
+def engine_logits(manifest: Manifest, pack: Path, tokens: list[int]) -> FloatArray:
+    model = find_runtime("onnx").open(
+        manifest.models["target"],
+        pack,
+        name="target",
+        vocabulary_size=manifest.vocabulary_size,
+        budget=Budget(),
+        threads=1,
+        provider="cpu",
+    )
+    state = model.new_state(len(tokens))
+    try:
+        return model.forward(tokens, state, rows="all").logits.copy()
+    finally:
+        state.close()
+        model.close()
+
+
+def framework_logits(folder: Path, tokens: list[int]) -> FloatArray:
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        return np.asarray(network(torch.tensor([tokens])).logits[0].numpy())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_float_export_computes_what_transformers_computes(name: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", SHAPES[name])
+    manifest = export(folder, tmp_path / "pack", stored=recipe(32))
+    tokens = [int(token) for token in np.random.default_rng(1).integers(0, 320, 100)]
+    expected = framework_logits(folder, tokens)
+    assert expected.std() > 0.3
+    assert np.abs(engine_logits(manifest, tmp_path / "pack", tokens) - expected).max() < 1e-3
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("name", ["llama", "llama tied", "qwen2", "qwen2 tied float16"])
+def test_rounded_weights_are_computed_as_they_stand(name: str, bits: int, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", SHAPES[name])
+    parity = export(folder, tmp_path / "pack", stored=recipe(bits)).models["target"].parity
+    for check in ("max_error", "crop_error", "pieces_error", "tree_error"):
+        assert parity[check] < 2e-5 * max(1.0, parity["deviation"]), check
+    if bits < 16:
+        assert parity["kernel_rms_error"] < 0.05
+        assert parity["kernel_top1"] > 0.8
+    else:
+        assert "kernel_rms_error" not in parity
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [recipe(4, head_bits=4), recipe(4, head_bits=16), recipe(8, head_bits=32), recipe(16, head_bits=8)],
+    ids=["4 and 4", "4 and 16", "8 and 32", "16 and 8"],
+)
+def test_head_and_body_have_widths_of_their_own(stored: Recipe, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", TinyModel(tied=True))
+    entry = export(folder, tmp_path / "pack", stored=stored).models["target"]
+    assert (entry.bits, entry.head_bits) == (stored.body.bits, stored.head.bits)
+    assert entry.parity["max_error"] < 1e-4
+
+
+def test_large_blocks(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", TinyModel(hidden=128, mlp=256, heads=4, head_size=32))
+    entry = export(folder, tmp_path / "pack", stored=recipe(4, block_size=128)).models["target"]
+    assert entry.block_size == 128
+    assert entry.parity["max_error"] < 1e-4
+
+
+def test_four_bits_lose_something_and_not_everything(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", TinyModel())
+    manifest = export(folder, tmp_path / "pack", stored=recipe(4))
+    tokens = list(range(3, 90))
+    expected = framework_logits(folder, tokens)
+    loss = np.abs(engine_logits(manifest, tmp_path / "pack", tokens) - expected).mean()
+    assert 0.01 < loss / expected.std() < 0.5
+
+
+def test_tied_weights_lie_in_the_file_once(tmp_path: Path) -> None:
+    sizes = {}
+    for tied in (False, True):
+        folder = write_model(tmp_path / f"model {tied}", TinyModel(tied=tied, rows=2048))
+        manifest = export(folder, tmp_path / f"pack {tied}", stored=recipe(8))
+        sizes[tied] = manifest.files["target/weights.bin"].nbytes
+    assert sizes[False] - sizes[True] >= 2048 * 64
+
+
+def test_a_wrong_model_fails_the_check() -> None:
+    model = TableModel(toy_tables(32, seed=1))
+    text = ParityText.of(range(3, 20), length=24)
+    with pytest.raises(ExportError, match="does not compute what its weights stand for"):
+        check_exact(model, text, np.zeros((32, 32), np.float32))

@@ -1,0 +1,169 @@
+"""What cannot be exported is refused before any work, in one line that says what to do, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from edgedecode.errors import EdgeDecodeError, ExportError, IncompatiblePair, RuntimeUnavailable
+from edgedecode.export import frameworks
+from edgedecode.export.quantize import Scheme
+from edgedecode.export.recipe import Recipe
+from tests.small_tokenizers import byte_fallback, byte_level
+
+from .conftest import export, recipe
+from .tiny import TinyModel, write_model
+
+pytestmark = pytest.mark.export
+
+
+@pytest.fixture
+def model(llama: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny Llama that a test may spoil."""
+    return Path(shutil.copytree(llama, tmp_path / "model"))
+
+
+def configure(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def rewrite(change: Callable[[dict[str, np.ndarray]], None]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return apply
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def nonsense_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 40) + b"{}")
+
+
+def only_pickles(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def index_without_shard(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    shards = {"model.norm.weight": "model-00001-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+
+def index_outside(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
+
+
+def damaged_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def missing_tensor(tensors: dict[str, np.ndarray]) -> None:
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+
+
+def not_a_number(tensors: dict[str, np.ndarray]) -> None:
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = np.nan
+
+
+CASES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "unknown architecture": (configure(architectures=["MambaForCausalLM"]), "MambaForCausalLM; supported are LlamaFor"),
+    "no architecture": (configure(architectures=None), "model_type 'llama'; supported are LlamaForCausalLM"),
+    "its own code": (configure(auto_map={"AutoModel": "x.Y"}), "brings its own Python code"),
+    "quantized already": (configure(quantization_config={"quant_method": "gptq"}), "already quantized .gptq.*original"),
+    "odd heads": (configure(head_dim=24), "heads of 24.*multiples of 16"),
+    "odd blocks": (configure(intermediate_size=100), "intermediate_size 100.*block size 32.*--bits 16"),
+    "foreign rope": (configure(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "'dynamic'; supported are"),
+    "sliding window": (configure(use_sliding_window=True), "sliding-window"),
+    "small vocabulary": (configure(vocab_size=100), "tokenizer knows 323 ids, the vocab_size .* is 100"),
+    "wrong type": (configure(hidden_size="64"), "hidden_size must be an integer"),
+    "damaged config": (damaged_config, "config.json cannot be read"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "no model folder: it has no config.json"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer file"),
+    "damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is not a tokenizer.json"),
+    "damaged template": (lambda folder: (folder / "chat_template.jinja").write_text("{% if %}"), "template"),
+    "end outside": (configure(eos_token_id=5000), "end-of-sequence id 5000 is outside its 352 rows"),
+    "only pickles": (only_pickles, "only as pickle files.*convert them to safetensors"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
+    "shard missing": (index_without_shard, "lacks 1 of 1 shards, model-00001"),
+    "shard outside": (index_outside, "outside its folder: refused"),
+    "truncated": (truncate, "no sound safetensors file"),
+    "nonsense header": (nonsense_header, "no sound safetensors file"),
+    "tensor missing": (rewrite(missing_tensor), "lacks 1 tensors.*layers.1.mlp.up_proj.weight first"),
+    "other shape": (configure(intermediate_size=128), r"makes .* \[128, 64\], the file has \[96, 64\]"),
+    "not a number": (rewrite(not_a_number), "layers.1.mlp.up_proj holds NaN or infinity"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refused(name: str, model: Path, tmp_path: Path) -> None:
+    spoil, message = CASES[name]
+    spoil(model)
+    with pytest.raises(EdgeDecodeError, match=message) as caught:
+        export(model, tmp_path / "new" / "pack")
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+@pytest.mark.parametrize("block_size", [32, 128])
+def test_block_sizes_that_do_not_divide(block_size: int, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", TinyModel(mlp=160))
+    stored = Recipe(Scheme(8, block_size), Scheme(8, 32))
+    if block_size == 32:
+        export(folder, tmp_path / "pack", stored=stored)
+    else:
+        with pytest.raises(ExportError, match="use --block-size 32"):
+            export(folder, tmp_path / "pack", stored=stored)
+
+
+def test_too_large_for_float16(model: Path, tmp_path: Path) -> None:
+    rewrite(lambda tensors: tensors["model.layers.0.mlp.up_proj.weight"].fill(1e6))(model)
+    with pytest.raises(ExportError, match=r"too large for float16: use --bits 32, 8 or 4"):
+        export(model, tmp_path / "pack", stored=recipe(16))
+
+
+def test_a_draft_of_another_family(model: Path, llama: Path, tmp_path: Path) -> None:
+    byte_fallback().save(str(model / "tokenizer.json"))
+    with pytest.raises(IncompatiblePair, match="different tokenizers .id 0 is .*: take a draft of the target's family"):
+        export(llama, tmp_path / "pack", draft=model)
+    assert not (tmp_path / "pack").exists()
+
+
+def test_a_draft_with_one_more_token(model: Path, llama: Path, tmp_path: Path) -> None:
+    inner = byte_level()
+    inner.add_tokens(["<one more>"])
+    inner.save(str(model / "tokenizer.json"))
+    with pytest.raises(IncompatiblePair, match="id 323 is .*one more"):
+        export(llama, tmp_path / "pack", draft=model)
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="there is no folder .*, and it is no hub id"):
+        export(tmp_path / "nowhere", tmp_path / "pack")
+
+
+def test_a_hub_id_offline(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="'nobody/nothing' is no folder here, and the hub did not give it"):
+        export(Path("nobody/nothing"), tmp_path / "pack")
+
+
+def test_missing_packages_name_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frameworks, "find_spec", lambda name: None if name == "torch" else object())
+    with pytest.raises(RuntimeUnavailable, match=r"export needs torch, .*pip install 'edgedecode\[export\]'"):
+        frameworks.require_frameworks()

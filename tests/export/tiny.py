@@ -1,0 +1,74 @@
+"""Random models of real configuration classes, small enough to export in a fraction of a second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
+
+from tests.small_tokenizers import byte_level
+
+_CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """The shape of a random model. Rows exceed the tokenizer's ids, as padded vocabularies do."""
+
+    family: str = "llama"
+    hidden: int = 64
+    mlp: int = 96
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_size: int = 16
+    rows: int = 352
+    context: int = 256
+    tied: bool = False
+    dtype: str = "float32"
+    seed: int = 0
+    shard: str = "1GB"
+    more: Mapping[str, object] = field(default_factory=dict)
+
+
+def write_model(folder: Path, tiny: TinyModel) -> Path:
+    """Write a Hugging Face folder: config, safetensors, tokenizer, chat template, generation defaults."""
+    network = random_network(tiny)
+    network.save_pretrained(folder, max_shard_size=tiny.shard)
+    byte_level().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5], "max_new_tokens": 77}))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# A random model\n")
+    (folder / "LICENSE").write_text("MIT\n")
+    return folder
+
+
+def random_network(tiny: TinyModel) -> PreTrainedModel:
+    """Make the model with weights large enough that its logits have opinions; biases and norms are random too."""
+    config = _CONFIGS[tiny.family](
+        hidden_size=tiny.hidden,
+        intermediate_size=tiny.mlp,
+        num_hidden_layers=tiny.layers,
+        num_attention_heads=tiny.heads,
+        num_key_value_heads=tiny.kv_heads,
+        head_dim=tiny.head_size,
+        vocab_size=tiny.rows,
+        max_position_embeddings=tiny.context,
+        tie_word_embeddings=tiny.tied,
+        initializer_range=0.15,
+        bos_token_id=1,
+        eos_token_id=3,
+        **tiny.more,
+    )
+    torch.manual_seed(tiny.seed)
+    network = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if parameter.dim() == 1:
+                parameter.copy_(torch.randn_like(parameter) * 0.2 + (1.0 if "norm" in name else 0.0))
+    return network.to(getattr(torch, tiny.dtype))

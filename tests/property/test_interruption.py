@@ -1,0 +1,385 @@
+"""A reply may be abandoned anywhere: the session goes on as if it had been made from the transcript that is left.
+
+Interrupts are raised before and after the real work of every call to the target, the drafter, the verifier and the
+detokenizer, one run for each. The pair says printable ASCII only, so ids and text say the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+
+from edgedecode.chat_template import ChatTemplate
+from edgedecode.detokenizer import Detokenizer
+from edgedecode.drafters.model import ModelDrafter
+from edgedecode.drafters.ngram import NgramDrafter
+from edgedecode.messages import Message
+from edgedecode.pair import Pair
+from edgedecode.sampling import SamplingOptions
+from edgedecode.session import Chunk, Session, SessionOptions
+from edgedecode.testing import CHATML, SPECIAL_TOKENS, TableModel
+from edgedecode.tokenizer import Tokenizer
+from edgedecode.types import FinishReason
+from tests.toys import ascii_pair, check_accounts
+
+WARM = SamplingOptions(temperature=0.9, top_k=40, repetition_penalty=1.1)
+FIRST, NEXT = "tell me, tell me, tell me", "and then, tell me?"
+MAX_TOKENS = 14
+WAYS = [("model", None), ("model", WARM), ("ngram", None), ("none", WARM)]
+EVERY_WAY = pytest.mark.parametrize(("drafter", "sampling"), WAYS, ids=["model", "model, sampled", "ngram", "none"])
+
+
+def open_session(
+    drafter: str = "model",
+    sampling: SamplingOptions | None = None,
+    *,
+    messages: Sequence[Message] = (),
+    tokenizer: Tokenizer | None = None,
+    ending: float = 0.0,
+) -> Session:
+    options = SessionOptions(sampling=sampling, drafter=drafter, draft_max=3, seed=5)
+    return shared_pair(tokenizer, ending).session(options, messages=messages)
+
+
+@functools.cache
+def shared_pair(tokenizer: Tokenizer | None, ending: float) -> Pair:
+    """One pair for many sessions: what a session caches is its own."""
+    return ascii_pair(noise=0.4, tokenizer=tokenizer, ending=ending)
+
+
+def check_state(session: Session) -> None:
+    """What the target has read is a prefix of what the session says it sees."""
+    state: Any = session._state
+    assert state.tokens == list(session.tokens[: state.length])
+
+
+def goes_on_like_a_fresh_one(session: Session, drafter: str, sampling: SamplingOptions | None) -> None:
+    """The next turn equals that of a session made from the same transcript, token for token."""
+    messages = session.messages
+    assert [message.role for message in messages] == ["user", "assistant"] * (len(messages) // 2)
+    fresh = open_session(drafter, sampling, messages=messages)
+    done, expected = (made.generate(NEXT, max_tokens=MAX_TOKENS) for made in (session, fresh))
+    assert done.tokens == expected.tokens
+    assert done.text == expected.text
+    assert session.tokens == fresh.tokens
+    assert session.messages == fresh.messages
+    check_accounts(done.stats, emitted=len(done.tokens))
+
+
+# -- closing a stream --------------------------------------------------------------------------------------------------
+
+
+@EVERY_WAY
+def test_a_stream_may_be_closed_after_every_chunk(drafter: str, sampling: SamplingOptions | None) -> None:
+    whole = list(open_session(drafter, sampling).stream(FIRST, max_tokens=MAX_TOKENS))
+    text = "".join(chunk.text for chunk in whole)
+    reused = 0
+    for count in range(1, len(whole) + 1):
+        session = open_session(drafter, sampling)
+        stream = session.stream(FIRST, max_tokens=MAX_TOKENS)
+        seen = [next(stream) for _ in range(count)]
+        close(stream)
+        assert seen == whole[:count]
+        assert session.messages[0] == Message("user", FIRST)
+        assert text.startswith(session.messages[1].content)
+        assert session.messages[1].content.startswith("".join(chunk.text for chunk in seen))
+        check_state(session)
+        assert list(stream) == []
+        goes_on_like_a_fresh_one(session, drafter, sampling)
+        reused += session.stats.cached_tokens
+    assert reused > 0
+
+
+def test_text_held_back_for_a_stop_string_is_part_of_what_was_said() -> None:
+    whole = open_session().generate(FIRST, max_tokens=MAX_TOKENS).text
+    session = open_session()
+    stream = session.stream(FIRST, max_tokens=MAX_TOKENS, stop=[whole[2:12] + "never"])
+    said = 0
+    while said < 6:
+        said += len(next(stream).tokens)
+    close(stream)
+    content = session.messages[1].content
+    assert content == whole[: len(content)]
+    assert len(content) >= 6
+    before = session.tokens
+    goes_on_like_a_fresh_one(session, "model", None)
+    assert session.tokens[: len(before)] == before
+
+
+def close(stream: Iterator[Chunk]) -> None:
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_a_stream_that_was_never_started_says_nothing() -> None:
+    session = open_session()
+    stream = session.stream(FIRST)
+    close(stream)
+    assert session.messages == ()
+    assert session.tokens == ()
+    goes_on_like_a_fresh_one(session, "model", None)
+
+
+@pytest.mark.parametrize("started", [0, 1, 3])
+def test_starting_another_stream_closes_the_one_before(started: int) -> None:
+    session = open_session()
+    first = session.stream(FIRST, max_tokens=MAX_TOKENS)
+    seen = [next(first) for _ in range(started)]
+    second = session.stream(NEXT, max_tokens=MAX_TOKENS)
+    assert list(first) == []
+    said = "".join(chunk.text for chunk in seen)
+    if started:
+        assert session.messages[0].content == FIRST
+        assert session.messages[1].content.startswith(said)
+    else:
+        assert session.messages == ()
+    fresh = open_session(messages=session.messages)
+    assert list(second) == list(fresh.stream(NEXT, max_tokens=MAX_TOKENS))
+    assert session.tokens == fresh.tokens
+
+
+def test_a_stream_dropped_without_closing_is_closed_by_the_next() -> None:
+    session = open_session()
+    next(session.stream(FIRST, max_tokens=MAX_TOKENS))
+    done = session.generate(NEXT, max_tokens=MAX_TOKENS)
+    fresh = open_session(messages=session.messages[:2])
+    assert fresh.messages[1].role == "assistant"
+    assert fresh.generate(NEXT, max_tokens=MAX_TOKENS).tokens == done.tokens
+
+
+@pytest.mark.parametrize("other", ["complete", "reset", "refused"])
+def test_other_calls_close_a_running_stream_too(other: str) -> None:
+    session = open_session()
+    stream = session.stream(FIRST, max_tokens=MAX_TOKENS)
+    next(stream)
+    if other == "complete":
+        session.collect(session.complete("once upon", max_tokens=5))
+        check_state(session)
+    elif other == "reset":
+        session.reset([Message("user", "a"), Message("assistant", "b")])
+    else:
+        with pytest.raises(ValueError, match="the context holds"):
+            session.stream("x" * 1000)
+    assert list(stream) == []
+    goes_on_like_a_fresh_one(session, "model", None)
+
+
+# -- interrupts at every call ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bomb:
+    """Counts calls, and raises KeyboardInterrupt in the one numbered `at`: before its work, or after it."""
+
+    at: int = -1
+    after: bool = False
+    calls: int = 0
+
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def wrapped(*arguments: Any, **settings: Any) -> Any:
+            number, self.calls = self.calls, self.calls + 1
+            if number == self.at and not self.after:
+                raise KeyboardInterrupt
+            result = call(*arguments, **settings)
+            if number == self.at:
+                raise KeyboardInterrupt
+            return result
+
+        return wrapped
+
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "forward": (TableModel, "forward"),  # the target's and the draft's
+    "propose": (ModelDrafter, "propose"),
+    "propose n-gram": (NgramDrafter, "propose"),
+    "observe": (ModelDrafter, "observe"),
+    "verify": (sys.modules["edgedecode.decode"], "verify"),
+    "detokenizer": (Detokenizer, "push"),
+    "begin": (ModelDrafter, "begin"),
+}
+
+
+CALLED = [
+    (place, *way)
+    for place, (owner, _) in PLACES.items()
+    for way in WAYS
+    if way[0] == {ModelDrafter: "model", NgramDrafter: "ngram"}.get(owner, way[0])
+]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("place", "drafter", "sampling"), CALLED)
+def test_an_interrupt_at_any_call_leaves_a_usable_session(
+    place: str, drafter: str, sampling: SamplingOptions | None, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name = PLACES[place]
+    original = getattr(owner, name)
+    whole = open_session(drafter, sampling).generate(FIRST, max_tokens=MAX_TOKENS)
+    bomb = Bomb()
+    monkeypatch.setattr(owner, name, bomb.wrap(original))
+    open_session(drafter, sampling).generate(FIRST, max_tokens=MAX_TOKENS)
+    calls = bomb.calls
+    assert calls >= (1 if place == "begin" else 4)
+    kept = 0
+    for at in range(calls):
+        monkeypatch.setattr(owner, name, Bomb(at, after).wrap(original))
+        session = open_session(drafter, sampling)
+        with pytest.raises(KeyboardInterrupt):
+            session.generate(FIRST, max_tokens=MAX_TOKENS)
+        monkeypatch.setattr(owner, name, original)
+        check_state(session)
+        said = session.messages[1].content
+        assert whole.text.startswith(said)
+        kept += len(said)
+        goes_on_like_a_fresh_one(session, drafter, sampling)
+    assert kept > 0 or place == "begin"
+
+
+@pytest.mark.parametrize("place", ["forward", "verify", "detokenizer"])
+def test_an_interrupt_in_a_bare_completion(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name = PLACES[place]
+    original = getattr(owner, name)
+    for at in range(6):
+        monkeypatch.setattr(owner, name, Bomb(at).wrap(original))
+        session = open_session()
+        with pytest.raises(KeyboardInterrupt):
+            session.collect(session.complete("once upon a time", max_tokens=MAX_TOKENS))
+        monkeypatch.setattr(owner, name, original)
+        check_state(session)
+        assert session.messages == ()
+        done = session.collect(session.complete("once upon a time", max_tokens=MAX_TOKENS))
+        fresh = open_session()
+        assert done.tokens == fresh.collect(fresh.complete("once upon a time", max_tokens=MAX_TOKENS)).tokens
+        goes_on_like_a_fresh_one(session, "model", None)
+
+
+def test_an_interrupt_between_keeping_and_counting_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is then ahead of the tokens; the next turn cuts it back."""
+    from edgedecode.testing import TableState
+
+    original = TableState.keep
+    for at in range(6):
+        monkeypatch.setattr(TableState, "keep", Bomb(at, after=True).wrap(original))
+        session = open_session()
+        with pytest.raises(KeyboardInterrupt):
+            session.generate(FIRST, max_tokens=MAX_TOKENS)
+        monkeypatch.setattr(TableState, "keep", original)
+        goes_on_like_a_fresh_one(session, "model", None)
+
+
+@given(cuts=st.lists(st.integers(0, 9), min_size=1, max_size=5), data=st.data())
+@settings(max_examples=25)
+def test_a_long_conversation_with_many_cuts(cuts: list[int], data: st.DataObject) -> None:
+    drafter, sampling = data.draw(st.sampled_from(WAYS))
+    session = open_session(drafter, sampling)
+    for turn, cut in enumerate(cuts):
+        stream = session.stream(f"turn {turn}", max_tokens=8)
+        for _, _ in zip(range(cut), stream, strict=False):
+            pass
+        close(stream)
+        check_state(session)
+    goes_on_like_a_fresh_one(session, drafter, sampling)
+
+
+# -- turns -------------------------------------------------------------------------------------------------------------
+
+
+@EVERY_WAY
+def test_turns_reuse_the_cache_and_say_what_a_fresh_session_says(
+    drafter: str, sampling: SamplingOptions | None
+) -> None:
+    session = open_session(drafter, sampling)
+    for turn in range(4):
+        messages = session.messages
+        done = session.generate(f"turn {turn}, tell me", max_tokens=MAX_TOKENS)
+        fresh = open_session(drafter, sampling, messages=messages)
+        assert fresh.generate(f"turn {turn}, tell me", max_tokens=MAX_TOKENS).tokens == done.tokens
+        assert fresh.stats.cached_tokens == 0
+        assert (session.stats.cached_tokens > 0) == (turn > 0)
+        check_state(session)
+        check_accounts(done.stats, emitted=len(done.tokens))
+
+
+@pytest.mark.parametrize("drafter", ["model", "none"])
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_a_stop_string_leaves_a_usable_session(drafter: str, length: int) -> None:
+    whole = open_session(drafter).generate(FIRST, max_tokens=MAX_TOKENS)
+    for place in range(1, MAX_TOKENS - length):
+        stop = whole.text[place : place + length]
+        session = open_session(drafter)
+        done = session.generate(FIRST, max_tokens=MAX_TOKENS, stop=[stop])
+        found = whole.text.index(stop)
+        assert done.text == whole.text[:found]
+        assert done.tokens == whole.tokens[: found + length]
+        assert done.finish_reason is FinishReason.STOP
+        goes_on_like_a_fresh_one(session, drafter, None)
+
+
+def test_an_end_token_between_turns_is_not_read_twice() -> None:
+    session = open_session(ending=8.0)
+    done = session.generate(FIRST, max_tokens=200)
+    assert done.finish_reason is FinishReason.STOP
+    before = session.tokens
+    session.generate(NEXT, max_tokens=3)
+    assert session.tokens[: len(before)] == before
+    assert session.stats.cached_tokens >= len(before) - 1
+
+
+def test_a_saved_conversation_goes_on_as_it_would_have() -> None:
+    session = open_session(sampling=WARM)
+    session.generate(FIRST, max_tokens=MAX_TOKENS)
+    saved = [{"role": message.role, "content": message.content} for message in session.messages]
+    restored = open_session(sampling=WARM, messages=[Message(**message) for message in saved])
+    other = open_session(sampling=WARM)
+    other.generate("something else", max_tokens=5)
+    other.reset([Message(**message) for message in saved])
+    expected = session.generate(NEXT, max_tokens=MAX_TOKENS)
+    for made in (restored, other):
+        assert made.generate(NEXT, max_tokens=MAX_TOKENS).tokens == expected.tokens
+        assert made.messages == session.messages
+
+
+# -- generated ids -----------------------------------------------------------------------------------------------------
+
+
+def merging_tokenizer() -> Tokenizer:
+    """Bytes and merges of every pair of two lower-case letters: what a model spells out, encoding would join."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pairs = [(left, right) for left in letters for right in letters]
+    names = [*SPECIAL_TOKENS, *alphabet, *(left + right for left, right in pairs)]
+    inner = tokenizers.Tokenizer(models.BPE(vocab={name: id for id, name in enumerate(names)}, merges=pairs))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    return Tokenizer(inner, chat_template=ChatTemplate(CHATML))
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["finished", "closed"])
+def test_generated_ids_are_kept_where_their_text_would_encode_otherwise(closed: bool) -> None:
+    tokenizer = merging_tokenizer()
+    session = open_session(tokenizer=tokenizer, sampling=SamplingOptions(temperature=1.5))
+    stream = session.stream(FIRST, max_tokens=60)
+    for index, _ in enumerate(stream):
+        if closed and index == 20:
+            close(stream)
+            break
+    before, text = session.tokens, session.messages[-1].content
+    said = before[-len(tokenizer.encode(text)) :]
+    assert said != tuple(tokenizer.encode(text))  # the case is the one this test is about
+    session.generate(NEXT, max_tokens=5)
+    assert session.tokens[: len(before)] == before
+    assert session.stats.cached_tokens >= len(before) - 1
+    check_state(session)
+    fresh = open_session(tokenizer=tokenizer, messages=[Message("user", FIRST), Message("assistant", text)])
+    fresh.generate(NEXT, max_tokens=5)
+    assert fresh.tokens[: len(before)] != before

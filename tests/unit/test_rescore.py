@@ -1,0 +1,40 @@
+"""Re-scoring: greedy text of the same model hits everywhere, changed text is found with its gap."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgedecode.decode import PREFILL_CHUNK
+from edgedecode.rescore import rescore
+from tests.toys import run, toy_model
+
+VOCABULARY = 30
+
+
+def test_a_models_own_text_is_the_arg_max_everywhere() -> None:
+    prompt = [1, 2, 3]
+    tokens = prompt + run(toy_model(VOCABULARY), prompt, max_tokens=20).tokens
+    model = toy_model(VOCABULARY)
+    score = rescore(model, tokens, prompt_tokens=3)
+    assert (score.positions, score.hits, score.gaps, score.largest_gap) == (20, 20, (), 0.0)
+    assert score.within(0.0)
+    assert model.passes[1:] == [1] * 20  # the one-row kernel, after the prompt
+
+
+def test_a_changed_token_is_found_with_its_gap() -> None:
+    prompt = [1, 2, 3]
+    tokens = prompt + run(toy_model(VOCABULARY), prompt, max_tokens=20).tokens
+    tokens[-1] = (tokens[-1] + 1) % VOCABULARY
+    row = toy_model(VOCABULARY).logits_after(tokens[:-1])[:VOCABULARY]
+    score = rescore(toy_model(VOCABULARY), tokens, prompt_tokens=3)
+    assert score.hits == 19
+    assert score.largest_gap == pytest.approx(float(row.max() - row[tokens[-1]]))
+    assert not score.within(score.largest_gap / 2)
+
+
+def test_a_long_prompt_is_read_in_chunks() -> None:
+    prompt = [index % VOCABULARY for index in range(PREFILL_CHUNK + 40)]
+    tokens = prompt + run(toy_model(VOCABULARY, context=1000), prompt, max_tokens=4).tokens
+    model = toy_model(VOCABULARY, context=1000)
+    assert rescore(model, tokens, prompt_tokens=len(prompt)).hits == 4
+    assert model.passes == [PREFILL_CHUNK, 39, 1, 1, 1, 1]
