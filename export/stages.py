@@ -14,7 +14,10 @@ __all__ = ["Display", "StageRecord", "Stages"]
 
 
 class Display(Protocol):
-    """Shows progress: `begin` names a stage and its total (0: unknown), `advance` moves it, `end` finishes it."""
+    """Shows progress: `begin` names a stage and its total (0: unknown), `advance` moves it, `end` finishes it.
+
+    A stage that fails is never ended: closing the display is all that follows.
+    """
 
     def begin(self, title: str, total: int) -> None: ...
     def advance(self, amount: int) -> None: ...
@@ -43,11 +46,9 @@ class Stages:
         start = time.perf_counter()
         if self.display is not None:
             self.display.begin(title, total)
-        try:
-            yield self._advance
-        finally:
-            if self.display is not None:
-                self.display.end()
+        yield self._advance
+        if self.display is not None:
+            self.display.end()
         self.records.append(StageRecord(title, time.perf_counter() - start, peak_nbytes() or 0))
 
     def _advance(self, amount: int) -> None:

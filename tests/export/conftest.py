@@ -27,7 +27,9 @@ def recipe(bits: int, *, head_bits: int | None = None, block_size: int = 32) -> 
     return Recipe(*(Scheme(width, block_size if width <= 8 else 0) for width in (bits, head)))
 
 
-def export(target: Path, out: Path, *, draft: Path | None = None, noise: int = 0, stored: Recipe | None = None) -> Manifest:
+def export(
+    target: Path, out: Path, *, draft: Path | None = None, noise: int = 0, stored: Recipe | None = None
+) -> Manifest:
     """Export as the command does, by default at 8 bits and without measuring noise."""
     request = PairRequest(
         target=str(target),

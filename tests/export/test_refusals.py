@@ -140,7 +140,9 @@ def test_too_large_for_float16(model: Path, tmp_path: Path) -> None:
 
 def test_a_draft_of_another_family(model: Path, llama: Path, tmp_path: Path) -> None:
     byte_fallback().save(str(model / "tokenizer.json"))
-    with pytest.raises(IncompatiblePair, match="different tokenizers .id 0 is .*: take a draft of the target's family"):
+    with pytest.raises(
+        IncompatiblePair, match=r"different tokenizers .id 0 is .*: take a draft of the target's family"
+    ):
         export(llama, tmp_path / "pack", draft=model)
     assert not (tmp_path / "pack").exists()
 
@@ -149,12 +151,12 @@ def test_a_draft_with_one_more_token(model: Path, llama: Path, tmp_path: Path) -
     inner = byte_level()
     inner.add_tokens(["<one more>"])
     inner.save(str(model / "tokenizer.json"))
-    with pytest.raises(IncompatiblePair, match="id 323 is .*one more"):
+    with pytest.raises(IncompatiblePair, match=r"id 323 is .*one more"):
         export(llama, tmp_path / "pack", draft=model)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="there is no folder .*, and it is no hub id"):
+    with pytest.raises(ExportError, match=r"there is no folder .*, and it is no hub id"):
         export(tmp_path / "nowhere", tmp_path / "pack")
 
 

@@ -42,7 +42,9 @@ def write_model(folder: Path, tiny: TinyModel) -> Path:
     byte_level().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5], "max_new_tokens": 77}))
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    )
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# A random model\n")
     (folder / "LICENSE").write_text("MIT\n")
     return folder

@@ -1,0 +1,104 @@
+"""The two verbs as a user types them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import edgedecode
+from edgedecode.cli import main
+from edgedecode.manifest import Manifest
+from tests.shared_paths import SHARED
+
+pytestmark = pytest.mark.export
+
+DEMO = SHARED / "demo-pair"
+
+
+def run(*words: str | Path) -> int:
+    return main([str(word) for word in words])
+
+
+def test_export_says_what_it_did(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "pack"
+    words = ("--draft", llama, "--bits", "4", "--name", "tiny", "--license", "CC0-1.0", "--noise-positions", "40")
+    assert run("export", "--target", llama, "--out", out, *words, "--json") == 0
+    printed = capsys.readouterr().out
+    report = json.loads(printed.splitlines()[-1])
+    assert [stage["title"] for stage in report["stages"]][:3] == ["check", "target: structure", "target: weights"]
+    assert report["peak_nbytes"] > 0
+    manifest = Manifest.load(out)
+    assert (manifest.name, manifest.models["draft"].license) == ("tiny", "CC0-1.0")
+    assert (manifest.models["target"].bits, manifest.models["target"].head_bits) == (4, 8)
+    assert report["models"]["target"]["kernel_noise"] == manifest.models["target"].kernel_noise > 0
+    assert manifest.generation.max_tokens == 77
+    assert manifest.models["target"].graphs["base"].capabilities == ("tree", "rows")
+    assert "stage" in printed
+    assert "kernel noise" in printed
+
+
+def test_the_builders_chatter_is_for_debug(llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("export", "--target", llama, "--out", tmp_path / "pack", "--noise-positions", "0") == 0
+    quiet = capfd.readouterr()
+    assert "GroupQueryAttention" not in quiet.out + quiet.err
+    assert Manifest.load(tmp_path / "pack").models["target"].kernel_noise is None
+
+
+def test_inflate_and_export(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("inflate", llama, "--weights-mb", "0.3", "--out", tmp_path / "big", "--json") == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["weights_nbytes"] >= 300_000
+    assert run("export", "--target", tmp_path / "big", "--out", tmp_path / "pack", "--noise-positions", "0") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--bits", "5"), "invalid choice"),
+        (("--block-size", "64"), "invalid choice"),
+        (("--noise-positions", "-1"), "no whole number"),
+        (("--noise-positions", "many"), "is no number"),
+    ],
+)
+def test_usage(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run("export", "--target", "x", "--out", tmp_path / "pack", *words)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_inflate_to_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run("inflate", "x", "--weights-mb", "nan", "--out", tmp_path / "big")
+    assert caught.value.code == 2
+    assert "no positive number" in capsys.readouterr().err
+
+
+def test_a_refusal_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("export", "--target", tmp_path, "--out", tmp_path / "pack") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("edgedecode: ")
+    assert "config.json" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.skipif(not DEMO.is_dir(), reason="the demo pair's float weights are not beside the project")
+def test_the_demo_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for role in ("target", "draft"):
+        shutil.copytree(DEMO / role, tmp_path / role)
+    out = tmp_path / "pack"
+    words = ("--draft", tmp_path / "draft", "--license", "Apache-2.0", "--noise-positions", "200")
+    assert run("export", "--target", tmp_path / "target", "--out", out, *words) == 0
+    assert "kernel noise" in capsys.readouterr().out
+    manifest = Manifest.load(out)
+    assert sum(entry.nbytes for entry in manifest.files.values()) <= 15e6
+    for entry in manifest.models.values():
+        assert entry.parity["max_error"] < 1e-4
+        assert entry.parity["kernel_top1"] > 0.9
+        assert 0 < (entry.kernel_noise or 0) < 0.5
+    with edgedecode.load(out) as pair:
+        capital = pair.session(messages=()).generate("What is the capital of France?", max_tokens=24)
+    assert "Paris" in str(capital)

@@ -1,0 +1,90 @@
+"""Decoding defaults, templates and licences as the several files of a model folder name them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgedecode.export.generation import read_chat_template, read_generation
+from edgedecode.export.source import open_source
+
+pytestmark = pytest.mark.export
+
+
+@pytest.fixture
+def model(llama: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(llama, tmp_path / "model"))
+
+
+def write(folder: Path, name: str, **values: object) -> None:
+    (folder / name).write_text(json.dumps(values))
+
+
+def test_end_ids_are_collected_from_everywhere(model: Path) -> None:
+    source = open_source(str(model))
+    end = source.tokenizer.token_to_id("<|end|>")
+    assert read_generation(source).end_token_ids == (3, 5, end)
+
+
+def test_sampling_values_count_only_where_the_model_samples(model: Path) -> None:
+    values = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
+    write(model, "generation_config.json", eos_token_id=2, do_sample=False, **values)
+    greedy = read_generation(open_source(str(model)))
+    assert (greedy.temperature, greedy.top_p, greedy.repetition_penalty) == (None, None, 1.1)
+    write(model, "generation_config.json", eos_token_id=2, do_sample=True, **values)
+    sampled = read_generation(open_source(str(model)))
+    assert (sampled.temperature, sampled.top_p, sampled.top_k, sampled.min_p) == (0.6, 0.9, 20, 0.05)
+
+
+def test_sampling_without_a_temperature_means_one(model: Path) -> None:
+    write(model, "generation_config.json", do_sample=True)
+    assert read_generation(open_source(str(model))).temperature == 1.0
+
+
+def test_tokens_may_be_objects(model: Path) -> None:
+    write(model, "tokenizer_config.json", bos_token={"content": "<s>"}, eos_token={"content": "<|end|>"})
+    found = read_generation(open_source(str(model)))
+    assert (found.bos_token, found.eos_token) == ("<s>", "<|end|>")
+
+
+def test_a_folder_without_those_files(model: Path) -> None:
+    for name in ("generation_config.json", "tokenizer_config.json", "chat_template.jinja"):
+        (model / name).unlink()
+    found = read_generation(open_source(str(model)))
+    assert (found.end_token_ids, found.max_tokens) == ((3,), None)
+    assert read_chat_template(model) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["T", [{"name": "tool_use", "template": "U"}, {"name": "default", "template": "T"}]],
+    ids=["text", "several"],
+)
+def test_a_template_in_the_tokenizers_configuration(value: object, model: Path) -> None:
+    (model / "chat_template.jinja").unlink()
+    write(model, "tokenizer_config.json", chat_template=value)
+    assert read_chat_template(model) == "T"
+
+
+@pytest.mark.parametrize(
+    ("front", "expected"),
+    [
+        ("license: apache-2.0", "apache-2.0"),
+        ("license: other\nlicense_name: llama3.2", "llama3.2"),
+        ("tags: [x]", "unknown"),
+    ],
+)
+def test_licences(front: str, expected: str, model: Path) -> None:
+    (model / "README.md").write_text(f"---\n{front}\n---\ntext")
+    assert open_source(str(model)).license == expected
+    (model / "README.md").unlink()
+    assert open_source(str(model)).license == "unknown"
+
+
+def test_the_name_is_no_path(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_source(str(model)).name == "model"
+    monkeypatch.chdir(model)
+    assert open_source(".").name == "model"

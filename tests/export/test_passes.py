@@ -1,0 +1,177 @@
+"""Each pass on a skeleton of the builder's, one at a time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+
+from edgedecode.errors import ExportError
+from edgedecode.export.checkpoint import Checkpoint, weight_files
+from edgedecode.export.network import open_network
+from edgedecode.export.passes.accuracy import exact_products
+from edgedecode.export.passes.bias import tree_bias
+from edgedecode.export.passes.constants import stored_constants
+from edgedecode.export.passes.embedding import stored_embedding
+from edgedecode.export.passes.lengths import direct_lengths
+from edgedecode.export.passes.placement import placed_weights
+from edgedecode.export.passes.positions import explicit_positions
+from edgedecode.export.passes.projections import stored_projections
+from edgedecode.export.passes.rows import picked_rows
+from edgedecode.export.passes.shapes import declared_shapes
+from edgedecode.export.quantize import Scheme
+from edgedecode.export.skeleton import Skeleton, build_skeleton
+from edgedecode.export.weights import Weights
+
+from .tiny import TinyModel, write_model
+
+pytestmark = pytest.mark.export
+
+INT8 = Scheme(8, 32)
+
+
+@pytest.fixture(params=[False, True], ids=["untied", "tied"])
+def skeleton(request: pytest.FixtureRequest, tmp_path: Path) -> Skeleton:
+    """A fresh builder's graph of two layers; hidden size 64, 352 rows."""
+    folder = write_model(tmp_path / "model", TinyModel(tied=request.param))
+    return build_skeleton(open_network(folder, Checkpoint(weight_files(folder))), "LlamaModel")
+
+
+def names(values: list[ir.Value]) -> list[str]:
+    return [str(value.name) for value in values]
+
+
+def kinds(model: ir.Model) -> list[str]:
+    return [node.op_type for node in model.graph]
+
+
+def attention(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == "GroupQueryAttention"]
+
+
+def named(node: ir.Node, index: int) -> str | None:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return None if value is None else str(value.name)
+
+
+def test_the_skeleton_copies_no_weight(skeleton: Skeleton) -> None:
+    head = skeleton.recorded["lm_head.MatMul.weight"]
+    assert head.shape == (64, 352)
+    assert "attention_mask" in names(list(skeleton.model.graph.inputs))
+    assert {named(node, 9) for node in attention(skeleton.model)} == {None}
+
+
+def test_direct_lengths_removes_the_mask_and_what_summed_it(skeleton: Skeleton) -> None:
+    model = skeleton.model
+    assert "ReduceSum" in kinds(model)
+    direct_lengths(model)
+    assert "attention_mask" not in names(list(model.graph.inputs))
+    assert not {"ReduceSum", "Shape", "Sub"} & set(kinds(model))
+    assert [(named(node, 5), named(node, 6)) for node in attention(model)] == [("seqlens_k", "total_length")] * 2
+
+
+def test_positions_and_bias_reach_every_attention(skeleton: Skeleton) -> None:
+    explicit_positions(skeleton.model)
+    tree_bias(skeleton.model)
+    assert [(named(n, 9), named(n, 10)) for n in attention(skeleton.model)] == [("position_ids", "attention_bias")] * 2
+
+
+@pytest.mark.parametrize(("early", "products_behind"), [(True, 5), (False, 1)])
+def test_rows_are_picked(early: bool, products_behind: int, skeleton: Skeleton) -> None:
+    model = skeleton.model
+    picked_rows(model, early=early)
+    order = kinds(model)
+    last_pick = len(order) - 1 - order[::-1].index("Gather")
+    picks = [node for node in model.graph if node.op_type == "Gather" and named(node, 1) == "rows"]
+    assert len(picks) == 2  # the residual, and what is added to it
+    assert order[order.index("Gather", order.index("GroupQueryAttention")) :].count("MatMul") >= products_behind
+    assert order[last_pick:].count("MatMul") in (products_behind, products_behind - 1)
+    logits = next(value for value in model.graph.outputs if value.name == "logits")
+    assert logits.shape == ir.Shape(["R", 352])
+    assert order.count("Squeeze") == 1
+
+
+def test_rows_of_a_graph_with_another_head_are_refused(skeleton: Skeleton) -> None:
+    model = skeleton.model
+    logits = next(value for value in model.graph.outputs if value.name == "logits")
+    producer = logits.producer()
+    assert producer is not None
+    producer.op_type = "Mystery"
+    with pytest.raises(ExportError, match=r"do not come from a matrix product|unsupported"):
+        picked_rows(model, early=True)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "operator"), [(INT8, "GatherBlockQuantized"), (Scheme(16), "Cast"), (Scheme(32), "Gather")]
+)
+def test_the_embedding_is_looked_up_as_it_is_stored(scheme: Scheme, operator: str, skeleton: Skeleton) -> None:
+    model, weights = skeleton.model, Weights()
+    stored_embedding(model, skeleton.recorded, weights=weights, scheme=scheme)
+    node = next(node for node in model.graph if node.outputs[0].name == "/model/embed_tokens/Gather/output_0")
+    assert node.op_type == operator
+    assert "model.embed_tokens.weight" not in model.graph.initializers
+    if scheme.quantized:
+        rows, blocks = weights.extents()["embedding.packed.rows"], weights.extents()["embedding.packed"]
+        assert (rows.offset, rows.spec.shape, blocks.spec.shape) == (blocks.offset, (352, 64), (352, 2, 32))
+
+
+def test_projections_take_their_own_scheme(skeleton: Skeleton) -> None:
+    model, weights = skeleton.model, Weights()
+    asked: list[str] = []
+
+    def scheme_of(name: str) -> Scheme:
+        asked.append(name)
+        return Scheme(32) if name == "head" else Scheme(4, 32)
+
+    stored_projections(model, skeleton.recorded, weights=weights, scheme_of=scheme_of)
+    assert kinds(model).count("MatMulNBits") == 2 * 5
+    assert kinds(model).count("Gemm") == 1
+    assert "MatMul" not in kinds(model)
+    assert asked[:2] == ["model.layers.0.attn.qkv_proj", "model.layers.0.attn.o_proj"]
+    packed = weights.extents()["model.layers.0.attn.qkv_proj.packed"].spec
+    assert packed.shape == (128, 2, 16)
+
+
+def test_exact_products_changes_the_level_alone(skeleton: Skeleton) -> None:
+    model = skeleton.model
+    stored_projections(model, skeleton.recorded, weights=Weights(), scheme_of=lambda name: INT8)
+    before = kinds(model)
+    exact_products(model)
+    levels = {node.attributes["accuracy_level"].as_int() for node in model.graph if node.op_type == "MatMulNBits"}
+    assert (levels, kinds(model)) == ({0}, before)
+
+
+def test_every_weight_gets_a_place(skeleton: Skeleton) -> None:
+    model, weights = skeleton.model, Weights()
+    stored_embedding(model, skeleton.recorded, weights=weights, scheme=INT8)
+    stored_projections(model, skeleton.recorded, weights=weights, scheme_of=lambda name: INT8)
+    with pytest.raises(ExportError, match=r"has no place in weights\.bin"):
+        placed_weights(model, weights.extents(), file="weights.bin")
+    stored_constants(model, skeleton.recorded, weights=weights)
+    placed_weights(model, weights.extents(), file="weights.bin")
+    for name, value in model.graph.initializers.items():
+        assert isinstance(value.const_value, ir.ExternalTensor), name
+        assert value.const_value.offset % 64 == 0
+    spans = sorted((extent.offset, extent.offset + extent.spec.nbytes) for extent in weights.extents().values())
+    distinct = sorted(set(spans))
+    assert all(end <= start for (_, end), (start, _) in pairwise(distinct))
+    assert distinct[-1][1] == weights.nbytes
+
+
+def test_shapes_and_order_are_declared(skeleton: Skeleton) -> None:
+    model = skeleton.model
+    direct_lengths(model)
+    explicit_positions(model)
+    tree_bias(model)
+    picked_rows(model, early=True)
+    declared_shapes(model, head_size=16)
+    plain = ["input_ids", "position_ids", "seqlens_k", "total_length", "attention_bias", "rows"]
+    cache = [f"past_key_values.{layer}.{part}" for layer in (0, 1) for part in ("key", "value")]
+    assert names(list(model.graph.inputs)) == [*plain, *cache]
+    assert names(list(model.graph.outputs)) == [
+        "logits",
+        *(name.replace("past_key_values", "present") for name in cache),
+    ]
+    assert model.graph.inputs[-1].shape == ir.Shape([1, 2, "P", 16])
