@@ -13,9 +13,10 @@ from edgedecode.hub import find_pack
 from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget, parse_nbytes, resident_nbytes
 from edgedecode.messages import Message
+from edgedecode.options import SessionOptions
 from edgedecode.protocols import DrafterSource, LanguageModel, Runtime
 from edgedecode.registry import find_drafter, find_runtime
-from edgedecode.session import Session, SessionOptions
+from edgedecode.session import Session
 from edgedecode.tokenizer import Tokenizer
 
 __all__ = ["Pair", "load"]
@@ -27,21 +28,22 @@ def load(
     pack: str | Path | None = None,
     *,
     memory: int | str | None = None,
-    runtime: str = "onnx",
+    runtime: str | Runtime = "onnx",
     provider: str = "cpu",
     threads: int | None = None,
     verify: bool = False,
 ) -> Pair:
     """Open a pack: a folder, a hub id, or None for the bundled one.
 
-    memory: the budget in bytes, or text such as "800MB"; None: no limit. threads: None chooses for this machine.
-    verify: hash every file now (else only at the first opening, size and time afterwards). The draft model is loaded
-    by the first session that uses it. Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable.
+    memory: the budget in bytes, or text such as "800MB"; None: no limit. runtime: an installed engine's name, or an
+    engine of your own. threads: None chooses for this machine. verify: hash every file now (else only at the first
+    opening, size and time afterwards). The draft model is loaded by the first session that uses it.
+    Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable.
     """
     limit = parse_nbytes(memory) if isinstance(memory, str) else memory
     if threads is not None and not 1 <= threads <= 1024:
         raise InputError(f"{threads} threads are out of range: 1 to 1024")
-    engine = find_runtime(runtime)
+    engine = find_runtime(runtime) if isinstance(runtime, str) else runtime
     root = find_pack(pack)
     manifest = Manifest.load(root)
     check_files(manifest, root, full=verify)

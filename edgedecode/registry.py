@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from edgedecode.errors import InputError, RuntimeUnavailable
-from edgedecode.protocols import DrafterSource, Runtime
+
+if TYPE_CHECKING:  # the command line imports this module before anything heavy
+    from edgedecode.protocols import DrafterSource, Runtime
 
 __all__ = ["COMMANDS", "DRAFTERS", "RUNTIMES", "drafter_names", "find_drafter", "find_runtime", "installed"]
 
@@ -30,12 +32,12 @@ def find_runtime(name: str) -> Runtime:
             f"the runtime {name!r} needs {error.name or error}, which is not installed: "
             f"pip install 'edgedecode[{name}]'"
         ) from error
-    return cast(Runtime, factory())
+    return cast("Runtime", factory())
 
 
 def find_drafter(name: str) -> DrafterSource:
     """Load and make the drafter source of this name. Raises InputError naming what is there."""
-    return cast(DrafterSource, _find(DRAFTERS, name, noun="drafter").load()())
+    return cast("DrafterSource", _find(DRAFTERS, name, noun="drafter").load()())
 
 
 def drafter_names() -> list[str]:

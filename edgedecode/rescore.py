@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgedecode.decode import PREFILL_CHUNK
+from edgedecode.loop import PREFILL_CHUNK
 from edgedecode.protocols import LanguageModel
 
 __all__ = ["Rescore", "rescore"]

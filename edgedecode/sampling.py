@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.errors import InputError
+from edgedecode.errors import CapabilityError, InputError
 from edgedecode.manifest import Generation
 from edgedecode.probs import Probs
 from edgedecode.types import FloatArray
@@ -144,8 +144,14 @@ class Sampler:
             logits = np.where(allowed, logits, -np.inf)
         if options.repetition_penalty != 1:
             logits = self._penalised(logits, path)
+        best = int(logits.argmax())
+        if logits[best] != logits[best]:  # numpy's arg-max is the first NaN where there is one
+            raise CapabilityError(
+                "the model's logits are not numbers: its weights are damaged (check with --verify), or the engine's "
+                "kernels fail on this machine"
+            )
         if options.greedy:
-            return Probs.point(int(logits.argmax()))
+            return Probs.point(best)
         return _truncated(logits, options)
 
     def _penalised(self, logits: FloatArray, path: Sequence[int]) -> FloatArray:

@@ -1,20 +1,20 @@
-"""One conversation with a pair: turns in, streamed text out. Knows no engine; the loop is in `decode.py`."""
+"""One conversation with a pair: turns in, streamed text out. Knows no engine; the loop is in `loop.py`."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from edgedecode.decode import DecodeSetting, decode
-from edgedecode.detokenizer import Detokenizer
 from edgedecode.errors import CapabilityError, ContextExceeded, InputError
+from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import peak_nbytes
 from edgedecode.messages import Message
+from edgedecode.options import SessionOptions
 from edgedecode.policy import FixedLength
 from edgedecode.protocols import Drafter, DraftSetting, Policy
+from edgedecode.reply import TARGET_SOURCE, Chunk, Completion, Reply
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
 from edgedecode.stats import Stats
 from edgedecode.stop_strings import StopStrings
@@ -25,76 +25,10 @@ from edgedecode.verify import Rule, Verdict
 if TYPE_CHECKING:
     from edgedecode.pair import Pair
 
-__all__ = ["TARGET_SOURCE", "Chunk", "Completion", "Session", "SessionOptions"]
+__all__ = ["Session"]
 
-TARGET_SOURCE = "target"
 DEFAULT_CONTEXT = 4096
 DEFAULT_MAX_TOKENS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class SessionOptions:
-    """How a session decodes. None takes the pack's own default.
-
-    drafter: a registered name, "none", or None for the pack's draft model (n-gram without one). context: positions to
-    plan for. reproducible: same seed, same text, whatever drafts did (passes at least two rows wide, chains, match).
-    """
-
-    sampling: SamplingOptions | None = None
-    drafter: str | None = None
-    draft_max: int | None = None
-    context: int | None = None
-    seed: int | None = None
-    rule: Rule = Rule.MATCH
-    reproducible: bool = False
-    ignore_eos: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a reply: whole characters, and the tokens behind them, all from one source.
-
-    `text` may be empty while a character or a possible stop string is incomplete. The last chunk has `finish_reason`.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    source: str
-    """The drafter's name for accepted drafts, "target" for tokens the target added."""
-    finish_reason: FinishReason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A finished reply."""
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason
-    stats: Stats
-
-
-@dataclass(slots=True)
-class _Reply:
-    """What a running generation has said so far."""
-
-    detokenizer: Detokenizer
-    stops: StopStrings
-    text: str = ""
-
-    def say(self, run: tuple[int, ...], source: str) -> Chunk:
-        """Take the tokens of a run up to the one that completes a stop string, as plain decoding would."""
-        text, taken = "", 0
-        while taken < len(run) and self.stops.matched is None:
-            text += self.stops.push(self.detokenizer.push(run[taken : taken + 1]))
-            taken += 1
-        self.text += text
-        return Chunk(text, run[:taken], source)
-
-    def rest(self) -> str:
-        text = self.stops.push(self.detokenizer.flush()) + self.stops.flush()
-        self.text += text
-        return text
 
 
 class Session:
@@ -212,7 +146,7 @@ class Session:
             running.close()
 
     def _turn(self, prompt: str, tokens: list[int], *, limit: int, stops: StopStrings) -> Iterator[Chunk]:
-        reply = _Reply(self._pair.tokenizer.detokenizer(), stops)
+        reply = Reply(self._pair.tokenizer.detokenizer(), stops)
         self._reconcile(tokens)
         self._transcript.begin_reply(prompt, tokens)
         try:
@@ -224,13 +158,13 @@ class Session:
         self._reconcile(tokens)
         self._transcript.forget_rendering()
         self._transcript.tokens = tokens
-        yield from self._chunks(tokens, _Reply(self._pair.tokenizer.detokenizer(), stops), limit=limit)
+        yield from self._chunks(tokens, Reply(self._pair.tokenizer.detokenizer(), stops), limit=limit)
 
-    def _chunks(self, tokens: list[int], reply: _Reply, *, limit: int) -> Iterator[Chunk]:
+    def _chunks(self, tokens: list[int], reply: Reply, *, limit: int) -> Iterator[Chunk]:
         self.stats = stats = Stats(mode="plain" if self._drafter is None else self._drafter.name)
         stats.planned_nbytes = self._pair.budget.used_nbytes
         setting = DecodeSetting(
-            sampler=Sampler(self.sampling, vocabulary_size=self._pair.tokenizer.size),
+            sampler=Sampler(self.sampling, vocabulary_size=self._pair.target.card.vocabulary_size),
             noise=self._noise,
             drafter=self._drafter,
             draft_noise=self._draft_noise,
@@ -279,7 +213,7 @@ class Session:
             DraftSetting(
                 budget=self._pair.budget,
                 sampling=self.sampling,
-                vocabulary_size=self._pair.tokenizer.size,
+                vocabulary_size=self._pair.target.card.vocabulary_size,
                 capacity=self._state.capacity,
                 draft_model=self._pair.draft if name == "model" else None,
                 ends=self._ends,

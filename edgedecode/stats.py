@@ -102,6 +102,8 @@ class Stats:
             "verified_tokens": self.verified_tokens,
             "unverified_tokens": self.unverified_tokens,
             "acceptance_length": round(self.acceptance_length, 4),
+            "survival": list(self.survival),
+            "reached": list(self.reached),
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "time_to_first_token": round(self.time_to_first_token, 6),

@@ -108,6 +108,8 @@ class ModelCard:
     kernel_noise: float | None = None
     """99.9th percentile of how far a gap between two leading logits moves between one-row and many-row kernels."""
     weights_nbytes: int = 0
+    threads: int | None = None
+    """Threads the engine uses for it; None where the engine does not say."""
 
 
 class Outcome(Enum):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.decode import DecodeSetting, decode
+from edgedecode.loop import DecodeSetting, decode
 from edgedecode.manifest import Generation
 from edgedecode.memory import Budget
 from edgedecode.pair import Pair

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgedecode.decode import PREFILL_CHUNK
 from edgedecode.errors import CapabilityError
+from edgedecode.loop import PREFILL_CHUNK
 from edgedecode.probs import Probs
 from edgedecode.protocols import Drafter, DraftSetting, LanguageModel, UniformSource
 from edgedecode.sampling import Sampler

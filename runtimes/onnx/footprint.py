@@ -89,7 +89,7 @@ def _rows_per_pass(entry: ModelEntry) -> int:
 
 
 def _row_nbytes(entry: ModelEntry) -> int:
-    """Bound one row's live intermediate values: three of the MLP's width and eight of the hidden size."""
+    """Bound one row's live intermediate values: five of the MLP's width and eight of the hidden size."""
     body = max(0, entry.parameters - entry.rows * entry.hidden_size)
     mlp = body // (3 * entry.hidden_size * entry.layers)
-    return FLOAT_NBYTES * (3 * mlp + 8 * entry.hidden_size)
+    return FLOAT_NBYTES * (5 * mlp + 8 * entry.hidden_size)

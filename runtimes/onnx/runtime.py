@@ -67,7 +67,8 @@ class OnnxRuntime:
         footprint = plan_footprint(entry, weights_nbytes=_file_nbytes(weights), graph_nbytes=_file_nbytes(path))
         with ExitStack() as undo:  # gives every lease back when a later step fails
             leases = [undo.enter_context(budget.reserve(*part)) for part in self._parts(name, footprint)]
-            session = open_session(path, provider=chosen, threads=threads or default_threads(_file_nbytes(weights)))
+            threads = threads or default_threads(_file_nbytes(weights))
+            session = open_session(path, provider=chosen, threads=threads)
             check_contract(session, entry, path=path)
             card = ModelCard(
                 name=name,
@@ -77,6 +78,7 @@ class OnnxRuntime:
                 tree="tree" in graph.capabilities,
                 kernel_noise=entry.kernel_noise,
                 weights_nbytes=footprint.weights_nbytes,
+                threads=threads,
             )
             model = OnnxModel(
                 self._engine,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from edgedecode import Completion, Pair, Rule, SamplingOptions, Session, SessionOptions
-from edgedecode.decode import DecodeSetting, decode
 from edgedecode.errors import CapabilityError
+from edgedecode.loop import DecodeSetting, decode
 from edgedecode.policy import FixedLength
 from edgedecode.protocols import UniformSource
 from edgedecode.rescore import rescore

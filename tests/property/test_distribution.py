@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgedecode.decode import DecodeSetting, decode
 from edgedecode.drafters.model import ModelDrafter
+from edgedecode.loop import DecodeSetting, decode
 from edgedecode.policy import FixedLength
 from edgedecode.probs import Probs
 from edgedecode.protocols import Drafter, UniformSource
@@ -308,7 +308,7 @@ def same_uniform(draft: Draft, target: TargetRows, rng: UniformSource, **rest: o
 def test_a_wrong_verifier_is_found_out(
     wrong: Callable[..., Verdict], rule: Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["edgedecode.decode"], "verify", wrong)
+    monkeypatch.setattr(sys.modules["edgedecode.loop"], "verify", wrong)
     drafter = likely_chain if rule is Rule.MATCH else sampling_model(PLAIN)
     drawn = draw(drafter, options=PLAIN, rule=rule)
     assert min(drawn.rejections, drawn.accepted) > 100

@@ -202,7 +202,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "propose": (ModelDrafter, "propose"),
     "propose n-gram": (NgramDrafter, "propose"),
     "observe": (ModelDrafter, "observe"),
-    "verify": (sys.modules["edgedecode.decode"], "verify"),
+    "verify": (sys.modules["edgedecode.loop"], "verify"),
     "detokenizer": (Detokenizer, "push"),
     "begin": (ModelDrafter, "begin"),
 }

@@ -229,7 +229,7 @@ def test_a_mask_sees_the_drafted_path() -> None:
         return inner([*emitted, *path])
 
     def generate(**setting: object) -> tuple[list[int], Seen]:
-        from edgedecode.decode import DecodeSetting, decode
+        from edgedecode.loop import DecodeSetting, decode
         from edgedecode.policy import FixedLength
         from edgedecode.sampling import Noise, Sampler
 

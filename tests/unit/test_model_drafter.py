@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgedecode.decode import PREFILL_CHUNK
 from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.errors import BudgetExceeded, CapabilityError
+from edgedecode.loop import PREFILL_CHUNK
 from edgedecode.memory import Budget
 from edgedecode.protocols import State
 from edgedecode.sampling import Noise, SamplingOptions

@@ -11,8 +11,8 @@ import pytest
 from edgedecode.errors import BudgetExceeded, CapabilityError, IncompatiblePair, InputError, ManifestError
 from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest
 from edgedecode.memory import Budget
+from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair, load
-from edgedecode.session import SessionOptions
 from edgedecode.testing import TableRuntime, byte_tokenizer, toy_pair, toy_tables
 from tests.toys import ascii_pair
 

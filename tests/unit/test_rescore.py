@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgedecode.decode import PREFILL_CHUNK
+from edgedecode.loop import PREFILL_CHUNK
 from edgedecode.rescore import rescore
 from tests.toys import run, toy_model
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory import Budget
+from edgedecode.options import SessionOptions
 from edgedecode.sampling import Noise
-from edgedecode.session import SessionOptions
 from edgedecode.testing import ScriptedDrafter, TableModel, byte_tokenizer, hostile_drafter, toy_pair, toy_tables
 from edgedecode.tree import path_to
 from edgedecode.types import AdapterUse, Draft

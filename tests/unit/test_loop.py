@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgedecode.decode import PREFILL_CHUNK, DecodeSetting, decode
 from edgedecode.errors import ContextExceeded, InputError
+from edgedecode.loop import PREFILL_CHUNK, DecodeSetting, decode
 from edgedecode.policy import FixedLength
 from edgedecode.sampling import Noise, Sampler
 from edgedecode.stats import Stats

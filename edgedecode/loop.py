@@ -93,6 +93,8 @@ def decode(
             if draft_max > 0:
                 setting.draft_noise.position = len(tokens)
                 draft = drafter.propose(tokens, draft_max, setting.draft_noise)
+                if len(draft) > draft_max:
+                    raise InputError(f"the drafter {drafter.name!r} proposed {len(draft)} of {draft_max} tokens")
         proposed = perf_counter()
 
         # Score: one pass over what the state has not read, and the draft after it.

@@ -1,0 +1,62 @@
+"""A reply on its way out: tokens become chunks of text and, at the end, a completion. Knows no model and no loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgedecode.detokenizer import Detokenizer
+from edgedecode.stats import Stats
+from edgedecode.stop_strings import StopStrings
+from edgedecode.types import FinishReason
+
+__all__ = ["TARGET_SOURCE", "Chunk", "Completion", "Reply"]
+
+TARGET_SOURCE = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a reply: whole characters, and the tokens behind them, all from one source.
+
+    `text` may be empty while a character or a possible stop string is incomplete. The last chunk has `finish_reason`.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    source: str
+    """The drafter's name for accepted drafts, "target" for tokens the target added."""
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished reply."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a running generation has said so far: tokens in, whole characters out, up to a stop string."""
+
+    detokenizer: Detokenizer
+    stops: StopStrings
+    text: str = ""
+
+    def say(self, run: tuple[int, ...], source: str) -> Chunk:
+        """Take the tokens of a run up to the one that completes a stop string, as plain decoding would."""
+        text, taken = "", 0
+        while taken < len(run) and self.stops.matched is None:
+            text += self.stops.push(self.detokenizer.push(run[taken : taken + 1]))
+            taken += 1
+        self.text += text
+        return Chunk(text, run[:taken], source)
+
+    def rest(self) -> str:
+        """Return what was held back; after it nothing is."""
+        text = self.stops.push(self.detokenizer.flush()) + self.stops.flush()
+        self.text += text
+        return text
