@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
 from typing import TypeVar
 
 from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, load
 from edgedecode.manifest import Generation
 from edgedecode.policy import FixedLength
-from edgedecode.registry import RUNTIMES, drafter_names, find_drafter, installed
+from edgedecode.protocols import Runtime
+from edgedecode.registry import RUNTIMES, drafter_names, find_drafter, find_runtime, installed
 from edgedecode.sampling import Noise
 
 from .interrupts import leaving_at_once
@@ -64,14 +66,17 @@ def add_session_options(parser: ArgumentParser) -> None:
     group.add_argument("--seed", type=_integer, metavar="N", help="seed of the draws (default: a fresh one)")
 
 
-def open_pair(arguments: Namespace) -> Pair:
-    """Open the pack the arguments name. What cannot be right is refused before anything is loaded."""
+def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None) -> Pair:
+    """Open the pack the arguments name, on their engine or on what `wrap` makes of it.
+
+    What cannot be right is refused before anything is loaded.
+    """
     _check_early(arguments)
     with leaving_at_once():
         return load(
             arguments.model,
             memory=arguments.memory,
-            runtime=arguments.runtime,
+            runtime=arguments.runtime if wrap is None else wrap(find_runtime(arguments.runtime)),
             provider=arguments.provider,
             threads=arguments.threads,
             verify=arguments.verify,
@@ -82,6 +87,8 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
     """Read the session's options, the pack's generation defaults below them. Raises InputError."""
     if arguments.adapter is not None:
         raise InputError(f"the pack {pair.manifest.name!r} has no adapter {arguments.adapter!r}: it has none")
+    if arguments.drafter == NO_DRAFTER and arguments.draft_max:
+        raise InputError(f"--draft-max {arguments.draft_max} with --drafter {NO_DRAFTER}: leave one of the two out")
     return SessionOptions(
         sampling=_sampling(arguments, pair.manifest.generation),
         drafter=arguments.drafter,

@@ -18,7 +18,7 @@ def decoded_text(data: bytes, name: str) -> str:
 
 
 def checked_text(text: str, name: str) -> str:
-    """Return `text`. Raises InputError for what the shell handed over as bytes that are no UTF-8."""
+    """Return `text`. Raises InputError for lone surrogates: bytes of the shell that are no UTF-8, JSON's \\ud800."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

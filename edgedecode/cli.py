@@ -21,6 +21,9 @@ _DESCRIPTION = "Run and export small language models: speculative decoding insid
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 for a refused input, 2 for usage, 130 for Ctrl-C."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller: `edgedecode … >&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -36,8 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"edgedecode: {_one_line(error)}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader is gone: point stdout elsewhere so that the interpreter's own flush does not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_stdout()
         return 128 + (signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 13)
     except KeyboardInterrupt:
         if debug:
@@ -47,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if debug:
             raise
+        _abandon_stdout()
         print(
             f"edgedecode: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr
         )
@@ -78,6 +81,14 @@ def _run(arguments: list[str]) -> int:
             verb.add_argument("--debug", action="store_true", help="show tracebacks and the engines' logs")
     namespace = parser.parse_args(arguments)
     return commands[namespace.verb].run(namespace)
+
+
+def _abandon_stdout() -> None:
+    """Point stdout elsewhere once it failed, so that the interpreter's own flush at exit does not complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(error: EdgeDecodeError) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgedecode.errors import ManifestError
 from edgedecode.folders import cache_folder
-from edgedecode.manifest import FileEntry, Manifest
+from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest
 
 __all__ = ["check_files", "file_sha256"]
 
@@ -34,7 +34,8 @@ def file_sha256(path: Path, *, progress: Callable[[int], None] | None = None) ->
 def check_files(manifest: Manifest, root: Path, *, full: bool = False) -> None:
     """Check every file the manifest lists; `full` hashes them even if this very file was hashed before.
 
-    Raises ManifestError for a file that is missing, a link, of the wrong size or of the wrong content.
+    Raises ManifestError for a file that is missing, a link, of the wrong size or of the wrong content, and for a file
+    beside a graph that the manifest does not list: a graph could read weights there that nobody checked or planned.
     """
     known = {} if full else _load_known(root)
     stamps: dict[str, str] = {}
@@ -46,8 +47,18 @@ def check_files(manifest: Manifest, root: Path, *, full: bool = False) -> None:
                 f"{path} is damaged: its sha256 is {found[:12]}…, the manifest says {entry.sha256[:12]}…; "
                 f"copy or export the pack again"
             )
+    _refuse_unlisted(manifest, root)
     if stamps != known:
         _store_known(root, stamps)
+
+
+def _refuse_unlisted(manifest: Manifest, root: Path) -> None:
+    graphs = [graph.file for entry in manifest.models.values() for graph in entry.graphs.values()]
+    for folder in sorted({(root / file).parent for file in graphs}):
+        for path in folder.iterdir() if folder.is_dir() else ():
+            name = path.relative_to(root).as_posix()
+            if path.is_file() and not path.name.startswith(".") and name not in {*manifest.files, MANIFEST_NAME}:
+                raise ManifestError(f"{path} is not listed in the pack's manifest: move it elsewhere")
 
 
 def _stamp(path: Path, name: str, entry: FileEntry) -> str:

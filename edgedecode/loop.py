@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from edgedecode.errors import ContextExceeded, InputError
+from edgedecode.errors import CapabilityError, ContextExceeded, InputError
 from edgedecode.policy import FixedLength
 from edgedecode.protocols import Drafter, LanguageModel, Policy, State
 from edgedecode.sampling import Noise, Sampler
 from edgedecode.stats import Stats
+from edgedecode.tree import is_chain
 from edgedecode.types import EMPTY_DRAFT, Outcome, Signals
 from edgedecode.verify import Rule, TargetRows, Verdict, verify
 
@@ -41,6 +42,8 @@ class DecodeSetting:
     rule: Rule = Rule.MATCH
     ends: frozenset[int] = frozenset()
     min_width: int = 1
+    chains_only: bool = False
+    """Refuse drafts that branch: trees change the order of sums, chains do not."""
 
 
 def decode(
@@ -95,6 +98,10 @@ def decode(
                 draft = drafter.propose(tokens, draft_max, setting.draft_noise)
                 if len(draft) > draft_max:
                     raise InputError(f"the drafter {drafter.name!r} proposed {len(draft)} of {draft_max} tokens")
+                if setting.chains_only and draft.parents is not None and not is_chain(draft.parents):
+                    raise CapabilityError(
+                        f"the drafter {drafter.name!r} proposes trees: reproducible text needs chains"
+                    )
         proposed = perf_counter()
 
         # Score: one pass over what the state has not read, and the draft after it.

@@ -155,6 +155,12 @@ def peak_nbytes() -> int | None:
     """Return the largest resident size this process ever had, in bytes; None where the system does not tell."""
     if sys.platform == "win32":
         return None
+    try:
+        # Not getrusage: its peak survives exec, so that a child of a large process would report its parent's.
+        with open("/proc/self/status", encoding="ascii") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration, ValueError):
+        pass
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -11,7 +11,7 @@ from edgedecode.digests import check_files
 from edgedecode.errors import CapabilityError, IncompatiblePair, InputError, ManifestError
 from edgedecode.hub import find_pack
 from edgedecode.manifest import Manifest
-from edgedecode.memory import Budget, parse_nbytes, resident_nbytes
+from edgedecode.memory import Budget, parse_nbytes, peak_nbytes, resident_nbytes
 from edgedecode.messages import Message
 from edgedecode.options import SessionOptions
 from edgedecode.protocols import DrafterSource, LanguageModel, Runtime
@@ -76,8 +76,7 @@ class Pair:
         self._sources: dict[str, DrafterSource] = {}
         self._sessions: WeakSet[Session] = WeakSet()
         self.tokenizer = tokenizer
-        base = resident_nbytes()
-        self._process = budget.reserve("process (interpreter, engine, tokenizer)", base or 0)
+        self._process = budget.reserve("process (interpreter, engine, tokenizer)", _process_nbytes(budget))
         try:
             self.target = self._open("target")
         except BaseException:
@@ -145,6 +144,14 @@ class Pair:
             threads=self._threads,
             provider=self._provider,
         )
+
+
+def _process_nbytes(budget: Budget) -> int:
+    """Return what this process holds already; where only its peak is told, that."""
+    nbytes = resident_nbytes() or peak_nbytes()
+    if nbytes is None and budget.limit_nbytes is not None:
+        raise CapabilityError("this system does not tell how much memory the process holds: --memory cannot be kept")
+    return nbytes or 0
 
 
 def _tokenizer(manifest: Manifest, root: Path) -> Tokenizer:

@@ -72,8 +72,12 @@ class LanguageModel(Protocol):
     @property
     def card(self) -> ModelCard: ...
 
-    def new_state(self, capacity: int) -> State:
-        """Make a state for `capacity` rows, settled and pending together. Raises BudgetExceeded before allocating."""
+    def new_state(self, capacity: int, *, rows: int = 1) -> State:
+        """Make a state for `capacity` rows, settled and pending together.
+
+        `rows` are the most logits rows one pass will be asked for: their memory is planned now, not in mid-answer.
+        Raises BudgetExceeded before allocating.
+        """
         ...
 
     def forward(

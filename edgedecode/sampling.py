@@ -41,7 +41,7 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         for name, value, good in (
             ("temperature", self.temperature, self.temperature == 0 or 1e-6 <= self.temperature <= 100),
-            ("top_k", self.top_k, self.top_k >= 0),
+            ("top_k", self.top_k, 0 <= self.top_k <= 2**31),
             ("top_p", self.top_p, 0 < self.top_p <= 1),
             ("min_p", self.min_p, 0 <= self.min_p <= 1),
             ("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty <= 100),
@@ -109,7 +109,7 @@ class Sampler:
         self.vocabulary_size = vocabulary_size
         self._mask = mask
         self._known: set[int] = set()
-        self._seen = np.empty(vocabulary_size, dtype=np.int64)
+        self._seen = np.empty(vocabulary_size if options.repetition_penalty != 1 else 0, dtype=np.int64)
         self._count = 0
         self._length = 0
 

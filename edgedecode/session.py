@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from time import perf_counter
 from typing import TYPE_CHECKING
+from weakref import finalize
 
-from edgedecode.errors import CapabilityError, ContextExceeded, InputError
+from edgedecode.errors import CapabilityError, ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import peak_nbytes
 from edgedecode.messages import Message
@@ -29,6 +31,8 @@ __all__ = ["Session"]
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_MAX_TOKENS = 512
+SCRATCH_NBYTES = 3 * 8
+"""Per id: processing a row holds at most three float64 arrays of the vocabulary's size at once."""
 
 
 class Session:
@@ -52,12 +56,14 @@ class Session:
         self._drafter: Drafter | None = None
         self._running: Iterator[Chunk] | None = None
         self._closed = False
-        self._state = pair.target.new_state(context)
-        try:
+        with ExitStack() as undo:
+            scratch_nbytes = SCRATCH_NBYTES * pair.target.card.vocabulary_size
+            self._scratch = undo.enter_context(pair.budget.reserve("sampling", scratch_nbytes))
+            self._state = pair.target.new_state(context, rows=pair.draft_max(options) + 1)
+            undo.callback(self._state.close)
             self._drafter = self._open_drafter(pair.drafter_name(options))
-        except BaseException:
-            self._state.close()
-            raise
+            undo.pop_all()
+        finalize(self, self._scratch.release)  # a session that is dropped, not closed
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -88,6 +94,7 @@ class Session:
         limit = self._limit(max_tokens)
         stops = StopStrings(stop)
         self._stop_running()
+        self._check_length(prompt)
         tokens = self._transcript.open_turn(prompt)
         self._check_fits(tokens)
         self._running = self._turn(prompt, tokens, limit=limit, stops=stops)
@@ -98,6 +105,7 @@ class Session:
         limit = self._limit(max_tokens)
         stops = StopStrings(stop)
         self._stop_running()
+        self._check_length(text)
         tokens = self._transcript.bare(text)
         self._check_fits(tokens)
         self._running = self._bare(tokens, limit=limit, stops=stops)
@@ -129,6 +137,7 @@ class Session:
         self._stop_running()
         self._closed = True
         self._state.close()
+        self._scratch.release()
         if self._drafter is not None:
             self._drafter.close()
 
@@ -151,8 +160,13 @@ class Session:
         self._transcript.begin_reply(prompt, tokens)
         try:
             yield from self._chunks(tokens, reply, limit=limit)
-        finally:
+        except EdgeDecodeError:  # the answer failed: the conversation stays as it was
+            self._transcript.abandon_reply()
+            raise
+        except BaseException:  # closed or interrupted: what was said was said
             self._transcript.end_reply(reply.text + reply.rest(), ends=self._ends)
+            raise
+        self._transcript.end_reply(reply.text + reply.rest(), ends=self._ends)
 
     def _bare(self, tokens: list[int], *, limit: int, stops: StopStrings) -> Iterator[Chunk]:
         self._reconcile(tokens)
@@ -162,7 +176,7 @@ class Session:
 
     def _chunks(self, tokens: list[int], reply: Reply, *, limit: int) -> Iterator[Chunk]:
         self.stats = stats = Stats(mode="plain" if self._drafter is None else self._drafter.name)
-        stats.planned_nbytes = self._pair.budget.used_nbytes
+        stats.planned_nbytes, stats.peak_nbytes = self._pair.budget.used_nbytes, peak_nbytes()
         setting = DecodeSetting(
             sampler=Sampler(self.sampling, vocabulary_size=self._pair.target.card.vocabulary_size),
             noise=self._noise,
@@ -172,6 +186,7 @@ class Session:
             rule=self.options.rule,
             ends=self._ends,
             min_width=2 if self.options.reproducible else 1,
+            chains_only=self.options.reproducible,
         )
         rounds = decode(self._pair.target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats)
         verdict: Verdict | None = None
@@ -189,7 +204,7 @@ class Session:
         reason = FinishReason.STOP
         if reply.stops.matched is None and (verdict is None or verdict.outcome is not Outcome.ENDED):
             reason = FinishReason.CONTEXT if len(tokens) >= self._state.capacity else FinishReason.LENGTH
-        stats.peak_nbytes = peak_nbytes()
+        stats.planned_nbytes, stats.peak_nbytes = self._pair.budget.used_nbytes, peak_nbytes()
         yield Chunk(rest, (), TARGET_SOURCE, reason)
 
     def _reconcile(self, tokens: Sequence[int]) -> None:
@@ -203,12 +218,12 @@ class Session:
         self._state.crop(shared)
 
     def _open_drafter(self, name: str) -> Drafter | None:
-        if name == "none":
-            return None
         sampled = self.options.rule is Rule.RATIO
         if sampled and (name != "model" or self.options.reproducible):
             wanted = "--reproducible" if self.options.reproducible else f"--drafter {name}"
             raise CapabilityError(f"the ratio rule samples from the draft model: with {wanted}, use the match rule")
+        if name == "none":
+            return None
         return self._pair.drafter_source(name).open(
             DraftSetting(
                 budget=self._pair.budget,
@@ -226,6 +241,15 @@ class Session:
         if limit < 1:
             raise InputError(f"max_tokens {limit} is out of range: 1 or more")
         return limit
+
+    def _check_length(self, text: str) -> None:
+        """Refuse a text that cannot fit before encoding it, which would take many times its size."""
+        most = 4 * self._state.capacity * self._pair.tokenizer.longest_token  # 4: characters to bytes, normalizers
+        if len(text) > most:
+            raise ContextExceeded(
+                f"the prompt has {len(text)} characters, a context of {self._state.capacity} tokens cannot hold more "
+                f"than {most}: shorten it, or raise --ctx-size"
+            )
 
     def _check_fits(self, tokens: Sequence[int]) -> None:
         if self._closed:

@@ -106,7 +106,7 @@ class TableModel:
         rows = self._first.shape[1]
         self.card = ModelCard(name="table", rows=rows, vocabulary_size=len(self._first), context=context)
 
-    def new_state(self, capacity: int) -> TableState:
+    def new_state(self, capacity: int, *, rows: int = 1) -> TableState:
         if capacity > self.card.context:
             raise CapabilityError(f"a state of {capacity} positions: this model allows {self.card.context}")
         return TableState(capacity, self._budget.reserve("kv:table", 8 * capacity))

@@ -21,11 +21,11 @@ __all__ = ["Tokenizer"]
 class Tokenizer:
     """A Hugging Face `tokenizer.json` with its chat template (the plain one where the pack has none).
 
-    `size` counts ids up to the largest, added tokens included: model rows above it are padding. `special_ids` are the
-    added tokens flagged special. Safe to share between threads.
+    `size` counts ids up to the largest, added tokens included: model rows above it are padding. `special_ids`
+    are the added tokens flagged special, `longest_token` the longest spelling in characters. Safe between threads.
     """
 
-    __slots__ = ("_digest", "_inner", "_pieces", "chat_template", "size", "special_ids")
+    __slots__ = ("_digest", "_inner", "_pieces", "chat_template", "longest_token", "size", "special_ids")
 
     def __init__(self, inner: tokenizers.Tokenizer, *, chat_template: ChatTemplate | None = None) -> None:
         """Take over `inner`, switching off the padding and truncation it may have been saved with."""
@@ -36,6 +36,7 @@ class Tokenizer:
         self._digest: str | None = None
         self.chat_template = chat_template or ChatTemplate(PLAIN_TEMPLATE)
         self.size: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.longest_token: int = max(map(len, inner.get_vocab(with_added_tokens=True)), default=1)
         added = inner.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
 

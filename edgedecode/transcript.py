@@ -60,6 +60,11 @@ class Transcript:
         self._rendered = self._prompt + self._tokenizer.decode(generated, skip_special=False)
         self._rendered_tokens = self._prompt_tokens + len(generated)
 
+    def abandon_reply(self) -> None:
+        """Take the turn back: its answer failed. `tokens` stay, since they say what a state has read."""
+        self.messages.pop()
+        self._rendered = None
+
     def bare(self, text: str) -> list[int]:
         """Return the tokens of a bare text, with the tokenizer's own leading tokens."""
         tokens = self._tokenizer.encode(text, add_special=True)

@@ -103,6 +103,8 @@ def check_engine(config: Fields, shape: Shape, *, name: str, body: Scheme, head:
         raise ExportError(
             f"{name} uses sliding-window attention, which is not exported yet: set use_sliding_window to false"
         )
+    if "sliding_attention" in _layer_types(config):
+        raise ExportError(f"{name} has layers of sliding_attention, which are not exported yet: take another model")
     for title, size in shape.projections.items():
         if body.quantized and size % body.block_size:
             raise ExportError(
@@ -116,6 +118,10 @@ def check_engine(config: Fields, shape: Shape, *, name: str, body: Scheme, head:
 
 def _way_out(size: int) -> str:
     return "use --block-size 32" if size % 32 == 0 else "use --bits 16 --head-bits 16"
+
+
+def _layer_types(config: Fields) -> tuple[str, ...]:
+    return config.texts("layer_types") if config.values.get("layer_types") else ()
 
 
 def _rope_kind(config: Fields) -> str:

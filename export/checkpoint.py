@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,7 +63,7 @@ def _shards(folder: Path) -> list[Path]:
 class Checkpoint:
     """The named tensors of some safetensors files. Close it when the views are no longer used."""
 
-    def __init__(self, files: list[Path]) -> None:
+    def __init__(self, files: Sequence[Path]) -> None:
         """Map the files and check their headers. Raises ExportError for a damaged file or an unusable type."""
         self._maps: list[mmap.mmap] = []
         self._views: dict[str, torch.Tensor] = {}

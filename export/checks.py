@@ -16,7 +16,7 @@ from edgedecode.registry import find_runtime
 from edgedecode.tokenizer import Tokenizer
 
 from .noise import POSITIONS, KernelNoise, measure_noise
-from .parity import ParityText, check_exact, measure_kernels, reference_rows
+from .parity import ParityText, check_exact, check_kernels, measure_loss, reference_rows
 from .reference import Reference
 
 __all__ = ["CheckTexts", "check_noise", "check_parity"]
@@ -65,7 +65,8 @@ def check_parity(
 ) -> Mapping[str, float]:
     """Compare a model with its reference; `exact` is the file of its graph whose products do not round activations.
 
-    Raises ExportError when that graph differs by more than summation order. What rounding does is measured, not judged.
+    Raises ExportError when that graph differs by more than summation order, or the shipped one by more than rounding of
+    activations could. What quantization loses against the original weights is measured, not judged.
     """
     expected = reference_rows(reference, texts.text)
     graph = replace(entry.graphs["base"], file=exact)
@@ -74,7 +75,10 @@ def check_parity(
         numbers |= check_exact(model, texts.text, expected)
     if min(entry.bits, entry.head_bits) < 16:
         with _opened(entry, pack, texts) as model:
-            numbers |= measure_kernels(model, texts.text, expected)
+            numbers |= check_kernels(model, texts.text, expected)
+        length = len(texts.text.text)
+        original = reference_rows(reference.of_originals(), texts.text)
+        numbers |= measure_loss(expected[:length], original[:length])
     return numbers
 
 

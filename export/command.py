@@ -34,7 +34,10 @@ class ExportCommand:
         parser.add_argument("--out", required=True, type=Path, metavar="PACK", help="folder to make; must not exist")
         parser.add_argument("--bits", type=int, choices=_BITS, default=8, help="width of the weights (default 8)")
         parser.add_argument(
-            "--block-size", type=int, choices=(32, 128), default=32, help="weights that share a scale (default 32)"
+            "--block-size",
+            type=int,
+            choices=(32, 128),
+            help="weights that share a scale, where they have 4 or 8 bits (default 32)",
         )
         parser.add_argument(
             "--head-bits",
@@ -52,10 +55,14 @@ class ExportCommand:
             help="positions the kernels' noise is measured on (default 2000; 0: not measured)",
         )
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
         from .frameworks import require_frameworks
 
+        recipe = _recipe(arguments)
+        if arguments.block_size is not None and not recipe.quantized:
+            arguments.usage_error(f"argument --block-size: {recipe.body.name} weights have no blocks, leave it out")
         require_frameworks()
         from .pair import PairRequest, export_pair
         from .report import LiveDisplay, pair_report, show_pair
@@ -65,7 +72,7 @@ class ExportCommand:
             target=arguments.target,
             draft=arguments.draft,
             out=arguments.out,
-            recipe=_recipe(arguments),
+            recipe=recipe,
             name=arguments.name,
             license=arguments.license,
             noise_positions=arguments.noise_positions,
@@ -127,7 +134,8 @@ def _recipe(arguments: Namespace) -> Recipe:
 
     bits = arguments.bits
     head = arguments.head_bits or (8 if bits <= 8 else bits)
-    return Recipe(*(Scheme(width, arguments.block_size if width <= 8 else 0) for width in (bits, head)))
+    block_size = arguments.block_size or 32
+    return Recipe(*(Scheme(width, block_size if width <= 8 else 0) for width in (bits, head)))
 
 
 @contextmanager

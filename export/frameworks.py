@@ -1,4 +1,4 @@
-"""What export needs beyond the core, looked for without importing it."""
+"""What export needs beyond the core, looked for without importing it, and what its errors say."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from importlib.util import find_spec
 
 from edgedecode.errors import RuntimeUnavailable
 
-__all__ = ["require_frameworks"]
+__all__ = ["reason_of", "require_frameworks"]
 
 _NEEDED = ("onnx_ir", "onnxruntime", "onnxruntime_genai", "safetensors", "torch", "transformers")
+_REASON_LENGTH = 200
 
 
 def require_frameworks() -> None:
     """Raise RuntimeUnavailable, with the pip line, when a package is missing."""
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise RuntimeUnavailable(f"export needs {', '.join(missing)}, not installed: pip install 'edgedecode[export]'")
+
+
+def reason_of(error: Exception) -> str:
+    """Return what a foreign error says, on one line and not too long."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:_REASON_LENGTH]

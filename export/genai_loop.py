@@ -13,6 +13,8 @@ from pathlib import Path
 from edgedecode.errors import RuntimeUnavailable
 from edgedecode.manifest import ModelEntry
 
+from .frameworks import reason_of
+
 __all__ = ["GenaiLoop"]
 
 
@@ -33,8 +35,7 @@ class GenaiLoop:
                 config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
             self._model = self._genai.Model(config)
         except Exception as error:  # the bindings raise RuntimeError, and kinds of their own
-            reason = " ".join(str(error).split())
-            raise RuntimeUnavailable(f"onnxruntime-genai does not open {folder}: {reason[:200]}") from None
+            raise RuntimeUnavailable(f"onnxruntime-genai does not open {folder}: {reason_of(error)}") from None
         self._options = self._genai.GeneratorParams(self._model)
         self._options.set_search_options(do_sample=False, max_length=capacity)
         self._generator = self._genai.Generator(self._model, self._options)

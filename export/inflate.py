@@ -21,7 +21,7 @@ from .checkpoint import Checkpoint
 from .new_folder import check_place, new_folder
 from .quantize import Scheme
 from .recipe import Recipe
-from .source import Source, open_source, read_json
+from .source import Source, find_weights, open_source, read_json
 from .stages import Stages
 
 if TYPE_CHECKING:
@@ -56,11 +56,13 @@ def inflate_model(name: str, out: Path, *, weights_nbytes: int, seed: int, stage
     machines. Raises ExportError when the model is already larger; nothing is left behind then.
     """
     with stages.stage("check"):
+        check_place(out, nbytes=0)
         source = open_source(name)
         shape = _widened(source, weights_nbytes)
-        checkpoint = Checkpoint(list(source.weights))
+        files = find_weights(source)
         ratio = shape.parameters / source.shape.parameters
-        check_place(out, nbytes=round(source.weights_nbytes * ratio))
+        check_place(out, nbytes=round(sum(path.stat().st_size for path in files) * ratio))
+        checkpoint = Checkpoint(files)
     try:
         with new_folder(out) as folder:
             _copy_texts(source, shape, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,14 +42,17 @@ class ModelJob:
         return self.recipe.nbytes(self.source.shape) + rotary
 
 
-def export_model(job: ModelJob, pack: Path, stages: Stages) -> ModelEntry:
-    """Export `job` into the role's folder of `pack` and check the result. Raises ExportError when a check fails."""
+def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, stages: Stages) -> ModelEntry:
+    """Export `job`, whose `weights` lie in these files, into the role's folder of `pack` and check the result.
+
+    Raises ExportError when a check fails.
+    """
     folder = pack / job.role
     folder.mkdir()
-    checkpoint = Checkpoint(list(job.source.weights))
+    checkpoint = Checkpoint(weights)
     try:
         with stages.stage(f"{job.role}: structure"):
-            network = open_network(job.source.folder, checkpoint)
+            network = open_network(job.source.folder, checkpoint, architecture=job.source.shape.architecture)
             drawing = _drawing(job, network)
             entry = _entry(job, drawing, parameters=sum(parameter.numel() for parameter in network.parameters()))
         with stages.stage(f"{job.role}: weights", drawing.weights.elements) as advance:
@@ -65,8 +69,9 @@ def export_model(job: ModelJob, pack: Path, stages: Stages) -> ModelEntry:
 
 
 def _drawing(job: ModelJob, network: PreTrainedModel) -> Drawing:
-    # What a draft proposes may depend on how many rows were asked for: the target decides what is emitted.
-    early = job.recipe.body.bits > 4 or job.role == "draft"
+    # Only the 8-bit kernels compute one row as they compute several, bit for bit. What a draft proposes may depend on
+    # how many rows were asked for: the target decides what is emitted.
+    early = job.recipe.body.bits == 8 or job.role == "draft"
     shape = job.source.shape
     builder = ARCHITECTURES[shape.architecture]
     return draw(network, builder=builder, head_size=shape.head_size, recipe=job.recipe, early_rows=early)
@@ -96,5 +101,5 @@ def _entry(job: ModelJob, drawing: Drawing, *, parameters: int) -> ModelEntry:
         block_size=job.recipe.body.block_size,
         head_bits=job.recipe.head.bits,
         license=job.license,
-        source=job.source.name,
+        source=job.source.origin,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgedecode.errors import ExportError
 
 from .checkpoint import Checkpoint
+from .frameworks import reason_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -18,8 +19,11 @@ __all__ = ["open_network"]
 _log = logging.getLogger(__name__)
 
 
-def open_network(folder: Path, checkpoint: Checkpoint) -> PreTrainedModel:
-    """Make the model that config.json describes. Raises ExportError for missing tensors and for other shapes."""
+def open_network(folder: Path, checkpoint: Checkpoint, *, architecture: str) -> PreTrainedModel:
+    """Make the model that config.json describes.
+
+    Raises ExportError for another class than `architecture`, for missing tensors and for other shapes.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -27,8 +31,10 @@ def open_network(folder: Path, checkpoint: Checkpoint) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
             network: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ExportError(f"transformers cannot make a model of {folder / 'config.json'}: {error}") from None
+    except Exception as error:  # the errors of transformers' configurations share no base class
+        what = f"transformers cannot make a model of {folder / 'config.json'}: {reason_of(error)}"
+        raise ExportError(what) from error
+    _check_class(network, architecture, name=folder.name)
     _check(network, checkpoint, tied=bool(config.tie_word_embeddings), name=folder.name)
     network.load_state_dict(dict(checkpoint.tensors), strict=False, assign=True)
     _revive_rotary(network)
@@ -42,6 +48,15 @@ def _revive_rotary(network: PreTrainedModel) -> None:
     """Make the rotary module again: it has no weights, and the first one's frequencies are on the meta device."""
     old: Any = network.model.rotary_emb
     network.model.rotary_emb = type(old)(config=network.config)
+
+
+def _check_class(network: PreTrainedModel, architecture: str, *, name: str) -> None:
+    if (made := type(network).__name__) != architecture:
+        raise ExportError(
+            f"{name}: the model_type of config.json makes a {made}, its architectures name {architecture}: one is wrong"
+        )
+    if "sliding_attention" in (getattr(network.config, "layer_types", None) or ()):
+        raise ExportError(f"{name} uses sliding-window attention, which is not exported yet: take another model")
 
 
 def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name: str) -> None:

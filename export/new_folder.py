@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -45,7 +46,6 @@ def new_folder(out: Path) -> Iterator[Path]:
         if out.is_dir():
             out.rmdir()
         partial.rename(out)
-        _flush_folder(out.parent)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         for parent in made:
@@ -53,6 +53,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         if isinstance(error, OSError):
             raise _as_export_error(error, out) from error
         raise
+    with suppress(OSError):  # it is there, and whole
+        _flush_folder(out.parent)
 
 
 def _as_export_error(error: OSError, out: Path) -> ExportError:
@@ -69,7 +71,7 @@ def _existing(folder: Path) -> Path:
 
 def _remove_abandoned(out: Path) -> None:
     """Remove what a killed process left of the same folder."""
-    for folder in out.parent.glob(f".{out.name}.partial-*"):
+    for folder in out.parent.glob(f".{glob.escape(out.name)}.partial-*"):
         owner = folder.name.rpartition("-")[2]
         if owner.isdecimal() and not _running(int(owner)):
             shutil.rmtree(folder, ignore_errors=True)

@@ -110,7 +110,9 @@ def _reread(model: LanguageModel, prompt: Sequence[int], segment: _Segment) -> F
             tokens = segment.tokens[start : start + width]
             if not tokens:
                 return np.concatenate(found)
-            rows = model.forward(tokens, state, rows="all").logits
+            # A row alone would meet the very kernel it is compared with: it gets a second one, which is dropped.
+            read = tokens if len(tokens) > 1 else tokens * 2
+            rows = model.forward(read, state, rows="all").logits[: len(tokens)]
             found.append(np.take_along_axis(rows, segment.leading[start : start + len(tokens)], axis=1))
             state.keep(range(len(tokens)))
             start += len(tokens)

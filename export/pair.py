@@ -20,7 +20,7 @@ from .model import ModelJob, export_model
 from .new_folder import check_place, new_folder
 from .noise import POSITIONS
 from .recipe import Recipe
-from .source import Source, open_source
+from .source import Source, find_weights, open_source
 from .stages import Stages
 
 __all__ = ["PairRequest", "export_pair"]
@@ -47,6 +47,7 @@ class PairRequest:
 def export_pair(request: PairRequest, stages: Stages) -> Manifest:
     """Export a pair, or a target alone. Raises ExportError or IncompatiblePair, and then leaves nothing behind."""
     with stages.stage("check"):
+        check_place(request.out, nbytes=0)
         target = open_source(request.target)
         draft = open_source(request.draft) if request.draft is not None else None
         if draft is not None:
@@ -59,9 +60,10 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
             for role, source in sources.items()
         ]
         check_place(request.out, nbytes=sum(job.nbytes for job in jobs))
+        weights = {job.role: find_weights(job.source) for job in jobs}
     with new_folder(request.out) as folder:
         _copy_texts(folder, target, template)
-        models = {job.role: export_model(job, folder, stages) for job in jobs}
+        models = {job.role: export_model(job, weights[job.role], pack=folder, stages=stages) for job in jobs}
         for job in jobs:
             _copy_licenses(folder / _LICENSES / job.role, job.source)
         with stages.stage("digests"):

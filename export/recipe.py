@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .architectures import Shape
 from .quantize import Scheme
 
-__all__ = ["HEAD", "Recipe"]
+__all__ = ["HEAD", "UNROUNDED", "Recipe"]
 
 HEAD = "head"
 """The head's name among the projections."""
@@ -34,3 +34,6 @@ class Recipe:
     def scheme_of(self, name: str) -> Scheme:
         """Return the scheme of a projection, named as in the graph without `.weight`."""
         return self.head if name == HEAD else self.body
+
+
+UNROUNDED = Recipe(Scheme(32), Scheme(32))

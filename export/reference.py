@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgedecode.types import FloatArray
 
 from .quantize import Scheme, dequantize, quantize
-from .recipe import Recipe
+from .recipe import UNROUNDED, Recipe
 from .sources import Matrix
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ class Reference:
         self._network = network
         self._recipe = recipe
         self._release = release
+
+    def of_originals(self) -> Reference:
+        """Return the reference that carries the checkpoint's own weights."""
+        return Reference(self._network, UNROUNDED, release=self._release)
 
     def logits(self, tokens: Sequence[int], *, visible: npt.NDArray[np.bool_], positions: Sequence[int]) -> FloatArray:
         """Return float32 [tokens, rows]. visible[i, j] says whether token i sees token j (itself included)."""

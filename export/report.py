@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["LiveDisplay", "inflation_report", "pair_report", "show_inflation", "show_pair"]
 
 _LEGEND = (
-    "parity: largest logit error of the wiring; kernels: root mean square error of the 8-bit activations, relative to "
-    "the logits' deviation; top-1: how often both agree; noise: in logits, 99.9th percentile"
+    "parity: largest logit error of the wiring; kernels: root mean square error of the 8-bit activations, loss: of the "
+    "quantized weights, both relative to the logits' deviation; top-1: how often the leading token stays the same; "
+    "noise: in logits, 99.9th percentile"
 )
 
 Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | None]"
@@ -135,7 +136,8 @@ def _timings(records: Sequence[StageRecord]) -> Report:
 def _stage_table(records: Sequence[StageRecord]) -> Table:
     table = Table("stage", box=None, pad_edge=False)
     table.add_column("seconds", justify="right")
-    table.add_column("peak memory so far", justify="right")
+    own = all(record.own_peak for record in records)
+    table.add_column("peak memory" if own else "peak memory so far", justify="right")
     for record in records:
         table.add_row(record.title, f"{record.seconds:.1f}", format_nbytes(record.peak_nbytes))
     total = sum(record.seconds for record in records)
@@ -144,8 +146,8 @@ def _stage_table(records: Sequence[StageRecord]) -> Table:
 
 
 def _model_table(manifest: Manifest) -> Table:
-    table = Table("model", box=None, pad_edge=False)
-    for title in ("weights", "MB", "bits", "head", "parity", "kernels", "top-1", "noise"):
+    table = Table("model", box=None, pad_edge=False, collapse_padding=True)
+    for title in ("weights", "MB", "bits", "head", "parity", "kernels", "top-1", "loss", "top-1", "noise"):
         table.add_column(title, justify="right")
     for role, entry in manifest.models.items():
         wiring = [error for name, error in entry.parity.items() if name.endswith("_error") and "kernel" not in name]
@@ -157,7 +159,9 @@ def _model_table(manifest: Manifest) -> Table:
             f"{entry.head_bits}",
             f"{max(wiring, default=0.0):.0e}",
             _optional(entry.parity.get("kernel_rms_error"), ".1%"),
-            _optional(entry.parity.get("kernel_top1"), ".1%"),
+            _optional(entry.parity.get("kernel_top1"), ".0%"),
+            _optional(entry.parity.get("loss_rms"), ".1%"),
+            _optional(entry.parity.get("loss_top1"), ".0%"),
             _optional(entry.kernel_noise, ".2g"),
         )
     return table

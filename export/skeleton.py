@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgedecode.errors import ExportError
 
+from .frameworks import reason_of
 from .sources import Recorded, Stacked, StackedT
 
 if TYPE_CHECKING:
@@ -49,10 +50,9 @@ def build_skeleton(network: PreTrainedModel, builder: str) -> Skeleton:
             maker = _recording(builder)(network.config, ir.DataType.FLOAT, ir.DataType.FLOAT, "cpu", None, {})
             maker.network = network
             maker.make_model("")
-    except (NotImplementedError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise ExportError(
-            f"onnxruntime-genai's builder cannot make this model: {type(error).__name__}: {error}"
-        ) from error
+    except Exception as error:  # the builder is untyped code, and runs transformers' own
+        what = f"onnxruntime-genai's builder cannot make this model: {type(error).__name__}: {reason_of(error)}"
+        raise ExportError(what) from error
     finally:
         for line in printed.getvalue().splitlines():
             _log.debug("builder: %s", line)

@@ -1,9 +1,13 @@
-"""A base model as it comes: a Hugging Face folder or hub id, checked as far as reading JSON can. Loads no framework."""
+"""A base model as it comes: a Hugging Face folder or hub id, checked as far as reading JSON can. Loads no framework.
+
+Of a hub id the texts are downloaded first; its weights come when every refusal that needs none is behind.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,18 +17,20 @@ from edgedecode.tokenizer import Tokenizer
 
 from .architectures import Shape, read_shape
 from .checkpoint import weight_files
+from .frameworks import reason_of
 
-__all__ = ["Source", "open_source", "read_json"]
+__all__ = ["Source", "find_weights", "open_source", "read_json"]
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_WANTED = ["*.json", "*.safetensors", "*.jinja", "LICENSE*", "LICENCE*", "NOTICE*", "README.md"]
 _LICENSES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*")
+_TEXTS = ("*.json", "*.jinja", "README.md", *_LICENSES)
+_WEIGHTS = ("*.safetensors",)
 _LARGEST_JSON = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model folder whose configuration, tokenizer and weight files have been found sound."""
+    """A model folder whose configuration and tokenizer have been found sound."""
 
     name: str
     """Hub id, or the folder's name: never a path."""
@@ -32,22 +38,25 @@ class Source:
     config: Fields
     shape: Shape
     tokenizer: Tokenizer
-    weights: tuple[Path, ...]
     license: str
+    commit: str | None = None
+    """The hub's commit that was downloaded; None for a folder of one's own."""
+
+    @property
+    def origin(self) -> str:
+        """The name, with the commit where there is one: what a manifest says of where a model came from."""
+        return f"{self.name}@{self.commit}" if self.commit else self.name
 
     @property
     def license_files(self) -> list[Path]:
         return sorted({path for pattern in _LICENSES for path in self.folder.glob(pattern) if path.is_file()})
 
-    @property
-    def weights_nbytes(self) -> int:
-        return sum(path.stat().st_size for path in self.weights)
-
 
 def open_source(name: str) -> Source:
-    """Find and check a model: a folder, or a hub id that is downloaded. Raises ExportError with what to do."""
-    folder = _find(name)
-    title = name if _HUB_ID.fullmatch(name) and not Path(name).is_dir() else folder.resolve().name
+    """Find and check a model: a folder, or a hub id whose texts are downloaded. Raises ExportError with what to do."""
+    local = _local(name)
+    folder = local or _download(name, _TEXTS, revision=None)
+    title = local.resolve().name if local else name
     config = _config(folder)
     try:
         shape = read_shape(config, name=title)
@@ -59,8 +68,15 @@ def open_source(name: str) -> Source:
             f"{title}: its tokenizer knows {tokenizer.size} ids, the vocab_size of its config.json is {shape.rows}: "
             f"the files do not belong together"
         )
-    weights = tuple(weight_files(folder))
-    return Source(title, folder, config, shape, tokenizer, weights, _license(folder, config))
+    commit = None if local else folder.name  # the hub names the folder of a snapshot so
+    return Source(title, folder, config, shape, tokenizer, _license(folder, config), commit)
+
+
+def find_weights(source: Source) -> list[Path]:
+    """Return the weight files of a model, downloaded where it came from the hub. Raises ExportError."""
+    if source.commit is not None:
+        _download(source.name, _WEIGHTS, revision=source.commit)
+    return weight_files(source.folder)
 
 
 def read_json(path: Path) -> JsonValue:
@@ -76,7 +92,8 @@ def read_json(path: Path) -> JsonValue:
     return value
 
 
-def _find(name: str) -> Path:
+def _local(name: str) -> Path | None:
+    """Return the folder `name`, or None for a hub id."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -84,10 +101,11 @@ def _find(name: str) -> Path:
         raise ExportError(f"{name} is a file: give the folder of a Hugging Face model")
     if not _HUB_ID.fullmatch(name):
         raise ExportError(f"there is no folder {name!r}, and it is no hub id (owner/name)")
-    return _download(name)
+    return None
 
 
-def _download(name: str) -> Path:
+def _download(name: str, patterns: Sequence[str], *, revision: str | None) -> Path:
+    """Download the files of a hub model that lie at its top and match."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -95,11 +113,10 @@ def _download(name: str) -> Path:
             f"there is no folder {name!r}; hub ids need huggingface_hub: pip install 'edgedecode[export]'"
         ) from None
     try:
-        return Path(snapshot_download(name, allow_patterns=_WANTED))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
     except Exception as error:  # the hub raises requests', httpx's and its own kinds alike
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ExportError(
-            f"{name!r} is no folder here, and the hub did not give it ({reason[:160]}): "
+            f"{name!r} is no folder here, and the hub did not give it ({reason_of(error)}): "
             f"check the name and the connection, or give a folder"
         ) from None
 

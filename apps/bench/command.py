@@ -37,8 +37,11 @@ class BenchCommand:
         )
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         add_pack_options(parser)
+        parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
+        if arguments.against_genai is not None and not arguments.overhead:
+            arguments.usage_error("--against-genai compares bare loops: give --overhead with it")
         from .run import run
 
         return run(arguments)

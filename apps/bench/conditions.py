@@ -8,11 +8,11 @@ from argparse import Namespace
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from edgedecode import Pair
 from edgedecode.manifest import MANIFEST_NAME, ModelEntry
 
 from ..machine import Machine, versions
 from .settings import Settings
+from .timed import TimedPair
 
 __all__ = ["Conditions"]
 
@@ -33,13 +33,14 @@ class Conditions:
     load: str
 
     @classmethod
-    def of(cls, pair: Pair, settings: Settings, *, arguments: Namespace) -> Conditions:
+    def of(cls, timed: TimedPair, settings: Settings, *, arguments: Namespace) -> Conditions:
+        pair = timed.pair
         machine = Machine.here()
         source = arguments.prompts or "bundled, held out"
         digest = hashlib.sha256((pair.root / MANIFEST_NAME).read_bytes()).hexdigest()
         return cls(
             device=f"{machine.processor}, {machine.cores} cores, {machine.system}",
-            threads="the runtime's choice" if arguments.threads is None else str(arguments.threads),
+            threads=_threads(timed, asked=arguments.threads),
             pack=f"{pair.manifest.name}, digest {digest[:12]}, {pair.runtime} on {arguments.provider}",
             quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
             prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {source}",
@@ -56,6 +57,13 @@ class Conditions:
         return " | ".join(
             (self.device, f"threads: {self.threads}", self.pack, self.decoding, self.repetitions, self.date)
         )
+
+
+def _threads(timed: TimedPair, *, asked: int | None) -> str:
+    """Return the threads that are used; where the engine does not say, what it was asked for."""
+    used = {"target": timed.target.card.threads, "draft": timed.draft and timed.draft.card.threads}
+    said = ", ".join(f"{role} {threads}" for role, threads in used.items() if threads is not None)
+    return said or ("the runtime's choice" if asked is None else str(asked))
 
 
 def _bits(entry: ModelEntry) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import compress
 from statistics import median
 
 from edgedecode.stats import TimeSplit
@@ -16,11 +18,20 @@ from .timed import TimedPair
 
 __all__ = ["measure_family"]
 
-SAMPLES = 2
-"""Cost samples a repetition: 18 in the usual nine."""
+SAMPLES = 1
+"""Cost samples a repetition: nine in the usual nine."""
 
 Runs = list[list[Run]]
 """[prompt][repetition]"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An arm's runs and plain decoding's on the prompts whose text is the same; on all when none is (same 0)."""
+
+    mine: Runs
+    plain: Runs
+    same: int
 
 
 def measure_family(
@@ -45,17 +56,14 @@ def measure_family(
 
 def _family(family: str, runs: dict[Arm, Runs], *, settings: Settings, costs: Costs) -> FamilyResult:
     plain = runs[PLAIN]
-    plain_host = _host(plain)
-    results = tuple(
-        _arm(arm, runs[arm], plain=plain, costs=costs, plain_host=plain_host) for arm in runs if arm != PLAIN
-    )
-    bound, bound_arm = _bound(runs, settings=settings, costs=costs, plain_host=plain_host)
+    results = tuple(_arm(arm, runs[arm], plain=plain, costs=costs) for arm in runs if arm != PLAIN)
+    bound, bound_arm = _bound(runs, settings=settings, costs=costs)
     return FamilyResult(
         family=family,
         prompts=len(plain),
         tokens=sum(len(prompt[0].tokens) for prompt in plain),
         plain_tokens_per_second=_speed(plain),
-        plain_host_seconds_per_token=plain_host,
+        plain_host_seconds_per_token=_host(plain),
         plain_unstable=sum(any(run.tokens != prompt[0].tokens for run in prompt) for prompt in plain),
         bound=bound,
         bound_arm=bound_arm,
@@ -63,37 +71,37 @@ def _family(family: str, runs: dict[Arm, Runs], *, settings: Settings, costs: Co
     )
 
 
-def _arm(arm: Arm, runs: Runs, *, plain: Runs, costs: Costs, plain_host: float) -> ArmResult:
-    same = [_same_text(mine, theirs) for mine, theirs in zip(runs, plain, strict=True)]
-    ratios = _ratios([mine for mine, ok in zip(runs, same, strict=True) if ok], plain=plain, same=same)
-    survival = _survival(runs)
-    host = Host(plain_host, _host(runs))
+def _arm(arm: Arm, runs: Runs, *, plain: Runs, costs: Costs) -> ArmResult:
+    kept = _kept(runs, plain)
+    survival = _survival(kept.mine)
+    host = Host(_host(kept.plain), _host(kept.mine))
+    ratios = _ratios(kept) if kept.same else []
     return ArmResult(
         drafter=arm.drafter,
         length=arm.length,
         speed_up=median(ratios) if ratios else None,
         speed_ups=tuple(sorted(ratios)),
         predicted=predicted(survival, costs, drafter=arm.drafter, host=host),
-        tokens_per_second=_speed(runs),
+        tokens_per_second=_speed(kept.mine),
         acceptance_length=survival.acceptance_length,
         acceptance_per_position=tuple(survival.per_position),
         proposed=survival.proposed,
         accepted=survival.accepted,
-        divergent=len(same) - sum(same),
+        divergent=len(runs) - kept.same,
         host_seconds_per_round=host.round_seconds,
-        reading_share=sum(run.reading_seconds for run in _all(runs)) / sum(run.seconds for run in _all(runs)),
-        time=_split(runs),
+        reading_share=sum(run.reading_seconds for run in _all(kept.mine)) / sum(run.seconds for run in _all(kept.mine)),
+        time=_split(kept.mine),
     )
 
 
-def _bound(runs: dict[Arm, Runs], *, settings: Settings, costs: Costs, plain_host: float) -> tuple[float, str]:
+def _bound(runs: dict[Arm, Runs], *, settings: Settings, costs: Costs) -> tuple[float, str]:
     """Return max S(k) and its arm: for each drafter from the survival recorded at its longest length."""
     best, name = 1.0, str(PLAIN)
     longest = max(settings.lengths)
     for drafter in settings.drafters:
-        mine = runs[Arm(drafter, longest)]
-        survival = _survival(mine)
-        host = Host(plain_host, _host(mine))
+        kept = _kept(runs[Arm(drafter, longest)], runs[PLAIN])
+        survival = _survival(kept.mine)
+        host = Host(_host(kept.plain), _host(kept.mine))
         for length in range(1, longest + 1):
             speed_up = predicted_at(survival, costs, drafter=drafter, host=host, length=length)
             if speed_up > best:
@@ -101,14 +109,20 @@ def _bound(runs: dict[Arm, Runs], *, settings: Settings, costs: Costs, plain_hos
     return best, name
 
 
+def _kept(mine: Runs, plain: Runs) -> _Kept:
+    same = [_same_text(ours, theirs) for ours, theirs in zip(mine, plain, strict=True)]
+    if not any(same):
+        return _Kept(mine, plain, same=0)
+    return _Kept(list(compress(mine, same)), list(compress(plain, same)), same=sum(same))
+
+
 def _same_text(mine: Sequence[Run], theirs: Sequence[Run]) -> bool:
     """Every repetition must have said what plain decoding said first: verified text is plain's own."""
     return all(run.tokens == theirs[0].tokens for run in (*mine, *theirs))
 
 
-def _ratios(same_runs: Runs, *, plain: Runs, same: Sequence[bool]) -> list[float]:
-    plain_runs = [runs for runs, ok in zip(plain, same, strict=True) if ok]
-    pairs = zip(_seconds_by_repetition(plain_runs), _seconds_by_repetition(same_runs), strict=True)
+def _ratios(kept: _Kept) -> list[float]:
+    pairs = zip(_seconds_by_repetition(kept.plain), _seconds_by_repetition(kept.mine), strict=True)
     return [theirs / mine for theirs, mine in pairs]
 
 

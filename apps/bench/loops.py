@@ -83,6 +83,8 @@ def open_loops(arguments: Namespace, pair: Pair, *, settings: Settings) -> tuple
             loops.append(factory(target, folder, threads=arguments.threads, capacity=settings.context))
         except ImportError as error:
             reasons.append(f"{name}: {error.name or error} is not installed")
+        except OSError as error:
+            reasons.append(f"{name}: {error.strerror or error}: {error.filename or folder}")
         except EdgeDecodeError as error:
             reasons.append(f"{name}: {' '.join(str(error).split())}")
     return loops, reasons or ([] if loops else [f"no loops are registered under {LOOPS}"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgedecode import InputError, Message
 
-from ..text import decoded_text
+from ..text import checked_text, decoded_text
 
 __all__ = ["Prompt", "bundled_prompts", "choose", "read_prompts"]
 
@@ -56,7 +56,7 @@ def _parse(data: bytes, name: str) -> list[Prompt]:
 def _prompt(line: str, where: str) -> Prompt:
     try:
         value: object = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, or a number of 5000 digits
         raise InputError(f"{where} is not JSON: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
         raise InputError(f"{where} is no JSON object")
@@ -68,7 +68,7 @@ def _prompt(line: str, where: str) -> Prompt:
     turns = value.get("turns")
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
         raise InputError(f"{where} has neither messages nor turns (a list of strings)")
-    return Prompt(family, (), tuple(turns))
+    return _checked(Prompt(family, (), tuple(turns)), where)
 
 
 def _of_messages(family: str, value: object, where: str) -> Prompt:
@@ -78,4 +78,13 @@ def _of_messages(family: str, value: object, where: str) -> Prompt:
     messages = [Message(item["role"], item.get("content", "")) for item in items]
     if messages[-1].role != "user":
         raise InputError(f"{where}: the last message must be the user's, not the {messages[-1].role}'s")
-    return Prompt(family, tuple(messages[:-1]), (messages[-1].content,))
+    return _checked(Prompt(family, tuple(messages[:-1]), (messages[-1].content,)), where)
+
+
+def _checked(prompt: Prompt, where: str) -> Prompt:
+    """Refuse what no tokenizer takes, and a turn that asks nothing."""
+    for text in (prompt.family, *(message.content for message in prompt.history), *prompt.turns):
+        checked_text(text, where)
+    if not all(turn.strip() for turn in prompt.turns):
+        raise InputError(f"{where} has an empty turn: give the user something to say")
+    return prompt

@@ -46,10 +46,14 @@ class Report:
             *map(str, costs.target_seconds),
         )
         table.add_row("c(n)", *(f"{costs.c(width):.2f}" for width in costs.target_seconds))
+        if costs.drafted_seconds is not None:
+            table.add_row("behind draft steps", *(f"{costs.c(width, 'model'):.2f}" for width in costs.target_seconds))
         table.add_row("1/c(n)", *(f"{1 / costs.c(width):.2f}" for width in costs.target_seconds))
         note = ""
         if costs.draft_seconds is not None:
-            note = f"d = {costs.d('model'):.3f}: one draft step is {1000 * costs.draft_seconds:.3f} ms\n"
+            note = f"d = {costs.d('model'):.3f}: a draft step behind a target pass is "
+            note += f"{1000 * costs.draft_seconds:.3f} ms, "
+            note += f"behind another step {1000 * (costs.next_draft_seconds or 0):.3f} ms\n"
         self._show(table, note=note)
 
     def best(self, families: Sequence[FamilyResult]) -> None:
@@ -73,7 +77,7 @@ class Report:
             best = family.best
             if best is None:
                 table.add_row(
-                    family.family, f"{family.plain_tokens_per_second:.1f}", "-", "-", "-", "-", "-", "-", "-", "all"
+                    family.family, f"{family.plain_tokens_per_second:.1f}", "-", "-", "-", "-", "-", "-", "-", "most"
                 )
                 continue
             table.add_row(

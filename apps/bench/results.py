@@ -14,7 +14,8 @@ class ArmResult:
     """One drafter at one length on one family.
 
     `speed_up` is the median over repetitions of plain seconds / this arm's seconds, over the prompts whose text is
-    the same; None when no prompt's is. `speed_ups` are all of them, sorted. `divergent` counts the other prompts.
+    plain's own; None when no prompt's is. `speed_ups` are all of them, sorted. `divergent` counts the other prompts.
+    Every other figure is of the same prompts as `speed_up`, of all prompts when it is None.
     """
 
     drafter: str
@@ -60,6 +61,6 @@ class FamilyResult:
 
     @property
     def best(self) -> ArmResult | None:
-        """The fastest arm measured; None when all diverged."""
-        measured = [arm for arm in self.arms if arm.speed_up is not None]
+        """The fastest arm whose text was plain's own on at least half of the prompts; None when there is none."""
+        measured = [arm for arm in self.arms if arm.speed_up is not None and 2 * arm.divergent <= self.prompts]
         return max(measured, key=lambda arm: arm.speed_up or 0.0, default=None)

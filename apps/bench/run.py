@@ -24,7 +24,7 @@ from .prompts import Prompt, bundled_prompts, choose, read_prompts
 from .report import Report
 from .results import FamilyResult
 from .settings import Settings, arms_of
-from .timed import TimedPair
+from .timed import TimedPair, TimedRuntime
 
 __all__ = ["run"]
 
@@ -40,11 +40,11 @@ def run(arguments: Namespace) -> int:
     prompts = _prompts(arguments)
     for name in arguments.drafters or ():
         find_drafter(name)
-    with open_pair(arguments) as pair:
+    with open_pair(arguments, wrap=TimedRuntime) as pair:
         settings = _settings(arguments, pair, prompts)
         timed = TimedPair(pair, with_draft="model" in settings.drafters)
         with one_at_a_time():
-            conditions = Conditions.of(pair, settings, arguments=arguments)
+            conditions = Conditions.of(timed, settings, arguments=arguments)
             report = Report(conditions)
             report.conditions()
             measure = _overhead if arguments.overhead else _families
@@ -72,7 +72,12 @@ def _families(arguments: Namespace, timed: TimedPair, *, settings: Settings, rep
     report.arms(families)
     report.equality(families)
     return {
-        "costs": {**asdict(costs), "c": {n: costs.c(n) for n in costs.target_seconds}, "d": costs.d("model")},
+        "costs": {
+            **asdict(costs),
+            "c": {n: costs.c(n) for n in costs.target_seconds},
+            "c_model": {n: costs.c(n, "model") for n in costs.target_seconds},
+            "d": costs.d("model"),
+        },
         "families": [_family_json(family) for family in families],
     }
 
@@ -102,9 +107,10 @@ def _family_json(family: FamilyResult) -> Json:
 def _prompts(arguments: Namespace) -> list[Prompt]:
     prompts = bundled_prompts() if arguments.prompts is None else read_prompts(Path(arguments.prompts))
     families = arguments.families or ()
-    if arguments.quick and not families and arguments.prompts is None:
+    short = arguments.quick or arguments.overhead
+    if short and not families and arguments.prompts is None:
         families = QUICK_FAMILIES
-    per_family = (2 if arguments.quick else 5) if arguments.per_family is None else arguments.per_family
+    per_family = (2 if short else 5) if arguments.per_family is None else arguments.per_family
     return choose(prompts, families=families, per_family=per_family)
 
 
@@ -113,8 +119,9 @@ def _settings(arguments: Namespace, pair: Pair, prompts: list[Prompt]) -> Settin
     if "model" in (arguments.drafters or ()) and not has_draft:
         raise CapabilityError("this pack has no draft model: --drafters ngram measures without one")
     drafters = arguments.drafters or [name for name in drafter_names() if name != "model" or has_draft]
-    lengths = arguments.lengths or ([2, 4] if arguments.quick else [1, 2, 4, 8])
-    most_tokens = 48 if arguments.quick else 128
+    short = arguments.quick or arguments.overhead
+    lengths = arguments.lengths or ([2, 4] if short else [1, 2, 4, 8])
+    most_tokens = 48 if short else 128
     return Settings(
         prompts=tuple(prompts),
         drafters=tuple(dict.fromkeys(drafters)),

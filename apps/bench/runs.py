@@ -14,7 +14,7 @@ from .prompts import Prompt
 from .settings import Arm
 from .timed import Pass, TimedPair
 
-__all__ = ["HostGap", "Run", "answer", "host_gaps"]
+__all__ = ["HostGap", "Run", "answer", "host_gaps", "reading_seconds"]
 
 
 class HostGap(NamedTuple):
@@ -66,6 +66,18 @@ def host_gaps(target: Sequence[Pass], draft: Sequence[Pass]) -> list[HostGap]:
     return gaps
 
 
+def reading_seconds(target: Sequence[Pass], draft: Sequence[Pass]) -> float:
+    """Return what the draft model took to read the prompt: its passes before the first drafting round's target pass.
+
+    It reads in chunks; the last chunk gives the first drafted token, and every further one takes a pass more.
+    """
+    if len(target) < 2:
+        return 0.0
+    passes = [item for item in draft if item.ended <= target[1].started]
+    steps = max(0, target[1].width - 2)  # the pass holds the token before the draft, and the draft
+    return sum(item.seconds for item in passes[: len(passes) - steps])
+
+
 def _turn(timed: TimedPair, session: Session, turn: str, *, run: Run, max_tokens: int) -> None:
     timed.clear()
     for chunk in session.stream(turn, max_tokens=max_tokens):
@@ -75,5 +87,4 @@ def _turn(timed: TimedPair, session: Session, turn: str, *, run: Run, max_tokens
     run.seconds += ended - rounds[0].ended
     run.stats.append(session.stats)
     run.host += host_gaps(rounds, timed.draft_passes)
-    if timed.draft_passes:
-        run.reading_seconds += timed.draft_passes[0].seconds
+    run.reading_seconds += reading_seconds(rounds, timed.draft_passes)

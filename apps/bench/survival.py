@@ -83,7 +83,7 @@ def _speed_up(tokens: int, survival: Survival, *, costs: Costs, drafter: str, ho
     cost = survival.rounds * host.round_seconds / step
     for length in range(longest + 1):
         rounds = survival.drafts_of(length, longest=longest)
-        cost += rounds * (costs.c(length + 1) + length * costs.d(drafter))
+        cost += rounds * (costs.c(length + 1, drafter) + length * costs.d(drafter, max(1, length)))
     return tokens * (1 + host.plain_seconds / step) / cost if cost else 1.0
 
 

@@ -1,16 +1,19 @@
-"""A stopwatch around a language model: when each of its passes began and ended. Changes nothing of what it computes."""
+"""Stopwatches around language models: when each of its passes began and ended. Changes nothing of what it computes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
 from edgedecode import Pair
-from edgedecode.protocols import LanguageModel, State
+from edgedecode.manifest import ModelEntry
+from edgedecode.memory import Budget
+from edgedecode.protocols import Device, LanguageModel, Runtime, State
 from edgedecode.types import AdapterUse, ModelCard, Output, RowRequest
 
-__all__ = ["Pass", "TimedModel", "TimedPair"]
+__all__ = ["Pass", "TimedModel", "TimedPair", "TimedRuntime"]
 
 
 class Pass(NamedTuple):
@@ -36,8 +39,8 @@ class TimedModel:
     def card(self) -> ModelCard:
         return self._model.card
 
-    def new_state(self, capacity: int) -> State:
-        return self._model.new_state(capacity)
+    def new_state(self, capacity: int, *, rows: int = 1) -> State:
+        return self._model.new_state(capacity, rows=rows)
 
     def forward(
         self,
@@ -57,15 +60,51 @@ class TimedModel:
         self._model.close()
 
 
+class TimedRuntime:
+    """An engine whose models record their passes."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    @property
+    def name(self) -> str:
+        return self._runtime.name
+
+    def devices(self) -> Sequence[Device]:
+        return self._runtime.devices()
+
+    def open(
+        self,
+        entry: ModelEntry,
+        root: Path,
+        *,
+        name: str,
+        vocabulary_size: int,
+        budget: Budget,
+        threads: int | None,
+        provider: str,
+    ) -> TimedModel:
+        return TimedModel(
+            self._runtime.open(
+                entry,
+                root,
+                name=name,
+                vocabulary_size=vocabulary_size,
+                budget=budget,
+                threads=threads,
+                provider=provider,
+            )
+        )
+
+
 class TimedPair:
-    """A pair whose models are under stopwatches. `draft` is None when the pack has none, or none is wanted."""
+    """A pair on a TimedRuntime, and its stopwatches. `draft` is None when the pack has none, or none is wanted."""
 
     def __init__(self, pair: Pair, *, with_draft: bool) -> None:
-        self.pair = pair
-        pair.target = self.target = TimedModel(pair.target)
-        self.draft: TimedModel | None = None
-        if with_draft and pair.draft is not None:
-            pair._draft = self.draft = TimedModel(pair.draft)
+        draft = pair.draft if with_draft else None
+        assert isinstance(pair.target, TimedModel)
+        assert draft is None or isinstance(draft, TimedModel)
+        self.pair, self.target, self.draft = pair, pair.target, draft
 
     def clear(self) -> None:
         """Forget the passes so far."""

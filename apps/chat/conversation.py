@@ -1,10 +1,14 @@
-"""The loop of a chat: read a line, obey it or answer it, until the end. Ctrl-C stops an answer, never the program."""
+"""The loop of a chat: read a line, obey it or answer it, until the end.
+
+At a terminal, Ctrl-C stops what is being done, never the program, and a line that cannot be read is refused. Over a
+pipe such a line ends the program, and so does Ctrl-C outside an answer.
+"""
 
 from __future__ import annotations
 
 import sys
 
-from edgedecode import ContextExceeded, EdgeDecodeError, FinishReason, Message, Session
+from edgedecode import ContextExceeded, EdgeDecodeError, FinishReason, InputError, Message, Session
 
 from ..colour import Paint, dim
 from ..interrupts import until_interrupted
@@ -32,6 +36,11 @@ class Conversation:
         while True:
             try:
                 line = self._lines.read()
+            except InputError as error:
+                if not self._lines.interactive:
+                    raise
+                self.refuse(" ".join(str(error).split()))
+                continue
             except KeyboardInterrupt:
                 if not self._lines.interactive:
                     raise
@@ -42,13 +51,21 @@ class Conversation:
                 self.say("\n(Ctrl-C again, Ctrl-D or /quit leaves)")
                 continue
             warned = False
-            if line is None:
-                return 0
-            if not self._take(line):
+            if line is None or not self._take(line):
                 return 0
 
     def _take(self, line: str) -> bool:
-        """Obey or answer one line; False when the chat shall end. A message may begin with // for /."""
+        """Obey or answer one line; False when the chat shall end. Ctrl-C at a terminal drops the rest of it."""
+        try:
+            return self._obey_or_answer(line)
+        except KeyboardInterrupt:
+            if not self._lines.interactive:
+                raise
+            self.say("\n(interrupted)")
+            return True
+
+    def _obey_or_answer(self, line: str) -> bool:
+        """A message may begin with // for /."""
         if line.startswith("/") and not line.startswith("//"):
             return obey(line, self)
         if line.strip():

@@ -43,6 +43,8 @@ class TerminalLines:
         except EOFError:
             print()
             return None
+        except UnicodeDecodeError as error:  # under a strict locale; under a lenient one the bytes come as surrogates
+            raise InputError(f"the message is not valid UTF-8 at byte {error.start}") from None
         return checked_text("\n".join([*parts, line]), "the message")
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from edgedecode import InputError, Message
 
+from ..text import checked_text
+
 __all__ = ["load_messages", "save_messages"]
 
 LARGEST_NBYTES = 64 * 2**20
@@ -33,11 +35,12 @@ def save_messages(path: Path, messages: Sequence[Message]) -> None:
 
 def load_messages(path: Path) -> list[Message]:
     """Read messages: an object with `messages`, or the bare list. Raises InputError or OSError."""
+    if path.stat().st_size > LARGEST_NBYTES:
+        raise InputError(f"{path} is longer than {LARGEST_NBYTES >> 20} MiB: that is no saved conversation")
+    data = path.read_bytes()
     try:
-        if path.stat().st_size > LARGEST_NBYTES:
-            raise InputError(f"{path} is longer than {LARGEST_NBYTES >> 20} MiB: that is no saved conversation")
-        value: object = json.loads(path.read_bytes().decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        value: object = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, or a number of 5000 digits
         raise InputError(f"{path} is not JSON ({' '.join(str(error).split())}): nothing was loaded") from None
     if isinstance(value, dict):
         value = value.get("messages")
@@ -51,6 +54,6 @@ def _message(value: object, where: str) -> Message:
     if not isinstance(role, str) or not isinstance(content, str):
         raise InputError(f"{where} has no role and content that are strings: nothing was loaded")
     try:
-        return Message(role, content)
+        return Message(role, checked_text(content, "the content"))
     except InputError as error:
         raise InputError(f"{where}: {error}; nothing was loaded") from None

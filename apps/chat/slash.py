@@ -82,13 +82,13 @@ def _color(conversation: Conversation, rest: str) -> bool:
 
 def _save(conversation: Conversation, rest: str) -> bool:
     messages = conversation.session.messages
-    save_messages(Path(rest), messages)
+    save_messages(_path(rest), messages)
     conversation.say(f"{len(messages)} messages saved to {rest}")
     return True
 
 
 def _load(conversation: Conversation, rest: str) -> bool:
-    messages = load_messages(Path(rest))
+    messages = load_messages(_path(rest))
     conversation.start_over(messages)
     conversation.say(f"{len(messages)} messages loaded from {rest}")
     return True
@@ -96,6 +96,12 @@ def _load(conversation: Conversation, rest: str) -> bool:
 
 def _quit(conversation: Conversation, rest: str) -> bool:
     return False
+
+
+def _path(name: str) -> Path:
+    if "\0" in name:
+        raise InputError(f"{name!r} is no file name: it holds a NUL character")
+    return Path(name)
 
 
 def _system(conversation: Conversation) -> list[Message]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import finalize
 
 from edgedecode.memory import Lease
 from edgedecode.protocols import Drafter, DraftSetting, UniformSource
@@ -39,6 +40,7 @@ class NgramDrafter:
 
     def __init__(self, lease: Lease, *, ends: frozenset[int] = frozenset()) -> None:
         self._lease = lease
+        finalize(self, lease.release)  # a drafter that is dropped, not closed
         self._ends = ends
         self._tokens: list[int] = []
         self._latest: dict[int, int] = {}

@@ -19,7 +19,7 @@ def picked_rows(model: ir.Model, *, early: bool) -> None:
     """Add input `rows`, int64 [R], and make the logits [R, V]; R may be 0.
 
     early: pick behind the last attention instead of before the final norm. Then the last MLP runs on as many rows as
-    are asked for, and 4-bit kernels round one row otherwise than several.
+    are asked for, and float and 4-bit kernels round one row otherwise than several; 8-bit ones do not.
     Raises ExportError for a graph it cannot cut.
     """
     rows = add_input(model, "rows", ir.DataType.INT64, ["R"])

@@ -37,9 +37,9 @@ class Ancestors:
         if len(self._parents) > after:
             del self._parents[after:], self._depths[after:]
             self._masks.clear()
-        if len(self._masks) > _CACHED_MASKS:
-            self._masks.clear()
         for parent in parents:
+            if len(self._masks) >= _CACHED_MASKS:
+                self._masks.clear()
             index = len(self._parents)
             mask = self._mask(parent)
             self._masks[index] = mask | (1 << index)

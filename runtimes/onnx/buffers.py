@@ -75,7 +75,7 @@ class Buffers:
     def tree_bias(self, rows: int, total: int) -> FloatArray:
         """Return a bias to fill, [rows, total]. Raises BudgetExceeded at the first tree when it does not fit."""
         if self._tree_bias is None:
-            self._lease.resize(self._lease.nbytes + self._bias_nbytes)
+            self._lease.resize(self._lease.nbytes + 2 * self._bias_nbytes)  # filling it takes as much once more
             self._tree_bias = np.empty(self._bias_nbytes // FLOAT_NBYTES, np.float32)
         return self._tree_bias[: rows * total].reshape(rows, total)
 
@@ -84,8 +84,9 @@ class Buffers:
         if len(self._logits) < count:
             self._logits_lease.resize(count * self._rows * FLOAT_NBYTES)
             self._logits = np.empty((0, self._rows), np.float32)  # gives the old rows back first
-            self._logits = np.empty((count, self._rows), np.float32)
-            self.logits_pointer = self._logits.ctypes.data
+            fresh: FloatArray = np.empty((count, self._rows), np.float32)
+            self.logits_pointer = fresh.ctypes.data
+            self._logits = fresh  # last: an interrupt before this line makes the next call start over
         return self._logits
 
     def pick(self, rows: Sequence[int]) -> None:

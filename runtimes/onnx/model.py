@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import numpy as np
 
@@ -24,6 +24,10 @@ from .graph import Untyped, cache_names, first_line
 from .state import OnnxState, state_nbytes
 
 __all__ = ["OnnxModel"]
+
+LEAST_ROWS = 2
+"""Kernels for one row round differently from those for several. Of a pass of two and more, two rows are computed where
+one is asked for, so that a row's logits do not depend on how many of its neighbours' were wanted."""
 
 
 class OnnxModel:
@@ -53,15 +57,12 @@ class OnnxModel:
         self._states: WeakSet[OnnxState] = WeakSet()
         self._lock = Lock()
         self._row_nbytes = FLOAT_NBYTES * card.rows
-        # Below 8 bits the kernel for one row rounds differently. Of a wider pass two rows are computed where one is
-        # asked for, so that a row's logits do not depend on how many of its neighbours' were wanted.
-        self._least_rows = 2 if entry.head_bits < 8 else 1
 
     @property
     def card(self) -> ModelCard:
         return self._card
 
-    def new_state(self, capacity: int) -> State:
+    def new_state(self, capacity: int, *, rows: int = 1) -> State:
         if capacity < 1:
             raise InputError(f"a state of {capacity} rows: give 1 or more")
         if capacity > self._card.context:
@@ -70,7 +71,9 @@ class OnnxModel:
             raise CapabilityError(f"the model {self._card.name} is closed")
         lease = self._budget.reserve(f"kv:{self._card.name}", state_nbytes(self._entry, capacity))
         try:
+            self._buffers.logits(rows + LEAST_ROWS)
             state = OnnxState(self._entry, capacity=capacity, lease=lease, owner=self)
+            finalize(state, lease.release)  # a state that is dropped, not closed
             state.binding = self._bind(state)
         except BaseException:
             lease.release()
@@ -105,19 +108,20 @@ class OnnxModel:
         return Output(logits)
 
     def close(self) -> None:
-        """Close every state and give the memory back. Idempotent."""
-        for state in list(self._states):
-            state.close()
-        self._session = None
-        self._buffers.close()
-        for lease in self._leases:
-            lease.release()
+        """Close every state and give the memory back; waits for a pass that is running. Idempotent."""
+        with self._lock:
+            for state in list(self._states):
+                state.close()
+            self._session = None
+            self._buffers.close()
+            for lease in self._leases:
+                lease.release()
 
     def _append(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int]) -> FloatArray:
         """Run the passes that append `tokens` and return the logits of `rows`."""
         if state.tree is not None and not self._card.tree:
             raise CapabilityError(f"{self._card.name} has no tree attention: its graph reads chains only")
-        logits = self._buffers.logits(max(1, len(rows), self._least_rows))
+        logits = self._buffers.logits(max(len(rows), LEAST_ROWS))
         try:
             if len(tokens) > self._rows_next(state, state.pending):
                 return self._passes(state, tokens, rows=rows)
@@ -146,7 +150,7 @@ class OnnxModel:
         """Append `tokens` in several passes, none of one row without need, and compute each row where it falls."""
         order = sorted(range(len(rows)), key=rows.__getitem__)
         ascending = [rows[index] for index in order]
-        logits = self._buffers.logits(len(rows) + self._least_rows)
+        logits = self._buffers.logits(len(rows) + LEAST_ROWS)
         start = filled = 0
         while start < len(tokens):
             left = len(tokens) - start
@@ -174,9 +178,10 @@ class OnnxModel:
         buffers, binding = self._buffers, state.binding
         width = len(tokens)
         total = state.length + start + width
-        if len(rows) == 1 and width > 1 and self._least_rows == 2:
+        if len(rows) == 1 and width > 1:
             rows = (rows[0], rows[0])
         if state.bound_width != width:
+            state.bound_width = 0  # an interrupt between the two bindings must not look like neither
             ids, positions = buffers.width_values(width)
             binding.bind_ortvalue_input("input_ids", ids)
             binding.bind_ortvalue_input("position_ids", positions)
@@ -200,6 +205,7 @@ class OnnxModel:
         self._session.run_with_iobinding(binding)
 
     def _bind_rows(self, state: OnnxState, *, rows: int, output: int) -> None:
+        state.bound_rows = -1
         state.binding.bind_ortvalue_input("rows", self._buffers.picked_value(rows))
         state.binding.bind_output("logits", "cpu", 0, np.float32, (rows, self._card.rows), output)
         state.bound_rows, state.bound_output = rows, output

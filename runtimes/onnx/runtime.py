@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from edgedecode.errors import InputError, ManifestError
 from edgedecode.manifest import ModelEntry
-from edgedecode.memory import Budget
+from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import Device, LanguageModel
 from edgedecode.types import ModelCard
 
-from .footprint import ENGINE_NBYTES, Footprint, plan_footprint
+from .footprint import ENGINE_NBYTES, plan_footprint
 from .graph import check_contract, import_engine, open_session
 from .model import OnnxModel
 from .providers import PROVIDERS, choose_provider
@@ -26,7 +27,8 @@ class OnnxRuntime:
 
     def __init__(self) -> None:
         self._engine = import_engine()
-        self._opened = False
+        self._code: WeakKeyDictionary[Budget, Lease] = WeakKeyDictionary()
+        """Per budget: the engine's own pages. They stay while the process lives, so this lease outlives the models."""
 
     @property
     def name(self) -> str:
@@ -66,7 +68,11 @@ class OnnxRuntime:
         path, weights = root / graph.file, root / entry.weights
         footprint = plan_footprint(entry, weights_nbytes=_file_nbytes(weights), graph_nbytes=_file_nbytes(path))
         with ExitStack() as undo:  # gives every lease back when a later step fails
-            leases = [undo.enter_context(budget.reserve(*part)) for part in self._parts(name, footprint)]
+            code = self._code.get(budget) or undo.enter_context(budget.reserve("engine code", ENGINE_NBYTES))
+            leases = [
+                undo.enter_context(budget.reserve(f"weights:{name}", footprint.weights_nbytes)),
+                undo.enter_context(budget.reserve(f"workspace:{name}", footprint.workspace_nbytes)),
+            ]
             threads = threads or default_threads(_file_nbytes(weights))
             session = open_session(path, provider=chosen, threads=threads)
             check_contract(session, entry, path=path)
@@ -90,12 +96,8 @@ class OnnxRuntime:
                 leases=leases,
             )
             undo.pop_all()
-        self._opened = True
+            self._code[budget] = code
         return model
-
-    def _parts(self, name: str, footprint: Footprint) -> list[tuple[str, int]]:
-        parts = [(f"weights:{name}", footprint.weights_nbytes), (f"workspace:{name}", footprint.workspace_nbytes)]
-        return parts if self._opened else [("engine code", ENGINE_NBYTES), *parts]
 
 
 def _file_nbytes(path: Path) -> int:

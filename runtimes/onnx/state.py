@@ -17,6 +17,7 @@ from .footprint import FLOAT_NBYTES
 
 __all__ = ["OnnxState", "state_nbytes"]
 
+COPIED_AT_ONCE = 64
 TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of a bit a row), parent and depth."""
 

@@ -9,7 +9,7 @@ __all__ = ["default_threads"]
 
 SMALL_NBYTES = 32 * 2**20
 """Weights below this sit in cache: a second thread gains little when its core is free (bundled target, five rows: 2.1
-against 2.7 ms) and loses much when it is not (5.5 to 7 against 3.1 ms)."""
+against 2.7 ms) and loses much when it is not (5.5 to 6.6 against 3.1 ms)."""
 MOST_THREADS = 8
 """Decoding is bound by memory reads; a few cores saturate them."""
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from edgedecode import Pair
+from edgedecode.apps.bench.timed import TimedRuntime
 from edgedecode.hub import BUNDLED_PACK
-from edgedecode.testing import toy_pair
+from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
@@ -28,14 +29,23 @@ def pack() -> Path:
     pytest.skip("there is no pack: run `make pack`")
 
 
+def timed_toy(root: Path) -> Pair:
+    """A toy pair under stopwatches, as `bench` opens one; the other verbs do not notice."""
+    toy = toy_pair(context=1024)
+    target = toy_tables(toy.tokenizer.size, seed=0)
+    draft = toy_tables(toy.tokenizer.size, seed=1, scale=0.5, near=target)
+    runtime = TimedRuntime(TableRuntime({"target": target, "draft": draft}, context=1024))
+    return Pair(toy.manifest, root, tokenizer=toy.tokenizer, runtime=runtime, budget=toy.budget)
+
+
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pair]:
     """The pair that every verb opens in this test. Its manifest file is empty: only its digest is ever wanted."""
-    pair = toy_pair(context=1024, draft_noise=0.5)
-    pair.root = tmp_path
     (tmp_path / "edgedecode.json").write_text("{}")
+    pair = timed_toy(tmp_path)
     for module in ("generate.command", "chat.command", "bench.run"):
-        monkeypatch.setattr(import_module(f"edgedecode.apps.{module}"), "open_pair", lambda arguments: pair)
+        opened = import_module(f"edgedecode.apps.{module}")
+        monkeypatch.setattr(opened, "open_pair", lambda arguments, **options: pair)
     yield pair
     pair.close()
 

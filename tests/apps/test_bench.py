@@ -1,28 +1,32 @@
-"""`bench`: its arithmetic on known numbers, its prompts, and whole runs on a toy pair and on the pack."""
+"""`bench`: its prompts, its results, and whole runs on a toy pair and on the pack."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+from argparse import Namespace
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgedecode import InputError, Stats
-from edgedecode.apps.bench.costs import CostMeter, Costs
+from edgedecode import InputError, Pair
+from edgedecode.apps.bench import families
+from edgedecode.apps.bench.conditions import Conditions
+from edgedecode.apps.bench.costs import CostMeter
 from edgedecode.apps.bench.families import measure_family
 from edgedecode.apps.bench.prompts import Prompt, bundled_prompts, choose, read_prompts
-from edgedecode.apps.bench.runs import answer, host_gaps
+from edgedecode.apps.bench.results import FamilyResult
+from edgedecode.apps.bench.runs import HostGap, answer
+from edgedecode.apps.bench.runs import Run as AnswerRun
 from edgedecode.apps.bench.settings import PLAIN, Arm, Settings
-from edgedecode.apps.bench.survival import Host, Survival, predicted, predicted_at
-from edgedecode.apps.bench.timed import Pass, TimedPair
+from edgedecode.apps.bench.timed import TimedPair
 from edgedecode.cli import main
 
 from .conftest import Run
 
-COSTS = Costs(context=256, samples=15, target_seconds={1: 0.01, 2: 0.012, 4: 0.018}, draft_seconds=0.001)
-NO_HOST = Host(0.0, 0.0)
 QUICK = ["bench", "--quick", "--families", "edit,story", "--per-family", "1", "--repetitions", "2", "--json"]
 
 
@@ -38,46 +42,20 @@ def settings(**changes: object) -> Settings:
     return Settings(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_the_curve_is_interpolated_and_extended() -> None:
-    assert [round(COSTS.c(n), 3) for n in (1, 2, 3, 4, 6)] == [1.0, 1.2, 1.5, 1.8, 2.4]
-    assert COSTS.d("model") == pytest.approx(0.1)
-    assert COSTS.d("ngram") == 0.0
+def test_the_conditions_tell_the_threads_that_are_used(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*, asked: int | None, with_draft: bool = True) -> str:
+        timed = TimedPair(toy, with_draft=with_draft)
+        return Conditions.of(
+            timed, settings(), arguments=Namespace(threads=asked, prompts=None, provider="cpu")
+        ).threads
 
-
-def test_the_prediction_is_the_formula_of_methods() -> None:
-    """100 full drafts of 3: 80, 60 and 40 survive. S(3) = (1 + 0.8 + 0.6 + 0.4) / (c(4) + 3 d + o)."""
-    survival = Survival(rounds=100, tokens=280, proposed=300, accepted=180, survived=[80, 60, 40], reached=[100] * 3)
-    expected = 2.8 / (1.8 + 0.3)
-    assert predicted(survival, COSTS, drafter="model", host=NO_HOST) == pytest.approx(expected)
-    assert predicted_at(survival, COSTS, drafter="model", host=NO_HOST, length=3) == pytest.approx(expected)
-    assert predicted_at(survival, COSTS, drafter="model", host=NO_HOST, length=1) == pytest.approx(1.8 / 1.3)
-    assert predicted_at(survival, COSTS, drafter="ngram", host=NO_HOST, length=1) == pytest.approx(1.8 / 1.2)
-    assert predicted_at(survival, COSTS, drafter="model", host=NO_HOST, length=0) == 1.0
-    host = Host(plain_seconds=0.001, round_seconds=0.002)
-    assert predicted(survival, COSTS, drafter="model", host=host) == pytest.approx(2.8 * 1.1 / (1.8 + 0.3 + 0.2))
-
-
-def test_short_drafts_count_with_their_own_length() -> None:
-    survival = Survival(rounds=10, tokens=14, proposed=8, accepted=4, survived=[3, 1], reached=[5, 3])
-    assert [survival.drafts_of(length, longest=2) for length in range(3)] == [5, 2, 3]
-    assert [survival.drafts_of(length, longest=1) for length in range(2)] == [5, 5]
-    assert survival.per_position == [3 / 5, 1 / 3]
-    assert survival.acceptance_length == 1.4
-    assert predicted(survival, COSTS, drafter="ngram", host=NO_HOST) == pytest.approx(14 / (5 * 1 + 2 * 1.2 + 3 * 1.5))
-
-
-def test_survival_leaves_the_prompts_own_pass_out() -> None:
-    survival = Survival()
-    survival.add(Stats(rounds=4, verified_tokens=9, proposed=6, accepted=5, survival=[3, 2], reached=[3, 3]))
-    assert (survival.rounds, survival.tokens) == (3, 8)
-
-
-def test_host_gaps_leave_the_drafts_passes_out() -> None:
-    target = [Pass(0, 1, 5), Pass(2, 3, 1), Pass(4.5, 5, 4), Pass(6, 7, 4)]
-    draft = [Pass(3.1, 3.6, 9), Pass(3.7, 4.0, 1), Pass(5.2, 5.6, 1)]
-    gaps = host_gaps(target, draft)
-    assert [round(gap.seconds, 6) for gap in gaps] == [1.0, 0.7, 0.6]
-    assert [gap.drafted for gap in gaps] == [False, False, True]
+    assert told(asked=None) == "the runtime's choice"
+    assert told(asked=3) == "3"
+    for role, threads in (("target", 2), ("draft", 1)):
+        model = getattr(toy, role)._model
+        monkeypatch.setattr(model, "card", replace(model.card, threads=threads))
+    assert told(asked=None) == "target 2, draft 1"
+    assert told(asked=None, with_draft=False) == "target 2"
 
 
 def test_the_bundled_prompts_are_twenty_of_twelve_families() -> None:
@@ -108,6 +86,10 @@ def test_prompts_are_read_in_both_formats(tmp_path: Path) -> None:
         ('{"turns": ["x"]}', "neither a family nor a category"),
         ('{"family": "a"}', "neither messages nor turns"),
         ('{"family": "a", "turns": [3]}', "neither messages nor turns"),
+        ('{"family": "a", "turns": ["x", " "]}', "line 1 has an empty turn"),
+        ('{"family": "a", "messages": [{"role": "user", "content": ""}]}', "line 1 has an empty turn"),
+        ('{"family": "a", "turns": ["\\ud800"]}', "line 1 is not valid UTF-8"),
+        ("1" * 5000, "line 1 is not JSON: Exceeds the limit"),
         ('{"family": "a", "messages": "x"}', "messages must be a list"),
         ('{"family": "a", "messages": [{"role": "assistant", "content": "x"}]}', "the last message must be the user's"),
         ('{"family": "a", "messages": [{"role": "user", "content": 1}]}', "use a string"),
@@ -120,8 +102,8 @@ def test_bad_prompts_are_refused(line: str, expected: str, tmp_path: Path) -> No
         read_prompts(file)
 
 
-def test_a_run_counts_rounds_and_host_gaps(toy: pytest.FixtureRequest) -> None:
-    timed = TimedPair(toy, with_draft=True)  # type: ignore[arg-type]
+def test_a_run_counts_rounds_and_host_gaps(toy: Pair) -> None:
+    timed = TimedPair(toy, with_draft=True)
     prompt = Prompt("chat", (), ("hello", "again"))
     plain = answer(timed, prompt, arm=PLAIN, max_tokens=12, context=512)
     drafted = answer(timed, prompt, arm=Arm("model", 4), max_tokens=12, context=512)
@@ -134,28 +116,56 @@ def test_a_run_counts_rounds_and_host_gaps(toy: pytest.FixtureRequest) -> None:
     assert drafted.reading_seconds > 0 == plain.reading_seconds
 
 
-def test_a_divergent_text_is_counted_and_left_out(toy: pytest.FixtureRequest) -> None:
-    class Lying(TimedPair):
-        """Drops a token of every drafted answer."""
+def measure_lying(toy: Pair, *, lies: Callable[[Prompt], bool], prompts: int = 2) -> FamilyResult:
+    """Measure with an n-gram drafter of length 3 that changes the texts of some prompts, and claims 99 rounds more."""
 
-    timed = Lying(toy, with_draft=True)  # type: ignore[arg-type]
-    from edgedecode.apps.bench import families
-
-    def lie(timed: TimedPair, prompt: Prompt, *, arm: Arm, max_tokens: int, context: int) -> object:
+    def lie(timed: TimedPair, prompt: Prompt, *, arm: Arm, max_tokens: int, context: int) -> AnswerRun:
         run = answer(timed, prompt, arm=arm, max_tokens=max_tokens, context=context)
-        if arm == Arm("ngram", 3):
+        if arm == Arm("ngram", 3) and lies(prompt):
             run.tokens[-1] += 1
+            run.stats[0].rounds += 99
+            run.host += [HostGap(1.0, drafted=True)] * 999
         return run
 
+    timed = TimedPair(toy, with_draft=True)
+    chosen = settings(prompts=tuple(choose(bundled_prompts(), families=["edit"], per_family=prompts)))
     meter = CostMeter(timed, tokens=[5, 6, 7])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(families, "answer", lie)
-        result = measure_family(timed, "edit", settings=settings(), meter=meter, advance=lambda: None)
+        return measure_family(timed, "edit", settings=chosen, meter=meter, advance=lambda: None)
+
+
+def test_a_divergent_text_is_counted_and_left_out(toy: Pair) -> None:
+    result = measure_lying(toy, lies=lambda prompt: True)
     lied = [arm for arm in result.arms if arm.name == "ngram 3"]
     assert [(arm.divergent, arm.speed_up) for arm in lied] == [(2, None)]
+    assert lied[0].host_seconds_per_round == 1.0  # nothing was kept: all runs are shown
     assert all(arm.divergent == 0 and arm.speed_up for arm in result.arms if arm.name != "ngram 3")
     assert result.plain_unstable == 0
     assert result.bound >= 1.0
+
+
+def test_the_prediction_is_of_the_same_prompts_as_the_measurement(toy: Pair) -> None:
+    first = choose(bundled_prompts(), families=["edit"], per_family=1)[0]
+    alone = measure_lying(toy, lies=lambda prompt: False, prompts=1).arms[-1]
+    beside = measure_lying(toy, lies=lambda prompt: prompt != first, prompts=3).arms[-1]
+    assert (beside.name, beside.divergent) == ("ngram 3", 2)
+    assert beside.speed_up is not None
+    assert (beside.acceptance_length, beside.proposed) == (alone.acceptance_length, alone.proposed)
+    assert beside.host_seconds_per_round < 1.0
+
+
+@pytest.mark.parametrize(("prompts", "divergent", "best"), [(4, 2, "ngram 2"), (4, 3, "model 2"), (1, 1, "model 2")])
+def test_the_best_arm_says_what_plain_decoding_says_on_half_of_the_prompts(
+    toy: Pair, prompts: int, divergent: int, best: str
+) -> None:
+    result = measure_lying(toy, lies=lambda prompt: False, prompts=1)
+    slow = replace(result.arms[0], drafter="model", length=2, speed_up=1.1, divergent=0)
+    fast = replace(slow, drafter="ngram", speed_up=1.9, divergent=divergent)
+    measured = replace(result, prompts=prompts, arms=(slow, fast)).best
+    assert measured is not None
+    assert measured.name == best
+    assert replace(result, prompts=prompts, arms=(replace(fast, divergent=prompts),)).best is None
 
 
 def test_settings_out_of_range_are_refused() -> None:
@@ -193,6 +203,7 @@ def test_the_overhead_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[
     ("words", "code", "expected"),
     [
         (["--lengths", "1,x"], 2, "no list of whole numbers"),
+        (["--against-genai", "folder"], 2, "give --overhead with it"),
         (["--lengths", "0"], 1, "out of range"),
         (["--families", "poetry"], 1, "no prompts of family poetry"),
         (["--drafters", "psychic"], 1, "no drafter 'psychic'"),
@@ -202,7 +213,7 @@ def test_the_overhead_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[
 )
 def test_bad_input(words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     if code == 2:
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit, match="2"):
             main(["bench", "--quick", *words])
     else:
         assert main(["bench", "--quick", *words]) == code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import json
 import os
@@ -13,12 +14,15 @@ from pathlib import Path
 import pytest
 
 from edgedecode import FinishReason, Message, Pair, Session, SessionOptions
+from edgedecode.apps.chat import conversation as conversation_module
 from edgedecode.apps.chat.conversation import Conversation
-from edgedecode.apps.chat.lines import PipedLines
+from edgedecode.apps.chat.lines import PipedLines, TerminalLines
 from edgedecode.apps.chat.saved import load_messages, save_messages
 from edgedecode.apps.colour import Paint
 from edgedecode.cli import main
 from edgedecode.errors import InputError
+
+Line = str | type[BaseException] | BaseException | None
 
 
 class Script:
@@ -26,12 +30,12 @@ class Script:
 
     interactive = True
 
-    def __init__(self, *lines: str | type[BaseException] | None) -> None:
+    def __init__(self, *lines: Line) -> None:
         self._lines = iter(lines)
 
     def read(self) -> str | None:
         line = next(self._lines, None)
-        if isinstance(line, type):
+        if isinstance(line, type | BaseException):
             raise line
         return line
 
@@ -42,7 +46,7 @@ def session(toy: Pair) -> Iterator[Session]:
         yield session
 
 
-def talk(session: Session, *lines: str | type[BaseException] | None, max_tokens: int = 12) -> Conversation:
+def talk(session: Session, *lines: Line, max_tokens: int = 12) -> Conversation:
     conversation = Conversation(session, Script(*lines), paint=Paint(on=False), max_tokens=max_tokens)
     assert conversation.run() == 0
     return conversation
@@ -106,6 +110,8 @@ def test_save_and_load_round_trip(session: Session, tmp_path: Path, capsys: pyte
         (b'[{"role": "user"}]', "message 1"),
         (b'[{"role": "user", "content": 3}]', "message 1"),
         (b'[{"role": "pirate", "content": "arr"}]', "'pirate' is unknown"),
+        (b'{"messages": ' + b"1" * 5000 + b"}", "is not JSON (Exceeds the limit"),
+        (b'[{"role": "user", "content": "\\ud800"}]', "message 1: the content is not valid UTF-8"),
     ],
 )
 def test_a_bad_file_is_one_line_and_the_conversation_stays(
@@ -154,6 +160,8 @@ def test_the_saved_file_is_what_other_tools_read(tmp_path: Path) -> None:
         ("/reset now", "usage: /reset"),
         ("/stats", "there is no answer yet"),
         ("/save /no/such/folder/x.json", "No such file"),
+        ("/save a\0b", "holds a NUL character"),
+        ("/load a\0b", "holds a NUL character"),
     ],
 )
 def test_a_command_that_cannot_be_obeyed_is_one_line(
@@ -218,6 +226,56 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(
     monkeypatch.undo()
     conversation.answer("and now?")
     assert conversation.last_finish is FinishReason.LENGTH
+
+
+def interrupt(*words: object, **options: object) -> str:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["stream", "reset", "stats_line"])
+def test_ctrl_c_outside_the_tokens_drops_the_line_and_the_chat_goes_on(
+    name: str, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pressed while a message is encoded, while a command works, and while an answer's figures are written."""
+    with monkeypatch.context() as patch:
+        patch.setattr(conversation_module if name == "stats_line" else session, name, interrupt)
+        talk(session, "/reset" if name == "reset" else "hello", None)
+        assert capsys.readouterr().err == "\n(interrupted)\n"
+    assert [message.role for message in session.messages] == (["user", "assistant"] if name == "stats_line" else [])
+    assert talk(session, "and now?").last_finish is FinishReason.LENGTH
+
+
+def test_over_a_pipe_ctrl_c_and_bad_lines_end_the_chat(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Script("hello", InputError("bad"))
+    lines.interactive = False
+    conversation = Conversation(session, lines, paint=Paint(on=False), max_tokens=12)
+    with pytest.raises(InputError, match="bad"):
+        conversation.run()
+    monkeypatch.setattr(session, "stream", interrupt)
+    conversation = Conversation(session, PipedLines(), paint=Paint(on=False), max_tokens=12)
+    piped(monkeypatch, b"hello\n")
+    with pytest.raises(KeyboardInterrupt):
+        conversation.run()
+
+
+def test_a_line_that_cannot_be_read_is_refused_and_the_chat_goes_on(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conversation = talk(session, InputError("the message is\nnot valid UTF-8"), "hello")
+    assert capsys.readouterr().err.startswith("edgedecode: the message is not valid UTF-8\n")
+    assert conversation.last_finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_bad_bytes_at_the_terminal_are_input_errors_whatever_the_locale(
+    strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def typed(prompt: str) -> str:
+        return b"caf\xe9!".decode("utf-8", "strict" if strict else "surrogateescape")
+
+    monkeypatch.setattr(builtins, "input", typed)
+    with pytest.raises(InputError, match=r"the message is not valid UTF-8 at .* 3"):
+        TerminalLines().read()
 
 
 def test_piped_lines_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def sum_of(budget: Budget, prefix: str) -> int:
 def test_states_are_charged_whole_and_at_once(opener: Opener) -> None:
     budget = Budget()
     model = opener(budget=budget)
+    model.new_state(1).close()
     before = budget.used_nbytes
     state = model.new_state(100)
     assert state.nbytes == budget.used_nbytes - before == sum_of(budget, "kv:")
@@ -81,8 +83,18 @@ def test_close_gives_everything_back(opener: Opener) -> None:
     model.forward([1, 2, 3], states[0], parents=[-1, -1, 0])
     model.close()
     model.close()
-    assert budget.used_nbytes == 0
-    assert budget.leases == ()
+    assert [lease.name for lease in budget.leases] == ["engine code"], "the engine's pages stay with the process"
+
+
+def test_a_state_that_is_dropped_gives_its_lease_back(opener: Opener) -> None:
+    budget = Budget()
+    model = opener(budget=budget)
+    state = model.new_state(100)
+    assert sum_of(budget, "kv:") == state.nbytes
+    del state
+    gc.collect()
+    assert sum_of(budget, "kv:") == 0
+    model.close()
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(

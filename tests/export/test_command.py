@@ -38,6 +38,7 @@ def test_export_says_what_it_did(llama: Path, tmp_path: Path, capsys: pytest.Cap
     assert manifest.models["target"].graphs["base"].capabilities == ("tree", "rows")
     assert "stage" in printed
     assert "kernel noise" in printed
+    assert "loss" in printed
 
 
 def test_the_builders_chatter_is_for_debug(llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -70,6 +71,16 @@ def test_usage(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixtu
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("bits", ["16", "32"])
+def test_floats_have_no_blocks(bits: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("--target", "x", "--out", tmp_path / "pack", "--bits", bits, "--block-size", "32")
+    with pytest.raises(SystemExit) as caught:
+        run("export", *words)
+    assert caught.value.code == 2
+    assert f"argument --block-size: float{bits} weights have no blocks" in capsys.readouterr().err
+    assert run("export", *words, "--head-bits", "8") == 1  # now for the target
+
+
 def test_inflate_to_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as caught:
         run("inflate", "x", "--weights-mb", "nan", "--out", tmp_path / "big")
@@ -98,6 +109,8 @@ def test_the_demo_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     for entry in manifest.models.values():
         assert entry.parity["max_error"] < 1e-4
         assert entry.parity["kernel_top1"] > 0.9
+        assert 0 < entry.parity["loss_rms"] < 0.05
+        assert entry.parity["loss_top1"] > 0.9
         assert 0 < (entry.kernel_noise or 0) < 0.5
     with edgedecode.load(out) as pair:
         capital = pair.session(messages=()).generate("What is the capital of France?", max_tokens=24)

@@ -34,6 +34,21 @@ def test_it_appears_at_the_end(tmp_path: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["b"]
 
 
+def test_a_folder_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[Path] = []
+
+    def flush(folder: Path) -> None:
+        flushed.append(folder)
+        if folder == tmp_path:
+            raise OSError(errno.EIO, "the flush of the parent fails")
+
+    monkeypatch.setattr("edgedecode.export.new_folder._flush_folder", flush)
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "file").write_text("text")
+    assert flushed[-1] == tmp_path
+    assert (tmp_path / "out" / "file").read_text() == "text"
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
 def test_nothing_stays_behind(error: type[BaseException], tmp_path: Path) -> None:
     def make() -> None:
@@ -55,15 +70,18 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     assert (out / "file").exists()
 
 
-def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["out", "[out]"])
+def test_leftovers_of_a_killed_process_are_removed(name: str, tmp_path: Path) -> None:
     child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    dead = tmp_path / f".out.partial-{int(child.stdout)}"
-    alive = tmp_path / f".out.partial-{os.getppid()}"
-    for leftover in (dead, alive):
+    dead = tmp_path / f".{name}.partial-{int(child.stdout)}"
+    others = tmp_path / f".o.partial-{int(child.stdout)}"
+    alive = tmp_path / f".{name}.partial-{os.getppid()}"
+    for leftover in (dead, alive, others):
         leftover.mkdir()
-    with new_folder(tmp_path / "out"):
+    with new_folder(tmp_path / name):
         assert not dead.exists()
     assert alive.exists()
+    assert others.exists()
 
 
 def test_places_that_are_refused(tmp_path: Path) -> None:

@@ -61,6 +61,13 @@ def test_the_text_ends_where_the_model_ends_it() -> None:
     assert np.mean(told) < 20
 
 
+@pytest.mark.parametrize(("positions", "ends"), [(3, ()), (20, range(8))], ids=["a row left over", "segments of one"])
+def test_no_row_is_compared_with_itself(positions: int, ends: tuple[int, ...]) -> None:
+    wide = model(0.1)
+    assert measure_noise(wide, [(4,)], ends=ends, positions=positions).positions == positions
+    assert wide.passes.count(1) == positions  # all of them sampled, none read again
+
+
 def test_it_is_the_same_every_time() -> None:
     assert measure_noise(model(0.1), PROMPTS, ends=(2,), positions=90) == measure_noise(
         model(0.1), PROMPTS, ends=(2,), positions=90

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgedecode.errors import ExportError
-from edgedecode.export.parity import ParityText, check_exact
+from edgedecode.export.parity import ParityText, check_exact, check_kernels, measure_loss
 from edgedecode.export.recipe import Recipe
 from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget
+from edgedecode.protocols import LanguageModel, State
 from edgedecode.registry import find_runtime
 from edgedecode.testing import TableModel, toy_tables
-from edgedecode.types import FloatArray
+from edgedecode.types import AdapterUse, FloatArray, Output, RowRequest
 
 from .conftest import export, recipe
 from .tiny import TinyModel, write_model
@@ -49,8 +51,8 @@ SHAPES = {
 }
 
 
-def engine_logits(manifest: Manifest, pack: Path, tokens: list[int]) -> FloatArray:
-    model = find_runtime("onnx").open(
+def open_target(manifest: Manifest, pack: Path) -> LanguageModel:
+    return find_runtime("onnx").open(
         manifest.models["target"],
         pack,
         name="target",
@@ -59,6 +61,10 @@ def engine_logits(manifest: Manifest, pack: Path, tokens: list[int]) -> FloatArr
         threads=1,
         provider="cpu",
     )
+
+
+def engine_logits(manifest: Manifest, pack: Path, tokens: list[int]) -> FloatArray:
+    model = open_target(manifest, pack)
     state = model.new_state(len(tokens))
     try:
         return model.forward(tokens, state, rows="all").logits.copy()
@@ -93,8 +99,9 @@ def test_rounded_weights_are_computed_as_they_stand(name: str, bits: int, tmp_pa
     if bits < 16:
         assert parity["kernel_rms_error"] < 0.05
         assert parity["kernel_top1"] > 0.8
+        assert 0 < parity["loss_rms"] < (0.5 if bits == 4 else 0.05)
     else:
-        assert "kernel_rms_error" not in parity
+        assert not {"kernel_rms_error", "loss_rms"} & parity.keys()
 
 
 @pytest.mark.parametrize(
@@ -125,6 +132,22 @@ def test_four_bits_lose_something_and_not_everything(tmp_path: Path) -> None:
     assert 0.01 < loss / expected.std() < 0.5
 
 
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_a_row_does_not_depend_on_which_others_are_asked_for(bits: int, llama: Path, tmp_path: Path) -> None:
+    model = open_target(export(llama, tmp_path / "pack", stored=recipe(bits)), tmp_path / "pack")
+    for width in (2, 3, 9):
+        tokens = list(range(20, 20 + width))
+        state = model.new_state(2 * width)
+        model.forward(tokens, state, rows="none")
+        state.keep(range(width))
+        together = model.forward(tokens, state, rows="all").logits.copy()
+        for row in range(width):
+            state.crop(width)
+            assert np.array_equal(model.forward(tokens, state, rows=(row,)).logits[0], together[row])
+        state.close()
+    model.close()
+
+
 def test_tied_weights_lie_in_the_file_once(tmp_path: Path) -> None:
     sizes = {}
     for tied in (False, True):
@@ -139,3 +162,60 @@ def test_a_wrong_model_fails_the_check() -> None:
     text = ParityText.of(range(3, 20), length=24)
     with pytest.raises(ExportError, match="does not compute what its weights stand for"):
         check_exact(model, text, np.zeros((32, 32), np.float32))
+
+
+class Broken(TableModel):
+    """A table whose first logit is `value` in the passes of a tree, or in all."""
+
+    trees_only = False
+    value = np.float32(np.nan)
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: RowRequest = "last",
+        adapter: AdapterUse | None = None,
+    ) -> Output:
+        logits = super().forward(tokens, state, parents=parents, rows=rows, adapter=adapter).logits.copy()
+        if parents is not None or not self.trees_only:
+            logits[:, 0] = self.value
+        return Output(logits)
+
+
+def rows_of(model: TableModel, text: ParityText) -> FloatArray:
+    """Return a sound model's rows of the text and, as `parity` draws it, of the tree."""
+    state = model.new_state(len(text.text) + len(text.tree))
+    chain = model.forward(text.text, state, rows="all").logits.copy()
+    state.keep(range(len(text.text)))
+    tree = model.forward(text.tree, state, parents=(-1, 0, 0, 1, 1, 2, -1, 3), rows="all").logits
+    return np.concatenate((chain, tree))
+
+
+TABLES = toy_tables(32, seed=1)
+TEXT = ParityText.of(range(3, 20), length=24)
+
+
+def test_sound_kernels_pass() -> None:
+    numbers = check_kernels(TableModel(TABLES), TEXT, rows_of(TableModel(TABLES), TEXT))
+    assert numbers["kernel_rms_error"] < 1e-6
+    assert numbers["kernel_top1"] == 1.0
+
+
+@pytest.mark.parametrize("value", [np.nan, 1e3], ids=["not a number", "far off"])
+@pytest.mark.parametrize("trees_only", [False, True], ids=["everywhere", "in trees"])
+def test_broken_kernels_fail_the_check(trees_only: bool, value: float) -> None:
+    model = Broken(TABLES)
+    model.trees_only, model.value = trees_only, np.float32(value)
+    ways = "relative error tree" if trees_only else "relative error max .*crop .*pieces .*tree"
+    with pytest.raises(ExportError, match=f"shipped kernels do not compute .*{ways}"):
+        check_kernels(model, TEXT, rows_of(TableModel(TABLES), TEXT))
+
+
+def test_loss_is_a_share_of_the_deviation() -> None:
+    original = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32) * 3
+    loss = measure_loss(original + 0.3, original)
+    assert loss["loss_rms"] == pytest.approx(0.1, rel=0.05)
+    assert loss["loss_top1"] == 1.0

@@ -25,6 +25,7 @@ from edgedecode.export.quantize import Scheme
 from edgedecode.export.skeleton import Skeleton, build_skeleton
 from edgedecode.export.weights import Weights
 
+from .conftest import export, recipe
 from .tiny import TinyModel, write_model
 
 pytestmark = pytest.mark.export
@@ -36,7 +37,8 @@ INT8 = Scheme(8, 32)
 def skeleton(request: pytest.FixtureRequest, tmp_path: Path) -> Skeleton:
     """A fresh builder's graph of two layers; hidden size 64, 352 rows."""
     folder = write_model(tmp_path / "model", TinyModel(tied=request.param))
-    return build_skeleton(open_network(folder, Checkpoint(weight_files(folder))), "LlamaModel")
+    network = open_network(folder, Checkpoint(weight_files(folder)), architecture="LlamaForCausalLM")
+    return build_skeleton(network, "LlamaModel")
 
 
 def names(values: list[ir.Value]) -> list[str]:
@@ -91,6 +93,26 @@ def test_rows_are_picked(early: bool, products_behind: int, skeleton: Skeleton) 
     logits = next(value for value in model.graph.outputs if value.name == "logits")
     assert logits.shape == ir.Shape(["R", 352])
     assert order.count("Squeeze") == 1
+
+
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_a_targets_rows_are_picked_early_at_8_bits_only(bits: int, llama: Path, tmp_path: Path) -> None:
+    export(llama, tmp_path / "pack", draft=llama, stored=recipe(bits))
+    behind = {role: products_behind_picks(tmp_path / "pack" / role / "base.onnx") for role in ("target", "draft")}
+    assert behind == {"target": 5 if bits == 8 else 1, "draft": 5}
+
+
+def products_behind_picks(path: Path) -> int:
+    graph = ir.load(path).graph
+    picks = {
+        output for node in graph if node.op_type == "Gather" and named(node, 1) == "rows" for output in node.outputs
+    }
+    reached, products = set(picks), 0
+    for node in graph:
+        if not reached.isdisjoint(node.inputs):
+            reached.update(node.outputs)
+            products += node.op_type in ("MatMul", "MatMulNBits", "Gemm")
+    return products
 
 
 def test_rows_of_a_graph_with_another_head_are_refused(skeleton: Skeleton) -> None:

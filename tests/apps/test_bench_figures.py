@@ -1,0 +1,115 @@
+"""What `bench` computes from what it measured, on known numbers; and in which order it measures costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edgedecode import Pair, Stats
+from edgedecode.apps.bench.costs import CostMeter, Costs
+from edgedecode.apps.bench.prompts import Prompt
+from edgedecode.apps.bench.runs import answer, host_gaps, reading_seconds
+from edgedecode.apps.bench.settings import Arm
+from edgedecode.apps.bench.survival import Host, Survival, predicted, predicted_at
+from edgedecode.apps.bench.timed import Pass, TimedPair
+
+COSTS = Costs(context=256, samples=15, target_seconds={1: 0.01, 2: 0.012, 4: 0.018}, draft_seconds=0.001)
+NO_HOST = Host(0.0, 0.0)
+
+
+def test_the_curve_is_interpolated_and_extended() -> None:
+    assert [round(COSTS.c(n), 3) for n in (1, 2, 3, 4, 6)] == [1.0, 1.2, 1.5, 1.8, 2.4]
+    assert COSTS.d("model") == pytest.approx(0.1)
+    assert COSTS.d("ngram") == 0.0
+
+
+def test_what_follows_draft_steps_has_a_curve_of_its_own() -> None:
+    """Also a draft's first step, behind a target pass, costs more than its others."""
+    costs = replace(COSTS, next_draft_seconds=0.0005, drafted_seconds={1: 0.02, 2: 0.013, 4: 0.02})
+    assert [round(costs.c(n, "model"), 3) for n in (1, 2, 3, 4)] == [1.0, 1.3, 1.65, 2.0]
+    assert [round(costs.c(n, "ngram"), 3) for n in (1, 2, 3, 4)] == [1.0, 1.2, 1.5, 1.8]
+    assert [round(costs.d("model", n), 4) for n in (1, 2, 4)] == [0.1, 0.075, 0.0625]
+    assert costs.d("ngram", 4) == 0.0
+    survival = Survival(rounds=100, tokens=280, proposed=300, accepted=180, survived=[80, 60, 40], reached=[100] * 3)
+    assert predicted(survival, costs, drafter="model", host=NO_HOST) == pytest.approx(2.8 / (2.0 + 0.2))
+    assert predicted(survival, costs, drafter="ngram", host=NO_HOST) == pytest.approx(2.8 / 1.8)
+
+
+def test_costs_are_measured_in_the_order_of_a_round(toy: Pair) -> None:
+    """At every width passes that settle it, one timed, two draft steps, and the target's pass behind them."""
+    timed = TimedPair(toy, with_draft=True)
+    meter = CostMeter(timed, tokens=[5, 6, 7], widest=3)
+    timed.clear()
+    meter.sample()
+    named = [*((step, "t") for step in timed.target.passes), *((step, "d") for step in timed.draft_passes)]
+    order = [(name, step.width) for step, name in sorted(named)]
+    settling = {1: 8, 2: 4, 3: 2}
+    rounds = {width: [("t", width)] * (settling[width] + 1) + [("d", 1), ("d", 1), ("t", width)] for width in (1, 2, 3)}
+    assert order == [*rounds[1], *rounds[2], *rounds[3]]
+    meter.sample(2)
+    costs = meter.costs(since=1)
+    assert (meter.samples, costs.samples, list(costs.target_seconds)) == (3, 2, [1, 2, 3])
+    assert costs.drafted_seconds is not None
+    assert costs.next_draft_seconds is not None
+    meter.close()
+
+
+def test_without_a_draft_model_only_the_target_is_timed(toy: Pair) -> None:
+    meter = CostMeter(TimedPair(toy, with_draft=False), tokens=[5, 6, 7], widest=3)
+    meter.sample()
+    costs = meter.costs()
+    assert (costs.draft_seconds, costs.next_draft_seconds, costs.drafted_seconds) == (None, None, None)
+    assert costs.c(2, "model") == costs.c(2)
+
+
+def test_the_prediction_is_the_formula_of_methods() -> None:
+    """100 full drafts of 3: 80, 60 and 40 survive. S(3) = (1 + 0.8 + 0.6 + 0.4) / (c(4) + 3 d + o)."""
+    survival = Survival(rounds=100, tokens=280, proposed=300, accepted=180, survived=[80, 60, 40], reached=[100] * 3)
+    expected = 2.8 / (1.8 + 0.3)
+    assert predicted(survival, COSTS, drafter="model", host=NO_HOST) == pytest.approx(expected)
+    assert predicted_at(survival, COSTS, drafter="model", host=NO_HOST, length=3) == pytest.approx(expected)
+    assert predicted_at(survival, COSTS, drafter="model", host=NO_HOST, length=1) == pytest.approx(1.8 / 1.3)
+    assert predicted_at(survival, COSTS, drafter="ngram", host=NO_HOST, length=1) == pytest.approx(1.8 / 1.2)
+    assert predicted_at(survival, COSTS, drafter="model", host=NO_HOST, length=0) == 1.0
+    host = Host(plain_seconds=0.001, round_seconds=0.002)
+    assert predicted(survival, COSTS, drafter="model", host=host) == pytest.approx(2.8 * 1.1 / (1.8 + 0.3 + 0.2))
+
+
+def test_short_drafts_count_with_their_own_length() -> None:
+    survival = Survival(rounds=10, tokens=14, proposed=8, accepted=4, survived=[3, 1], reached=[5, 3])
+    assert [survival.drafts_of(length, longest=2) for length in range(3)] == [5, 2, 3]
+    assert [survival.drafts_of(length, longest=1) for length in range(2)] == [5, 5]
+    assert survival.per_position == [3 / 5, 1 / 3]
+    assert survival.acceptance_length == 1.4
+    assert predicted(survival, COSTS, drafter="ngram", host=NO_HOST) == pytest.approx(14 / (5 * 1 + 2 * 1.2 + 3 * 1.5))
+
+
+def test_survival_leaves_the_prompts_own_pass_out() -> None:
+    survival = Survival()
+    survival.add(Stats(rounds=4, verified_tokens=9, proposed=6, accepted=5, survival=[3, 2], reached=[3, 3]))
+    assert (survival.rounds, survival.tokens) == (3, 8)
+
+
+def test_host_gaps_leave_the_drafts_passes_out() -> None:
+    target = [Pass(0, 1, 5), Pass(2, 3, 1), Pass(4.5, 5, 4), Pass(6, 7, 4)]
+    draft = [Pass(3.1, 3.6, 9), Pass(3.7, 4.0, 1), Pass(5.2, 5.6, 1)]
+    gaps = host_gaps(target, draft)
+    assert [round(gap.seconds, 6) for gap in gaps] == [1.0, 0.7, 0.6]
+    assert [gap.drafted for gap in gaps] == [False, False, True]
+
+
+def test_reading_the_prompt_is_every_pass_before_the_first_draft_but_its_steps() -> None:
+    """Three chunks are read, then two more tokens drafted: the target's pass holds one token and a draft of three."""
+    target = [Pass(0, 1, 600), Pass(9, 10, 4), Pass(12, 13, 4)]
+    draft = [Pass(1, 2, 512), Pass(2, 3.5, 512), Pass(4, 4.25, 1), Pass(5, 6, 1), Pass(6, 7, 1), Pass(10, 11, 1)]
+    assert reading_seconds(target, draft) == 2.75
+    assert reading_seconds(target[:1], []) == reading_seconds(target, []) == 0.0
+    assert reading_seconds([Pass(0, 1, 9), Pass(2, 3, 1)], []) == 0.0
+
+
+def test_a_long_prompts_reading_is_more_than_its_first_chunk(toy: Pair) -> None:
+    timed = TimedPair(toy, with_draft=True)
+    run = answer(timed, Prompt("chat", (), ("x" * 600,)), arm=Arm("model", 4), max_tokens=8, context=1024)
+    first, second = timed.draft_passes[:2]
+    assert (first.width, run.reading_seconds) == (512, pytest.approx(first.seconds + second.seconds))

@@ -1,0 +1,25 @@
+"""What each stage of a job held in memory."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from edgedecode.export.stages import Stages
+
+pytestmark = pytest.mark.export
+
+
+def test_a_stages_peak_is_its_own() -> None:
+    stages = Stages()
+    with stages.stage("large"):
+        np.ones(200_000_000, np.uint8)
+    with stages.stage("small"):
+        np.ones(1000, np.uint8)
+    large, small = stages.records
+    assert large.own_peak == small.own_peak == os.access("/proc/self/clear_refs", os.W_OK)
+    if not small.own_peak:
+        pytest.skip("this system does not measure a peak anew")
+    assert large.peak_nbytes - small.peak_nbytes > 150_000_000
