@@ -21,7 +21,7 @@ from edgedecode.tokenizer import Tokenizer
 
 __all__ = ["Pair", "load"]
 
-DEFAULT_DRAFT_MAX = 3
+DEFAULT_DRAFT_MAX = 2
 
 
 def load(

@@ -1,6 +1,6 @@
 """Kernel noise: how far the gap between two leading logits moves between the one-row and the many-row kernels.
 
-What the pack's manifest keeps of it is the yardstick for calling two greedy continuations equal (design.md §3).
+What the pack's manifest keeps of it is the yardstick for calling two greedy continuations equal.
 """
 
 from __future__ import annotations

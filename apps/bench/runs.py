@@ -30,7 +30,7 @@ class Run:
     """`seconds`: wall clock from the end of the pass that read the prompt to the end of the answer, over all turns.
 
     `stats` has one entry a turn. `host`: one entry per round. `reading_seconds`: what the draft model took to read
-    the prompt, which the formula of methods.md knows nothing about.
+    the prompt, which the formula knows nothing about.
     """
 
     tokens: list[int] = field(default_factory=list)

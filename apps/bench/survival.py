@@ -1,4 +1,4 @@
-"""What was drafted and accepted, summed over runs, and the speed-up this predicts. Formulas of methods.md §1.
+"""What was drafted and accepted, summed over runs, and the speed-up this predicts (goodput, TurboSpec, 2406.14066).
 
 A round with a draft of L tokens costs c(L + 1) + L·d + o target passes and gives its accepted tokens and one more:
     S(k) = (1 + Σ_{j≤k} Π_{i≤j} a_i) / (c(k + 1) + k·d + o), times 1 + o₀, plain decoding's own host work.
