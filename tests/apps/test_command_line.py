@@ -192,6 +192,22 @@ def test_a_closed_pipe_ends_quietly() -> None:
 
 
 @posix
+def test_an_output_that_was_closed_before_the_start_is_no_traceback(pack: Path) -> None:
+    words = [sys.executable, "-m", "edgedecode.cli", "generate", "-m", str(pack), "-p", "hello", "-n", "4"]
+    child = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], capture_output=True, timeout=60, check=False)
+    assert (child.returncode, child.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_output_is_one_line(pack: Path) -> None:
+    words = [sys.executable, "-m", "edgedecode.cli", "generate", "-m", str(pack), "-p", "hello", "-n", "4"]
+    with open("/dev/full", "wb") as full:
+        child = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert child.returncode == 1
+    assert child.stderr == b"edgedecode: No space left on device\n"
+
+
+@posix
 def test_ctrl_c_keeps_the_partial_text() -> None:
     child = slow("generate", "-p", "hello", "-n", "400")
     assert child.stdout is not None

@@ -8,8 +8,10 @@ from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, 
 from edgedecode.manifest import Generation
 from edgedecode.memory import Budget
 from edgedecode.messages import Message
+from edgedecode.options import SessionOptions
+from edgedecode.reply import TARGET_SOURCE, Chunk
 from edgedecode.sampling import SamplingOptions
-from edgedecode.session import TARGET_SOURCE, Chunk, Session, SessionOptions
+from edgedecode.session import Session
 from edgedecode.testing import toy_pair
 from edgedecode.types import FinishReason
 from edgedecode.verify import Rule
