@@ -125,15 +125,13 @@ def decode(
         tokens += verdict.tokens
         sampler.extend(verdict.tokens)
         stats.count(verdict)
+        kept = perf_counter()
+        if drafter is not None:
+            drafter.observe(tokens, verdict)
+        observed = perf_counter()
         if stats.rounds == 1:
-            stats.time_to_first_token = stats.prefill_seconds = perf_counter() - started
-            if drafter is not None:
-                drafter.observe(tokens, verdict)
+            stats.time_to_first_token = stats.prefill_seconds = kept - started
         else:
-            kept = perf_counter()
-            if drafter is not None:
-                drafter.observe(tokens, verdict)
-            observed = perf_counter()
             stats.time.draft += proposed - now + observed - kept
             stats.time.verify += scored - proposed
             stats.time.sample += verified - scored
