@@ -30,12 +30,21 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One graph over a model's weights: `inputs` and `outputs` as declared, `capabilities` such as tree and rows."""
+    """One graph over a model's weights: `inputs` and `outputs` as declared, `capabilities` such as tree and rows.
+
+    Capabilities in use: tree, rows, hidden (gives the last hidden state), lora (takes adapter matrices).
+    """
 
     file: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     capabilities: tuple[str, ...]
+    kv_type: str = "float32"
+    """How keys and values are kept: float32, or int8 with a scale a channel."""
+    lora_rank: int = 0
+    """Largest rank of an adapter; 0: it takes none."""
+    lora_modules: tuple[str, ...] = ()
+    """The projections an adapter may change, by their names in PEFT's `target_modules`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,12 @@ class ModelEntry:
     source: str
     kernel_noise: float | None = None
     parity: Mapping[str, float] = field(default_factory=dict)
+    window: int = 0
+    """Positions that layers with a sliding window see, the row's own included; 0: every layer sees everything."""
+    quantization: str = ""
+    """The recipe's name where `bits` and `head_bits` do not say everything; else empty."""
+    notes: tuple[str, ...] = ()
+    """What a user must know of this export, a sentence each: a limited context, a plain chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +186,9 @@ def _graph(fields: Fields) -> Graph:
         inputs=fields.texts("inputs"),
         outputs=fields.texts("outputs"),
         capabilities=fields.texts("capabilities"),
+        kv_type=fields.optional_text("kv_type") or "float32",
+        lora_rank=fields.optional_integer("lora_rank") or 0,
+        lora_modules=fields.texts("lora_modules") if "lora_modules" in fields.values else (),
     )
 
 
@@ -193,6 +211,9 @@ def _model(fields: Fields) -> ModelEntry:
         source=fields.text("source"),
         kernel_noise=fields.optional_number("kernel_noise"),
         parity=fields.numbers("parity"),
+        window=fields.optional_integer("window") or 0,
+        quantization=fields.optional_text("quantization") or "",
+        notes=fields.texts("notes") if "notes" in fields.values else (),
     )
 
 

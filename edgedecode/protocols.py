@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -196,9 +196,12 @@ class Runtime(Protocol):
         budget: Budget,
         threads: int | None,
         provider: str,
+        needs: Collection[str] = (),
     ) -> LanguageModel:
         """Load one model of the pack at `root`; the tokenizer knows `vocabulary_size` ids, rows above are padding.
 
+        needs: what its graph must offer beside chains: "tree", "hidden", "lora", or "kv:int8". Of the graphs that offer
+        it the smallest is opened; CapabilityError when there is none.
         Raises RuntimeUnavailable, CapabilityError or BudgetExceeded.
         """
         ...

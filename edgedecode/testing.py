@@ -5,7 +5,7 @@ For tests of edgedecode and of what is built on it. Pure Python and numpy; nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -245,7 +245,10 @@ class TableRuntime:
         budget: Budget,
         threads: int | None,
         provider: str,
+        needs: Collection[str] = (),
     ) -> TableModel:
+        if missing := set(needs) - {"tree"}:
+            raise CapabilityError(f"a table model offers no {', '.join(sorted(missing))}")
         self.opened.append(name)
         return TableModel(self._tables[name], context=self._context, budget=budget)
 

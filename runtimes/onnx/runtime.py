@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -58,6 +58,7 @@ class OnnxRuntime:
         budget: Budget,
         threads: int | None,
         provider: str,
+        needs: Collection[str] = (),
     ) -> LanguageModel:
         chosen = choose_provider(provider, installed=self._engine.get_available_providers())
         if threads is not None and threads < 1:

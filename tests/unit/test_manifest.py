@@ -81,10 +81,9 @@ def changed(path: tuple[str, ...], value: JsonValue = None, *, remove: bool = Fa
 
 
 LEAVES = list(leaves(document()))
-OPTIONAL = {"chat_template", "bos_token", "eos_token", "temperature", "top_k", "top_p", "min_p", "kernel_noise"} | {
-    "repetition_penalty",
-    "max_tokens",
-}
+NUMBERS = {"temperature", "top_p", "min_p", "kernel_noise", "repetition_penalty"}
+OPTIONAL = NUMBERS | {"chat_template", "bos_token", "eos_token", "top_k", "max_tokens"}
+OPTIONAL |= {"kv_type", "lora_rank", "lora_modules", "window", "quantization", "notes"}
 
 
 def test_it_survives_its_own_json() -> None:
@@ -103,7 +102,7 @@ def test_a_field_of_the_wrong_type_is_named(path: tuple[str, ...]) -> None:
     for wrong in ([{}], True, -1.5):
         if path[-2:-1] == ("parity",) and wrong == -1.5:
             continue  # any finite number is a parity figure
-        if path[-1] in OPTIONAL and wrong == -1.5 and path[-1] not in {"top_k", "max_tokens"} | {"chat_template"}:
+        if path[-1] in NUMBERS and wrong == -1.5:
             continue
         with pytest.raises(ManifestError) as refusal:
             Manifest.from_json(changed(path, wrong))
