@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -83,6 +83,7 @@ class TimedRuntime:
         budget: Budget,
         threads: int | None,
         provider: str,
+        needs: Collection[str] = (),
     ) -> TimedModel:
         return TimedModel(
             self._runtime.open(
@@ -93,6 +94,7 @@ class TimedRuntime:
                 budget=budget,
                 threads=threads,
                 provider=provider,
+                needs=needs,
             )
         )
 
