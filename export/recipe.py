@@ -1,39 +1,95 @@
-"""How a model's weights are stored: one scheme for its projections, one for head and embedding."""
+"""How a model's weights are stored: schemes for its projections, for its outer layers', for head and embedding."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from .architectures import Shape
 from .quantize import Scheme
 
-__all__ = ["HEAD", "UNROUNDED", "Recipe"]
+__all__ = ["EMBEDDING", "HEAD", "UNROUNDED", "Recipe", "projection_name"]
 
 HEAD = "head"
 """The head's name among the projections."""
+EMBEDDING = "embedding"
+"""The embedding table's name, under which a tied head is stored too."""
+
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+_READERS_OF_ONE_INPUT = re.compile(r"\b(?:self_)?attn\.(?:qkv|q|k|v)_proj$")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The schemes of a model: `body` for its projections, `head` for head and embedding."""
+    """The schemes of a model: `body` for its projections, `head` for head and embedding.
+
+    edges: of the first and the last layer's projections, where they differ from the others. layers: how many there are,
+    0 while no model is known. calibrated: the scales of 4-bit blocks are searched with the inputs' importance.
+    """
 
     body: Scheme
     head: Scheme
+    edges: Scheme | None = None
+    layers: int = 0
+    calibrated: bool = False
 
     @property
     def quantized(self) -> bool:
         return self.body.quantized or self.head.quantized
 
+    @property
+    def name(self) -> str:
+        """The recipe in words, as in `int4 block 32, layers 0 and 9 and head int8, calibrated (k-quant search)`."""
+        raised = [scheme for scheme in (self.edges, self.head) if scheme is not None and scheme != self.body]
+        same = len(raised) == 2 and self.edges == self.head
+        parts = [self.body.name.replace(",", "")]
+        if self.edges is not None:
+            where = f"layers 0 and {self.layers - 1}" if self.layers else "first and last layer"
+            parts.append(f"{where}{' and head' if same else ''} {_width(self.edges)}")
+        if not same:
+            parts.append(f"head {_width(self.head)}")
+        return ", ".join([*parts, *(["calibrated (k-quant search)"] if self.calibrated else [])])
+
+    @property
+    def remark(self) -> str:
+        """The name where widths and block size do not say everything, else nothing."""
+        return self.name if self.edges is not None or self.calibrated else ""
+
+    def of(self, shape: Shape) -> Recipe:
+        """Return the recipe for a model of this shape."""
+        return replace(self, layers=shape.layers)
+
     def nbytes(self, shape: Shape) -> int:
         """Size of a model's stored weights, without norms and tables."""
         tables = 1 if shape.tied else 2
-        body = shape.parameters - tables * shape.embedding
+        layer = (shape.parameters - tables * shape.embedding) // shape.layers
         width = self.body.block_size or 1
-        return self.body.nbytes(body // width, width) + tables * self.head.nbytes(shape.rows, shape.hidden)
+        edges = min(2, shape.layers) if self.edges is not None else 0
+        body = (shape.layers - edges) * self.body.nbytes(layer // width, width)
+        raised = edges * (self.edges or self.body).nbytes(layer // width, width)
+        return body + raised + tables * self.head.nbytes(shape.rows, shape.hidden)
 
     def scheme_of(self, name: str) -> Scheme:
-        """Return the scheme of a projection, named as in the graph without `.weight`."""
-        return self.head if name == HEAD else self.body
+        """Return the scheme of a projection, named as in the graph (without `.weight`) or as transformers' module."""
+        if name == HEAD:
+            return self.head
+        layer = _LAYER.search(name)
+        if self.edges is None or layer is None:
+            return self.body
+        assert self.layers
+        return self.edges if int(layer[1]) in (0, self.layers - 1) else self.body
 
 
 UNROUNDED = Recipe(Scheme(32), Scheme(32))
+
+
+def projection_name(name: str) -> str:
+    """Return one name for what graph and transformers name apart: `model.layers.3.attn.qkv_proj` for q, k and v.
+
+    They read one input, and the graph stacks them into one weight.
+    """
+    return _READERS_OF_ONE_INPUT.sub("attn.qkv_proj", name).replace("self_attn", "attn")
+
+
+def _width(scheme: Scheme) -> str:
+    return f"int{scheme.bits}" if scheme.quantized else f"float{scheme.bits}"

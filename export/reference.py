@@ -5,7 +5,7 @@ One decoder layer is materialised at a time and the head in rows, so that the me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgedecode.types import FloatArray
 
 from .quantize import Scheme, dequantize, quantize
-from .recipe import UNROUNDED, Recipe
+from .recipe import EMBEDDING, HEAD, UNROUNDED, Recipe, projection_name
 from .sources import Matrix
 
 if TYPE_CHECKING:
@@ -26,49 +26,69 @@ __all__ = ["Reference"]
 
 
 class Reference:
-    """Computes logits of a whole text at once, from a network whose parameters are views of a checkpoint."""
+    """Computes logits of a whole text at once, from a network whose parameters are views of a checkpoint.
 
-    def __init__(self, network: PreTrainedModel, recipe: Recipe, *, release: Callable[[], None]) -> None:
-        self._network = network
+    importance: what `Weights.weigh` got, so that the weights are rounded as in the file.
+    """
+
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        recipe: Recipe,
+        *,
+        release: Callable[[], None],
+        importance: Mapping[str, FloatArray] | None = None,
+    ) -> None:
+        self.network = network
         self._recipe = recipe
         self._release = release
+        self._importance = importance or {}
 
     def of_originals(self) -> Reference:
         """Return the reference that carries the checkpoint's own weights."""
-        return Reference(self._network, UNROUNDED, release=self._release)
+        return Reference(self.network, UNROUNDED, release=self._release)
 
     def logits(self, tokens: Sequence[int], *, visible: npt.NDArray[np.bool_], positions: Sequence[int]) -> FloatArray:
         """Return float32 [tokens, rows]. visible[i, j] says whether token i sees token j (itself included)."""
         import torch
 
+        with torch.inference_mode():
+            return self._head(self.hidden(tokens, visible=visible, positions=positions))
+
+    def hidden(
+        self, tokens: Sequence[int], *, visible: npt.NDArray[np.bool_], positions: Sequence[int]
+    ) -> torch.Tensor:
+        """Return what the head reads, float32 [tokens, hidden size]; arguments as of `logits`."""
+        import torch
+
         with torch.inference_mode(), self._layers_on_demand():
             mask = torch.from_numpy(np.where(visible, np.float32(0), np.finfo(np.float32).min))[None, None]
-            output = self._network.model(
+            output = self.network.model(
                 inputs_embeds=self._embed(tokens),
                 attention_mask=mask,
                 position_ids=torch.tensor([positions]),
                 use_cache=False,
             )
-            return self._head(output.last_hidden_state[0])
+            return output.last_hidden_state[0]
 
     def _embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """Run the embedding module on a table that holds only the rows in use."""
         import torch
 
-        embedding = self._network.get_input_embeddings()
+        embedding = self.network.get_input_embeddings()
         used, where = np.unique(np.asarray(tokens), return_inverse=True)
         table = embedding.weight[torch.from_numpy(used)]
-        with _weights(embedding, {"weight": _as_stored(table, self._recipe.head)}):
+        with _weights(embedding, {"weight": self._as_stored(table, EMBEDDING, self._recipe.head)}):
             hidden = embedding(torch.from_numpy(where)[None])
         self._release()
         return hidden
 
     def _head(self, hidden: torch.Tensor) -> FloatArray:
-        weight = self._network.get_output_embeddings().weight
+        weight = self.network.get_output_embeddings().weight
         result = np.empty((hidden.shape[0], weight.shape[0]), np.float32)
         states = hidden.numpy()
         for chunk in Matrix((weight,)).chunks():
-            rows = _rounded(chunk.values, self._recipe.head)
+            rows = _rounded(chunk.values, self._recipe.head, self._importance.get(HEAD))
             result[:, chunk.start : chunk.start + len(rows)] = states @ rows.T
             self._release()
         return result
@@ -76,25 +96,36 @@ class Reference:
     @contextmanager
     def _layers_on_demand(self) -> Iterator[None]:
         """Give each module with weights its own just before it runs, and take them away just after."""
-        body: Any = self._network.model
+        body: Any = self.network.model
+        named = {f"model.layers.{index}": layer for index, layer in enumerate(body.layers)}
         with ExitStack() as hooks:
-            for module in (*body.layers, body.norm):
+            for name, module in (named | {"model.norm": body.norm}).items():
                 held = ExitStack()
                 hooks.callback(held.close)
-                hooks.callback(module.register_forward_pre_hook(self._materialise(held)).remove)
+                hooks.callback(module.register_forward_pre_hook(self._materialise(name, held)).remove)
                 hooks.callback(module.register_forward_hook(self._drop(held)).remove)
             yield
 
-    def _materialise(self, held: ExitStack) -> Callable[[torch.nn.Module, object], None]:
+    def _materialise(self, name: str, held: ExitStack) -> Callable[[torch.nn.Module, object], None]:
         def before(module: torch.nn.Module, _: object) -> None:
-            for part in module.modules():
+            for path, part in module.named_modules(prefix=name):
+                scheme = self._recipe.scheme_of(path)
                 stored = {
-                    name: _as_stored(value, self._recipe.body) for name, value in part.named_parameters(recurse=False)
+                    own: self._as_stored(value, path, scheme) for own, value in part.named_parameters(recurse=False)
                 }
                 held.enter_context(_weights(part, stored))
                 self._release()
 
         return before
+
+    def _as_stored(self, view: torch.Tensor, name: str, scheme: Scheme) -> torch.Tensor:
+        """Return a parameter of module `name` as the pack stands for it: matrices by `scheme`, vectors in float32."""
+        import torch
+
+        values = view.detach().float()
+        if view.dim() != 2:
+            return values
+        return torch.from_numpy(_rounded(values.numpy(), scheme, self._importance.get(projection_name(name))))
 
     def _drop(self, held: ExitStack) -> Callable[[torch.nn.Module, object, object], None]:
         def after(module: torch.nn.Module, arguments: object, output: object) -> None:
@@ -117,15 +148,7 @@ def _weights(module: torch.nn.Module, values: dict[str, torch.Tensor]) -> Iterat
         module._parameters.update(kept)
 
 
-def _as_stored(view: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Return a parameter as the pack stands for it: matrices by their scheme, vectors in float32."""
-    import torch
-
-    values = view.detach().float()
-    return torch.from_numpy(_rounded(values.numpy(), scheme)) if view.dim() == 2 else values
-
-
-def _rounded(values: FloatArray, scheme: Scheme) -> FloatArray:
+def _rounded(values: FloatArray, scheme: Scheme, importance: FloatArray | None) -> FloatArray:
     if scheme.quantized:
-        return dequantize(quantize(values, scheme), scheme)
+        return dequantize(quantize(values, scheme, importance=importance), scheme)
     return values.astype(np.float16).astype(np.float32) if scheme.bits == 16 else values

@@ -94,11 +94,15 @@ class TransposedWeight:
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """A projection's weight in blocks: `packed` uint8 [rows, blocks, bytes], `scales` float32 [rows, blocks]."""
+    """A projection's weight in blocks: `packed` uint8 [rows, blocks, bytes], `scales` float32 [rows, blocks].
+
+    importance: float32 [columns], as `quantize` takes it.
+    """
 
     name: str
     source: Matrix
     scheme: Scheme
+    importance: FloatArray | None = None
 
     @property
     def packed(self) -> TensorSpec:
@@ -117,7 +121,7 @@ class BlockWeight:
     def pieces(self) -> Iterator[Piece]:
         packed, scales = self.tensors
         for chunk in self.source.chunks():
-            blocks = quantize(_sound(chunk.values, self.name), self.scheme)
+            blocks = quantize(_sound(chunk.values, self.name), self.scheme, importance=self.importance)
             yield Piece(packed.name, chunk.start * (packed.nbytes // self.source.rows), blocks.packed)
             yield Piece(scales.name, chunk.start * (scales.nbytes // self.source.rows), blocks.scales)
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from edgedecode.types import FloatArray
+
 from .quantize import Scheme
+from .recipe import projection_name
 from .sources import Matrix
 from .stored import BlockWeight, FloatWeight, StoredWeight, TensorSpec, TransposedWeight
 
@@ -60,6 +63,12 @@ class Weights:
         assert spec.nbytes == of.nbytes
         self._aliases[spec] = of
         return spec
+
+    def weigh(self, importance: Mapping[str, FloatArray]) -> None:
+        """Give the quantized weights the importance of their columns, by `projection_name`."""
+        for key, weight in self._stored.items():
+            if isinstance(weight, BlockWeight):
+                self._stored[key] = replace(weight, importance=importance.get(projection_name(weight.name)))
 
     @property
     def elements(self) -> int:

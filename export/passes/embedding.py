@@ -9,6 +9,7 @@ import onnx_ir as ir
 from edgedecode.errors import ExportError
 
 from ..quantize import Scheme
+from ..recipe import EMBEDDING
 from ..sources import Recorded, matrix_of
 from ..weights import Weights
 from .surgery import add_weight, drop_weight, insert_before
@@ -25,7 +26,7 @@ def stored_embedding(model: ir.Model, recorded: Mapping[str, Recorded], *, weigh
     source = matrix_of(recorded[str(table.name)], transposed=False)
     shape = (source.rows, source.columns)
     if scheme.quantized:
-        recipe = weights.blocks("embedding", source, scheme=scheme)
+        recipe = weights.blocks(EMBEDDING, source, scheme=scheme)
         flat = (source.rows, recipe.packed.nbytes // source.rows)
         packed = weights.alias(f"{recipe.name}.packed.rows", recipe.packed, shape=flat)
         inputs = [add_weight(model, packed), node.inputs[1], add_weight(model, recipe.scales)]
@@ -33,7 +34,7 @@ def stored_embedding(model: ir.Model, recorded: Mapping[str, Recorded], *, weigh
         new = ir.node("GatherBlockQuantized", inputs, attributes, domain="com.microsoft", name=node.name)
         result = insert_before(node, new)
     else:
-        spec = weights.plain("embedding", source, shape=shape, bits=scheme.bits)
+        spec = weights.plain(EMBEDDING, source, shape=shape, bits=scheme.bits)
         new = ir.node("Gather", [add_weight(model, spec), node.inputs[1]], name=node.name)
         result = insert_before(node, new)
         if scheme.bits == 16:
