@@ -190,7 +190,8 @@ def rows_of(model: TableModel, text: ParityText) -> FloatArray:
     state = model.new_state(len(text.text) + len(text.tree))
     chain = model.forward(text.text, state, rows="all").logits.copy()
     state.keep(range(len(text.text)))
-    tree = model.forward(text.tree, state, parents=(-1, 0, 0, 1, 1, 2, -1, 3), rows="all").logits
+    branches = (*(-1,) * 16, *range(8, 24))
+    tree = model.forward(text.tree, state, parents=(-1, 0, 0, 1, 1, 2, -1, 3, *branches), rows="all").logits
     return np.concatenate((chain, tree))
 
 
