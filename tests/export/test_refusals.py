@@ -91,7 +91,10 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "odd blocks": (configure(intermediate_size=100), "intermediate_size 100.*block size 32.*--bits 16"),
     "foreign rope": (configure(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "'dynamic'; supported are"),
     "short context": (configure(max_position_embeddings=32), "serves 32 positions"),
-    "long rope without a switch": (configure(rope_parameters=None, rope_scaling={"type": "su"}), "names no original_max_position_embeddings"),
+    "long rope without a switch": (
+        configure(rope_parameters=None, rope_scaling={"type": "su"}),
+        "names no original_max_position_embeddings",
+    ),
     "another class": (configure(model_type="mistral"), "makes a MistralForCausalLM, .* name LlamaForCausalLM"),
     "wrong epsilon": (configure(rms_norm_eps="abc"), "transformers cannot make a model of .*'rms_norm_eps'"),
     "heads that do not divide": (configure(num_attention_heads=6), "cannot make a model of .*multiple of"),
