@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import edgedecode
+from edgedecode import SessionOptions
 from edgedecode.errors import ExportError
 from edgedecode.export.architectures import ARCHITECTURES
+from edgedecode.export.inflate import inflate_model
 from edgedecode.export.pair import PairRequest, export_pair
 from edgedecode.export.span import Span
 from edgedecode.export.stages import Stages
@@ -135,6 +141,28 @@ def test_a_window_that_is_left_out_fails_parity(name: str, tmp_path: Path, monke
     assert not (tmp_path / "pack").exists()
 
 
+@pytest.mark.parametrize("name", ["gemma3", "mistral", "qwen3 tied some windows", "smollm3"])
+def test_speculation_says_what_plain_decoding_says(name: str, tmp_path: Path) -> None:
+    """Float weights, an answer four times as long as the window, a draft model that is the target itself and one that
+    is not, and n-grams: token for token the same. Floats of random weights have no ties."""
+    folder = write_model(tmp_path / "model", SHAPES[name])
+    other = write_model(tmp_path / "other", replace(SHAPES[name], seed=1))
+    for draft in (folder, other):
+        pack = tmp_path / f"pack-{draft.name}"
+        export(folder, pack, draft=draft, stored=recipe(32))
+        with edgedecode.load(pack) as pair:
+            plain = answer(pair, SessionOptions(draft_max=0, ignore_eos=True))
+            assert len(plain.tokens) == 100
+            for drafter, length in (("model", 1), ("model", 5), ("ngram", 4)):
+                options = SessionOptions(drafter=drafter, draft_max=length, ignore_eos=True)
+                assert answer(pair, options).tokens == plain.tokens, (draft.name, drafter, length)
+
+
+def answer(pair: edgedecode.Pair, options: SessionOptions) -> edgedecode.Completion:
+    with pair.session(options) as session:
+        return session.generate("Say it again: abcabcabc", max_tokens=100)
+
+
 def test_long_rope_ends_at_its_switch(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", LONG)
     entry = export_span(folder, tmp_path / "pack", Span()).models["target"]
@@ -167,3 +195,62 @@ def test_the_context_is_as_asked(tmp_path: Path) -> None:
     assert entry.notes == ("the context is limited to 128 of 256 tokens: export with --context for more",)
     larger = export_span(folder, tmp_path / "larger", Span(context=4096)).models["target"]
     assert (larger.context, larger.notes) == (256, ())
+
+
+def rewrite_config(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+def older_gemma3(config: dict[str, Any]) -> None:
+    """Write it as the hub's first Gemma 3 files are."""
+    config.pop("rope_parameters")
+    config.pop("layer_types")
+    config |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": None, "sliding_window_pattern": 2}
+
+
+def older_phi3(config: dict[str, Any]) -> None:
+    config.pop("rope_parameters")
+    config["rope_theta"] = 1e4
+    config["rope_scaling"] = {"type": "longrope", **FACTORS}
+    config["original_max_position_embeddings"] = 64
+
+
+def older_mistral(config: dict[str, Any]) -> None:
+    config.pop("rope_parameters")
+    config["rope_theta"] = 5e4
+
+
+@pytest.mark.parametrize(
+    ("name", "tiny", "change"),
+    [
+        ("gemma3", SHAPES["gemma3"], older_gemma3),
+        ("phi3", LONG, older_phi3),
+        ("mistral", SHAPES["mistral"], older_mistral),
+    ],
+)
+def test_configurations_of_older_files(
+    name: str, tiny: TinyModel, change: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "model", tiny)
+    rewrite_config(folder, change)
+    manifest = export(folder, tmp_path / "pack", stored=recipe(32))
+    tokens = random_tokens(64)
+    expected = framework_logits(folder, tokens)
+    assert np.abs(engine_logits(manifest, tmp_path / "pack", tokens) - expected).max() < 1e-3
+
+
+def test_a_fused_model_is_not_inflated(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", SHAPES["phi3"])
+    with pytest.raises(ExportError, match="gate and up projection in one matrix"):
+        inflate_model(str(folder), tmp_path / "out", weights_nbytes=10**7, seed=0, stages=Stages())
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3", "smollm3"])
+def test_other_families_are_inflated(family: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", SHAPES[family])
+    inflate_model(str(folder), tmp_path / "out", weights_nbytes=10**6, seed=0, stages=Stages())
+    tokens = random_tokens(40)
+    assert np.abs(framework_logits(tmp_path / "out", tokens) - framework_logits(folder, tokens)).max() < 1e-4
