@@ -74,6 +74,8 @@ class ModelEntry:
     """The recipe's name where `bits` and `head_bits` do not say everything; else empty."""
     notes: tuple[str, ...] = ()
     """What a user must know of this export, a sentence each: a limited context, a plain chat template."""
+    gguf: str = ""
+    """The same model as one GGUF file, for llama.cpp; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,11 @@ class Manifest:
             raise ManifestError("the manifest names no target model: export the pack again")
         named = {self.tokenizer} | ({self.chat_template} if self.chat_template else set())
         for entry in self.models.values():
-            named |= {entry.weights, *(graph.file for graph in entry.graphs.values())}
+            named |= {
+                entry.weights,
+                *(graph.file for graph in entry.graphs.values()),
+                *([entry.gguf] if entry.gguf else []),
+            }
         if missing := sorted(named - set(self.files)):
             raise ManifestError(
                 f"the manifest lists no size and digest for {', '.join(missing)}: export the pack again"
@@ -214,6 +220,7 @@ def _model(fields: Fields) -> ModelEntry:
         window=fields.optional_integer("window") or 0,
         quantization=fields.optional_text("quantization") or "",
         notes=fields.texts("notes") if "notes" in fields.values else (),
+        gguf=_inside(gguf) if (gguf := fields.optional_text("gguf")) else "",
     )
 
 

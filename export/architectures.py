@@ -6,16 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgedecode.errors import ExportError
-from edgedecode.fields import Fields
+from edgedecode.fields import Fields, JsonValue
 
 from .quantize import Scheme
 
-__all__ = ["ARCHITECTURES", "Shape", "check_engine", "read_shape"]
+__all__ = ["ARCHITECTURES", "FUSED", "Shape", "check_engine", "read_shape"]
 
-ARCHITECTURES: Mapping[str, str] = {"LlamaForCausalLM": "LlamaModel", "Qwen2ForCausalLM": "QwenModel"}
+ARCHITECTURES: Mapping[str, str] = {
+    "GemmaForCausalLM": "GemmaModel",
+    "Gemma2ForCausalLM": "Gemma2Model",
+    "Gemma3ForCausalLM": "Gemma3Model",
+    "GraniteForCausalLM": "GraniteModel",
+    "LlamaForCausalLM": "LlamaModel",
+    "MistralForCausalLM": "MistralModel",
+    "Phi3ForCausalLM": "Phi3MiniModel",
+    "Qwen2ForCausalLM": "QwenModel",
+    "Qwen3ForCausalLM": "Qwen3Model",
+    "SmolLM3ForCausalLM": "SmolLM3Model",
+}
 """Hugging Face class → class of onnxruntime-genai's builder."""
 
-_ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+FUSED = ("Phi3ForCausalLM",)
+"""Those that keep gate and up projection, and the three of attention, in one matrix."""
+_TIED_BY_DEFAULT = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "SmolLM3ForCausalLM")
+_DEFAULT_HEADS = {"GemmaForCausalLM": 256, "Gemma2ForCausalLM": 256, "Gemma3ForCausalLM": 256, "Qwen3ForCausalLM": 128}
+_ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+_LONG_ROPE_NAMES = ("longrope", "su")
 _HEAD_MULTIPLE = 16
 
 
@@ -33,6 +49,8 @@ class Shape:
     rows: int
     context: int
     tied: bool
+    short_context: int = 0
+    """Positions up to which a long-rope model uses its short factors; 0: it has none."""
 
     @property
     def projections(self) -> Mapping[str, int]:
@@ -64,7 +82,10 @@ def read_shape(config: Fields, *, name: str) -> Shape:
     names = config.texts("architectures") if config.values.get("architectures") else ()
     if not names or names[0] not in ARCHITECTURES:
         found = names[0] if names else f"model_type {config.values.get('model_type')!r}"
-        raise ExportError(f"{name} is a {found}; supported are {', '.join(ARCHITECTURES)}")
+        raise ExportError(
+            f"{name} is a {found}; supported are {', '.join(ARCHITECTURES)}, and with --exporter optimum whatever "
+            f"optimum exports (chains only)"
+        )
     if (method := config.values.get("quantization_config")) is not None:
         kind = method.get("quant_method", "unknown") if isinstance(method, dict) else method
         raise ExportError(f"{name} is already quantized ({kind}): give the original, unquantized model")
@@ -77,10 +98,11 @@ def read_shape(config: Fields, *, name: str) -> Shape:
         layers=config.integer("num_hidden_layers", low=1),
         heads=heads,
         kv_heads=config.optional_integer("num_key_value_heads", low=1) or heads,
-        head_size=config.optional_integer("head_dim", low=1) or hidden // heads,
+        head_size=config.optional_integer("head_dim", low=1) or _DEFAULT_HEADS.get(names[0]) or hidden // heads,
         rows=config.integer("vocab_size", low=1),
         context=config.integer("max_position_embeddings", low=1),
-        tied=bool(config.values.get("tie_word_embeddings", False)),
+        tied=bool(config.values.get("tie_word_embeddings", names[0] in _TIED_BY_DEFAULT)),
+        short_context=_short_context(config),
     )
 
 
@@ -93,18 +115,12 @@ def check_engine(config: Fields, shape: Shape, *, name: str, body: Scheme, head:
         )
     if shape.heads % shape.kv_heads:
         raise ExportError(f"{name} has {shape.heads} heads over {shape.kv_heads} key-value heads, which do not divide")
-    kind = _rope_kind(config)
-    if kind not in _ROPE_KINDS:
-        raise ExportError(
-            f"{name} uses rotary positions of type {kind!r}; supported are {', '.join(_ROPE_KINDS)}: "
-            f"set rope_parameters to one of them, or take another model"
-        )
-    if config.values.get("use_sliding_window"):
-        raise ExportError(
-            f"{name} uses sliding-window attention, which is not exported yet: set use_sliding_window to false"
-        )
-    if "sliding_attention" in _layer_types(config):
-        raise ExportError(f"{name} has layers of sliding_attention, which are not exported yet: take another model")
+    for kind in _rope_kinds(config):
+        if kind not in _ROPE_KINDS:
+            raise ExportError(
+                f"{name} uses rotary positions of type {kind!r}; supported are {', '.join(_ROPE_KINDS)}: "
+                f"set rope_parameters to one of them, or take another model"
+            )
     for title, size in shape.projections.items():
         if body.quantized and size % body.block_size:
             raise ExportError(
@@ -120,13 +136,28 @@ def _way_out(size: int) -> str:
     return "use --block-size 32" if size % 32 == 0 else "use --bits 16 --head-bits 16"
 
 
-def _layer_types(config: Fields) -> tuple[str, ...]:
-    return config.texts("layer_types") if config.values.get("layer_types") else ()
+def _short_context(config: Fields) -> int:
+    """Return where a long-rope model switches; 0 for others. Raises ExportError when it does not say."""
+    if "longrope" not in _rope_kinds(config):
+        return 0
+    places = (config.values.get("rope_parameters"), config.values.get("rope_scaling"), config.values)
+    key = "original_max_position_embeddings"
+    found = next((place[key] for place in places if isinstance(place, Mapping) and place.get(key)), None)
+    if not isinstance(found, int) or found < 1:
+        raise ExportError(f"config.json uses longrope but names no {key}: add it")
+    return found
 
 
-def _rope_kind(config: Fields) -> str:
+def _rope_kinds(config: Fields) -> list[str]:
+    """Return the kinds of rotary positions in use: one, or one for each type of layer."""
     for key in ("rope_parameters", "rope_scaling"):
         value = config.values.get(key)
         if isinstance(value, dict):
-            return str(value.get("rope_type", value.get("type", "default")))
-    return "default"
+            nested = [inner for inner in value.values() if isinstance(inner, dict)]
+            return [_kind(inner) for inner in nested or [value]]
+    return ["default"]
+
+
+def _kind(value: Mapping[str, JsonValue]) -> str:
+    kind = str(value.get("rope_type", value.get("type", "default")))
+    return "longrope" if kind in _LONG_ROPE_NAMES else kind

@@ -45,6 +45,19 @@ class ExportCommand:
             choices=_BITS,
             help="width of head and embedding (default: 8 up to --bits 8, then as --bits)",
         )
+        parser.add_argument(
+            "--context",
+            type=_context,
+            metavar="N",
+            help="positions to serve (default: the model's own, up to 32768; rotary tables grow with it)",
+        )
+        parser.add_argument(
+            "--rope",
+            choices=("short", "long"),
+            default="short",
+            help="which factors a long-rope model gets: short ones end its context where it would change them, long "
+            "ones serve all of it and are wrong for short texts (default short)",
+        )
         parser.add_argument("--name", help="the pack's name (default: its folder's)")
         parser.add_argument("--license", help="licence of the base models, where their folders do not say")
         parser.add_argument(
@@ -66,6 +79,7 @@ class ExportCommand:
         require_frameworks()
         from .pair import PairRequest, export_pair
         from .report import LiveDisplay, pair_report, show_pair
+        from .span import Span
         from .stages import Stages
 
         request = PairRequest(
@@ -75,6 +89,7 @@ class ExportCommand:
             recipe=recipe,
             name=arguments.name,
             license=arguments.license,
+            span=Span(context=arguments.context, long_rope=arguments.rope == "long"),
             noise_positions=arguments.noise_positions,
         )
         with _quiet(debug=arguments.debug), LiveDisplay() as display:
@@ -165,6 +180,15 @@ def _count(text: str) -> int:
     if value < 0 or value != int(value):
         raise ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
     return int(value)
+
+
+def _context(text: str) -> int:
+    from .span import LEAST_CONTEXT
+
+    value = _count(text)
+    if value < LEAST_CONTEXT:
+        raise ArgumentTypeError(f"{text!r} positions are too few: {LEAST_CONTEXT} or more")
+    return value
 
 
 def _positive(text: str) -> float:

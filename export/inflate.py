@@ -16,7 +16,7 @@ import numpy as np
 
 from edgedecode.errors import ExportError
 
-from .architectures import Shape
+from .architectures import FUSED, Shape
 from .checkpoint import Checkpoint
 from .new_folder import check_place, new_folder
 from .quantize import Scheme
@@ -58,6 +58,8 @@ def inflate_model(name: str, out: Path, *, weights_nbytes: int, seed: int, stage
     with stages.stage("check"):
         check_place(out, nbytes=0)
         source = open_source(name)
+        if source.shape.architecture in FUSED:
+            raise ExportError(f"{source.name} keeps gate and up projection in one matrix, which cannot be widened yet")
         shape = _widened(source, weights_nbytes)
         files = find_weights(source)
         ratio = shape.parameters / source.shape.parameters

@@ -17,7 +17,9 @@ from .onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw
 from .recipe import Recipe
 from .reference import Reference
 from .source import Source
+from .span import Span
 from .stages import Stages
+from .windows import Windows, find_windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,11 +36,17 @@ class ModelJob:
     recipe: Recipe
     license: str
     texts: CheckTexts
+    span: Span
+
+    @property
+    def context(self) -> int:
+        """Most positions that the exported graph serves."""
+        return self.span.context_of(self.source.shape)
 
     @property
     def nbytes(self) -> int:
         """About how large the weights file becomes."""
-        rotary = 2 * 4 * self.source.shape.context * self.source.shape.head_size // 2
+        rotary = 2 * 4 * self.context * self.source.shape.head_size // 2
         return self.recipe.nbytes(self.source.shape) + rotary
 
 
@@ -52,14 +60,16 @@ def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, stages: 
     checkpoint = Checkpoint(weights)
     try:
         with stages.stage(f"{job.role}: structure"):
-            network = open_network(job.source.folder, checkpoint, architecture=job.source.shape.architecture)
-            drawing = _drawing(job, network)
-            entry = _entry(job, drawing, parameters=sum(parameter.numel() for parameter in network.parameters()))
+            network = _network(job, checkpoint)
+            windows = find_windows(network, context=job.context)
+            drawing = _drawing(job, network, windows=windows)
+            parameters = sum(parameter.numel() for parameter in network.parameters())
+            entry = _entry(job, drawing, parameters=parameters, window=windows.size)
         with stages.stage(f"{job.role}: weights", drawing.weights.elements) as advance:
             drawing.write(folder, progress=advance, release=checkpoint.release)
         with stages.stage(f"{job.role}: parity"):
             drawing.write_exact(folder)
-            reference = Reference(network, job.recipe, release=checkpoint.release)
+            reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
             parity = check_parity(entry, pack, exact=f"{job.role}/{EXACT_FILE}", reference=reference, texts=job.texts)
             (folder / EXACT_FILE).unlink()
     finally:
@@ -68,13 +78,29 @@ def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, stages: 
     return _with_noise(entry, job, pack=pack, stages=stages) if job.texts.noise_positions else entry
 
 
-def _drawing(job: ModelJob, network: PreTrainedModel) -> Drawing:
+def _network(job: ModelJob, checkpoint: Checkpoint) -> PreTrainedModel:
+    """Open the network; its tables of positions end where the exported context does."""
+    shape = job.source.shape
+    long_rope = job.span.long_rope and shape.short_context > 0
+    network = open_network(job.source.folder, checkpoint, architecture=shape.architecture, long_rope=long_rope)
+    network.config.max_position_embeddings = job.context  # after the rotary module was made from the original value
+    return network
+
+
+def _drawing(job: ModelJob, network: PreTrainedModel, *, windows: Windows) -> Drawing:
     # Only the 8-bit kernels compute one row as they compute several, bit for bit. What a draft proposes may depend on
     # how many rows were asked for: the target decides what is emitted.
     early = job.recipe.body.bits == 8 or job.role == "draft"
     shape = job.source.shape
     builder = ARCHITECTURES[shape.architecture]
-    return draw(network, builder=builder, head_size=shape.head_size, recipe=job.recipe, early_rows=early)
+    return draw(
+        network,
+        builder=builder,
+        head_size=shape.head_size,
+        recipe=job.recipe,
+        early_rows=early,
+        windowed=windows.layers,
+    )
 
 
 def _with_noise(entry: ModelEntry, job: ModelJob, *, pack: Path, stages: Stages) -> ModelEntry:
@@ -84,12 +110,12 @@ def _with_noise(entry: ModelEntry, job: ModelJob, *, pack: Path, stages: Stages)
     return replace(entry, kernel_noise=noise.percentile, parity={**entry.parity, **measured})
 
 
-def _entry(job: ModelJob, drawing: Drawing, *, parameters: int) -> ModelEntry:
+def _entry(job: ModelJob, drawing: Drawing, *, parameters: int, window: int) -> ModelEntry:
     shape = job.source.shape
     return ModelEntry(
         architecture=shape.architecture,
         rows=shape.rows,
-        context=shape.context,
+        context=job.context,
         hidden_size=shape.hidden,
         layers=shape.layers,
         kv_heads=shape.kv_heads,
@@ -102,4 +128,6 @@ def _entry(job: ModelJob, drawing: Drawing, *, parameters: int) -> ModelEntry:
         head_bits=job.recipe.head.bits,
         license=job.license,
         source=job.source.origin,
+        window=window,
+        notes=job.span.notes_on(job.source.shape),
     )

@@ -10,6 +10,7 @@ from edgedecode.errors import ExportError
 
 from .checkpoint import Checkpoint
 from .frameworks import reason_of
+from .rotary import revive_rotary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,8 +20,10 @@ __all__ = ["open_network"]
 _log = logging.getLogger(__name__)
 
 
-def open_network(folder: Path, checkpoint: Checkpoint, *, architecture: str) -> PreTrainedModel:
-    """Make the model that config.json describes.
+def open_network(
+    folder: Path, checkpoint: Checkpoint, *, architecture: str, long_rope: bool = False
+) -> PreTrainedModel:
+    """Make the model that config.json describes; `long_rope` as in `revive_rotary`.
 
     Raises ExportError for another class than `architecture`, for missing tensors and for other shapes.
     """
@@ -30,24 +33,46 @@ def open_network(folder: Path, checkpoint: Checkpoint, *, architecture: str) -> 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
-            network: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            network: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=False, attn_implementation=_attention(config)
+            )
     except Exception as error:  # the errors of transformers' configurations share no base class
         what = f"transformers cannot make a model of {folder / 'config.json'}: {reason_of(error)}"
         raise ExportError(what) from error
     _check_class(network, architecture, name=folder.name)
     _check(network, checkpoint, tied=bool(config.tie_word_embeddings), name=folder.name)
     network.load_state_dict(dict(checkpoint.tensors), strict=False, assign=True)
-    _revive_rotary(network)
+    revive_rotary(network, long=long_rope)
+    _revive_scale(network)
+    _float_vectors(network)
     network.requires_grad_(False)
     network.tie_weights()
     network.eval()
     return network
 
 
-def _revive_rotary(network: PreTrainedModel) -> None:
-    """Make the rotary module again: it has no weights, and the first one's frequencies are on the meta device."""
-    old: Any = network.model.rotary_emb
-    network.model.rotary_emb = type(old)(config=network.config)
+def _attention(config: Any) -> str:  # noqa: ANN401  (configurations share no typed attributes)
+    """The fused attention leaves a soft cap out without a word."""
+    return "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
+
+
+def _revive_scale(network: PreTrainedModel) -> None:
+    """Make the embedding's scale again, a buffer that no checkpoint holds."""
+    embedding: Any = network.get_input_embeddings()
+    if hasattr(embedding, "scalar_embed_scale"):
+        import torch
+
+        embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale)
+
+
+def _float_vectors(network: PreTrainedModel) -> None:
+    """Hold norms and biases in float32: they are small, and an offset added to a bfloat16 norm would be rounded."""
+    import torch
+
+    for module in network.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() == 1 and parameter.dtype != torch.float32:
+                setattr(module, name, torch.nn.Parameter(parameter.float(), requires_grad=False))
 
 
 def _check_class(network: PreTrainedModel, architecture: str, *, name: str) -> None:
@@ -55,8 +80,6 @@ def _check_class(network: PreTrainedModel, architecture: str, *, name: str) -> N
         raise ExportError(
             f"{name}: the model_type of config.json makes a {made}, its architectures name {architecture}: one is wrong"
         )
-    if "sliding_attention" in (getattr(network.config, "layer_types", None) or ()):
-        raise ExportError(f"{name} uses sliding-window attention, which is not exported yet: take another model")
 
 
 def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name: str) -> None:

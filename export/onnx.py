@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,13 +67,24 @@ class Drawing:
         ir.save(exact, folder / EXACT_FILE)
 
 
-def draw(network: PreTrainedModel, *, builder: str, head_size: int, recipe: Recipe, early_rows: bool) -> Drawing:
-    """Make the base graph of a model, its weights stored as `recipe` says; `early_rows` as in `picked_rows`."""
+def draw(
+    network: PreTrainedModel,
+    *,
+    builder: str,
+    head_size: int,
+    recipe: Recipe,
+    early_rows: bool,
+    windowed: Sequence[bool] = (),
+) -> Drawing:
+    """Make the base graph of a model, its weights stored as `recipe` says.
+
+    early_rows: as in `picked_rows`. windowed: which layers have a sliding window, as in `tree_bias`.
+    """
     skeleton = build_skeleton(network, builder)
     model, recorded, weights = skeleton.model, skeleton.recorded, Weights()
     direct_lengths(model)
     explicit_positions(model)
-    tree_bias(model)
+    tree_bias(model, windowed=windowed)
     picked_rows(model, early=early_rows)
     stored_embedding(model, recorded, weights=weights, scheme=recipe.head)
     stored_projections(model, recorded, weights=weights, scheme_of=recipe.scheme_of)

@@ -21,6 +21,7 @@ from .new_folder import check_place, new_folder
 from .noise import POSITIONS
 from .recipe import Recipe
 from .source import Source, find_weights, open_source
+from .span import LEAST_CONTEXT, WHOLE, Span
 from .stages import Stages
 
 __all__ = ["PairRequest", "export_pair"]
@@ -40,6 +41,8 @@ class PairRequest:
     """The pack's name; None: its folder's."""
     license: str | None = None
     """Overrides what the sources say of themselves."""
+    span: Span = WHOLE
+    """How many positions the models serve."""
     noise_positions: int = POSITIONS
     """How long a text the kernels' noise is measured on; 0: not at all."""
 
@@ -89,9 +92,13 @@ def _job(
         check_engine(source.config, source.shape, name=source.name, body=request.recipe.body, head=request.recipe.head)
     except ManifestError as error:
         raise ExportError(f"{source.name}: {error}") from None
-    texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=source.shape.context)
+    context = request.span.context_of(source.shape)
+    if context < LEAST_CONTEXT:
+        raise ExportError(f"{source.name} serves {context} positions: it cannot be checked below {LEAST_CONTEXT}")
+    texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=context)
     texts = replace(texts, noise_positions=request.noise_positions)
-    return ModelJob(role, source, request.recipe, request.license or source.license, texts)
+    license = request.license or source.license
+    return ModelJob(role, source, request.recipe, license, texts, span=request.span)
 
 
 def _check_pair(target: Source, draft: Source) -> None:

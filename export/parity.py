@@ -1,4 +1,4 @@
-"""Proves that a graph computes what its weights stand for: whole, in pieces, after a crop, and as a tree in two passes.
+"""Proves that a graph computes what its weights stand for: whole, in pieces, after a crop, as a tree, as 16 branches.
 
 Everything is compared with transformers carrying the same rounded weights, in one reference pass over text and tree;
 what the rounding itself loses is measured between that reference and one that carries the original weights.
@@ -18,7 +18,7 @@ from edgedecode.types import FloatArray
 
 from .reference import Reference
 
-__all__ = ["ParityText", "check_exact", "check_kernels", "measure_loss", "reference_rows"]
+__all__ = ["NODES", "ParityText", "check_exact", "check_kernels", "measure_loss", "reference_rows"]
 
 TOLERANCE = 1e-3
 """Largest error, relative to the logits' deviation where that is above 1, of kernels that do not round activations."""
@@ -29,11 +29,16 @@ _PARENTS = (-1, 0, 0, 1, 1, 2, -1, 3)
 """A tree on the text's last token; nodes 0 to 2 are the first pass, 3 to 6 the second, 7 follows the kept path."""
 _FIRST, _SECOND = 3, 7
 _PATH = (0, 1, 3)
+_BRANCHES = 16
+"""Beside that tree, so many branches of two tokens: all first tokens are one pass, all second ones another."""
+_NODES = (*_PARENTS, *(-1,) * _BRANCHES, *range(len(_PARENTS), len(_PARENTS) + _BRANCHES))
+NODES = len(_NODES)
+"""Positions that a state needs beyond the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParityText:
-    """A text and, hanging on its last token, the tokens of the tree."""
+    """A text and, hanging on its last token, the tokens of the tree and of the branches."""
 
     text: tuple[int, ...]
     tree: tuple[int, ...]
@@ -42,7 +47,7 @@ class ParityText:
     def of(cls, tokens: Sequence[int], *, length: int) -> ParityText:
         """Take `length` tokens, repeating them if there are fewer, and the tree's from the text itself."""
         text = tuple(tokens[index % len(tokens)] for index in range(length))
-        return cls(text, tuple(text[(3 * node + 1) % length] for node in range(len(_PARENTS))))
+        return cls(text, tuple(text[(3 * node + 1) % length] for node in range(len(_NODES))))
 
 
 def reference_rows(reference: Reference, text: ParityText) -> FloatArray:
@@ -50,7 +55,7 @@ def reference_rows(reference: Reference, text: ParityText) -> FloatArray:
     length, nodes = len(text.text), len(text.tree)
     visible: npt.NDArray[np.bool_] = np.tri(length + nodes, dtype=np.bool_)
     depths: list[int] = []
-    for node, parent in enumerate(_PARENTS):
+    for node, parent in enumerate(_NODES):
         visible[length + node, length:] = visible[length + parent, length:] if parent >= 0 else False
         visible[length + node, length + node] = True
         depths.append(0 if parent < 0 else depths[parent] + 1)
@@ -116,7 +121,9 @@ def _ways(model: LanguageModel, text: ParityText, expected: FloatArray) -> Itera
         yield "max", _Found(_whole(model, state, text), expected[:length])
         yield "crop", _Found(_after_crop(model, state, text), expected[length // 2 : length])
         yield "pieces", _Found(_in_pieces(model, state, text), expected[length // 2 : length])
-        yield "tree", _Found(_as_tree(model, state, text), expected[length:])
+        first = length + len(_PARENTS)
+        yield "branches", _Found(_as_branches(model, state, text), expected[first:])
+        yield "tree", _Found(_as_tree(model, state, text), expected[length:first])
     finally:
         state.close()
 
@@ -147,9 +154,18 @@ def _in_pieces(model: LanguageModel, state: State, text: ParityText) -> FloatArr
     return np.concatenate((first, others))
 
 
+def _as_branches(model: LanguageModel, state: State, text: ParityText) -> FloatArray:
+    """Grow all branches by one token, then by another, and drop them."""
+    firsts, seconds = text.tree[-2 * _BRANCHES : -_BRANCHES], text.tree[-_BRANCHES:]
+    top = model.forward(firsts, state, parents=(-1,) * _BRANCHES, rows="all").logits.copy()
+    leaves = model.forward(seconds, state, parents=range(_BRANCHES), rows="all").logits.copy()
+    state.crop(len(text.text))
+    return np.concatenate((top, leaves))
+
+
 def _as_tree(model: LanguageModel, state: State, text: ParityText) -> FloatArray:
     """Grow the tree in two passes, keep one path, and go on from its end."""
-    tree = text.tree
+    tree = text.tree[: len(_PARENTS)]
     first = model.forward(tree[:_FIRST], state, parents=_PARENTS[:_FIRST], rows="all").logits.copy()
     second = model.forward(tree[_FIRST:_SECOND], state, parents=_PARENTS[_FIRST:_SECOND], rows="all").logits.copy()
     state.keep(_PATH)

@@ -17,6 +17,7 @@ from edgedecode.types import FloatArray
 from .quantize import Scheme, dequantize, quantize
 from .recipe import EMBEDDING, HEAD, UNROUNDED, Recipe, projection_name
 from .sources import Matrix
+from .windows import FULL, SLIDING, Windows
 
 if TYPE_CHECKING:
     import torch
@@ -37,16 +38,25 @@ class Reference:
         recipe: Recipe,
         *,
         release: Callable[[], None],
+        windows: Windows | None = None,
         importance: Mapping[str, FloatArray] | None = None,
     ) -> None:
         self.network = network
         self._recipe = recipe
         self._release = release
+        self._windows = windows
         self._importance = importance or {}
 
     def of_originals(self) -> Reference:
         """Return the reference that carries the checkpoint's own weights."""
-        return Reference(self.network, UNROUNDED, release=self._release)
+        return Reference(self.network, UNROUNDED, release=self._release, windows=self._windows)
+
+    def narrowed(self, window: int) -> Reference:
+        """Return the reference whose windowed layers see at most `window` positions."""
+        windows = self._windows and self._windows.narrowed(window)
+        return Reference(
+            self.network, self._recipe, release=self._release, windows=windows, importance=self._importance
+        )
 
     def logits(self, tokens: Sequence[int], *, visible: npt.NDArray[np.bool_], positions: Sequence[int]) -> FloatArray:
         """Return float32 [tokens, rows]. visible[i, j] says whether token i sees token j (itself included)."""
@@ -62,14 +72,23 @@ class Reference:
         import torch
 
         with torch.inference_mode(), self._layers_on_demand():
-            mask = torch.from_numpy(np.where(visible, np.float32(0), np.finfo(np.float32).min))[None, None]
             output = self.network.model(
                 inputs_embeds=self._embed(tokens),
-                attention_mask=mask,
+                attention_mask=self._masks(visible, np.asarray(positions, np.int64)),
                 position_ids=torch.tensor([positions]),
                 use_cache=False,
             )
             return output.last_hidden_state[0]
+
+    def _masks(
+        self, visible: npt.NDArray[np.bool_], positions: npt.NDArray[np.int64]
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return the additive mask, or one for each kind of layer where the network tells them apart."""
+        windows = self._windows
+        if windows is None or not windows.size:
+            return _additive(visible)
+        narrow = _additive(windows.visible(visible, positions))
+        return narrow if all(windows.layers) else {FULL: _additive(visible), SLIDING: narrow}
 
     def _embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """Run the embedding module on a table that holds only the rows in use."""
@@ -91,7 +110,14 @@ class Reference:
             rows = _rounded(chunk.values, self._recipe.head, self._importance.get(HEAD))
             result[:, chunk.start : chunk.start + len(rows)] = states @ rows.T
             self._release()
-        return result
+        return self._finished(result)
+
+    def _finished(self, logits: FloatArray) -> FloatArray:
+        """Scale and cap the head's product as the architecture does (Granite, Gemma 2)."""
+        config: Any = self.network.config
+        logits /= getattr(config, "logits_scaling", None) or 1.0
+        cap = getattr(config, "final_logit_softcapping", None)
+        return np.asarray(np.tanh(logits / cap) * cap, np.float32) if cap else logits
 
     @contextmanager
     def _layers_on_demand(self) -> Iterator[None]:
@@ -146,6 +172,12 @@ def _weights(module: torch.nn.Module, values: dict[str, torch.Tensor]) -> Iterat
         yield
     finally:
         module._parameters.update(kept)
+
+
+def _additive(visible: npt.NDArray[np.bool_]) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(np.where(visible, np.float32(0), np.finfo(np.float32).min))[None, None]
 
 
 def _rounded(values: FloatArray, scheme: Scheme, importance: FloatArray | None) -> FloatArray:

@@ -7,20 +7,24 @@ name and view. What the builder prints is kept and shown with --debug.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import io
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from edgedecode.errors import ExportError
 
 from .frameworks import reason_of
+from .rotary import per_layer_rotary, rotary_tables
 from .sources import Recorded, Stacked, StackedT
+from .windows import FULL, SLIDING
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -47,8 +51,10 @@ def build_skeleton(network: PreTrainedModel, builder: str) -> Skeleton:
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            maker = _recording(builder)(network.config, ir.DataType.FLOAT, ir.DataType.FLOAT, "cpu", None, {})
+            config = _builder_config(network)
+            maker = _recording(builder)(config, ir.DataType.FLOAT, ir.DataType.FLOAT, "cpu", None, {})
             maker.network = network
+            _exact_scale(maker, network)
             maker.make_model("")
     except Exception as error:  # the builder is untyped code, and runs transformers' own
         what = f"onnxruntime-genai's builder cannot make this model: {type(error).__name__}: {reason_of(error)}"
@@ -89,11 +95,41 @@ def _recording(builder: str) -> Any:  # noqa: ANN401  (the builder is untyped)
         ) -> _Packed:
             return _Packed(Stacked((query.weight, key.weight, value.weight)))
 
+        def make_attention_unpacked_regular(
+            self, layer_id: int, attention: torch.nn.Module, qkv_linear: torch.nn.Linear, root_input: str, **_: object
+        ) -> None:
+            """Give the three projections as views, where the builder would fill three new modules."""
+            sizes = (self.q_size, self.kv_size, self.kv_size)
+            _attach(attention, ("q_proj", "k_proj", "v_proj"), _rows_of(qkv_linear, sizes))
+
+        def make_mlp_unpacked_regular(
+            self, layer_id: int, mlp: torch.nn.Module, gate_up_linear: torch.nn.Linear, root_input: str
+        ) -> None:
+            sizes = (self.intermediate_size, self.intermediate_size)
+            _attach(mlp, ("gate_proj", "up_proj"), _rows_of(gate_up_linear, sizes))
+
+        def make_attention_qk_rope(self, layer_id: int, **more: object) -> tuple[str, str]:
+            """Leave layers without positions alone (SmolLM3): the builder would rotate them in front of attention."""
+            if not self.attention_attrs["use_rope_in_attn"]:
+                return "", ""
+            names: tuple[str, str] = super().make_attention_qk_rope(layer_id, **more)
+            return names
+
         def make_rope_init(self, config: PreTrainedConfig) -> None:
             """Nothing: the tables below are transformers' own, whatever the kind."""
 
-        def make_rotary_embedding_caches_from_scratch(self) -> tuple[torch.Tensor, torch.Tensor]:
-            return _rotary_tables(self.network, self.rope_attrs["cache_length"])
+        def make_rotary_embedding_multi_cache(self, **_: object) -> None:
+            """Nothing: each kind of layer gets its tables when its first layer is made."""
+
+        def make_rotary_embedding_caches(self, **_: object) -> tuple[str, str]:
+            local = self.window_size not in (None, -1)  # set layer by layer
+            kind = (SLIDING if local else FULL) if per_layer_rotary(self.network) else None
+            names = [f"{part}_cache" + (f"_{kind}" if kind else "") for part in ("cos", "sin")]
+            if names[0] not in self.recorded:
+                tables = rotary_tables(self.network, length=self.rope_attrs["cache_length"], kind=kind)
+                self.make_initializer(tables.cosine, names[0])
+                self.make_initializer(tables.sine, names[1])
+            return names[0], names[1]
 
     return Recording
 
@@ -106,6 +142,12 @@ def _leave_out_blanks(model: ir.Model) -> None:
                 node.replace_input_with(index, None)
 
 
+def _attach(module: torch.nn.Module, names: Sequence[str], parts: Sequence[SimpleNamespace]) -> None:
+    """Give a module its parts as plain attributes: as modules they would count among its parameters."""
+    for name, part in zip(names, parts, strict=True):
+        object.__setattr__(module, name, part)
+
+
 @dataclass(frozen=True, slots=True)
 class _Packed:
     weight: Stacked
@@ -115,14 +157,26 @@ def _unread() -> ir.TensorProtocol:
     raise AssertionError("a weight of the skeleton is read by its recipe, never through the graph")
 
 
-def _rotary_tables(network: PreTrainedModel, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the cosine and sine tables, [length, rotary size], with the model's own rotary module."""
-    import torch
+def _builder_config(network: PreTrainedModel) -> Any:  # noqa: ANN401  (the builder adds attributes to it)
+    """Copy the configuration, with what the builder still looks for under older names."""
+    config: Any = copy.deepcopy(network.config)
+    if not hasattr(config, "rope_local_base_freq"):
+        config.rope_local_base_freq = 0.0  # the tables are not made from it
+    return config
 
-    rotary: Any = network.model.rotary_emb
-    with torch.no_grad():
-        cosine, sine = rotary(torch.zeros(1, dtype=torch.float32), torch.arange(length)[None])
-    return cosine[0], sine[0]
+
+def _exact_scale(maker: Any, network: PreTrainedModel) -> None:  # noqa: ANN401  (the builder is untyped)
+    """Take the embedding's scale from the network: the builder rounds it to two decimals."""
+    scale = getattr(network.get_input_embeddings(), "scalar_embed_scale", None)
+    if scale is not None:
+        maker.embed_attrs["scale"] = float(scale)
+
+
+def _rows_of(linear: torch.nn.Linear, sizes: Sequence[int]) -> list[SimpleNamespace]:
+    """Cut a fused projection into parts of these many rows, as views."""
+    biases = linear.bias.split(list(sizes)) if linear.bias is not None else (None,) * len(sizes)
+    weights = linear.weight.split(list(sizes))
+    return [SimpleNamespace(weight=weight, bias=bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
 @lru_cache

@@ -10,7 +10,9 @@ from .surgery import attention_nodes
 
 __all__ = ["declared_shapes"]
 
-_ORDER = ("input_ids", "position_ids", "seqlens_k", "total_length", "attention_bias", "rows")
+_RENAMED = {"sequence_length": "S", "S": "S", "R": "R"}
+"""Names of the second dimension; any other is left open, such as rows times heads before a norm of each head."""
+_ORDER = ("input_ids", "position_ids", "seqlens_k", "total_length", "attention_bias", "window_bias", "rows")
 
 
 def declared_shapes(model: ir.Model, *, head_size: int) -> None:
@@ -33,7 +35,7 @@ def declared_shapes(model: ir.Model, *, head_size: int) -> None:
     for node in model.graph:
         for output in node.outputs:
             if output.shape is not None and len(output.shape) == 3 and output not in results:
-                output.shape = ir.Shape([1, "R" if str(output.shape[1]) == "R" else "S", output.shape[2]])
+                output.shape = ir.Shape([1, _RENAMED.get(str(output.shape[1])), output.shape[2]])
 
 
 def _reorder(values: MutableSequence[ir.Value], wanted: list[ir.Value]) -> None:

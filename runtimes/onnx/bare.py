@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgedecode.errors import CapabilityError
 from edgedecode.manifest import ModelEntry
 
-from .graph import Untyped, import_engine, open_session
+from .graph import FULL_BIAS, WINDOW_BIAS, Untyped, import_engine, open_session
 from .providers import choose_provider
 from .threads import default_threads
 
@@ -28,6 +28,11 @@ class BareLoop:
     name = "bare IOBinding loop"
 
     def __init__(self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int) -> None:
+        if 0 < entry.window < capacity:
+            raise CapabilityError(
+                f"{capacity} positions are more than the {entry.window} that the model's window layers see: the bare "
+                f"loop keeps no window, measure with a shorter prompt and answer"
+            )
         engine = import_engine()
         cpu = choose_provider("cpu", installed=engine.get_available_providers())
         threads = threads or default_threads((folder / entry.weights).stat().st_size)
@@ -80,6 +85,8 @@ class _Pass:
         self._bias = np.zeros(width * capacity, np.float32)
         self._bias_pointer = self._bias.ctypes.data
         self._offsets = np.arange(width)
+        inputs = {value.name for value in session.get_inputs()}
+        self._biases = [name for name in (FULL_BIAS, WINDOW_BIAS) if name in inputs]
         self._row = np.array([width - 1])
         arrays: list[tuple[str, npt.NDArray[np.generic]]] = [
             ("input_ids", self._tokens),
@@ -104,6 +111,7 @@ class _Pass:
         self._last[0] = total - 1
         self._total[0] = total
         shape = (1, 1, width, total)
-        self._binding.bind_input("attention_bias", "cpu", 0, np.float32, shape, self._bias_pointer)
+        for name in self._biases:
+            self._binding.bind_input(name, "cpu", 0, np.float32, shape, self._bias_pointer)
         self._session.run_with_iobinding(self._binding)
         return int(self._logits.argmax())

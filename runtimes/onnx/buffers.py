@@ -46,6 +46,7 @@ class Buffers:
         self.counter: IntArray = np.arange(context, dtype=np.int64)
         self._zeros: FloatArray = np.zeros(footprint.bias_nbytes // FLOAT_NBYTES, np.float32)
         self._tree_bias: FloatArray | None = None
+        self._window_bias: FloatArray | None = None
         self._logits: FloatArray = np.empty((0, rows), np.float32)
         self.logits_pointer = 0
         self._widths: dict[int, tuple[Untyped, Untyped]] = {}
@@ -79,6 +80,17 @@ class Buffers:
             self._tree_bias = np.empty(self._bias_nbytes // FLOAT_NBYTES, np.float32)
         return self._tree_bias[: rows * total].reshape(rows, total)
 
+    def plan_window(self) -> None:
+        """Make the bias of window layers, which chains need too once they outgrow the window. Raises BudgetExceeded."""
+        if self._window_bias is None:
+            self._lease.resize(self._lease.nbytes + 3 * self._bias_nbytes // 2)  # filling it takes a byte a value more
+            self._window_bias = np.empty(self._bias_nbytes // FLOAT_NBYTES, np.float32)
+
+    def window_bias(self, rows: int, total: int) -> FloatArray:
+        """Return a bias to fill, [rows, total]."""
+        assert self._window_bias is not None, "planned with the state"
+        return self._window_bias[: rows * total].reshape(rows, total)
+
     def logits(self, count: int) -> FloatArray:
         """Return the logits array, of `count` rows at least. Raises BudgetExceeded before growing."""
         if len(self._logits) < count:
@@ -100,7 +112,7 @@ class Buffers:
         """Give everything back."""
         self._widths.clear()
         self._picks.clear()
-        self._tree_bias = None
+        self._tree_bias = self._window_bias = None
         self._logits = np.empty((0, self._rows), np.float32)
         self._zeros = np.empty(0, np.float32)
         for lease in self.leases:

@@ -10,12 +10,23 @@ from edgedecode.manifest import ModelEntry
 
 from .providers import Provider
 
-__all__ = ["Untyped", "cache_names", "check_contract", "first_line", "import_engine", "open_session"]
+__all__ = [
+    "FULL_BIAS",
+    "WINDOW_BIAS",
+    "Untyped",
+    "cache_names",
+    "check_contract",
+    "first_line",
+    "import_engine",
+    "open_session",
+]
 
 Untyped: TypeAlias = Any
 """A value of the engine, which ships no types."""
 
-SCALARS = ("input_ids", "position_ids", "seqlens_k", "total_length", "attention_bias", "rows")
+SCALARS = ("input_ids", "position_ids", "seqlens_k", "total_length", "rows")
+FULL_BIAS, WINDOW_BIAS = "attention_bias", "window_bias"
+"""float32 [1, 1, rows, slots], added to the scores of layers that see everything, and of those with a window."""
 # Target and draft each have a pool. Threads that spin on for long (the default) starve the other model's and every
 # other process; threads that never spin wake up too late. A millisecond covers the host's work between two passes.
 # 0.5B int4 on two quiet cores, plain decoding against 100 us, medians of 15: 1 ms 1.04, default 0.99, never 0.86;
@@ -69,7 +80,9 @@ def cache_names(prefix: str, layers: int) -> list[str]:
 def check_contract(session: Untyped, entry: ModelEntry, *, path: Path) -> None:
     """Raise ManifestError unless the graph has the inputs and outputs of a base graph, in the entry's sizes."""
     shapes = {value.name: value.shape for value in [*session.get_inputs(), *session.get_outputs()]}
-    wanted = [*SCALARS, *cache_names("past_key_values", entry.layers), "logits", *cache_names("present", entry.layers)]
+    biases = _biases(entry, [value.name for value in session.get_inputs()])
+    caches = [*cache_names("past_key_values", entry.layers), *cache_names("present", entry.layers)]
+    wanted = [*SCALARS, *biases, "logits", *caches]
     if missing := [name for name in wanted if name not in shapes]:
         raise ManifestError(f"{path} has no {', '.join(missing[:3])}: it is no base graph; export the pack again")
     if foreign := [value.name for value in session.get_inputs() if value.name not in wanted]:
@@ -81,6 +94,13 @@ def check_contract(session: Untyped, entry: ModelEntry, *, path: Path) -> None:
             f"{path} has {found[0]} rows, {found[1]} KV heads of size {found[2]}, the manifest says "
             f"{entry.rows}, {entry.kv_heads} and {entry.head_size}: export the pack again"
         )
+
+
+def _biases(entry: ModelEntry, inputs: list[str]) -> list[str]:
+    """Return the bias inputs the graph must have: a model of window layers only has no other."""
+    if not entry.window:
+        return [FULL_BIAS]
+    return [WINDOW_BIAS, FULL_BIAS] if FULL_BIAS in inputs else [WINDOW_BIAS]
 
 
 def first_line(error: BaseException) -> str:

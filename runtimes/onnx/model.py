@@ -18,6 +18,7 @@ from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import State
 from edgedecode.types import AdapterUse, FloatArray, ModelCard, Output, RowRequest
 
+from .biases import Biases
 from .buffers import Buffers
 from .footprint import FLOAT_NBYTES, Footprint
 from .graph import Untyped, cache_names, first_line
@@ -53,6 +54,8 @@ class OnnxModel:
         self._buffers = Buffers(
             engine, name=card.name, rows=card.rows, context=card.context, footprint=footprint, budget=budget
         )
+        inputs = [value.name for value in session.get_inputs()]
+        self._biases = Biases(self._buffers, inputs=inputs, window=entry.window)
         self._leases = list(leases)
         self._states: WeakSet[OnnxState] = WeakSet()
         self._lock = Lock()
@@ -72,6 +75,7 @@ class OnnxModel:
         lease = self._budget.reserve(f"kv:{self._card.name}", state_nbytes(self._entry, capacity))
         try:
             self._buffers.logits(rows + LEAST_ROWS)
+            self._biases.plan(capacity)
             state = OnnxState(self._entry, capacity=capacity, lease=lease, owner=self)
             finalize(state, lease.release)  # a state that is dropped, not closed
             state.binding = self._bind(state)
@@ -195,13 +199,9 @@ class OnnxModel:
         buffers.total[0] = total
         if state.tree is None:
             buffers.positions[:width] = buffers.counter[total - width : total]
-            bias = buffers.zeros_pointer
         else:
             buffers.positions[:width] = np.add(state.tree.depths(start, start + width), state.length)
-            filled = buffers.tree_bias(width, total)
-            state.tree.fill_bias(filled, settled=state.length, start=start)
-            bias = filled.ctypes.data
-        binding.bind_input("attention_bias", "cpu", 0, np.float32, (1, 1, width, total), bias)
+        self._biases.bind(binding, state, start=start, width=width)
         self._session.run_with_iobinding(binding)
 
     def _bind_rows(self, state: OnnxState, *, rows: int, output: int) -> None:

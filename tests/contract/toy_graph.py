@@ -38,6 +38,14 @@ class ToyShape:
     seed: int = 7
     tree: bool = True
     """Whether the entry declares tree attention; the graph has its inputs either way."""
+    window: int = 0
+    """Positions the even layers see; 0: all."""
+    all_windows: bool = False
+    """Odd layers have the window too."""
+
+    def bias_of(self, layer: int) -> str:
+        """Return the bias input of a layer."""
+        return "window_bias" if self.window and (self.all_windows or layer % 2 == 0) else "attention_bias"
 
 
 class ToyGraph:
@@ -90,7 +98,7 @@ class ToyGraph:
             )
             self._tensor("cos", np.cos(angles).astype(np.float32))
             self._tensor("sin", np.sin(angles).astype(np.float32))
-        inputs = [query, key, value, *past, "seqlens_k", "total_length", *rotary, "position_ids", "attention_bias"]
+        inputs = [query, key, value, *past, "seqlens_k", "total_length", *rotary, "position_ids", shape.bias_of(layer)]
         outputs = [f"layer{layer}.attended", f"present.{layer}.key", f"present.{layer}.value"]
         self._nodes.append(
             helper.make_node(
@@ -147,12 +155,13 @@ class ToyGraph:
         return output
 
     def _inputs(self) -> list[onnx.ValueInfoProto]:
+        biases = sorted({self.shape.bias_of(layer) for layer in range(self.shape.layers)})
         integers = [
             ("input_ids", TensorProto.INT64, [1, "S"]),
             ("position_ids", TensorProto.INT64, [1, "S"]),
             ("seqlens_k", TensorProto.INT32, [1]),
             ("total_length", TensorProto.INT32, [1]),
-            ("attention_bias", TensorProto.FLOAT, [1, 1, "S", "T"]),
+            *((name, TensorProto.FLOAT, [1, 1, "S", "T"]) for name in biases),
             ("rows", TensorProto.INT64, ["R"]),
         ]
         values = [helper.make_tensor_value_info(name, kind, sizes) for name, kind, sizes in integers]
@@ -195,6 +204,7 @@ def write_toy(folder: Path, shape: ToyShape | None = None) -> ModelEntry:
         bits=shape.bits,
         block_size=shape.block if shape.bits < 16 else 0,
         head_bits=shape.bits,
+        window=shape.window,
         license="Apache-2.0",
         source=f"seed {shape.seed}, {hashlib.sha256(repr(shape).encode()).hexdigest()[:12]}",
     )

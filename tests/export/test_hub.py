@@ -80,7 +80,7 @@ def test_texts_come_first_and_the_commit_is_kept(hub: Hub, tmp_path: Path) -> No
 CASES: dict[str, Callable[[Path], None]] = {
     "quantized": configure(quantization_config={"quant_method": "gptq"}),
     "foreign heads": configure(head_dim=24),
-    "sliding layers": configure(layer_types=["sliding_attention"] * 2),
+    "short context": configure(max_position_embeddings=32),
     "another tokenizer": lambda folder: byte_fallback().save(str(folder / "tokenizer.json")),
     "end outside": configure(eos_token_id=5000),
 }

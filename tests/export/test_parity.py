@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgedecode.errors import ExportError
-from edgedecode.export.parity import ParityText, check_exact, check_kernels, measure_loss
+from edgedecode.export.parity import NODES, ParityText, check_exact, check_kernels, measure_loss
 from edgedecode.export.recipe import Recipe
 from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget
@@ -161,7 +161,7 @@ def test_a_wrong_model_fails_the_check() -> None:
     model = TableModel(toy_tables(32, seed=1))
     text = ParityText.of(range(3, 20), length=24)
     with pytest.raises(ExportError, match="does not compute what its weights stand for"):
-        check_exact(model, text, np.zeros((32, 32), np.float32))
+        check_exact(model, text, np.zeros((24 + NODES, 32), np.float32))
 
 
 class Broken(TableModel):
@@ -190,7 +190,8 @@ def rows_of(model: TableModel, text: ParityText) -> FloatArray:
     state = model.new_state(len(text.text) + len(text.tree))
     chain = model.forward(text.text, state, rows="all").logits.copy()
     state.keep(range(len(text.text)))
-    tree = model.forward(text.tree, state, parents=(-1, 0, 0, 1, 1, 2, -1, 3), rows="all").logits
+    branches = (*(-1,) * 16, *range(8, 24))
+    tree = model.forward(text.tree, state, parents=(-1, 0, 0, 1, 1, 2, -1, 3, *branches), rows="all").logits
     return np.concatenate((chain, tree))
 
 
@@ -209,7 +210,7 @@ def test_sound_kernels_pass() -> None:
 def test_broken_kernels_fail_the_check(trees_only: bool, value: float) -> None:
     model = Broken(TABLES)
     model.trees_only, model.value = trees_only, np.float32(value)
-    ways = "relative error tree" if trees_only else "relative error max .*crop .*pieces .*tree"
+    ways = "relative error branches .*tree" if trees_only else "relative error max .*crop .*pieces .*branches .*tree"
     with pytest.raises(ExportError, match=f"shipped kernels do not compute .*{ways}"):
         check_kernels(model, TEXT, rows_of(TableModel(TABLES), TEXT))
 

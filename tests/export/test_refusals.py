@@ -83,15 +83,18 @@ def not_a_number(tensors: dict[str, np.ndarray]) -> None:
 
 
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "unknown architecture": (configure(architectures=["MambaForCausalLM"]), "MambaForCausalLM; supported are LlamaFor"),
-    "no architecture": (configure(architectures=None), "model_type 'llama'; supported are LlamaForCausalLM"),
+    "unknown architecture": (configure(architectures=["MambaForCausalLM"]), "MambaForCausalLM; supported are GemmaFor"),
+    "no architecture": (configure(architectures=None), "model_type 'llama'; supported are GemmaForCausalLM"),
     "its own code": (configure(auto_map={"AutoModel": "x.Y"}), "brings its own Python code"),
     "quantized already": (configure(quantization_config={"quant_method": "gptq"}), "already quantized .gptq.*original"),
     "odd heads": (configure(head_dim=24), "heads of 24.*multiples of 16"),
     "odd blocks": (configure(intermediate_size=100), "intermediate_size 100.*block size 32.*--bits 16"),
     "foreign rope": (configure(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "'dynamic'; supported are"),
-    "sliding window": (configure(use_sliding_window=True), "sliding-window"),
-    "sliding layers": (configure(layer_types=["full_attention", "sliding_attention"]), "layers of sliding_attention"),
+    "short context": (configure(max_position_embeddings=32), "serves 32 positions"),
+    "long rope without a switch": (
+        configure(rope_parameters=None, rope_scaling={"type": "su"}),
+        "names no original_max_position_embeddings",
+    ),
     "another class": (configure(model_type="mistral"), "makes a MistralForCausalLM, .* name LlamaForCausalLM"),
     "wrong epsilon": (configure(rms_norm_eps="abc"), "transformers cannot make a model of .*'rms_norm_eps'"),
     "heads that do not divide": (configure(num_attention_heads=6), "cannot make a model of .*multiple of"),

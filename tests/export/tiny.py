@@ -8,11 +8,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 from tests.small_tokenizers import byte_level
 
-_CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config}
+_CONFIGS = {
+    "gemma": GemmaConfig,
+    "gemma2": Gemma2Config,
+    "gemma3": Gemma3TextConfig,
+    "granite": GraniteConfig,
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "phi3": Phi3Config,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "smollm3": SmolLM3Config,
+}
 
 
 @dataclass(frozen=True)

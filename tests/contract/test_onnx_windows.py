@@ -1,0 +1,146 @@
+"""Layers with a sliding window, against numpy: it counts positions, in chains, pieces, trees and after a crop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode.errors import BudgetExceeded, CapabilityError, ManifestError
+from edgedecode.memory import Budget
+from edgedecode.protocols import LanguageModel
+from edgedecode.runtimes.onnx.bare import BareLoop
+from tests.contract.conftest import Opener, open_entry
+from tests.contract.reference import assert_close, assert_moved, settled
+from tests.contract.toy_graph import ToyShape
+from tests.contract.toy_numpy import ToyNumpy
+
+WINDOW, LENGTH = 12, 60
+SHAPES = {
+    "some layers": ToyShape(window=WINDOW),
+    "every layer": ToyShape(window=WINDOW, all_windows=True),
+    "longer than the text": ToyShape(window=LENGTH + 30),
+}
+TOKENS = [int(token) for token in np.random.default_rng(11).integers(0, 128, LENGTH)]
+PARENTS = [-1, 0, 0, 1, 2, -1, 5, 3, 3, 4]
+NODES = TOKENS[::-1][: len(PARENTS)]
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> ToyShape:
+    return SHAPES[request.param]
+
+
+@pytest.fixture
+def model(opener: Opener, shape: ToyShape) -> Iterator[LanguageModel]:
+    made = opener(shape)
+    yield made
+    made.close()
+
+
+def test_the_window_matters() -> None:
+    whole = ToyNumpy(ToyShape()).logits(TOKENS)
+    found = ToyNumpy(SHAPES["some layers"]).logits(TOKENS)
+    np.testing.assert_array_equal(found[:WINDOW], whole[:WINDOW])
+    assert_moved(found[WINDOW].astype(np.float32), whole[WINDOW].astype(np.float32))
+
+
+@pytest.mark.parametrize("pieces", [[LENGTH], [1], [2], [5, 1, 17]], ids=str)
+@pytest.mark.parametrize("keep", [False, True], ids=["pending", "settled"])
+def test_chains(model: LanguageModel, shape: ToyShape, pieces: list[int], keep: bool) -> None:
+    state, found, start = model.new_state(LENGTH), [], 0
+    while start < LENGTH:
+        piece = TOKENS[start : start + pieces[len(found) % len(pieces)]]
+        found.append(model.forward(piece, state, rows="all").logits.copy())
+        if keep:
+            state.keep(range(len(piece)))
+        start += len(piece)
+    assert_close(np.concatenate(found), ToyNumpy(shape).logits(TOKENS))
+
+
+@pytest.mark.parametrize("prompt", [4, 20, 40])
+@pytest.mark.parametrize("cuts", [[], [3], [1, 4, 5]], ids=str)
+def test_trees(model: LanguageModel, shape: ToyShape, prompt: int, cuts: list[int]) -> None:
+    state, found, start = settled(model, TOKENS[:prompt], capacity=LENGTH), [], 0
+    for stop in [*cuts, len(NODES)]:
+        output = model.forward(NODES[start:stop], state, parents=PARENTS[start:stop], rows="all")
+        found.append(output.logits.copy())
+        start = stop
+    above = [*range(-1, prompt - 1), *(prompt - 1 if parent < 0 else prompt + parent for parent in PARENTS)]
+    expected = ToyNumpy(shape).logits([*TOKENS[:prompt], *NODES], parents=above)
+    assert_close(np.concatenate(found), expected[prompt:])
+    state.keep([0, 2, 4])
+    after = model.forward(TOKENS[:2], state, rows="all").logits.copy()
+    path = [*TOKENS[:prompt], NODES[0], NODES[2], NODES[4], *TOKENS[:2]]
+    assert_close(after, ToyNumpy(shape).logits(path)[-2:])
+
+
+def test_a_long_tree_without_a_prompt_counts_positions(model: LanguageModel, shape: ToyShape) -> None:
+    parents = [-1, -1, *range(LENGTH - 2)]  # two branches, interleaved: twice as many slots as positions
+    found = model.forward(TOKENS, model.new_state(LENGTH), parents=parents, rows="all").logits.copy()
+    assert_close(found, ToyNumpy(shape).logits(TOKENS, parents=parents))
+
+
+@pytest.mark.parametrize("length", [0, 7, WINDOW, 33])
+def test_crop_goes_back_anywhere(model: LanguageModel, shape: ToyShape, length: int) -> None:
+    state = settled(model, TOKENS[:50], capacity=LENGTH)
+    assert state.oldest_crop == 0
+    state.crop(length)
+    found = model.forward(TOKENS[50:], state, rows="all").logits.copy()
+    assert_close(found, ToyNumpy(shape).logits([*TOKENS[:length], *TOKENS[50:]])[length:])
+
+
+def test_a_long_prompt_is_split(opener: Opener) -> None:
+    shape = ToyShape(window=40, context=1024)
+    tokens = [int(token) for token in np.random.default_rng(3).integers(0, 128, 700)]
+    model = opener(shape)
+    found = model.forward(tokens, model.new_state(700), rows=[699, 300]).logits.copy()
+    assert_close(found, ToyNumpy(shape).logits(tokens)[[699, 300]])
+    model.close()
+
+
+def test_the_bias_is_planned_with_the_first_state_that_outgrows_the_window(opener: Opener) -> None:
+    budget = Budget()
+    model = opener(SHAPES["some layers"], budget=budget)
+
+    def planned() -> int:
+        return sum(lease.nbytes for lease in budget.leases if lease.name == "buffers:target")
+
+    model.new_state(WINDOW)
+    before = planned()
+    budget.limit_nbytes = budget.used_nbytes + 100_000
+    with pytest.raises(BudgetExceeded, match="buffers:target"):
+        model.new_state(WINDOW + 1)
+    assert planned() == before
+    budget.limit_nbytes = None
+    state = model.new_state(LENGTH)
+    after = planned()
+    assert after > before
+    model.forward(TOKENS, state)
+    assert planned() == after
+    model.close()
+
+
+def test_the_graph_must_have_the_window_that_the_manifest_names(opener: Opener) -> None:
+    window, plain = SHAPES["every layer"], ToyShape()
+    for shape, size, words in ((window, 0, "no attention_bias"), (plain, WINDOW, "no window_bias")):
+        with pytest.raises(ManifestError, match=words):
+            open_entry(replace(opener.entry(shape), window=size), opener.root(shape), budget=Budget())
+
+
+def bare(opener: Opener, shape: ToyShape, *, capacity: int) -> BareLoop:
+    entry = opener.entry(shape)
+    return BareLoop(entry, Path(opener.root(shape)), threads=1, capacity=capacity)
+
+
+def test_the_bare_loop_decodes_within_the_window_and_refuses_more(opener: Opener) -> None:
+    shape = ToyShape(window=24)
+    loop = bare(opener, shape, capacity=24)
+    token = loop.read(TOKENS[:12])
+    assert token == int(ToyNumpy(shape).logits(TOKENS[:12])[-1].argmax())
+    assert len(loop.decode(token, 8)) == 8
+    with pytest.raises(CapabilityError, match="window"):
+        bare(opener, shape, capacity=25)

@@ -1,0 +1,75 @@
+"""The toy graph in plain numpy: one float64 pass over a whole text, with what each row sees given by its ancestors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from onnx import numpy_helper
+
+from tests.contract.toy_graph import ToyGraph, ToyShape
+
+Floats = npt.NDArray[np.float64]
+
+
+class ToyNumpy:
+    """Computes what the float toy of this shape ought to; `deltas` are added to projections by name, as `layer0.q`."""
+
+    def __init__(self, shape: ToyShape, deltas: Mapping[str, Floats] | None = None) -> None:
+        assert shape.bits == 32
+        self._shape = shape
+        weights = ToyGraph(shape).build().graph.initializer
+        self._weights = {tensor.name: numpy_helper.to_array(tensor).astype(np.float64) for tensor in weights}
+        for name, delta in (deltas or {}).items():
+            self._weights[f"{name}.weight"] = self._weights[f"{name}.weight"] + delta
+
+    def logits(self, tokens: Sequence[int], *, parents: Sequence[int] | None = None) -> Floats:
+        """Return [tokens, rows]; parents are indices into `tokens`, -1 for a first token; None is a chain."""
+        return self.hidden(tokens, parents=parents) @ self._weights["head.weight"]
+
+    def hidden(self, tokens: Sequence[int], *, parents: Sequence[int] | None = None) -> Floats:
+        """Return what the head reads, [tokens, hidden]."""
+        parents = range(-1, len(tokens) - 1) if parents is None else parents
+        visible, depths = np.zeros((len(tokens),) * 2, bool), np.zeros(len(tokens), int)
+        for row, parent in enumerate(parents):
+            if parent >= 0:
+                visible[row], depths[row] = visible[parent], depths[parent] + 1
+            visible[row, row] = True
+        hidden = self._weights["embedding"][list(tokens)]
+        for layer in range(self._shape.layers):
+            hidden = self._layer(hidden, layer, visible=visible, depths=depths)
+        return _norm(hidden)
+
+    def _layer(
+        self, hidden: Floats, layer: int, *, visible: npt.NDArray[np.bool_], depths: npt.NDArray[np.int_]
+    ) -> Floats:
+        shape, name = self._shape, f"layer{layer}"
+        if shape.bias_of(layer) == "window_bias":
+            visible = visible & (depths[:, None] - depths[None, :] < shape.window)
+        normed = _norm(hidden)
+        query = self._rotated(self._heads(normed, f"{name}.q"), depths)
+        key = np.repeat(self._rotated(self._heads(normed, f"{name}.k"), depths), shape.heads // shape.kv_heads, axis=0)
+        value = np.repeat(self._heads(normed, f"{name}.v"), shape.heads // shape.kv_heads, axis=0)
+        scores = np.where(visible, query @ key.transpose(0, 2, 1) / shape.head_size**0.5, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = (weights / weights.sum(-1, keepdims=True)) @ value
+        hidden = hidden + mixed.transpose(1, 0, 2).reshape(len(hidden), -1) @ self._weights[f"{name}.o.weight"]
+        normed = _norm(hidden)
+        gate = normed @ self._weights[f"{name}.gate.weight"]
+        product = gate / (1 + np.exp(-gate)) * (normed @ self._weights[f"{name}.up.weight"])
+        return np.asarray(hidden + product @ self._weights[f"{name}.down.weight"])
+
+    def _heads(self, normed: Floats, name: str) -> Floats:
+        """Project to [heads, tokens, head size]."""
+        projected = normed @ self._weights[f"{name}.weight"]
+        return np.asarray(projected.reshape(len(normed), -1, self._shape.head_size).transpose(1, 0, 2))
+
+    def _rotated(self, heads: Floats, depths: npt.NDArray[np.int_]) -> Floats:
+        cosine, sine = self._weights["cos"][depths], self._weights["sin"][depths]
+        first, second = np.split(heads, 2, axis=-1)
+        return np.concatenate((first * cosine - second * sine, second * cosine + first * sine), axis=-1)
+
+
+def _norm(hidden: Floats) -> Floats:
+    return np.asarray(hidden / np.sqrt((hidden**2).mean(-1, keepdims=True) + 1e-5))
