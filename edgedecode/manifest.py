@@ -75,6 +75,11 @@ class ModelEntry:
     notes: tuple[str, ...] = ()
     """What a user must know of this export, a sentence each: a limited context, a plain chat template."""
 
+    @classmethod
+    def of(cls, fields: Fields) -> ModelEntry:
+        """Check a parsed entry field by field. Raises ManifestError naming the field."""
+        return _model(fields)
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:

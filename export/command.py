@@ -54,6 +54,7 @@ class ExportCommand:
             metavar="N",
             help="positions the kernels' noise is measured on (default 2000; 0: not measured)",
         )
+        parser.add_argument("--no-cache", action="store_true", help="keep nothing for a rerun after an interruption")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         parser.set_defaults(usage_error=parser.error)
 
@@ -76,6 +77,7 @@ class ExportCommand:
             name=arguments.name,
             license=arguments.license,
             noise_positions=arguments.noise_positions,
+            cache=not arguments.no_cache,
         )
         with _quiet(debug=arguments.debug), LiveDisplay() as display:
             stages = Stages(display)
