@@ -160,6 +160,11 @@ class Manifest:
         """Render as indented JSON, keys in declaration order."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
 
+    @property
+    def nbytes(self) -> int:
+        """Size of all listed files."""
+        return sum(entry.nbytes for entry in self.files.values())
+
     def _check(self) -> None:
         if "target" not in self.models:
             raise ManifestError("the manifest names no target model: export the pack again")
