@@ -67,7 +67,7 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
             for role, source in sources.items()
         ]
         check_place(request.out, nbytes=sum(job.nbytes for job in jobs))
-        weights = {job.role: find_weights(job.source) for job in jobs}
+    weights = {job.role: find_weights(job.source, stages) for job in jobs}
     with kept_units(use=request.cache) as kept, new_folder(request.out) as folder:
         _copy_texts(folder, target, template)
         models = {job.role: _model(job, weights[job.role], pack=folder, kept=kept, stages=stages) for job in jobs}
