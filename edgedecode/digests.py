@@ -31,8 +31,12 @@ def file_sha256(path: Path, *, progress: Callable[[int], None] | None = None) ->
     return digest.hexdigest()
 
 
-def check_files(manifest: Manifest, root: Path, *, full: bool = False) -> None:
+def check_files(
+    manifest: Manifest, root: Path, *, full: bool = False, progress: Callable[[int], None] | None = None
+) -> None:
     """Check every file the manifest lists; `full` hashes them even if this very file was hashed before.
+
+    `progress` is called with the bytes hashed.
 
     Raises ManifestError for a file that is missing, a link, of the wrong size or of the wrong content, and for a file
     beside a graph that the manifest does not list: a graph could read weights there that nobody checked or planned.
@@ -42,7 +46,7 @@ def check_files(manifest: Manifest, root: Path, *, full: bool = False) -> None:
     for name, entry in manifest.files.items():
         path = root / name
         stamps[name] = stamp = _stamp(path, name, entry)
-        if known.get(name) != stamp and (found := file_sha256(path)) != entry.sha256:
+        if known.get(name) != stamp and (found := file_sha256(path, progress=progress)) != entry.sha256:
             raise ManifestError(
                 f"{path} is damaged: its sha256 is {found[:12]}…, the manifest says {entry.sha256[:12]}…; "
                 f"copy or export the pack again"

@@ -77,6 +77,11 @@ class ModelEntry:
     gguf: str = ""
     """The same model as one GGUF file, for llama.cpp; empty: there is none."""
 
+    @classmethod
+    def of(cls, fields: Fields) -> ModelEntry:
+        """Check a parsed entry field by field. Raises ManifestError naming the field."""
+        return _model(fields)
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -156,6 +161,11 @@ class Manifest:
     def to_json(self) -> str:
         """Render as indented JSON, keys in declaration order."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all listed files."""
+        return sum(entry.nbytes for entry in self.files.values())
 
     def _check(self) -> None:
         if "target" not in self.models:

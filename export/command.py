@@ -67,6 +67,7 @@ class ExportCommand:
             metavar="N",
             help="positions the kernels' noise is measured on (default 2000; 0: not measured)",
         )
+        parser.add_argument("--no-cache", action="store_true", help="keep nothing for a rerun after an interruption")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         parser.set_defaults(usage_error=parser.error)
 
@@ -91,6 +92,7 @@ class ExportCommand:
             license=arguments.license,
             span=Span(context=arguments.context, long_rope=arguments.rope == "long"),
             noise_positions=arguments.noise_positions,
+            cache=not arguments.no_cache,
         )
         with _quiet(debug=arguments.debug), LiveDisplay() as display:
             stages = Stages(display)

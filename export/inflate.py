@@ -61,10 +61,10 @@ def inflate_model(name: str, out: Path, *, weights_nbytes: int, seed: int, stage
         if source.shape.architecture in FUSED:
             raise ExportError(f"{source.name} keeps gate and up projection in one matrix, which cannot be widened yet")
         shape = _widened(source, weights_nbytes)
-        files = find_weights(source)
-        ratio = shape.parameters / source.shape.parameters
-        check_place(out, nbytes=round(sum(path.stat().st_size for path in files) * ratio))
-        checkpoint = Checkpoint(files)
+    files = find_weights(source, stages)
+    ratio = shape.parameters / source.shape.parameters
+    check_place(out, nbytes=round(sum(path.stat().st_size for path in files) * ratio))
+    checkpoint = Checkpoint(files)
     try:
         with new_folder(out) as folder:
             _copy_texts(source, shape, folder)

@@ -19,12 +19,15 @@ from .reference import Reference
 from .source import Source
 from .span import Span
 from .stages import Stages
+from .unit import Unit
 from .windows import Windows, find_windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = ["ModelJob", "export_model"]
+
+_WEIGHTS, _PARITY = "weights", "parity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,22 @@ class ModelJob:
         return self.recipe.nbytes(self.source.shape) + rotary
 
 
-def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, stages: Stages) -> ModelEntry:
-    """Export `job`, whose `weights` lie in these files, into the role's folder of `pack` and check the result.
+def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:
+    """Export `job`, whose `weights` lie in these files, into the role's folder of `unit` and check the result.
 
-    Raises ExportError when a check fails.
+    Steps that the unit has from an earlier run are not done again. Raises ExportError when a check fails.
     """
-    folder = pack / job.role
-    folder.mkdir()
+    unit.resume(stages)
+    entry = unit.finished(_PARITY) or _checked(job, weights, unit=unit, stages=stages)
+    if job.texts.noise_positions:
+        step = f"noise over {job.texts.noise_positions}"
+        entry = unit.finished(step) or unit.finish(step, _with_noise(entry, job, pack=unit.folder, stages=stages))
+    return replace(entry, license=job.license, source=job.source.origin)
+
+
+def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:
+    """Write the model, unless that is done, and prove it; both need the checkpoint."""
+    folder = unit.folder / job.role
     checkpoint = Checkpoint(weights)
     try:
         with stages.stage(f"{job.role}: structure"):
@@ -65,17 +77,19 @@ def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, stages: 
             drawing = _drawing(job, network, windows=windows)
             parameters = sum(parameter.numel() for parameter in network.parameters())
             entry = _entry(job, drawing, parameters=parameters, window=windows.size)
-        with stages.stage(f"{job.role}: weights", drawing.weights.elements) as advance:
-            drawing.write(folder, progress=advance, release=checkpoint.release)
+        if unit.finished(_WEIGHTS) is None:
+            with stages.stage(f"{job.role}: weights", drawing.weights.elements) as advance:
+                drawing.write(folder, progress=advance, release=checkpoint.release)
+                unit.finish(_WEIGHTS, entry)
         with stages.stage(f"{job.role}: parity"):
             drawing.write_exact(folder)
             reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
-            parity = check_parity(entry, pack, exact=f"{job.role}/{EXACT_FILE}", reference=reference, texts=job.texts)
+            exact = f"{job.role}/{EXACT_FILE}"
+            parity = check_parity(entry, unit.folder, exact=exact, reference=reference, texts=job.texts)
             (folder / EXACT_FILE).unlink()
+            return unit.finish(_PARITY, replace(entry, parity=parity))
     finally:
         checkpoint.close()
-    entry = replace(entry, parity=parity)
-    return _with_noise(entry, job, pack=pack, stages=stages) if job.texts.noise_positions else entry
 
 
 def _network(job: ModelJob, checkpoint: Checkpoint) -> PreTrainedModel:

@@ -11,11 +11,13 @@ import edgedecode
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.digests import file_sha256
 from edgedecode.errors import ExportError, IncompatiblePair, ManifestError
-from edgedecode.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest
+from edgedecode.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest, ModelEntry
 
 from .architectures import check_engine
 from .checks import CheckTexts
 from .generation import read_chat_template, read_generation
+from .identity import job_key
+from .kept import Kept, kept_units
 from .model import ModelJob, export_model
 from .new_folder import check_place, new_folder
 from .noise import POSITIONS
@@ -45,10 +47,15 @@ class PairRequest:
     """How many positions the models serve."""
     noise_positions: int = POSITIONS
     """How long a text the kernels' noise is measured on; 0: not at all."""
+    cache: bool = True
+    """Keep finished steps in the user's cache until the pack is in its place."""
 
 
 def export_pair(request: PairRequest, stages: Stages) -> Manifest:
-    """Export a pair, or a target alone. Raises ExportError or IncompatiblePair, and then leaves nothing behind."""
+    """Export a pair, or a target alone. Raises ExportError or IncompatiblePair, and then leaves nothing behind.
+
+    Finished steps stay in the cache when it is interrupted or the other model is refused: a rerun goes on from there.
+    """
     with stages.stage("check"):
         check_place(request.out, nbytes=0)
         target = open_source(request.target)
@@ -63,10 +70,10 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
             for role, source in sources.items()
         ]
         check_place(request.out, nbytes=sum(job.nbytes for job in jobs))
-        weights = {job.role: find_weights(job.source) for job in jobs}
-    with new_folder(request.out) as folder:
+    weights = {job.role: find_weights(job.source, stages) for job in jobs}
+    with kept_units(use=request.cache) as kept, new_folder(request.out) as folder:
         _copy_texts(folder, target, template)
-        models = {job.role: export_model(job, weights[job.role], pack=folder, stages=stages) for job in jobs}
+        models = {job.role: _model(job, weights[job.role], pack=folder, kept=kept, stages=stages) for job in jobs}
         for job in jobs:
             _copy_licenses(folder / _LICENSES / job.role, job.source)
         with stages.stage("digests"):
@@ -99,6 +106,15 @@ def _job(
     texts = replace(texts, noise_positions=request.noise_positions)
     license = request.license or source.license
     return ModelJob(role, source, request.recipe, license, texts, span=request.span)
+
+
+def _model(job: ModelJob, weights: Sequence[Path], *, pack: Path, kept: Kept, stages: Stages) -> ModelEntry:
+    """Make one role's model where it is kept, then put it into the pack."""
+    unit = kept.unit(job.role, key=job_key(job, weights), nbytes=job.nbytes, pack=pack)
+    with unit.making():
+        entry = export_model(job, weights, unit=unit, stages=stages)
+    unit.deliver(pack)
+    return entry
 
 
 def _check_pair(target: Source, draft: Source) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,15 +16,28 @@ from edgedecode.tokenizer import Tokenizer
 
 from .architectures import Shape, read_shape
 from .checkpoint import weight_files
-from .frameworks import reason_of
+from .download import WEIGHTS, fetch_files, find_snapshot
+from .stages import Stages
 
-__all__ = ["Source", "find_weights", "open_source", "read_json"]
+__all__ = ["Source", "Texts", "find_weights", "open_source", "open_texts", "read_json"]
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LICENSES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*")
 _TEXTS = ("*.json", "*.jinja", "README.md", *_LICENSES)
-_WEIGHTS = ("*.safetensors",)
 _LARGEST_JSON = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A model folder whose configuration has been read: enough to say how large its export becomes."""
+
+    name: str
+    folder: Path
+    config: Fields
+    shape: Shape
+    commit: str | None
+    download_nbytes: int
+    """What the hub still has to send; 0 for a folder of one's own, and where the hub was not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,8 @@ class Source:
     license: str
     commit: str | None = None
     """The hub's commit that was downloaded; None for a folder of one's own."""
+    download_nbytes: int = 0
+    """What its weights weigh on the hub, where that was asked."""
 
     @property
     def origin(self) -> str:
@@ -54,12 +68,9 @@ class Source:
 
 def open_source(name: str) -> Source:
     """Find and check a model: a folder, or a hub id whose texts are downloaded. Raises ExportError with what to do."""
-    local = _local(name)
-    folder = local or _download(name, _TEXTS, revision=None)
-    title = local.resolve().name if local else name
-    config = _config(folder)
+    texts = open_texts(name)
+    title, folder, shape = texts.name, texts.folder, texts.shape
     try:
-        shape = read_shape(config, name=title)
         tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
     except ManifestError as error:
         raise ExportError(str(error)) from None
@@ -68,14 +79,31 @@ def open_source(name: str) -> Source:
             f"{title}: its tokenizer knows {tokenizer.size} ids, the vocab_size of its config.json is {shape.rows}: "
             f"the files do not belong together"
         )
-    commit = None if local else folder.name  # the hub names the folder of a snapshot so
-    return Source(title, folder, config, shape, tokenizer, _license(folder, config), commit)
+    license = _license(folder, texts.config)
+    return Source(title, folder, texts.config, shape, tokenizer, license, texts.commit, texts.download_nbytes)
 
 
-def find_weights(source: Source) -> list[Path]:
-    """Return the weight files of a model, downloaded where it came from the hub. Raises ExportError."""
+def open_texts(name: str) -> Texts:
+    """Find a model and read its configuration, which is all that a forecast needs. Raises ExportError."""
+    local = _local(name)
+    snapshot = None if local else find_snapshot(name, _TEXTS)
+    folder = snapshot.folder if snapshot else local
+    assert folder is not None
+    title = local.resolve().name if local else name
+    config = _config(folder)
+    try:
+        shape = read_shape(config, name=title)
+    except ManifestError as error:
+        raise ExportError(str(error)) from None
+    commit, nbytes = (snapshot.commit, snapshot.weights_nbytes) if snapshot else (None, 0)
+    return Texts(title, folder, config, shape, commit, nbytes)
+
+
+def find_weights(source: Source, stages: Stages) -> list[Path]:
+    """Return the weight files of a model, downloaded, as a stage, where it came from the hub. Raises ExportError."""
     if source.commit is not None:
-        _download(source.name, _WEIGHTS, revision=source.commit)
+        with stages.stage(f"{source.name}: download", source.download_nbytes) as advance:
+            fetch_files(source.name, source.commit, WEIGHTS, progress=advance)
     return weight_files(source.folder)
 
 
@@ -102,23 +130,6 @@ def _local(name: str) -> Path | None:
     if not _HUB_ID.fullmatch(name):
         raise ExportError(f"there is no folder {name!r}, and it is no hub id (owner/name)")
     return None
-
-
-def _download(name: str, patterns: Sequence[str], *, revision: str | None) -> Path:
-    """Download the files of a hub model that lie at its top and match."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ExportError(
-            f"there is no folder {name!r}; hub ids need huggingface_hub: pip install 'edgedecode[export]'"
-        ) from None
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
-    except Exception as error:  # the hub raises requests', httpx's and its own kinds alike
-        raise ExportError(
-            f"{name!r} is no folder here, and the hub did not give it ({reason_of(error)}): "
-            f"check the name and the connection, or give a folder"
-        ) from None
 
 
 def _config(folder: Path) -> Fields:

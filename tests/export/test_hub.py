@@ -7,15 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from edgedecode.errors import EdgeDecodeError, ExportError
 from edgedecode.export.inflate import inflate_model
+from edgedecode.export.pair import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from tests.small_tokenizers import byte_fallback
 
-from .conftest import export
+from .conftest import export, recipe
 from .test_refusals import configure
 
 pytestmark = pytest.mark.export
@@ -30,13 +33,38 @@ class Hub:
     cache: Path
     models: dict[str, Path] = field(default_factory=dict)
     calls: list[list[str]] = field(default_factory=list)
+    away: bool = False
+
+    def model_info(self, name: str, *, timeout: float, files_metadata: bool) -> SimpleNamespace:
+        if self.away:
+            raise ConnectionError("no route to the hub")
+        assert files_metadata
+        weights = self.models[name] / "model.safetensors"
+        files = [("model.safetensors", weights.stat().st_size), ("onnx/extra.safetensors", 10), ("config.json", 1)]
+        siblings = [SimpleNamespace(rfilename=file, size=size) for file, size in files]
+        return SimpleNamespace(sha=COMMIT, siblings=siblings)
 
     def snapshot_download(
-        self, name: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]
+        self,
+        name: str,
+        *,
+        allow_patterns: list[str],
+        ignore_patterns: list[str],
+        revision: str | None = None,
+        local_files_only: bool = False,
+        tqdm_class: Any = None,
     ) -> str:
         assert revision in (None, COMMIT)
         snapshot = self.cache / name.replace("/", "--") / "snapshots" / COMMIT
+        if self.away:
+            missing = "*.safetensors" in allow_patterns and not list(snapshot.glob("*.safetensors"))
+            if missing or not snapshot.is_dir():
+                raise FileNotFoundError("not in the cache")
+            return str(snapshot)
+        assert not local_files_only
         snapshot.mkdir(parents=True, exist_ok=True)
+        bar = tqdm_class(unit="B", total=0, name="huggingface_hub.snapshot_download", desc="bytes")
+        transfer = tqdm_class(unit="B", total=0, name="huggingface_hub.snapshot_download.transfer")
         self.calls.append([])
         for path in sorted(path for path in self.models[name].rglob("*") if path.is_file()):
             below = path.relative_to(self.models[name]).as_posix()
@@ -44,6 +72,8 @@ class Hub:
             if wanted and not any(fnmatchcase(below, pattern) for pattern in ignore_patterns):
                 self.calls[-1].append(below)
                 shutil.copyfile(path, snapshot / below)
+                bar.update(path.stat().st_size)
+                transfer.update(path.stat().st_size)
         return str(snapshot)
 
     @property
@@ -59,6 +89,7 @@ def hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     made.models["some/target"] = Path(shutil.copytree(llama, tmp_path / "target"))
     made.models["some/draft"] = llama
     monkeypatch.setattr("huggingface_hub.snapshot_download", made.snapshot_download)
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: made)
     return made
 
 
@@ -107,3 +138,52 @@ def test_nothing_large_for_a_refused_inflation(hub: Hub, tmp_path: Path) -> None
     with pytest.raises(ExportError, match="already weighs"):
         inflate_model("some/target", tmp_path / "big", weights_nbytes=1000, seed=0, stages=Stages())
     assert not hub.weights_asked
+
+
+class Shown:
+    """A display that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, int] = {}
+        self.done: dict[str, int] = {}
+
+    def begin(self, title: str, total: int) -> None:
+        self.title = title
+        self.totals[title] = total
+
+    def advance(self, amount: int) -> None:
+        self.done[self.title] = self.done.get(self.title, 0) + amount
+
+    def end(self) -> None:
+        pass
+
+
+def test_a_download_is_a_stage_in_bytes(
+    hub: Hub, llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shown = Shown()
+    export_pair(PairRequest("some/target", None, tmp_path / "pack", recipe(8), noise_positions=0), Stages(shown))
+    size = (llama / "model.safetensors").stat().st_size
+    assert shown.totals["some/target: download"] == shown.done["some/target: download"] == size
+    assert capfd.readouterr().err == ""  # the hub's own bars would draw over ours
+
+
+def test_without_the_hub_its_cache_serves(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = export(Path("some/target"), tmp_path / "first")
+    assert not caplog.records
+    hub.away = True
+    second = export(Path("some/target"), tmp_path / "second")
+    assert second.models == first.models
+    (record,) = caplog.records
+    assert "some/target: the hub was not asked (no route to the hub); the copy in its cache is used" in record.message
+
+
+def test_without_the_hub_half_a_model_is_refused(hub: Hub, tmp_path: Path) -> None:
+    export(Path("some/target"), tmp_path / "first")
+    (weights,) = hub.cache.rglob("*.safetensors")
+    weights.unlink()
+    hub.away = True
+    for name in ("some/target", "some/draft"):
+        with pytest.raises(ExportError, match=r"the hub did not give it .*check the name and the connection"):
+            export(Path(name), tmp_path / "second")
+    assert not (tmp_path / "second").exists()

@@ -1,0 +1,72 @@
+"""The verb `show`: what a pack holds, from its manifest alone, and with --verify whether its files are still that."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from edgedecode.commands import Command
+from edgedecode.digests import check_files
+from edgedecode.hub import find_pack
+from edgedecode.manifest import Manifest
+
+__all__ = ["command"]
+
+_PASTED_WIDTH = 150
+"""Columns where the output is no terminal: a pasted table shall not be folded."""
+
+
+class ShowCommand:
+    """Tables of a pack's models, graphs and files. No engine is opened and no weight is loaded."""
+
+    name = "show"
+    help = "show what a pack holds, and check its files"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        parser.add_argument("pack", nargs="?", metavar="PACK", help="folder or hub id (default: the bundled pack)")
+        parser.add_argument("--verify", action="store_true", help="hash every file and compare with the manifest")
+        parser.add_argument("--json", action="store_true", help="end with one JSON line, digests in full")
+
+    def run(self, arguments: Namespace) -> int:
+        root = find_pack(arguments.pack)
+        manifest = Manifest.load(root)
+        _show(manifest, root)
+        if arguments.verify:
+            _verify(manifest, root)
+        if arguments.json:
+            value = {"pack": str(root), "nbytes": manifest.nbytes, **json.loads(manifest.to_json())}
+            print(json.dumps(value | ({"verified": True} if arguments.verify else {})))
+        return 0
+
+
+def _show(manifest: Manifest, root: Path) -> None:
+    from rich.console import Console
+
+    from .tables import file_table, graph_table, model_table, pack_table
+
+    console = Console() if sys.stdout.isatty() else Console(width=_PASTED_WIDTH)
+    console.print(pack_table(manifest, root))
+    for role, entry in manifest.models.items():
+        console.print()
+        console.print(model_table(manifest, role))
+        console.print()
+        console.print(graph_table(entry, manifest))
+    console.print()
+    console.print(file_table(manifest))
+
+
+def _verify(manifest: Manifest, root: Path) -> None:
+    """Hash every file, with a bar on a terminal. Raises ManifestError naming the first that is not as it was."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bars:
+        task = bars.add_task("hashing", total=manifest.nbytes)
+        check_files(manifest, root, full=True, progress=lambda nbytes: bars.advance(task, nbytes))
+    print(f"\nOK: all {len(manifest.files)} files are what the manifest says")
+
+
+command: Command = ShowCommand()

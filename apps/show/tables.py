@@ -1,0 +1,137 @@
+"""A manifest as tables: the pack, each model, its graphs, the files. Knows rich; reads no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from edgedecode.manifest import Graph, Manifest, ModelEntry
+from edgedecode.memory import format_nbytes
+
+__all__ = ["file_table", "graph_table", "model_table", "pack_table"]
+
+_DIGEST = 12
+"""Characters of a digest that are shown; --json has all of them."""
+_ABSENT = "–"
+
+_WIRING = {"max_error": "whole", "crop_error": "after a crop", "pieces_error": "in pieces", "tree_error": "tree"}
+_KERNELS = ("kernel_rms_error", "kernel_top1", "kernel_max_error")
+_LOSS = ("loss_rms", "loss_top1")
+_CONDITIONS = ("tokens", "deviation", "noise_largest", "noise_positions")
+
+
+def pack_table(manifest: Manifest, root: Path) -> Table:
+    """Return what holds for the whole pack."""
+    generation = manifest.generation
+    template = "yes" if manifest.chat_template is not None else "none: a plain one is used"
+    sampling = {
+        name: getattr(generation, name)
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
+    }
+    given = [f"{name.replace('_', ' ')} {value:g}" for name, value in sampling.items() if value is not None]
+    return _pairs(
+        {
+            "pack": f"{manifest.name}, {format_nbytes(manifest.nbytes)} in {len(manifest.files)} files",
+            "folder": str(root),
+            "made by": manifest.created_by,
+            "tokenizer": f"{manifest.vocabulary_size} ids, digest {manifest.tokenizer_digest[:_DIGEST]}",
+            "end ids": ", ".join(map(str, generation.end_token_ids)) or "none",
+            "chat template": template,
+            "sampling": ", ".join(given) or "greedy",
+        }
+    )
+
+
+def model_table(manifest: Manifest, role: str) -> Table:
+    """Return what holds for one role's model."""
+    entry = manifest.models[role]
+    heads = f"{entry.kv_heads} key-value head{'s' if entry.kv_heads > 1 else ''} of {entry.head_size}"
+    return _pairs(
+        {
+            role: f"{entry.architecture}, {entry.parameters / 1e6:.1f}M parameters",
+            "source": entry.source,
+            "licence": entry.license,
+            "sizes": f"{entry.layers} layers of width {entry.hidden_size}, {heads}, {entry.rows} rows",
+            "context": f"{entry.context} positions" + (f", window of {entry.window}" if entry.window else ""),
+            "weights": f"{format_nbytes(manifest.files[entry.weights].nbytes)}, {_quantization(entry)}",
+            **dict(_parity(entry.parity)),
+            "kernel noise": _noise(entry),
+            **{f"note {number}": note for number, note in enumerate(entry.notes, start=1)},
+        }
+    )
+
+
+def graph_table(entry: ModelEntry, manifest: Manifest) -> Table:
+    """Return a line for each of a model's graphs."""
+    table = _table("graph", "file", "size", "capabilities", "keys and values", "LoRA")
+    for name, graph in entry.graphs.items():
+        size = f"{manifest.files[graph.file].nbytes / 1e3:.0f} kB"
+        table.add_row(name, Text(graph.file), size, ", ".join(graph.capabilities), graph.kv_type, _lora(graph))
+    return table
+
+
+def file_table(manifest: Manifest) -> Table:
+    """Return a line for each file."""
+    table = _table("file", "bytes", "sha256")
+    table.columns[1].justify = "right"
+    for name, file in manifest.files.items():
+        table.add_row(Text(name), str(file.nbytes), file.sha256[:_DIGEST])
+    return table
+
+
+def _quantization(entry: ModelEntry) -> str:
+    body = f"int{entry.bits}, blocks of {entry.block_size}" if entry.bits < 16 else f"float{entry.bits}"
+    head = f"{'int' if entry.head_bits < 16 else 'float'}{entry.head_bits}"
+    return f"{body}; head and embedding {head}" + (f"; recipe {entry.quantization}" if entry.quantization else "")
+
+
+def _parity(numbers: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """Group the manifest's numbers by what they say; those of a newer export come last, by their own names."""
+    if wiring := {title: numbers[name] for name, title in _WIRING.items() if name in numbers}:
+        errors = ", ".join(f"{title} {error:.1e}" for title, error in wiring.items())
+        yield "wiring", f"{errors} (largest error in logits{_conditions(numbers)})"
+    if all(name in numbers for name in _KERNELS):
+        rms, same, largest = (numbers[name] for name in _KERNELS)
+        yield (
+            "kernels",
+            f"rounding of activations {rms:.1%}, same leading token {same:.1%}, largest error {largest:.2g}",
+        )
+    if all(name in numbers for name in _LOSS):
+        rms, same = (numbers[name] for name in _LOSS)
+        yield "loss", f"of the rounded weights {rms:.1%}, same leading token {same:.1%}"
+    known = {*_WIRING, *_KERNELS, *_LOSS, *_CONDITIONS}
+    if others := [f"{name} {value:.3g}" for name, value in numbers.items() if name not in known]:
+        yield "parity", ", ".join(others)
+
+
+def _conditions(numbers: Mapping[str, float]) -> str:
+    if not {"tokens", "deviation"} <= numbers.keys():
+        return ""
+    return f", deviation {numbers['deviation']:.2g}, {numbers['tokens']:.0f} tokens"
+
+
+def _noise(entry: ModelEntry) -> str:
+    if entry.kernel_noise is None:
+        return "not measured"
+    largest, positions = (entry.parity.get(name) for name in ("noise_largest", "noise_positions"))
+    more = "" if largest is None else f", largest {largest:.2g}"
+    over = "" if positions is None else f", {positions:.0f} positions"
+    return f"{entry.kernel_noise:.2g} logits (99.9th percentile{more}{over})"
+
+
+def _lora(graph: Graph) -> str:
+    return f"up to rank {graph.lora_rank}: {', '.join(graph.lora_modules)}" if graph.lora_rank else _ABSENT
+
+
+def _pairs(rows: Mapping[str, str]) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def _table(*titles: str) -> Table:
+    return Table(*titles, box=None, pad_edge=False)

@@ -1,0 +1,106 @@
+"""`show`: a pack's manifest as tables, and whether its files are still what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgedecode.cli import main
+from edgedecode.hub import BUNDLED_PACK
+from edgedecode.manifest import MANIFEST_NAME, Graph, Manifest
+
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pack of its own, that a test may spoil."""
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    return Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
+
+
+def rows(text: str) -> dict[str, str]:
+    """The first word or words of each line, by which a table names its row, and the rest."""
+    split = (line.split("  ", 1) for line in text.splitlines() if "  " in line)
+    return {name: rest.strip() for name, rest in split}
+
+
+def test_the_bundled_pack(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show"]) == 0
+    found = rows(capsys.readouterr().out)
+    assert found["target"].startswith("LlamaForCausalLM, ")
+    assert found["end ids"] == "2, 0"
+    assert found["chat template"] == "yes"
+    assert found["weights"].endswith("int8, blocks of 32; head and embedding int8")
+    assert "tree" in found["wiring"]
+    assert "same leading token" in found["kernels"]
+    assert "99.9th percentile" in found["kernel noise"]
+    assert "tree, rows" in found["base"]
+    assert {"tokenizer.json", "target/weights.bin"} <= found.keys()
+
+
+def test_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(BUNDLED_PACK), "--json"]) == 0
+    value = json.loads(capsys.readouterr().out.splitlines()[-1])
+    manifest = Manifest.load(BUNDLED_PACK)
+    assert Manifest.from_json(value) == manifest
+    assert value["nbytes"] == sum(file.nbytes for file in manifest.files.values())
+    assert "verified" not in value
+
+
+def test_what_only_newer_packs_have(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = Manifest.load(copy)
+    entry = manifest.models["target"]
+    base = entry.graphs["base"]
+    lora = Graph(base.file, base.inputs, base.outputs, ("tree", "lora"), "int8", 16, ("q_proj", "v_proj"))
+    changed = replace(
+        entry,
+        graphs={"base": base, "lora": lora},
+        parity={**entry.parity, "kv8_rms": 0.0123},
+        kernel_noise=None,
+        window=512,
+        quantization="mixed-4",
+        notes=("the source has no chat template", "[b]not markup[/b]"),
+    )
+    changed_manifest = replace(manifest, chat_template=None, models={"target": changed})
+    (copy / MANIFEST_NAME).write_text(changed_manifest.to_json())
+    assert main(["show", str(copy)]) == 0
+    found = rows(capsys.readouterr().out)
+    assert found["context"] == "2048 positions, window of 512"
+    assert found["weights"].endswith("recipe mixed-4")
+    assert found["parity"] == "kv8_rms 0.0123"
+    assert found["kernel noise"] == "not measured"
+    assert found["note 2"] == "[b]not markup[/b]"
+    assert found["chat template"] == "none: a plain one is used"
+    assert found["lora"].split("  ")[-1].strip() == "up to rank 16: q_proj, v_proj"
+    assert "int8" in found["lora"]
+
+
+def test_verify(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(copy), "--verify", "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert "OK: all 6 files are what the manifest says" in printed
+    assert json.loads(printed.splitlines()[-1])["verified"] is True
+    path = copy / "draft" / "weights.bin"
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+    assert main(["show", str(copy), "--verify"]) == 1
+    error = capsys.readouterr().err
+    assert f"{path} is damaged: its sha256 is" in error
+    assert error.count("\n") == 1
+
+
+def test_what_is_no_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"edgedecode: {tmp_path} is no pack: it has no edgedecode.json (make one with `edgedecode export`)\n"
+    )
+    assert main(["show", "no/such/pack"]) == 1
+    assert "it is no hub id" in capsys.readouterr().err

@@ -1,0 +1,258 @@
+"""An export that was cut off goes on where it was, and what is kept for that is never trusted blindly nor for ever."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgedecode.errors import ExportError
+from edgedecode.export import kept, model
+from edgedecode.export.pair import PairRequest, export_pair
+from edgedecode.export.stages import Stages
+
+from .conftest import recipe
+from .test_new_folder import small_disk
+from .test_refusals import not_a_number, rewrite
+
+__all__ = ["small_disk"]
+
+pytestmark = pytest.mark.export
+
+NOISE = 20
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where this test's units are kept."""
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "exports"
+
+
+@pytest.fixture
+def source(llama: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(llama, tmp_path / "source"))
+
+
+def export(target: Path, out: Path, *, draft: Path | None = None, cache: bool = True) -> list[str]:
+    """Export with noise and return the titles of the stages."""
+    stages = Stages()
+    drafts = str(draft) if draft else None
+    request = PairRequest(str(target), drafts, out, recipe(8), name="tiny", noise_positions=NOISE, cache=cache)
+    export_pair(request, stages)
+    return [record.title for record in stages.records]
+
+
+def content(pack: Path) -> dict[str, bytes]:
+    return {path.relative_to(pack).as_posix(): path.read_bytes() for path in pack.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("step", "resumed"),
+    [
+        ("check_noise", ["target: weights, parity from the cache", "target: kernel noise"]),
+        ("check_parity", ["target: weights from the cache", "target: structure", "target: parity"]),
+        ("open_network", ["target: structure", "target: weights", "target: parity", "target: kernel noise"]),
+    ],
+)
+def test_it_goes_on_where_it_was(
+    step: str, resumed: list[str], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cache" / "exports"
+    with monkeypatch.context() as patch:
+        patch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+        export(source, tmp_path / "undisturbed", cache=False)
+        with patch.context() as inner:
+
+            def stop(*arguments: object, **options: object) -> None:
+                raise KeyboardInterrupt
+
+            inner.setattr(model, step, stop)
+            with pytest.raises(KeyboardInterrupt):
+                export(source, tmp_path / "pack")
+        assert not (tmp_path / "pack").exists()
+        assert not list(folder.rglob("exact.onnx"))
+        assert export(source, tmp_path / "pack")[1 : 1 + len(resumed)] == resumed
+    assert content(tmp_path / "pack") == content(tmp_path / "undisturbed")
+    assert not list(folder.iterdir())
+    assert (tmp_path / "pack" / "target" / "weights.bin").stat().st_nlink == 1
+
+
+def interrupted(source: Path, out: Path) -> None:
+    """Leave a unit behind whose noise is missing."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def stop(*arguments: object, **options: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(model, "check_noise", stop)
+        with pytest.raises(KeyboardInterrupt):
+            export(source, out)
+
+
+def flip(path: Path) -> None:
+    """Change one bit, and neither size nor time."""
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+SPOILED: dict[str, Callable[[Path], None]] = {
+    "weights changed": lambda unit: flip(unit / "target" / "weights.bin"),
+    "weights truncated": lambda unit: os.truncate(unit / "target" / "weights.bin", 1000),
+    "graph missing": lambda unit: (unit / "target" / "base.onnx").unlink(),
+    "record changed": lambda unit: flip(unit / "finished.json"),
+    "record truncated": lambda unit: os.truncate(unit / "finished.json", 100),
+    "record foreign": lambda unit: (unit / "finished.json").write_text("[]"),
+    "record missing": lambda unit: (unit / "finished.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_a_damaged_unit_is_made_anew(name: str, own: Path, source: Path, tmp_path: Path) -> None:
+    interrupted(source, tmp_path / "pack")
+    (unit,) = (path for path in own.iterdir() if path.is_dir())
+    SPOILED[name](unit)
+    assert "target: weights" in export(source, tmp_path / "pack")
+    export(source, tmp_path / "undisturbed", cache=False)
+    assert content(tmp_path / "pack") == content(tmp_path / "undisturbed")
+
+
+def test_another_model_is_not_taken_for_it(own: Path, source: Path, tmp_path: Path) -> None:
+    interrupted(source, tmp_path / "pack")
+    rewrite(lambda tensors: tensors["model.norm.weight"].fill(0.5))(source)
+    assert "target: weights" in export(source, tmp_path / "pack")
+    assert len(list(own.iterdir())) == 1  # the first one's, for a while
+
+
+def test_a_refused_draft_keeps_the_target(own: Path, source: Path, llama: Path, tmp_path: Path) -> None:
+    rewrite(not_a_number)(source)
+    with pytest.raises(ExportError, match="holds NaN or infinity"):
+        export(llama, tmp_path / "pack", draft=source)
+    (unit,) = (path for path in own.iterdir() if path.is_dir())
+    assert [path.name for path in unit.iterdir() if path.is_dir()] == ["target"]
+    titles = export(llama, tmp_path / "pack", draft=llama)
+    assert f"target: weights, parity, noise over {NOISE} from the cache" in titles
+    assert "target: weights" not in titles
+    assert "draft: weights" in titles
+    assert not list(own.iterdir())
+
+
+def test_wrong_weights_leave_nothing(own: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed its check is not gone on with, though its files were whole."""
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise ExportError("the exported graph does not compute what its weights stand for")
+
+    monkeypatch.setattr(model, "check_parity", fail)
+    with pytest.raises(ExportError, match="does not compute"):
+        export(source, tmp_path / "pack")
+    assert not list(own.iterdir())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+def test_a_killed_process_is_gone_on_with(own: Path, source: Path, tmp_path: Path) -> None:
+    words = [
+        "export",
+        "--target",
+        str(source),
+        "--out",
+        str(tmp_path / "pack"),
+        "--noise-positions",
+        "1000000",
+        "--name",
+        "tiny",
+    ]
+    with subprocess.Popen([sys.executable, "-m", "edgedecode.cli", *words], stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        while "parity" not in child.stderr.readline():
+            assert child.poll() is None
+        time.sleep(0.1)
+        child.send_signal(signal.SIGKILL)
+    assert child.returncode == -signal.SIGKILL
+    titles = export(source, tmp_path / "pack")
+    assert titles[:3] == ["check", "target: weights, parity from the cache", "target: kernel noise"]
+    export(source, tmp_path / "undisturbed", cache=False)
+    assert content(tmp_path / "pack") == content(tmp_path / "undisturbed")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "pack", "source", "undisturbed"]
+    assert not list(own.iterdir())
+
+
+def test_a_second_export_of_the_same_keeps_to_itself(
+    own: Path, source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupted(source, tmp_path / "pack")
+    (unit,) = (path for path in own.iterdir() if path.is_dir())
+    before = {path: path.stat().st_mtime_ns for path in unit.rglob("*")}
+    with (own / f"{unit.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "target: weights" in export(source, tmp_path / "pack")
+    assert "another export makes the same target right now" in caplog.text
+    assert {path: path.stat().st_mtime_ns for path in unit.rglob("*")} == before
+
+
+def test_abandoned_units_are_removed(own: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, days in (("old", 15), ("recent", 2), ("newest", 1), ("used", 20)):
+        (own / name).mkdir(parents=True)
+        (own / name / "file").write_bytes(bytes(1000))
+        os.utime(own / name, (time.time() - days * 86400,) * 2)
+    monkeypatch.setattr(kept, "_LARGEST_NBYTES", 1_001_500)
+    monkeypatch.setattr("edgedecode.export.model.ModelJob.nbytes", 1_000_000)
+    with (own / "used.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        export(source, tmp_path / "pack")
+    assert sorted(path.name for path in own.iterdir()) == ["newest", "used", "used.lock"]
+
+
+def test_without_a_cache(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file" / "below"))
+    export(source, tmp_path / "pack")
+    assert "cannot be written: an interrupted export would start anew" in caplog.text
+
+
+def test_a_cache_on_another_disk(own: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EXDEV, "another disk")
+
+    monkeypatch.setattr(os, "link", refuse)
+    export(source, tmp_path / "pack")
+    monkeypatch.undo()
+    export(source, tmp_path / "undisturbed", cache=False)
+    assert content(tmp_path / "pack") == content(tmp_path / "undisturbed")
+
+
+def test_a_cache_without_room(
+    source: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(small_disk))
+    with caplog.at_level(logging.WARNING):
+        export(source, tmp_path / "pack")
+    assert "has no room for about 0 MB: target is not kept" in caplog.text
+    assert not list((small_disk / "exports").iterdir())
+
+
+def test_a_cache_that_becomes_full(
+    source: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(small_disk))
+    monkeypatch.setattr("edgedecode.export.model.ModelJob.nbytes", 1)
+    with pytest.raises(ExportError, match=r"the disk became full while the cache .*or give --no-cache"):
+        export(source, tmp_path / "pack")
+    assert not list((small_disk / "exports").iterdir())
+    assert not (tmp_path / "pack").exists()
+    export(source, tmp_path / "pack", cache=False)
