@@ -10,16 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command
 
-if TYPE_CHECKING:
-    from .recipe import Recipe
+from .compare_command import add_comparison, check_comparison, run_comparison
+from .recipe_options import BITS, add_rounding, read_recipe
 
 __all__ = ["export", "inflate"]
-
-_BITS = (4, 8, 16, 32)
 
 
 class ExportCommand:
@@ -31,8 +28,10 @@ class ExportCommand:
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("--target", required=True, metavar="MODEL", help="folder or hub id of the large model")
         parser.add_argument("--draft", metavar="MODEL", help="folder or hub id of the small model of the same family")
-        parser.add_argument("--out", required=True, type=Path, metavar="PACK", help="folder to make; must not exist")
-        parser.add_argument("--bits", type=int, choices=_BITS, default=8, help="width of the weights (default 8)")
+        parser.add_argument(
+            "--out", type=Path, metavar="PACK", help="folder to make; must not exist (needed without --compare)"
+        )
+        parser.add_argument("--bits", type=int, choices=BITS, help="width of the weights (default 8)")
         parser.add_argument(
             "--block-size",
             type=int,
@@ -42,9 +41,11 @@ class ExportCommand:
         parser.add_argument(
             "--head-bits",
             type=int,
-            choices=_BITS,
+            choices=BITS,
             help="width of head and embedding (default: 8 up to --bits 8, then as --bits)",
         )
+        add_rounding(parser)
+        add_comparison(parser)
         parser.add_argument(
             "--context",
             type=_context,
@@ -74,9 +75,15 @@ class ExportCommand:
     def run(self, arguments: Namespace) -> int:
         from .frameworks import require_frameworks
 
-        recipe = _recipe(arguments)
-        if arguments.block_size is not None and not recipe.quantized:
-            arguments.usage_error(f"argument --block-size: {recipe.body.name} weights have no blocks, leave it out")
+        if arguments.compare:
+            check_comparison(arguments)
+            require_frameworks()
+            with _quiet(debug=arguments.debug):
+                compared = run_comparison(arguments)
+            if arguments.json:
+                print(json.dumps(compared))
+            return 0
+        recipe = read_recipe(arguments)
         require_frameworks()
         from .pair import PairRequest, export_pair
         from .report import LiveDisplay, pair_report, show_pair
@@ -88,6 +95,7 @@ class ExportCommand:
             draft=arguments.draft,
             out=arguments.out,
             recipe=recipe,
+            calibration_text=arguments.calibrate_text,
             name=arguments.name,
             license=arguments.license,
             span=Span(context=arguments.context, long_rope=arguments.rope == "long"),
@@ -143,16 +151,6 @@ class InflateCommand:
         if arguments.json:
             print(json.dumps(inflation_report(result, stages.records)))
         return 0
-
-
-def _recipe(arguments: Namespace) -> Recipe:
-    from .quantize import Scheme
-    from .recipe import Recipe
-
-    bits = arguments.bits
-    head = arguments.head_bits or (8 if bits <= 8 else bits)
-    block_size = arguments.block_size or 32
-    return Recipe(*(Scheme(width, block_size if width <= 8 else 0) for width in (bits, head)))
 
 
 @contextmanager

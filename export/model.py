@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from edgedecode.manifest import ModelEntry
 
 from .architectures import ARCHITECTURES
+from .calibration import TOKENS, Importance, Tokens, find_importance, sample_texts
 from .checkpoint import Checkpoint
-from .checks import CheckTexts, check_noise, check_parity
+from .checks import CheckTexts, check_noise, check_parity, opened
 from .network import open_network
 from .onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw
 from .recipe import Recipe
@@ -40,6 +41,8 @@ class ModelJob:
     license: str
     texts: CheckTexts
     span: Span
+    calibration: Tokens = ()
+    """What a calibrated recipe is calibrated on; empty: text that the model itself writes."""
 
     @property
     def context(self) -> int:
@@ -77,13 +80,21 @@ def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stag
             drawing = _drawing(job, network, windows=windows)
             parameters = sum(parameter.numel() for parameter in network.parameters())
             entry = _entry(job, drawing, parameters=parameters, window=windows.size)
+        reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
+        if job.recipe.calibrated:
+            texts = job.calibration or _own_text(
+                job, drawing, entry, folder=folder, release=checkpoint.release, stages=stages
+            )
+            importance = _importance(job, reference, texts=texts, stages=stages)
+            drawing.weights.weigh(importance)
+            reference = reference.weighed(importance)
         if unit.finished(_WEIGHTS) is None:
             with stages.stage(f"{job.role}: weights", drawing.weights.elements) as advance:
                 drawing.write(folder, progress=advance, release=checkpoint.release)
+            if not job.recipe.calibrated:  # the importance is not kept, so that weights and their check are one step
                 unit.finish(_WEIGHTS, entry)
         with stages.stage(f"{job.role}: parity"):
             drawing.write_exact(folder)
-            reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
             exact = f"{job.role}/{EXACT_FILE}"
             parity = check_parity(entry, unit.folder, exact=exact, reference=reference, texts=job.texts)
             (folder / EXACT_FILE).unlink()
@@ -117,6 +128,21 @@ def _drawing(job: ModelJob, network: PreTrainedModel, *, windows: Windows) -> Dr
     )
 
 
+def _own_text(
+    job: ModelJob, drawing: Drawing, entry: ModelEntry, *, folder: Path, release: Callable[[], None], stages: Stages
+) -> Tokens:
+    """Let the model write: with the weights it would have uncalibrated, which the calibrated ones then replace."""
+    with stages.stage(f"{job.role}: calibration text", TOKENS) as advance:
+        drawing.write(folder, progress=lambda amount: None, release=release)
+        with opened(entry, folder.parent, job.texts) as model:
+            return sample_texts(model, job.texts.prompts, ends=job.texts.ends, progress=advance)
+
+
+def _importance(job: ModelJob, reference: Reference, *, texts: Tokens, stages: Stages) -> Importance:
+    with stages.stage(f"{job.role}: importance", sum(len(text) for text in texts)) as advance:
+        return find_importance(reference, texts, tied=job.source.shape.tied, progress=advance)
+
+
 def _with_noise(entry: ModelEntry, job: ModelJob, *, pack: Path, stages: Stages) -> ModelEntry:
     with stages.stage(f"{job.role}: kernel noise", job.texts.noise_positions) as advance:
         noise = check_noise(entry, pack, texts=job.texts, progress=advance)
@@ -143,5 +169,6 @@ def _entry(job: ModelJob, drawing: Drawing, *, parameters: int, window: int) -> 
         license=job.license,
         source=job.source.origin,
         window=window,
+        quantization=job.recipe.remark,
         notes=job.span.notes_on(job.source.shape),
     )

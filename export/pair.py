@@ -14,6 +14,7 @@ from edgedecode.errors import ExportError, IncompatiblePair, ManifestError
 from edgedecode.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest, ModelEntry
 
 from .architectures import check_engine
+from .calibration import Tokens
 from .checks import CheckTexts
 from .generation import read_chat_template, read_generation
 from .identity import job_key
@@ -25,8 +26,9 @@ from .recipe import Recipe
 from .source import Source, find_weights, open_source
 from .span import LEAST_CONTEXT, WHOLE, Span
 from .stages import Stages
+from .texts import read_texts
 
-__all__ = ["PairRequest", "export_pair"]
+__all__ = ["PairRequest", "export_pair", "find_template", "model_job"]
 
 _TOKENIZER, _TEMPLATE, _LICENSES = "tokenizer.json", "chat_template.jinja", "licenses"
 
@@ -45,6 +47,8 @@ class PairRequest:
     """Overrides what the sources say of themselves."""
     span: Span = WHOLE
     """How many positions the models serve."""
+    calibration_text: Path | None = None
+    """What a calibrated recipe is calibrated on; None: text that each model itself writes."""
     noise_positions: int = POSITIONS
     """How long a text the kernels' noise is measured on; 0: not at all."""
     cache: bool = True
@@ -63,10 +67,10 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
         if draft is not None:
             _check_pair(target, draft)
         generation = read_generation(target)
-        template = _template(target, generation)
+        template = find_template(target, generation)
         sources = {"target": target} | ({"draft": draft} if draft is not None else {})
         jobs = [
-            _job(role, source, request=request, template=template, ends=generation.end_token_ids)
+            model_job(role, source, request=request, template=template, ends=generation.end_token_ids)
             for role, source in sources.items()
         ]
         check_place(request.out, nbytes=sum(job.nbytes for job in jobs))
@@ -92,9 +96,10 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
             return Manifest.load(folder)
 
 
-def _job(
+def model_job(
     role: str, source: Source, *, request: PairRequest, template: ChatTemplate | None, ends: Collection[int]
 ) -> ModelJob:
+    """Say what becomes of `source`. Raises ExportError for what the engine cannot run."""
     try:
         check_engine(source.config, source.shape, name=source.name, body=request.recipe.body, head=request.recipe.head)
     except ManifestError as error:
@@ -105,7 +110,16 @@ def _job(
     texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=context)
     texts = replace(texts, noise_positions=request.noise_positions)
     license = request.license or source.license
-    return ModelJob(role, source, request.recipe, license, texts, span=request.span)
+    recipe = request.recipe.of(source.shape)
+    calibration = _calibration(request, source, template=template, context=context)
+    return ModelJob(role, source, recipe, license, texts, span=request.span, calibration=calibration)
+
+
+def _calibration(request: PairRequest, source: Source, *, template: ChatTemplate | None, context: int) -> Tokens:
+    if request.calibration_text is None:
+        return ()
+    texts = read_texts(request.calibration_text, tokenizer=source.tokenizer, template=template, context=context)
+    return tuple(text.tokens for text in texts)
 
 
 def _model(job: ModelJob, weights: Sequence[Path], *, pack: Path, kept: Kept, stages: Stages) -> ModelEntry:
@@ -127,7 +141,8 @@ def _check_pair(target: Source, draft: Source) -> None:
     )
 
 
-def _template(target: Source, generation: Generation) -> ChatTemplate | None:
+def find_template(target: Source, generation: Generation) -> ChatTemplate | None:
+    """Return the chat template of a model, if it has one. Raises ExportError for one that is none."""
     text = read_chat_template(target.folder)
     if text is None:
         return None

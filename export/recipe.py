@@ -16,7 +16,10 @@ EMBEDDING = "embedding"
 """The embedding table's name, under which a tied head is stored too."""
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
-_READERS_OF_ONE_INPUT = re.compile(r"\b(?:self_)?attn\.(?:qkv|q|k|v)_proj$")
+_READERS_OF_ONE_INPUT = {
+    re.compile(r"\battn\.(?:q|k|v)_proj$"): "attn.qkv_proj",
+    re.compile(r"\bmlp\.(?:gate|up)_proj$"): "mlp.gate_up_proj",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +87,14 @@ UNROUNDED = Recipe(Scheme(32), Scheme(32))
 
 
 def projection_name(name: str) -> str:
-    """Return one name for what graph and transformers name apart: `model.layers.3.attn.qkv_proj` for q, k and v.
+    """Return one name for what graph and transformers name apart, as in `model.layers.3.attn.qkv_proj` for q, k and v.
 
-    They read one input, and the graph stacks them into one weight.
+    Projections that read one input share it: some networks and graphs stack them into one weight.
     """
-    return _READERS_OF_ONE_INPUT.sub("attn.qkv_proj", name).replace("self_attn", "attn")
+    name = name.replace("self_attn", "attn")
+    for pattern, shared in _READERS_OF_ONE_INPUT.items():
+        name = pattern.sub(shared, name)
+    return name
 
 
 def _width(scheme: Scheme) -> str:

@@ -51,6 +51,12 @@ class Reference:
         """Return the reference that carries the checkpoint's own weights."""
         return Reference(self.network, UNROUNDED, release=self._release, windows=self._windows)
 
+    def weighed(self, importance: Mapping[str, FloatArray]) -> Reference:
+        """Return the reference whose scales were searched with this importance."""
+        return Reference(
+            self.network, self._recipe, release=self._release, windows=self._windows, importance=importance
+        )
+
     def narrowed(self, window: int) -> Reference:
         """Return the reference whose windowed layers see at most `window` positions."""
         windows = self._windows and self._windows.narrowed(window)

@@ -20,7 +20,16 @@ from .stages import StageRecord
 if TYPE_CHECKING:
     from .inflate import Inflation
 
-__all__ = ["LiveDisplay", "inflation_report", "pair_report", "show_inflation", "show_pair"]
+__all__ = [
+    "LiveDisplay",
+    "Report",
+    "inflation_report",
+    "pair_report",
+    "show_inflation",
+    "show_pair",
+    "stage_table",
+    "timings",
+]
 
 _LEGEND = (
     "parity: largest logit error of the wiring; kernels: root mean square error of the 8-bit activations, loss: of the "
@@ -28,7 +37,7 @@ _LEGEND = (
     "noise: in logits, 99.9th percentile"
 )
 
-Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | None]"
+Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | list[str] | None]"
 
 
 class LiveDisplay:
@@ -70,9 +79,12 @@ class LiveDisplay:
 def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) -> None:
     """Print what was made and how it went."""
     console = Console(soft_wrap=True)
-    console.print(_stage_table(records))
+    console.print(stage_table(records))
     console.print()
     console.print(_model_table(manifest))
+    for role, entry in manifest.models.items():
+        if entry.quantization:
+            console.print(f"{role}: {entry.quantization}", highlight=False, markup=False)
     console.print(_LEGEND, style="dim", highlight=False)
     console.print()
     size = format_nbytes(sum(entry.nbytes for entry in manifest.files.values()))
@@ -89,6 +101,7 @@ def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path
             "bits": entry.bits,
             "block_size": entry.block_size,
             "head_bits": entry.head_bits,
+            "quantization": entry.quantization,
             "weights_nbytes": manifest.files[entry.weights].nbytes,
             "kernel_noise": entry.kernel_noise,
             "parity": dict(entry.parity),
@@ -96,13 +109,13 @@ def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path
         for role, entry in manifest.models.items()
     }
     nbytes = sum(entry.nbytes for entry in manifest.files.values())
-    return {"pack": str(out), "nbytes": nbytes, "models": models, **_timings(records)}
+    return {"pack": str(out), "nbytes": nbytes, "models": models, **timings(records)}
 
 
 def show_inflation(result: Inflation, records: Sequence[StageRecord]) -> None:
     """Print the sizes before and after."""
     console = Console(soft_wrap=True)
-    console.print(_stage_table(records))
+    console.print(stage_table(records))
     console.print()
     console.print(
         f"{result.out}: MLP {result.mlp_before} → {result.mlp}, {result.parameters / 1e6:.1f}M parameters, "
@@ -120,11 +133,12 @@ def inflation_report(result: Inflation, records: Sequence[StageRecord]) -> Repor
         "mlp": result.mlp,
         "parameters": result.parameters,
         "weights_nbytes": result.weights_nbytes,
-        **_timings(records),
+        **timings(records),
     }
 
 
-def _timings(records: Sequence[StageRecord]) -> Report:
+def timings(records: Sequence[StageRecord]) -> Report:
+    """Return the stages as values; times are seconds."""
     stages: list[Report] = [asdict(record) for record in records]
     return {
         "stages": stages,
@@ -133,7 +147,8 @@ def _timings(records: Sequence[StageRecord]) -> Report:
     }
 
 
-def _stage_table(records: Sequence[StageRecord]) -> Table:
+def stage_table(records: Sequence[StageRecord]) -> Table:
+    """Draw the stages and their sum."""
     table = Table("stage", box=None, pad_edge=False)
     table.add_column("seconds", justify="right")
     own = all(record.own_peak for record in records)

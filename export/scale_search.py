@@ -66,4 +66,4 @@ def _floored(importance: FloatArray) -> FloatArray:
     mean = float(importance.mean())
     if mean <= 0:
         return np.ones_like(importance)
-    return np.maximum(importance / np.float32(mean), np.float32(_SMALLEST_SHARE))
+    return np.asarray(np.maximum(importance / np.float32(mean), _SMALLEST_SHARE), np.float32)

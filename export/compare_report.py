@@ -1,0 +1,84 @@
+"""What a person and a program are told of a comparison of recipes: a table, and the same as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from .report import Report, stage_table, timings
+from .speeds import CONTEXT, WIDTHS
+from .stages import StageRecord
+
+if TYPE_CHECKING:
+    from .compare import Comparison, Result
+
+__all__ = ["comparison_report", "show_comparison"]
+
+
+def show_comparison(comparison: Comparison, records: Sequence[StageRecord]) -> None:
+    """Print the recipes' table and what it rests on."""
+    console = Console(soft_wrap=True)
+    console.print(stage_table(records))
+    console.print()
+    console.print(_table(comparison))
+    for line in _conditions(comparison):
+        console.print(line, style="dim", highlight=False, markup=False)
+
+
+def comparison_report(comparison: Comparison, records: Sequence[StageRecord]) -> Report:
+    """Return the same as values for one JSON line; sizes are bytes, times seconds."""
+    results: list[Report] = [_result(result) for result in comparison.results]
+    return {
+        "model": comparison.model,
+        "text": comparison.text,
+        "scored_tokens": len(comparison.original.losses),
+        "calibration": comparison.calibration,
+        "perplexity": comparison.original.perplexity,
+        "recipes": results,
+        "left_out": list(comparison.left_out),
+        **timings(records),
+    }
+
+
+def _result(result: Result) -> Report:
+    return {
+        "recipe": result.recipe.name,
+        "weights_nbytes": result.nbytes,
+        "perplexity": result.scores.perplexity,
+        "top1": result.agreement,
+        "tokens_per_second": result.speeds.tokens_per_second,
+        **{f"c{width}": result.speeds.c(width) for width in WIDTHS[1:]},
+    }
+
+
+def _table(comparison: Comparison) -> Table:
+    table = Table(comparison.model, box=None, pad_edge=False)
+    for title in ("MB", "perplexity", "top-1", "tokens/s", *(f"c({width})" for width in WIDTHS[1:])):
+        table.add_column(title, justify="right")
+    blanks = [""] * len(WIDTHS)
+    table.add_row("original weights", "", f"{comparison.original.perplexity:.4f}", "", *blanks)
+    for result in comparison.results:
+        table.add_row(
+            result.recipe.name,
+            f"{result.nbytes / 1e6:.1f}",
+            f"{result.scores.perplexity:.4f}",
+            f"{result.agreement:.2%}",
+            f"{result.speeds.tokens_per_second:.0f}",
+            *(f"{result.speeds.c(width):.2f}" for width in WIDTHS[1:]),
+        )
+    return table
+
+
+def _conditions(comparison: Comparison) -> list[str]:
+    return [
+        f"scored: {len(comparison.original.losses)} tokens of {comparison.text}; top-1: how often the leading token is "
+        f"that of the original weights (float32 graph, same runtime)",
+        f"calibrated: scales searched for the least error weighted by each column's mean square input, on "
+        f"{comparison.calibration}",
+        f"tokens/s: engine passes of one token behind at most {CONTEXT}; c(n): a pass of n tokens in passes of one, "
+        f"medians of {comparison.samples} interleaved; a calibrated recipe is stored and runs as the one it is of",
+        *(f"left out: {line}" for line in comparison.left_out),
+    ]

@@ -1,0 +1,55 @@
+"""The options that make a recipe, and the recipe they make."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .recipe import Recipe
+
+__all__ = ["BITS", "add_rounding", "read_recipe"]
+
+BITS = (4, 8, 16, 32)
+
+
+def add_rounding(parser: ArgumentParser) -> None:
+    """Add the options on which weights are kept wider, and how they are rounded."""
+    parser.add_argument("--mixed", action="store_true", help="with --bits 4: first and last layer at 8 bits")
+    parser.add_argument(
+        "--calibrated",
+        action="store_true",
+        help="search the scales of 4-bit weights for the least error that text would notice (same size and speed)",
+    )
+    parser.add_argument(
+        "--calibrate-text",
+        type=Path,
+        metavar="FILE",
+        help="calibrate on this .txt, or .jsonl with messages, instead of on text that the model writes itself",
+    )
+
+
+def read_recipe(arguments: Namespace) -> Recipe:
+    """Return the recipe of an export; a usage error where options contradict each other."""
+    from .quantize import Scheme
+    from .recipe import Recipe
+
+    bits = arguments.bits or 8
+    head = arguments.head_bits or (8 if bits <= 8 else bits)
+    block_size = arguments.block_size or 32
+    schemes = {width: Scheme(width, block_size if width <= 8 else 0) for width in (bits, head, 8)}
+    edges = schemes[8] if arguments.mixed else None
+    calibrated = arguments.calibrated or arguments.calibrate_text is not None
+    recipe = Recipe(schemes[bits], schemes[head], edges=edges, calibrated=calibrated)
+    if arguments.out is None:
+        arguments.usage_error("the following arguments are required: --out (or --compare)")
+    if arguments.block_size is not None and not recipe.quantized:
+        arguments.usage_error(f"argument --block-size: {recipe.body.name} weights have no blocks, leave it out")
+    if arguments.mixed and bits != 4:
+        arguments.usage_error("argument --mixed: it keeps two layers of a 4-bit model at 8 bits, add --bits 4")
+    if calibrated and 4 not in (bits, head):
+        arguments.usage_error("argument --calibrated: only 4-bit weights gain from it, add --bits 4")
+    if arguments.compare_text is not None or arguments.plot is not None:
+        arguments.usage_error("arguments --compare-text and --plot: they belong to --compare")
+    return recipe

@@ -1,0 +1,96 @@
+"""Texts that a model is calibrated or scored on, read from a file: plain text, or conversations as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgedecode.chat_template import ChatTemplate
+from edgedecode.errors import ExportError, InputError, ManifestError
+from edgedecode.fields import JsonValue
+from edgedecode.tokenizer import Tokenizer
+
+__all__ = ["ScoredText", "read_texts", "whole_texts"]
+
+_WINDOW = 512
+_LARGEST_FILE = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """A text in a model's ids; what is scored are its tokens from `start` on, which is at least 1."""
+
+    tokens: tuple[int, ...]
+    start: int
+
+    @property
+    def scored(self) -> int:
+        return len(self.tokens) - self.start
+
+
+def read_texts(
+    path: Path, *, tokenizer: Tokenizer, template: ChatTemplate | None, context: int
+) -> tuple[ScoredText, ...]:
+    """Read a text file, or a .jsonl file of rows with `messages` and perhaps `answer`, of which only that is scored.
+
+    Plain text is cut into windows of 512 tokens, conversations longer than the context are cut. Raises ExportError for
+    a file that cannot be read or in which there is nothing to score.
+    """
+    text = _text_of(path)
+    if path.suffix == ".jsonl":
+        rows = [line for line in text.splitlines() if line.strip()]
+        found = [
+            _conversation(line, name=f"{path}, line {number}", tokenizer=tokenizer, template=template)
+            for number, line in enumerate(rows, start=1)
+        ]
+        texts = tuple(ScoredText(text.tokens[:context], text.start) for text in found if text.start < context)
+    else:
+        texts = whole_texts([tokenizer.encode(text)], context=context)
+    if not sum(text.scored for text in texts):
+        raise ExportError(f"{path} holds no text to score: give a file with sentences, or with rows of messages")
+    return tuple(text for text in texts if text.scored > 0)
+
+
+def whole_texts(texts: Sequence[Sequence[int]], *, context: int) -> tuple[ScoredText, ...]:
+    """Cut texts into windows, all of whose tokens but the first are scored."""
+    return tuple(ScoredText(tuple(window), 1) for text in texts for window in _windows(text, min(_WINDOW, context)))
+
+
+def _windows(tokens: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(tokens), size):
+        if len(window := tokens[start : start + size]) > 1:
+            yield window
+
+
+def _conversation(line: str, *, name: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> ScoredText:
+    """Encode a row as a chat does: the prompt through the template, the answer behind it."""
+    try:
+        row: JsonValue = json.loads(line)
+    except ValueError as error:
+        raise ExportError(f"{name} is no JSON: {error}") from None
+    if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
+        raise ExportError(f"{name} has no list of messages")
+    if template is None:
+        raise ExportError(f"{name} is a conversation, and the model has no chat template: give a text file")
+    answer = row.get("answer")
+    try:
+        prompt = template.render(row["messages"], add_generation_prompt=isinstance(answer, str))  # type: ignore[arg-type]
+    except (InputError, ManifestError) as error:
+        raise ExportError(f"{name}: {error}") from None
+    tokens = tokenizer.encode(prompt)
+    if not isinstance(answer, str):
+        return ScoredText(tuple(tokens), 1)
+    return ScoredText((*tokens, *tokenizer.encode(answer)), max(1, len(tokens)))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise ExportError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB: give a part of it")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ExportError(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExportError(f"{path} cannot be read as text ({error})") from None
