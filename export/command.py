@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from edgedecode.commands import Command
 
 if TYPE_CHECKING:
+    from .pair import PairRequest
     from .recipe import Recipe
+    from .report import Report
 
 __all__ = ["export", "inflate"]
 
@@ -31,7 +33,7 @@ class ExportCommand:
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("--target", required=True, metavar="MODEL", help="folder or hub id of the large model")
         parser.add_argument("--draft", metavar="MODEL", help="folder or hub id of the small model of the same family")
-        parser.add_argument("--out", required=True, type=Path, metavar="PACK", help="folder to make; must not exist")
+        parser.add_argument("--out", type=Path, metavar="PACK", help="folder to make; must not exist")
         parser.add_argument("--bits", type=int, choices=_BITS, default=8, help="width of the weights (default 8)")
         parser.add_argument(
             "--block-size",
@@ -54,6 +56,9 @@ class ExportCommand:
             metavar="N",
             help="positions the kernels' noise is measured on (default 2000; 0: not measured)",
         )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="check everything that needs no weights and forecast the rest"
+        )
         parser.add_argument("--no-cache", action="store_true", help="keep nothing for a rerun after an interruption")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         parser.set_defaults(usage_error=parser.error)
@@ -64,28 +69,47 @@ class ExportCommand:
         recipe = _recipe(arguments)
         if arguments.block_size is not None and not recipe.quantized:
             arguments.usage_error(f"argument --block-size: {recipe.body.name} weights have no blocks, leave it out")
+        if arguments.out is None and not arguments.dry_run:
+            arguments.usage_error("the following arguments are required: --out")
         require_frameworks()
-        from .pair import PairRequest, export_pair
-        from .report import LiveDisplay, pair_report, show_pair
-        from .stages import Stages
+        from .pair import PairRequest
 
         request = PairRequest(
             target=arguments.target,
             draft=arguments.draft,
-            out=arguments.out,
+            out=arguments.out or Path(),  # a dry run may have none
             recipe=recipe,
             name=arguments.name,
             license=arguments.license,
             noise_positions=arguments.noise_positions,
             cache=not arguments.no_cache,
         )
-        with _quiet(debug=arguments.debug), LiveDisplay() as display:
-            stages = Stages(display)
-            manifest = export_pair(request, stages)
-        show_pair(manifest, stages.records, out=arguments.out)
+        with _quiet(debug=arguments.debug):
+            report = _dry_run(request, arguments) if arguments.dry_run else _export(request)
         if arguments.json:
-            print(json.dumps(pair_report(manifest, stages.records, out=arguments.out)))
+            print(json.dumps(report))
         return 0
+
+
+def _export(request: PairRequest) -> Report:
+    from .pair import export_pair
+    from .report import LiveDisplay, pair_report, show_pair
+    from .stages import Stages
+
+    with LiveDisplay() as display:
+        stages = Stages(display)
+        manifest = export_pair(request, stages)
+    show_pair(manifest, stages.records, out=request.out)
+    return pair_report(manifest, stages.records, out=request.out)
+
+
+def _dry_run(request: PairRequest, arguments: Namespace) -> Report:
+    from .forecast import forecast_pair
+    from .forecast_report import forecast_report, show_forecast
+
+    forecast = forecast_pair(request, out=arguments.out)
+    show_forecast(forecast)
+    return forecast_report(forecast)
 
 
 class InflateCommand:

@@ -57,7 +57,9 @@ def find_snapshot(name: str, patterns: Sequence[str]) -> Snapshot:
         folder = Path(snapshot_download(name, local_files_only=True, **_at_the_top(patterns)))
     except Exception:
         raise _not_given(name, reason) from None
-    _log.warning("%s: the hub was not asked (%s); the copy in its cache is used, commit %s", name, reason, folder.name[:12])
+    _log.warning(
+        "%s: the hub was not asked (%s); the copy in its cache is used, commit %s", name, reason, folder.name[:12]
+    )
     return Snapshot(folder, folder.name, 0)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode.manifest import ModelEntry
 
-from .architectures import ARCHITECTURES
+from .architectures import ARCHITECTURES, Shape
 from .checkpoint import Checkpoint
 from .checks import CheckTexts, check_noise, check_parity
 from .network import open_network
@@ -23,7 +23,7 @@ from .unit import Unit
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["ModelJob", "export_model"]
+__all__ = ["ModelJob", "export_model", "weights_nbytes"]
 
 _WEIGHTS, _PARITY = "weights", "parity"
 
@@ -41,8 +41,13 @@ class ModelJob:
     @property
     def nbytes(self) -> int:
         """About how large the weights file becomes."""
-        rotary = 2 * 4 * self.source.shape.context * self.source.shape.head_size // 2
-        return self.recipe.nbytes(self.source.shape) + rotary
+        return weights_nbytes(self.source.shape, self.recipe)
+
+
+def weights_nbytes(shape: Shape, recipe: Recipe) -> int:
+    """Return about how large the weights file of a model becomes."""
+    rotary = 2 * 4 * shape.context * shape.head_size // 2
+    return recipe.nbytes(shape) + rotary
 
 
 def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:

@@ -20,7 +20,7 @@ from .stages import StageRecord
 if TYPE_CHECKING:
     from .inflate import Inflation
 
-__all__ = ["LiveDisplay", "inflation_report", "pair_report", "show_inflation", "show_pair"]
+__all__ = ["LiveDisplay", "Report", "inflation_report", "pair_report", "show_inflation", "show_pair"]
 
 _LEGEND = (
     "parity: largest logit error of the wiring; kernels: root mean square error of the 8-bit activations, loss: of the "
@@ -28,7 +28,7 @@ _LEGEND = (
     "noise: in logits, 99.9th percentile"
 )
 
-Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | None]"
+Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | list[str] | None]"
 
 
 class LiveDisplay:
@@ -74,6 +74,9 @@ def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) 
     console.print()
     console.print(_model_table(manifest))
     console.print(_LEGEND, style="dim", highlight=False)
+    for role, entry in manifest.models.items():
+        for note in entry.notes:
+            console.print(f"{role}: {note}", highlight=False, markup=False)
     console.print()
     size = format_nbytes(sum(entry.nbytes for entry in manifest.files.values()))
     console.print(f"{out}: {size}, {len(manifest.files)} files", highlight=False, markup=False)
@@ -92,6 +95,7 @@ def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path
             "weights_nbytes": manifest.files[entry.weights].nbytes,
             "kernel_noise": entry.kernel_noise,
             "parity": dict(entry.parity),
+            "notes": list(entry.notes),
         }
         for role, entry in manifest.models.items()
     }
