@@ -19,11 +19,16 @@ from edgedecode.fields import JsonValue
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Checkpoint", "weight_files"]
+__all__ = ["Checkpoint", "has_weights", "weight_files"]
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def has_weights(folder: Path) -> bool:
+    """Say whether any weights lie in the folder, sound or not."""
+    return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", *_PICKLES))
 
 
 def weight_files(folder: Path) -> list[Path]:

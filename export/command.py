@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command
 
 from .compare_command import add_comparison, check_comparison, run_comparison
 from .recipe_options import BITS, add_rounding, read_recipe
+
+if TYPE_CHECKING:
+    from .pair import PairRequest
+    from .report import Report
 
 __all__ = ["export", "inflate"]
 
@@ -29,7 +34,7 @@ class ExportCommand:
         parser.add_argument("--target", required=True, metavar="MODEL", help="folder or hub id of the large model")
         parser.add_argument("--draft", metavar="MODEL", help="folder or hub id of the small model of the same family")
         parser.add_argument(
-            "--out", type=Path, metavar="PACK", help="folder to make; must not exist (needed without --compare)"
+            "--out", type=Path, metavar="PACK", help="folder to make; must not exist (needed to make a pack)"
         )
         parser.add_argument("--bits", type=int, choices=BITS, help="width of the weights (default 8)")
         parser.add_argument(
@@ -68,6 +73,9 @@ class ExportCommand:
             metavar="N",
             help="positions the kernels' noise is measured on (default 2000; 0: not measured)",
         )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="check everything that needs no weights and forecast the rest"
+        )
         parser.add_argument("--no-cache", action="store_true", help="keep nothing for a rerun after an interruption")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         parser.set_defaults(usage_error=parser.error)
@@ -85,15 +93,13 @@ class ExportCommand:
             return 0
         recipe = read_recipe(arguments)
         require_frameworks()
-        from .pair import PairRequest, export_pair
-        from .report import LiveDisplay, pair_report, show_pair
+        from .pair import PairRequest
         from .span import Span
-        from .stages import Stages
 
         request = PairRequest(
             target=arguments.target,
             draft=arguments.draft,
-            out=arguments.out,
+            out=arguments.out or Path(),  # a dry run may have none
             recipe=recipe,
             calibration_text=arguments.calibrate_text,
             name=arguments.name,
@@ -102,13 +108,32 @@ class ExportCommand:
             noise_positions=arguments.noise_positions,
             cache=not arguments.no_cache,
         )
-        with _quiet(debug=arguments.debug), LiveDisplay() as display:
-            stages = Stages(display)
-            manifest = export_pair(request, stages)
-        show_pair(manifest, stages.records, out=arguments.out)
+        with _quiet(debug=arguments.debug):
+            report = _dry_run(request, arguments) if arguments.dry_run else _export(request)
         if arguments.json:
-            print(json.dumps(pair_report(manifest, stages.records, out=arguments.out)))
+            print(json.dumps(report))
         return 0
+
+
+def _export(request: PairRequest) -> Report:
+    from .pair import export_pair
+    from .report import LiveDisplay, pair_report, show_pair
+    from .stages import Stages
+
+    with LiveDisplay() as display:
+        stages = Stages(display)
+        manifest = export_pair(request, stages)
+    show_pair(manifest, stages.records, out=request.out)
+    return pair_report(manifest, stages.records, out=request.out)
+
+
+def _dry_run(request: PairRequest, arguments: Namespace) -> Report:
+    from .forecast import forecast_pair
+    from .forecast_report import forecast_report, show_forecast
+
+    forecast = forecast_pair(request, out=arguments.out)
+    show_forecast(forecast)
+    return forecast_report(forecast)
 
 
 class InflateCommand:

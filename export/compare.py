@@ -31,6 +31,7 @@ from .span import WHOLE, Span
 from .speeds import SAMPLES, Speeds, measure_speeds
 from .stages import Stages
 from .texts import ScoredText, read_texts, whole_texts
+from .unit import Unit
 
 __all__ = ["RECIPES", "Comparison", "Result", "compare_model"]
 
@@ -101,7 +102,7 @@ def compare_model(
         jobs, left_out = _jobs(source, template, ends=generation.end_token_ids, text=calibration_text, span=span)
         original = jobs[0]
         texts = _texts(text, original, template)
-        weights = find_weights(source)
+    weights = find_weights(source, stages)
     with ExitStack() as stack:
         root = stack.enter_context(_temporary_folder(sum(job.nbytes for job in jobs)))
         bench = _Bench(weights, texts, Path(root), stages)
@@ -139,7 +140,8 @@ class _Bench:
     def packed(self, job: ModelJob) -> _Packed:
         with self.stages.stage(f"export {_title(job)}"):
             folder = Path(tempfile.mkdtemp(dir=self.root))
-            return _Packed(job, export_model(job, self.weights, pack=folder, stages=Stages()), folder)
+            unit = Unit(folder, job.role, key="", kept=False)
+            return _Packed(job, export_model(job, self.weights, unit=unit, stages=Stages()), folder)
 
     def scored(self, pack: _Packed) -> Scores:
         total = sum(text.scored for text in self.texts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode.manifest import ModelEntry
 
-from .architectures import ARCHITECTURES
+from .architectures import ARCHITECTURES, Shape
 from .calibration import TOKENS, Importance, Tokens, find_importance, sample_texts
 from .checkpoint import Checkpoint
 from .checks import CheckTexts, check_noise, check_parity, opened
@@ -26,7 +26,7 @@ from .windows import Windows, find_windows
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["ModelJob", "export_model"]
+__all__ = ["ModelJob", "export_model", "weights_nbytes"]
 
 _WEIGHTS, _PARITY = "weights", "parity"
 
@@ -52,8 +52,13 @@ class ModelJob:
     @property
     def nbytes(self) -> int:
         """About how large the weights file becomes."""
-        rotary = 2 * 4 * self.context * self.source.shape.head_size // 2
-        return self.recipe.nbytes(self.source.shape) + rotary
+        return weights_nbytes(self.source.shape, self.recipe, context=self.context)
+
+
+def weights_nbytes(shape: Shape, recipe: Recipe, *, context: int) -> int:
+    """Return about how large the weights file of a model becomes."""
+    rotary = 2 * 4 * context * shape.head_size // 2
+    return recipe.nbytes(shape) + rotary
 
 
 def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:

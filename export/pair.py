@@ -28,7 +28,9 @@ from .span import LEAST_CONTEXT, WHOLE, Span
 from .stages import Stages
 from .texts import read_texts
 
-__all__ = ["PairRequest", "export_pair", "find_template", "model_job"]
+__all__ = ["PairPlan", "PairRequest", "export_pair", "find_template", "model_job", "plan_pair"]
+
+NO_TEMPLATE = "the source has no chat template: a plain one is used"
 
 _TOKENIZER, _TEMPLATE, _LICENSES = "tokenizer.json", "chat_template.jinja", "licenses"
 
@@ -55,6 +57,20 @@ class PairRequest:
     """Keep finished steps in the user's cache until the pack is in its place."""
 
 
+@dataclass(frozen=True, slots=True)
+class PairPlan:
+    """What an export will do, the target's job first."""
+
+    jobs: tuple[ModelJob, ...]
+    generation: Generation
+    template: ChatTemplate | None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user of the pack must know of it as a whole."""
+        return () if self.template is not None else (NO_TEMPLATE,)
+
+
 def export_pair(request: PairRequest, stages: Stages) -> Manifest:
     """Export a pair, or a target alone. Raises ExportError or IncompatiblePair, and then leaves nothing behind.
 
@@ -62,22 +78,14 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
     """
     with stages.stage("check"):
         check_place(request.out, nbytes=0)
-        target = open_source(request.target)
-        draft = open_source(request.draft) if request.draft is not None else None
-        if draft is not None:
-            _check_pair(target, draft)
-        generation = read_generation(target)
-        template = find_template(target, generation)
-        sources = {"target": target} | ({"draft": draft} if draft is not None else {})
-        jobs = [
-            model_job(role, source, request=request, template=template, ends=generation.end_token_ids)
-            for role, source in sources.items()
-        ]
-        check_place(request.out, nbytes=sum(job.nbytes for job in jobs))
+        plan = plan_pair(request)
+        check_place(request.out, nbytes=sum(job.nbytes for job in plan.jobs))
+    target, jobs = plan.jobs[0].source, plan.jobs
     weights = {job.role: find_weights(job.source, stages) for job in jobs}
     with kept_units(use=request.cache) as kept, new_folder(request.out) as folder:
-        _copy_texts(folder, target, template)
+        _copy_texts(folder, target, plan.template)
         models = {job.role: _model(job, weights[job.role], pack=folder, kept=kept, stages=stages) for job in jobs}
+        models["target"] = replace(models["target"], notes=(*models["target"].notes, *plan.notes))
         for job in jobs:
             _copy_licenses(folder / _LICENSES / job.role, job.source)
         with stages.stage("digests"):
@@ -87,13 +95,29 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
                 tokenizer=_TOKENIZER,
                 tokenizer_digest=target.tokenizer.digest,
                 vocabulary_size=target.tokenizer.size,
-                chat_template=_TEMPLATE if template is not None else None,
-                generation=generation,
+                chat_template=_TEMPLATE if plan.template is not None else None,
+                generation=plan.generation,
                 models=models,
                 files=_files(folder),
             )
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             return Manifest.load(folder)
+
+
+def plan_pair(request: PairRequest) -> PairPlan:
+    """Find and check everything that needs no weights and no place. Raises ExportError or IncompatiblePair."""
+    target = open_source(request.target)
+    draft = open_source(request.draft) if request.draft is not None else None
+    if draft is not None:
+        _check_pair(target, draft)
+    generation = read_generation(target)
+    template = find_template(target, generation)
+    sources = {"target": target} | ({"draft": draft} if draft is not None else {})
+    jobs = [
+        model_job(role, source, request=request, template=template, ends=generation.end_token_ids)
+        for role, source in sources.items()
+    ]
+    return PairPlan(tuple(jobs), generation, template)
 
 
 def model_job(

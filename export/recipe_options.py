@@ -42,8 +42,8 @@ def read_recipe(arguments: Namespace) -> Recipe:
     edges = schemes[8] if arguments.mixed else None
     calibrated = arguments.calibrated or arguments.calibrate_text is not None
     recipe = Recipe(schemes[bits], schemes[head], edges=edges, calibrated=calibrated)
-    if arguments.out is None:
-        arguments.usage_error("the following arguments are required: --out (or --compare)")
+    if arguments.out is None and not arguments.dry_run:
+        arguments.usage_error("the following arguments are required: --out (or --dry-run, or --compare)")
     if arguments.block_size is not None and not recipe.quantized:
         arguments.usage_error(f"argument --block-size: {recipe.body.name} weights have no blocks, leave it out")
     if arguments.mixed and bits != 4:

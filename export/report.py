@@ -86,6 +86,9 @@ def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) 
         if entry.quantization:
             console.print(f"{role}: {entry.quantization}", highlight=False, markup=False)
     console.print(_LEGEND, style="dim", highlight=False)
+    for role, entry in manifest.models.items():
+        for note in entry.notes:
+            console.print(f"{role}: {note}", highlight=False, markup=False)
     console.print()
     size = format_nbytes(sum(entry.nbytes for entry in manifest.files.values()))
     console.print(f"{out}: {size}, {len(manifest.files)} files", highlight=False, markup=False)
@@ -105,6 +108,7 @@ def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path
             "weights_nbytes": manifest.files[entry.weights].nbytes,
             "kernel_noise": entry.kernel_noise,
             "parity": dict(entry.parity),
+            "notes": list(entry.notes),
         }
         for role, entry in manifest.models.items()
     }

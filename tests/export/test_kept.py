@@ -130,6 +130,16 @@ def test_a_damaged_unit_is_made_anew(name: str, own: Path, source: Path, tmp_pat
     assert content(tmp_path / "pack") == content(tmp_path / "undisturbed")
 
 
+def test_what_no_record_speaks_of_is_removed(own: Path, source: Path, tmp_path: Path) -> None:
+    """As after a kill while a step was writing."""
+    interrupted(source, tmp_path / "pack")
+    (unit,) = (path for path in own.iterdir() if path.is_dir())
+    (unit / "target" / "exact.onnx").write_bytes(b"half a graph")
+    (unit / "finished.json.new").write_text("{")
+    assert "target: weights, parity from the cache" in export(source, tmp_path / "pack")
+    assert sorted(path.name for path in (tmp_path / "pack" / "target").iterdir()) == ["base.onnx", "weights.bin"]
+
+
 def test_another_model_is_not_taken_for_it(own: Path, source: Path, tmp_path: Path) -> None:
     interrupted(source, tmp_path / "pack")
     rewrite(lambda tensors: tensors["model.norm.weight"].fill(0.5))(source)

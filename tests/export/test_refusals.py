@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from edgedecode.cli import main
 from edgedecode.errors import EdgeDecodeError, ExportError, IncompatiblePair, RuntimeUnavailable
 from edgedecode.export import frameworks
+from edgedecode.export.forecast import forecast_pair
+from edgedecode.export.pair import PairRequest
 from edgedecode.export.quantize import Scheme
 from edgedecode.export.recipe import Recipe
+from edgedecode.manifest import Manifest
 from tests.small_tokenizers import byte_fallback, byte_level
 
 from .conftest import export, recipe
@@ -63,6 +67,11 @@ def only_pickles(folder: Path) -> None:
 def index_without_shard(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     shards = {"model.norm.weight": "model-00001-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+
+def lacks_a_shard(folder: Path) -> None:
+    shards = {"model.norm.weight": "model-00001-of-00002.safetensors", "lm_head.weight": "model.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
 
 
@@ -119,13 +128,36 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_refused(name: str, model: Path, tmp_path: Path) -> None:
+def test_refused(name: str, model: Path, tmp_path: Path, cache: Path) -> None:
     spoil, message = CASES[name]
     spoil(model)
     with pytest.raises(EdgeDecodeError, match=message) as caught:
         export(model, tmp_path / "new" / "pack")
     assert "\n" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    assert not list((cache / "exports").glob("*"))  # nothing that a later run would go on with
+
+
+@pytest.mark.parametrize("spoil", [only_pickles, lacks_a_shard, damaged_config, configure(head_dim=24)])
+def test_a_dry_run_refuses_the_same(spoil: Callable[[Path], None], model: Path) -> None:
+    spoil(model)
+    with pytest.raises(ExportError):
+        forecast_pair(PairRequest(str(model), None, Path(), recipe(8)), out=None)
+
+
+def test_a_source_without_a_chat_template_says_so(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / "chat_template.jinja").unlink()
+    words = ["export", "--target", str(model), "--out", str(tmp_path / "pack"), "--noise-positions", "0", "--json"]
+    assert main([*words, "--dry-run"]) == main(words) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\ntarget: the source has no chat template: a plain one is used\n") == 2
+    report = json.loads(printed.splitlines()[-1])
+    assert report["models"]["target"]["notes"] == ["the source has no chat template: a plain one is used"]
+    manifest = Manifest.load(tmp_path / "pack")
+    assert manifest.chat_template is None
+    assert list(manifest.models["target"].notes) == report["models"]["target"]["notes"]
 
 
 @pytest.mark.parametrize("block_size", [32, 128])

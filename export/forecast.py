@@ -1,0 +1,157 @@
+"""What an export would do, before anything large is read: its stages, sizes, memory and how long that takes, roughly.
+
+The constants were measured on two cores with a 0.5B Qwen2 shape in int4, and the memory also with the bundled pair in
+int8. They tell minutes from hours, and no more: that is why times are classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgedecode.errors import ExportError, ManifestError
+
+from .architectures import Shape, check_engine
+from .checkpoint import has_weights, weight_files
+from .model import weights_nbytes
+from .new_folder import check_place
+from .pair import PairRequest, plan_pair
+from .source import Texts, open_texts
+
+__all__ = ["ModelForecast", "PairForecast", "forecast_pair", "time_class"]
+
+_STRUCTURE_SECONDS = 2.5, 3.0
+_WEIGHTS_SECONDS = 0.0, 24.0
+_PARITY_SECONDS = 0.2, 80.0
+"""A constant, and so much for each billion parameters."""
+_NOISE_SECONDS = 0.001, 0.07
+"""For each position: a constant, and so much for each billion bytes of weights."""
+
+_PROCESS_NBYTES = 440_000_000
+"""Python with torch, transformers and onnxruntime loaded."""
+_PEAK_WEIGHTS = 3.0
+"""The peak beyond that, in weights files: an engine holds one twice, the reference one layer in float32."""
+
+_GRAPH_NBYTES, _LAYER_NBYTES = 2_000, 6_600
+_CLASSES = ((15, "seconds"), (90, "about a minute"), (2700, "minutes"))
+
+
+@dataclass(frozen=True, slots=True)
+class StageForecast:
+    """A stage and about how many seconds it takes on two cores."""
+
+    title: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelForecast:
+    """One role's model. `nbytes` is its share of the pack, `weights_nbytes` its weights file."""
+
+    role: str
+    source: str
+    parameters: int
+    weights_nbytes: int
+    nbytes: int
+    peak_nbytes: int
+    download_nbytes: int
+    stages: tuple[StageForecast, ...]
+    notes: tuple[str, ...]
+    """What could not be checked, and what the pack's user will have to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairForecast:
+    """The whole export: models one after another, so that the largest one's memory is the peak."""
+
+    models: tuple[ModelForecast, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(model.nbytes for model in self.models)
+
+    @property
+    def peak_nbytes(self) -> int:
+        return max(model.peak_nbytes for model in self.models)
+
+    @property
+    def seconds(self) -> float:
+        return sum(stage.seconds for model in self.models for stage in model.stages)
+
+
+def forecast_pair(request: PairRequest, *, out: Path | None) -> PairForecast:
+    """Refuse what an export would refuse without reading weights, then say what it would do.
+
+    Weights need not be there, nor a tokenizer: a note says what went unchecked. `request.out` is not looked at; `out`,
+    where given, has to be free and have room. Raises ExportError or IncompatiblePair.
+    """
+    if out is not None:
+        check_place(out, nbytes=0)
+    names = {"target": request.target} | ({"draft": request.draft} if request.draft is not None else {})
+    texts = {role: open_texts(name) for role, name in names.items()}
+    for model in texts.values():
+        _check_engine(model, request)
+    notes: tuple[str, ...] = ()
+    if all((model.folder / "tokenizer.json").is_file() for model in texts.values()):
+        notes = plan_pair(request).notes
+    models = [_model(role, found, request, notes if role == "target" else ()) for role, found in texts.items()]
+    forecast = PairForecast(tuple(models))
+    if out is not None:
+        check_place(out, nbytes=forecast.nbytes)
+    return forecast
+
+
+def time_class(seconds: float) -> str:
+    """Name a time as coarsely as it is known."""
+    return next((name for limit, name in _CLASSES if seconds < limit), "hours")
+
+
+def _check_engine(model: Texts, request: PairRequest) -> None:
+    recipe = request.recipe
+    try:
+        check_engine(model.config, model.shape, name=model.name, body=recipe.body, head=recipe.head)
+    except ManifestError as error:
+        raise ExportError(f"{model.name}: {error}") from None
+
+
+def _model(role: str, model: Texts, request: PairRequest, notes: tuple[str, ...]) -> ModelForecast:
+    context = request.span.context_of(model.shape)
+    weights = weights_nbytes(model.shape, request.recipe.of(model.shape), context=context)
+    tokenizer = model.folder / "tokenizer.json"
+    texts = tokenizer.stat().st_size if role == "target" and tokenizer.is_file() else 0
+    return ModelForecast(
+        role=role,
+        source=model.name if model.commit is None else f"{model.name}@{model.commit}",
+        parameters=model.shape.parameters,
+        weights_nbytes=weights,
+        nbytes=weights + _GRAPH_NBYTES + _LAYER_NBYTES * model.shape.layers + texts,
+        peak_nbytes=round(_PROCESS_NBYTES + _PEAK_WEIGHTS * weights),
+        download_nbytes=model.download_nbytes,
+        stages=tuple(_stages(role, model.shape, weights, request.noise_positions)),
+        notes=(*notes, *request.span.notes_on(model.shape), *_unchecked(model)),
+    )
+
+
+def _stages(role: str, shape: Shape, weights: int, positions: int) -> Iterator[StageForecast]:
+    for title, (start, each) in (
+        ("structure", _STRUCTURE_SECONDS),
+        ("weights", _WEIGHTS_SECONDS),
+        ("parity", _PARITY_SECONDS),
+    ):
+        yield StageForecast(f"{role}: {title}", start + each * shape.parameters / 1e9)
+    if positions:
+        start, each = _NOISE_SECONDS
+        yield StageForecast(f"{role}: kernel noise", positions * (start + each * weights / 1e9))
+
+
+def _unchecked(model: Texts) -> Iterator[str]:
+    """Name what is not there; weights of one's own that are there are looked at as far as their names go."""
+    if not (model.folder / "tokenizer.json").is_file():
+        yield "no tokenizer.json here: vocabulary, end ids, chat template and the pair's tokenizers were not compared"
+    if model.commit is not None:
+        return
+    if has_weights(model.folder):
+        weight_files(model.folder)
+    else:
+        yield "no weights here: their names and sizes were not compared with config.json"

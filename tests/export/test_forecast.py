@@ -1,0 +1,117 @@
+"""A dry run: what an export would do, without weights, and with every refusal that needs none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgedecode.cli import main
+from edgedecode.errors import ExportError, IncompatiblePair
+from edgedecode.export.forecast import PairForecast, forecast_pair, time_class
+from edgedecode.export.pair import PairRequest
+from tests.small_tokenizers import byte_fallback
+
+from .conftest import export, recipe
+from .test_hub import Hub, hub
+
+__all__ = ["hub"]
+
+pytestmark = pytest.mark.export
+
+SEVEN_BILLION = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+
+
+def forecast(target: Path | str, draft: Path | None = None, *, out: Path | None = None, bits: int = 4) -> PairForecast:
+    request = PairRequest(str(target), str(draft) if draft else None, Path(), recipe(bits))
+    return forecast_pair(request, out=out)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A folder with nothing but the config.json of a 7B Llama."""
+    folder = tmp_path / "seven"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SEVEN_BILLION))
+    return folder
+
+
+def test_a_large_model_by_its_config_alone(large: Path) -> None:
+    found = forecast(large)
+    (model,) = found.models
+    assert 6.7e9 < model.parameters < 6.8e9
+    assert 4.0e9 < model.weights_nbytes < found.nbytes < 4.6e9
+    assert found.peak_nbytes > 2 * model.weights_nbytes
+    assert time_class(found.seconds) == "minutes"
+    assert [note.partition(":")[0] for note in model.notes] == ["no tokenizer.json here", "no weights here"]
+    assert forecast(large, bits=8).nbytes > 1.5 * found.nbytes
+    assert [path.name for path in large.iterdir()] == ["config.json"]
+
+
+def test_it_forecasts_what_an_export_makes(llama: Path, tmp_path: Path) -> None:
+    found = forecast(llama, llama, bits=8)
+    manifest = export(llama, tmp_path / "pack", draft=llama)
+    for model in found.models:
+        entry = manifest.models[model.role]
+        padding = 40 * 4096  # each tensor begins on a page, which only a tiny model notices
+        assert model.weights_nbytes == pytest.approx(manifest.files[entry.weights].nbytes, rel=0.02, abs=padding)
+        assert model.notes == ()
+    assert found.nbytes == pytest.approx(manifest.nbytes, rel=0.02, abs=2 * padding)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "name"), [(1, "seconds"), (60, "about a minute"), (1000, "minutes"), (1e5, "hours")]
+)
+def test_time_classes(seconds: float, name: str) -> None:
+    assert time_class(seconds) == name
+
+
+def test_the_table_and_the_json_line(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "--target", str(large), "--bits", "4", "--dry-run", "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert "target: kernel noise  minutes" in printed
+    assert "dry run: nothing was made. The pack would weigh about 43" in printed
+    report = json.loads(printed.splitlines()[-1])
+    assert (report["dry_run"], report["time_class"], report["cores"]) == (True, "minutes", 2)
+    assert report["models"]["target"]["stages"]["target: weights"] == "minutes"
+    assert len(report["models"]["target"]["notes"]) == 2
+
+
+def test_a_place_is_checked_where_one_is_given(large: Path, llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="is not empty"):
+        forecast(large, out=tmp_path)
+    forecast(llama, out=tmp_path / "pack")
+    assert not (tmp_path / "pack").exists()
+
+
+def test_pairs_are_compared(llama: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(llama, tmp_path / "other"))
+    byte_fallback().save(str(other / "tokenizer.json"))
+    with pytest.raises(IncompatiblePair, match="different tokenizers"):
+        forecast(llama, other)
+
+
+def test_of_the_hub_only_texts_are_asked(hub: Hub, llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "--target", "some/target", "--draft", "some/draft", "--dry-run"]) == 0
+    assert hub.calls
+    assert not hub.weights_asked
+    assert "target: download" in capsys.readouterr().out
+    assert forecast("some/target").models[0].download_nbytes == (llama / "model.safetensors").stat().st_size
+
+
+def test_a_real_run_needs_a_place(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["export", "--target", "x"])
+    assert caught.value.code == 2
+    assert "the following arguments are required: --out" in capsys.readouterr().err
