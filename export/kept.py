@@ -51,9 +51,11 @@ class Kept:
             unit.discard()
 
     def clear(self) -> None:
-        """Remove what is not finished."""
+        """Remove what is not finished, and say that the rest stays."""
         for unit in self._units:
             unit.clear()
+        if whole := [f"{unit.role} ({', '.join(unit.steps)})" for unit in self._units if unit.steps]:
+            _log.warning("finished and kept: %s; the same command again goes on from there", ", ".join(whole))
 
     def _place(self, key: str, role: str, nbytes: int) -> Path | None:
         if self._folder is None:

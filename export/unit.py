@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -49,17 +49,23 @@ class Unit:
         self.clear()
         (self.folder / self.role).mkdir(parents=True, exist_ok=True)
 
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The finished steps that a later run would find."""
+        return tuple(self._steps) if self._kept else ()
+
     def finished(self, step: str) -> ModelEntry | None:
         """Return the entry as it was when `step` ended; None where it has to be done."""
         return self._steps.get(step)
 
     def finish(self, step: str, entry: ModelEntry) -> ModelEntry:
         """Record that `step` is whole: the role's files as they lie there now, and the entry, which is returned."""
-        self._steps[step] = entry
+        steps, files = {**self._steps, step: entry}, dict(self._files)
         if self._kept:
             found = {path.relative_to(self.folder).as_posix(): path for path in self._present()}
-            self._files |= {name: _flushed(path) for name, path in found.items() if name not in self._files}
-            self._write()
+            files |= {name: _flushed(path) for name, path in found.items() if name not in files}
+            self._write(files, steps)
+        self._files, self._steps = files, steps
         return entry
 
     @contextmanager
@@ -104,6 +110,7 @@ class Unit:
 
     def discard(self) -> None:
         """Remove everything, the record first, so that half a removal cannot be taken for a unit."""
+        self._files, self._steps = {}, {}
         if self._kept:
             (self.folder / _RECORD).unlink(missing_ok=True)
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -138,11 +145,11 @@ class Unit:
             return True
         return False
 
-    def _write(self) -> None:
+    def _write(self, files: Mapping[str, FileEntry], steps: Mapping[str, ModelEntry]) -> None:
         body: JsonValue = {
             "key": self.key,
-            "files": {name: asdict(entry) for name, entry in self._files.items()},
-            "steps": {step: asdict(entry) for step, entry in self._steps.items()},
+            "files": {name: asdict(entry) for name, entry in files.items()},
+            "steps": {step: asdict(entry) for step, entry in steps.items()},
         }
         fresh = self.folder / f"{_RECORD}.new"
         with fresh.open("w", encoding="utf-8") as file:

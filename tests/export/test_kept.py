@@ -256,6 +256,23 @@ def test_a_cache_without_room(
     assert not list((small_disk / "exports").iterdir())
 
 
+def test_a_record_that_cannot_be_written(
+    own: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step's files are whole, but nothing on the disk says so: they go."""
+
+    def fail(self: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        patch.setenv("EDGEDECODE_CACHE", str(own.parent))
+        with pytest.raises(ExportError, match="the disk became full while the cache"):
+            export(source, tmp_path / "pack")
+    assert not list(own.iterdir())
+    assert "finished and kept" not in caplog.text
+
+
 def test_a_cache_that_becomes_full(
     source: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

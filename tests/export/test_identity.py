@@ -1,0 +1,72 @@
+"""What an unfinished export is found again by: the same for the same work, another for anything that changes it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode.export.identity import canonical, job_key
+from edgedecode.export.model import ModelJob
+from edgedecode.export.pair import PairRequest, plan_pair
+from edgedecode.export.recipe import Recipe
+
+from .conftest import recipe
+from .test_refusals import configure
+
+pytestmark = pytest.mark.export
+
+
+def job(model: Path, *, stored: Recipe | None = None, noise: int = 0) -> ModelJob:
+    request = PairRequest(str(model), None, Path("pack"), stored or recipe(8), noise_positions=noise)
+    return plan_pair(request).jobs[0]
+
+
+def key(model: Path, *, stored: Recipe | None = None, noise: int = 0) -> str:
+    return job_key(job(model, stored=stored, noise=noise), [model / "model.safetensors"])
+
+
+def test_the_same_work_has_the_same_key(llama: Path) -> None:
+    assert key(llama) == key(llama) == key(llama, noise=2000)
+
+
+def test_whatever_changes_the_result_changes_the_key(llama: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(llama, tmp_path / "model"))
+    weights = [model / "model.safetensors"]
+    found = [key(model), key(model, stored=recipe(4)), job_key(replace(job(model), role="draft"), weights)]
+    configure(rms_norm_eps=1e-3)(model)
+    found.append(key(model))
+    (model / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    found.append(key(model))
+    weights[0].write_bytes(weights[0].read_bytes())
+    found.append(key(model))
+    assert len(set(found)) == len(found)
+
+
+@dataclass(frozen=True)
+class Later:
+    """An option that a recipe may gain."""
+
+    value: object
+
+
+def test_values_are_told_apart_by_content(tmp_path: Path) -> None:
+    large, other = np.zeros(100_000), np.zeros(100_000)
+    other[50_000] = 1  # numpy does not print it
+    assert canonical(Later(large)) == canonical(Later(large.copy())) != canonical(Later(other))
+    path = tmp_path / "file"
+    path.write_text("a")
+    before = canonical(Later({"matrix": path}))
+    assert before == canonical(Later({"matrix": path}))
+    path.write_text("b")
+    assert canonical(Later({"matrix": path})) != before
+    assert canonical([1, (2.5, None)]) == canonical([1, (2.5, None)]) != canonical([1, (2.5, "None")])
+    assert canonical({3, 1}) == canonical({1, 3})
+
+
+def test_what_cannot_be_told_is_never_the_same() -> None:
+    unknown = object()
+    assert canonical(Later(unknown)) != canonical(Later(unknown))
