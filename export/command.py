@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command
 
+from .graph_request import GRAPHS, LORA_MODULES, GraphRequest
+
 if TYPE_CHECKING:
     from .recipe import Recipe
 
@@ -45,6 +47,7 @@ class ExportCommand:
             choices=_BITS,
             help="width of head and embedding (default: 8 up to --bits 8, then as --bits)",
         )
+        _add_graph_options(parser)
         parser.add_argument("--name", help="the pack's name (default: its folder's)")
         parser.add_argument("--license", help="licence of the base models, where their folders do not say")
         parser.add_argument(
@@ -61,6 +64,7 @@ class ExportCommand:
         from .frameworks import require_frameworks
 
         recipe = _recipe(arguments)
+        graphs = GraphRequest.of(arguments.graphs, lora_rank=arguments.lora_rank, lora_modules=arguments.lora_modules)
         if arguments.block_size is not None and not recipe.quantized:
             arguments.usage_error(f"argument --block-size: {recipe.body.name} weights have no blocks, leave it out")
         require_frameworks()
@@ -76,6 +80,7 @@ class ExportCommand:
             name=arguments.name,
             license=arguments.license,
             noise_positions=arguments.noise_positions,
+            graphs=graphs,
         )
         with _quiet(debug=arguments.debug), LiveDisplay() as display:
             stages = Stages(display)
@@ -126,6 +131,27 @@ class InflateCommand:
         if arguments.json:
             print(json.dumps(inflation_report(result, stages.records)))
         return 0
+
+
+def _add_graph_options(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("graphs over the one weights file")
+    group.add_argument(
+        "--graphs",
+        default="base",
+        metavar="A,B",
+        help=f"of {', '.join(GRAPHS)}: hidden gives the last hidden state, lora takes adapters, kv8 keeps keys and "
+        f"values in 8 bits (default: %(default)s, which is always there)",
+    )
+    group.add_argument(
+        "--lora-rank", type=_count, default=16, metavar="N", help="largest rank of an adapter (default: %(default)s)"
+    )
+    group.add_argument(
+        "--lora-modules",
+        default="",
+        metavar="A,B",
+        help=f"projections an adapter may change, as in PEFT's target_modules (default: of {', '.join(LORA_MODULES)} "
+        f"those the model has)",
+    )
 
 
 def _recipe(arguments: Namespace) -> Recipe:

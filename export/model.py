@@ -12,12 +12,14 @@ from edgedecode.manifest import ModelEntry
 from .architectures import ARCHITECTURES
 from .checkpoint import Checkpoint
 from .checks import CheckTexts, check_noise, check_parity
+from .graph_request import GraphRequest
 from .network import open_network
 from .onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw
 from .recipe import Recipe
 from .reference import Reference
 from .source import Source
 from .stages import Stages
+from .variants import VariantJob
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,6 +36,7 @@ class ModelJob:
     recipe: Recipe
     license: str
     texts: CheckTexts
+    graphs: GraphRequest = GraphRequest()
 
     @property
     def nbytes(self) -> int:
@@ -62,9 +65,13 @@ def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, stages: 
             reference = Reference(network, job.recipe, release=checkpoint.release)
             parity = check_parity(entry, pack, exact=f"{job.role}/{EXACT_FILE}", reference=reference, texts=job.texts)
             (folder / EXACT_FILE).unlink()
+        entry = replace(entry, parity=parity)
+        variants = VariantJob(job.role, pack, job.graphs, drawing, reference, job.texts)
+        for name in job.graphs.names[1:]:
+            with stages.stage(f"{job.role}: {name} graph"):
+                entry = variants.add(name, entry)
     finally:
         checkpoint.close()
-    entry = replace(entry, parity=parity)
     return _with_noise(entry, job, pack=pack, stages=stages) if job.texts.noise_positions else entry
 
 

@@ -16,6 +16,7 @@ from edgedecode.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest
 from .architectures import check_engine
 from .checks import CheckTexts
 from .generation import read_chat_template, read_generation
+from .graph_request import GraphRequest
 from .model import ModelJob, export_model
 from .new_folder import check_place, new_folder
 from .noise import POSITIONS
@@ -42,6 +43,8 @@ class PairRequest:
     """Overrides what the sources say of themselves."""
     noise_positions: int = POSITIONS
     """How long a text the kernels' noise is measured on; 0: not at all."""
+    graphs: GraphRequest = GraphRequest()
+    """The graphs each model gets over its weights."""
 
 
 def export_pair(request: PairRequest, stages: Stages) -> Manifest:
@@ -91,7 +94,7 @@ def _job(
         raise ExportError(f"{source.name}: {error}") from None
     texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=source.shape.context)
     texts = replace(texts, noise_positions=request.noise_positions)
-    return ModelJob(role, source, request.recipe, request.license or source.license, texts)
+    return ModelJob(role, source, request.recipe, request.license or source.license, texts, request.graphs)
 
 
 def _check_pair(target: Source, draft: Source) -> None:
