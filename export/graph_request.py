@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgedecode.errors import InputError
 
-__all__ = ["GRAPHS", "LORA_MODULES", "GraphRequest"]
+__all__ = ["BASE_ONLY", "GRAPHS", "LORA_MODULES", "GraphRequest"]
 
 GRAPHS = ("base", "hidden", "lora", "kv8")
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
@@ -35,6 +35,9 @@ class GraphRequest:
             raise InputError(f"--lora-rank {lora_rank}: a lora graph needs 1 or more")
         names = [name for name in GRAPHS if name == "base" or name in asked]
         return cls(tuple(names), lora_rank=lora_rank, lora_modules=tuple(modules))
+
+
+BASE_ONLY = GraphRequest()
 
 
 def _names(text: str) -> Sequence[str]:

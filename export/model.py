@@ -12,7 +12,7 @@ from edgedecode.manifest import ModelEntry
 from .architectures import ARCHITECTURES
 from .checkpoint import Checkpoint
 from .checks import CheckTexts, check_noise, check_parity
-from .graph_request import GraphRequest
+from .graph_request import BASE_ONLY, GraphRequest
 from .network import open_network
 from .onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw
 from .recipe import Recipe
@@ -36,7 +36,7 @@ class ModelJob:
     recipe: Recipe
     license: str
     texts: CheckTexts
-    graphs: GraphRequest = GraphRequest()
+    graphs: GraphRequest = BASE_ONLY
 
     @property
     def nbytes(self) -> int:

@@ -16,7 +16,7 @@ from edgedecode.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest
 from .architectures import check_engine
 from .checks import CheckTexts
 from .generation import read_chat_template, read_generation
-from .graph_request import GraphRequest
+from .graph_request import BASE_ONLY, GraphRequest
 from .model import ModelJob, export_model
 from .new_folder import check_place, new_folder
 from .noise import POSITIONS
@@ -43,7 +43,7 @@ class PairRequest:
     """Overrides what the sources say of themselves."""
     noise_positions: int = POSITIONS
     """How long a text the kernels' noise is measured on; 0: not at all."""
-    graphs: GraphRequest = GraphRequest()
+    graphs: GraphRequest = BASE_ONLY
     """The graphs each model gets over its weights."""
 
 

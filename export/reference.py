@@ -128,7 +128,7 @@ class Reference:
                     name: _as_stored(value, self._recipe.body) for name, value in part.named_parameters(recurse=False)
                 }
                 if delta := self._deltas.get(f"{layer}.{path.rpartition('.')[2]}"):
-                    stored["weight"] = stored["weight"] + delta.product()
+                    stored["weight"] = stored["weight"] + _tensor(delta.product())
                 held.enter_context(_weights(part, stored))
                 self._release()
 
@@ -167,3 +167,9 @@ def _rounded(values: FloatArray, scheme: Scheme) -> FloatArray:
     if scheme.quantized:
         return dequantize(quantize(values, scheme), scheme)
     return values.astype(np.float16).astype(np.float32) if scheme.bits == 16 else values
+
+
+def _tensor(values: FloatArray) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(values)

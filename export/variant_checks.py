@@ -85,10 +85,10 @@ def _logits(entry: ModelEntry, pack: Path, texts: CheckTexts, *, needs: Sequence
 
 
 def _trial(reference: Reference, graph: Graph) -> Iterator[LowRank]:
-    """Draw an adapter of the graph's full rank for everything it may change."""
+    """Draw an adapter for everything the graph may change, of its full rank and half of it in turns."""
     draw = np.random.default_rng(0)
-    rank = graph.lora_rank
-    for projection in reference.projections(graph.lora_modules):
+    for place, projection in enumerate(reference.projections(graph.lora_modules)):
+        rank = max(1, graph.lora_rank // (1 + place % 2))
         down = draw.standard_normal((rank, projection.inputs), np.float32)
         down *= np.float32(_SHARE / (rank * projection.inputs) ** 0.5)
         up = draw.standard_normal((projection.outputs, rank), np.float32)

@@ -46,8 +46,9 @@ def _add_delta(model: ir.Model, product: ir.Node, name: str) -> None:
     assert rows is not None
     assert rows.shape is not None
     assert target.shape is not None
-    first = _matrix(model, f"{name}.a", (int(rows.shape[-1]), "r"))
-    second = _matrix(model, f"{name}.b", ("r", int(target.shape[-1])))
+    rank = f"{name}.r"  # of its own: the engine lets sizes of one name share buffers, and ranks differ
+    first = _matrix(model, f"{name}.a", (int(rows.shape[-1]), rank))
+    second = _matrix(model, f"{name}.b", (rank, int(target.shape[-1])))
     behind = target.producer()
     assert behind is not None
     narrow = ir.node("MatMul", [rows, first], name=f"{name}/Narrow")
@@ -58,7 +59,7 @@ def _add_delta(model: ir.Model, product: ir.Node, name: str) -> None:
     model.graph.insert_after(behind, [narrow, wide, total])
     for node in (narrow, wide, total):
         node.outputs[0].name, node.outputs[0].type = f"{node.name}/output_0", target.type
-    narrow.outputs[0].shape = ir.Shape([*target.shape[:-1], "r"])
+    narrow.outputs[0].shape = ir.Shape([*target.shape[:-1], rank])
     wide.outputs[0].shape = total.outputs[0].shape = target.shape
 
 
@@ -76,7 +77,7 @@ def _biased(value: ir.Value) -> ir.Value:
 def _matrix(model: ir.Model, name: str, shape: tuple[int | str, int | str]) -> ir.Value:
     """Add a float32 input whose default has no elements."""
     value = add_input(model, name, ir.DataType.FLOAT, shape)
-    empty = np.empty([0 if size == "r" else int(size) for size in shape], np.float32)
+    empty = np.empty([0 if isinstance(size, str) else size for size in shape], np.float32)
     value.const_value = ir.tensor(empty, name=name)
     model.graph.register_initializer(value)
     return value
