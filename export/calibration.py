@@ -16,8 +16,9 @@ __all__ = ["calibrate_cache"]
 
 LENGTH = 64
 """Tokens the model writes behind each prompt: its own text is what the cache mostly holds."""
-MARGIN = 1.1
-"""Room above the largest magnitude seen: a value beyond it is cut, one below loses a tenth of its precision."""
+MARGIN = 1.5
+"""Room above the largest magnitude seen: a value beyond it is cut. Error of the bundled target's logits on 717 held-out
+tokens, by margin: 1.0 2.2%, 1.1 1.7%, 1.25 1.4%, 1.5 1.2%, 2.0 1.4%."""
 _LEVELS = 127
 _LEAST = 1e-4
 """Least scale of a channel, as a share of its layer's largest: a channel that was silent may speak."""

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from edgedecode.manifest import Manifest
+from edgedecode.manifest import Manifest, ModelEntry
 from edgedecode.memory import format_nbytes
 
 from .stages import StageRecord
@@ -74,6 +74,9 @@ def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) 
     console.print()
     console.print(_model_table(manifest))
     console.print(_LEGEND, style="dim", highlight=False)
+    for role, entry in manifest.models.items():
+        if len(entry.graphs) > 1:
+            console.print(_graph_line(role, entry), highlight=False)
     console.print()
     size = format_nbytes(sum(entry.nbytes for entry in manifest.files.values()))
     console.print(f"{out}: {size}, {len(manifest.files)} files", highlight=False, markup=False)
@@ -90,6 +93,7 @@ def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path
             "block_size": entry.block_size,
             "head_bits": entry.head_bits,
             "weights_nbytes": manifest.files[entry.weights].nbytes,
+            "graphs": ",".join(entry.graphs),
             "kernel_noise": entry.kernel_noise,
             "parity": dict(entry.parity),
         }
@@ -150,7 +154,7 @@ def _model_table(manifest: Manifest) -> Table:
     for title in ("weights", "MB", "bits", "head", "parity", "kernels", "top-1", "loss", "top-1", "noise"):
         table.add_column(title, justify="right")
     for role, entry in manifest.models.items():
-        wiring = [error for name, error in entry.parity.items() if name.endswith("_error") and "kernel" not in name]
+        wiring = [error for name, error in entry.parity.items() if name.endswith("_error") and not _rounds(name)]
         table.add_row(
             role,
             f"{entry.parameters / 1e6:.1f}M",
@@ -165,6 +169,20 @@ def _model_table(manifest: Manifest) -> Table:
             _optional(entry.kernel_noise, ".2g"),
         )
     return table
+
+
+def _rounds(name: str) -> bool:
+    """Tell whether a parity number measures rounding that is meant."""
+    return name.startswith(("kernel", "kv8"))
+
+
+def _graph_line(role: str, entry: ModelEntry) -> str:
+    """Name a role's graphs, with what an 8-bit cache was measured to lose."""
+    line = f"{role}: graphs {', '.join(entry.graphs)} over one weights file"
+    if "kv8_rms_error" not in entry.parity:
+        return line
+    error, same = entry.parity["kv8_rms_error"], entry.parity["kv8_top1"]
+    return f"{line}; 8-bit keys and values change logits by {error:.1%} of their deviation, top-1 {same:.0%} the same"
 
 
 def _optional(value: float | None, form: str) -> str:

@@ -44,11 +44,10 @@ def _add_delta(model: ir.Model, product: ir.Node, name: str) -> None:
     """Add the delta behind the product's bias, where it has one: the engine computes both in one kernel."""
     rows, target = product.inputs[0], _biased(product.outputs[0])
     assert rows is not None
-    assert rows.shape is not None
     assert target.shape is not None
     rank = f"{name}.r"  # of its own: the engine lets sizes of one name share buffers, and ranks differ
-    first = _matrix(model, f"{name}.a", (int(rows.shape[-1]), rank))
-    second = _matrix(model, f"{name}.b", (rank, int(target.shape[-1])))
+    first = _matrix(model, f"{name}.a", (_width(rows), rank))
+    second = _matrix(model, f"{name}.b", (rank, _width(target)))
     behind = target.producer()
     assert behind is not None
     narrow = ir.node("MatMul", [rows, first], name=f"{name}/Narrow")
@@ -61,6 +60,12 @@ def _add_delta(model: ir.Model, product: ir.Node, name: str) -> None:
         node.outputs[0].name, node.outputs[0].type = f"{node.name}/output_0", target.type
     narrow.outputs[0].shape = ir.Shape([*target.shape[:-1], rank])
     wide.outputs[0].shape = total.outputs[0].shape = target.shape
+
+
+def _width(value: ir.Value) -> int:
+    width = None if value.shape is None else value.shape[-1]
+    assert isinstance(width, int)
+    return width
 
 
 def _biased(value: ir.Value) -> ir.Value:

@@ -123,6 +123,8 @@ class OnnxModel:
 
     def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
         with self._lock:
+            if self._session is None:
+                raise CapabilityError(f"the model {self._card.name} is closed")
             self._adapters.add(digest, matrices, scale=scale)
 
     def remove_adapter(self, digest: str) -> None:

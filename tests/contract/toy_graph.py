@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import convert_model_to_external_data
 
 from edgedecode.manifest import Graph, ModelEntry
 
@@ -53,6 +54,7 @@ class ToyShape:
         return "window_bias" if self.window and (self.all_windows or layer % 2 == 0) else "attention_bias"
 
 
+SCALES = "scales"
 LORA_RANK = 8
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj")
 
@@ -122,7 +124,8 @@ class ToyGraph:
         quantized: dict[str, int | str] = {}
         if self.variant == "kv8":
             names = [
-                self._tensor(f"s{layer}{part}", scale.ravel()) for part, scale in enumerate(cache_scales(shape, layer))
+                self._tensor(f"{SCALES}.{layer}.{part}", scale.ravel())
+                for part, scale in enumerate(cache_scales(shape, layer))
             ]
             inputs += ["", *names]
             quantized = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
@@ -265,6 +268,11 @@ def _write_graph(folder: Path, shape: ToyShape, name: str) -> Graph:
     weights = folder / WEIGHTS
     before = weights.read_bytes() if weights.exists() else None
     weights.unlink(missing_ok=True)
-    onnx.save(model, folder / graph.file, save_as_external_data=True, location=WEIGHTS, size_threshold=256)
+    convert_model_to_external_data(model, location=WEIGHTS, size_threshold=256)
+    for tensor in model.graph.initializer:
+        if tensor.name.startswith(SCALES):  # of this graph alone
+            del tensor.external_data[:]
+            tensor.data_location = TensorProto.DEFAULT
+    onnx.save(model, folder / graph.file)
     assert before in (None, weights.read_bytes())
     return graph
