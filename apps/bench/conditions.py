@@ -41,7 +41,7 @@ class Conditions:
         return cls(
             device=f"{machine.processor}, {machine.cores} cores, {machine.system}",
             threads=_threads(timed, asked=arguments.threads),
-            pack=f"{pair.manifest.name}, digest {digest[:12]}, {pair.runtime} on {arguments.provider}{_kv_type(pair)}",
+            pack=f"{pair.manifest.name}, digest {digest[:12]}, {pair.runtime} on {arguments.provider}{_kv_type(timed)}",
             quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
             prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {source}",
             decoding=f"greedy, at most {settings.max_tokens} tokens, draft lengths {_listed(settings.lengths)}",
@@ -59,9 +59,9 @@ class Conditions:
         )
 
 
-def _kv_type(pair: Pair) -> str:
+def _kv_type(timed: TimedPair) -> str:
     """Say how the target keeps keys and values where that is not in floats."""
-    kept = pair.target.card.kv_types
+    kept = timed.target.card.kv_types
     return "" if "float32" in kept else f", {kept[0]} keys and values (lossy)"
 
 
