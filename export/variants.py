@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.errors import ExportError
-from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.manifest import STACKS, Graph, ModelEntry
 
 from .calibration import calibrate_cache
 from .checks import CheckTexts, opened
@@ -49,6 +49,8 @@ class VariantJob:
 
     def _lora(self, entry: ModelEntry) -> _Variant:
         there = {projection.module for projection in self.reference.projections(LORA_MODULES)}
+        for stack in there & STACKS.keys():
+            there -= set(STACKS[stack])  # the builder hangs the parts beside the stack; nothing runs them
         modules = self.request.lora_modules or tuple(name for name in LORA_MODULES if name in there)
         if missing := [name for name in modules if name not in there]:
             known = ", ".join(name for name in LORA_MODULES if name in there)

@@ -13,19 +13,20 @@ import numpy as np
 import onnx_ir as ir
 
 from edgedecode.errors import ExportError
+from edgedecode.manifest import STACKS
 
 from .surgery import add_input
 
 __all__ = ["low_rank_deltas"]
 
-_PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 _PRODUCT = re.compile(r"/model/layers\.(\d+)/(?:attn|mlp)/(\w+_proj)/MatMul")
 
 
 def low_rank_deltas(model: ir.Model, modules: Collection[str]) -> None:
     """Add inputs `lora.L.M.a` [inputs, r] and `lora.L.M.b` [r, outputs] for every product M of a layer L.
 
-    A product has them when it is, or holds, one of `modules`. Raises ExportError for a module that no product holds.
+    A product has them when it is, holds, or is part of one of `modules`. Raises ExportError for a module that no
+    product stands for.
     """
     served: set[str] = set()
     for node in list(model.graph):
@@ -33,11 +34,16 @@ def low_rank_deltas(model: ir.Model, modules: Collection[str]) -> None:
         if match is None or node.op_type not in ("MatMul", "MatMulNBits"):
             continue
         product = match.group(2)
-        if asked := set(modules) & {product, *_PARTS.get(product, ())}:
+        if asked := set(modules) & _names(product):
             served |= asked
             _add_delta(model, node, f"lora.{match.group(1)}.{product}")
     if missing := [module for module in modules if module not in served]:
         raise ExportError(f"the graph has no product for {', '.join(missing)}: leave it out of --lora-modules")
+
+
+def _names(product: str) -> set[str]:
+    """Return the projections that a product is, holds or is part of."""
+    return {product, *STACKS.get(product, ()), *(stack for stack, parts in STACKS.items() if product in parts)}
 
 
 def _add_delta(model: ir.Model, product: ir.Node, name: str) -> None:

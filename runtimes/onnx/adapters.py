@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.manifest import ModelEntry
+from edgedecode.manifest import STACKS, ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.types import AdapterUse, FloatArray, LowRank, ModelCard
 
@@ -19,8 +19,6 @@ from .footprint import FLOAT_NBYTES
 from .graph import Untyped
 
 __all__ = ["Adapters"]
-
-_PACK, _PACKED = "qkv_proj", ("q_proj", "k_proj", "v_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,32 +140,53 @@ class Adapters:
     def _by_product(self, matrices: Sequence[LowRank]) -> Mapping[str, list[LowRank]]:
         """Sort an adapter's parts to the products they change. Raises CapabilityError and InputError."""
         found: dict[str, list[LowRank]] = {product.name: [] for product in self._products}
-        for part in matrices:
-            product = self._product_of(part)
-            if part.rank > self._card.lora_rank:
+        for whole in matrices:
+            if whole.rank > self._card.lora_rank and self._products:
                 raise CapabilityError(
-                    f"an adapter of rank {part.rank} does not fit {self._card.name}, which takes rank "
-                    f"{self._card.lora_rank}: export the pack again with --lora-rank {part.rank}"
+                    f"an adapter of rank {whole.rank} does not fit {self._card.name}, which takes rank "
+                    f"{self._card.lora_rank}: export the pack again with --lora-rank {whole.rank}"
                 )
-            wanted = (product.inputs, self._place(product, part).stop - self._place(product, part).start)
-            if (part.down.shape[1], len(part.up)) != wanted or part.up.shape[1] != part.rank:
-                raise InputError(
-                    f"layer {part.layer} {part.module}: matrices {part.down.shape} and {part.up.shape} do not fit a "
-                    f"projection of {wanted[0]} inputs and {wanted[1]} outputs: the adapter is of another model"
-                )
-            found[product.name].append(part)
+            for product in self._products_of(whole):
+                part = self._piece(product, whole)
+                self._check_sizes(product, part)
+                found[product.name].append(part)
         return found
 
-    def _product_of(self, part: LowRank) -> _Product:
-        names = (part.module, _PACK) if part.module in _PACKED else (part.module,)
-        for product in self._products if part.module in self._card.lora_modules else ():
-            if product.layer == part.layer and product.module in names:
-                return product
+    def _products_of(self, part: LowRank) -> Sequence[_Product]:
+        """Return the product that is the part's projection or holds it, or those that its projection is made of."""
+        here = {product.module: product for product in self._products if product.layer == part.layer}
+        if part.module in self._card.lora_modules:
+            for name in (part.module, *(stack for stack, parts in STACKS.items() if part.module in parts)):
+                if name in here:
+                    return (here[name],)
+            names = STACKS.get(part.module, ())
+            if names and here.keys() >= set(names):
+                return [here[name] for name in names]
         known = ", ".join(self._card.lora_modules) or "none"
         raise CapabilityError(
             f"{self._card.name} takes no adapter for layer {part.layer} {part.module}; it takes: {known} (export the "
             f"pack again with --lora-modules)"
         )
+
+    def _piece(self, product: _Product, part: LowRank) -> LowRank:
+        """Return what of the part is the product's: all of it, unless the part's projection is several products."""
+        names = STACKS.get(part.module, ())
+        if product.module not in names:
+            return part
+        widths = {other.module: other.outputs for other in self._products if other.layer == part.layer}
+        start = sum(widths[name] for name in names[: names.index(product.module)])
+        # The last takes what is left, so that matrices of a wrong size are noticed.
+        stop = len(part.up) if product.module == names[-1] else start + product.outputs
+        return LowRank(part.layer, product.module, part.down, part.up[start:stop])
+
+    def _check_sizes(self, product: _Product, part: LowRank) -> None:
+        place = self._place(product, part)
+        wanted = (product.inputs, place.stop - place.start)
+        if (part.down.shape[1], len(part.up)) != wanted or part.up.shape[1] != part.rank:
+            raise InputError(
+                f"layer {part.layer} {part.module}: matrices {part.down.shape} and {part.up.shape} do not fit a "
+                f"projection of {wanted[0]} inputs and {wanted[1]} outputs: the adapter is of another model"
+            )
 
     def _joined(self, product: _Product, parts: Sequence[LowRank], scale: float) -> _Matrices:
         """Put the parts of one product side by side, each one's outputs in its own place."""
@@ -183,13 +202,13 @@ class Adapters:
         return _Matrices(first, second)
 
     def _place(self, product: _Product, part: LowRank) -> slice:
-        """Return which outputs of the product are the part's; query, key and value lie in this order."""
+        """Return which outputs of the product are the part's."""
         if product.module == part.module:
             return slice(0, product.outputs)
-        key, value = product.outputs - 2 * self._kv_width, product.outputs - self._kv_width
-        return {"q_proj": slice(0, key), "k_proj": slice(key, value), "v_proj": slice(value, product.outputs)}[
-            part.module
-        ]
+        outputs, cache = product.outputs, self._kv_width
+        ends = [outputs - 2 * cache, outputs - cache] if product.module == "qkv_proj" else [outputs // 2]
+        index = STACKS[product.module].index(part.module)
+        return slice([0, *ends][index], [*ends, outputs][index])
 
 
 def _products(session: Untyped) -> Iterator[_Product]:

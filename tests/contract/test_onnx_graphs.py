@@ -28,7 +28,8 @@ def width_of(shape: ToyShape, module: str) -> tuple[int, int]:
     """Return a projection's inputs and outputs."""
     query, cache = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     sizes = {"q": (shape.hidden, query), "k": (shape.hidden, cache), "v": (shape.hidden, cache)}
-    return {**sizes, "o": (query, shape.hidden), "down": (shape.mlp, shape.hidden)}[module.removesuffix("_proj")]
+    sizes |= {"o": (query, shape.hidden), "down": (shape.mlp, shape.hidden), "gate_up": (shape.hidden, 2 * shape.mlp)}
+    return sizes[module.removesuffix("_proj")]
 
 
 def adapter(shape: ToyShape, *, seed: int = 0, modules: tuple[str, ...] = LORA_MODULES) -> list[LowRank]:
@@ -46,10 +47,13 @@ def adapter(shape: ToyShape, *, seed: int = 0, modules: tuple[str, ...] = LORA_M
 
 def deltas(matrices: list[LowRank], scale: float = 1.0) -> dict[str, Floats]:
     """Return what the adapter adds, by the toy's names and in its orientation."""
-    return {
-        f"layer{part.layer}.{part.module.removesuffix('_proj')}": part.product().T.astype(np.float64) * scale
-        for part in matrices
-    }
+    found: dict[str, Floats] = {}
+    for part in matrices:
+        delta = part.product().T.astype(np.float64) * scale
+        names = ("gate", "up") if part.module == "gate_up_proj" else (part.module.removesuffix("_proj"),)
+        pieces = np.split(delta, len(names), axis=1)
+        found |= {f"layer{part.layer}.{name}": piece for name, piece in zip(names, pieces, strict=True)}
+    return found
 
 
 def read(model: LanguageModel, adapter: AdapterUse | None = None) -> FloatArray:
@@ -191,7 +195,7 @@ def test_an_adapter_is_added_to_the_weights(shape: ToyShape, lora: LanguageModel
     assert_moved(found, read(lora))
 
 
-@pytest.mark.parametrize("modules", [("k_proj",), ("q_proj", "v_proj"), ("down_proj", "o_proj")], ids=str)
+@pytest.mark.parametrize("modules", [("k_proj",), ("q_proj", "v_proj"), ("down_proj", "gate_up_proj")], ids=str)
 def test_an_adapter_may_change_some_projections(shape: ToyShape, lora: LanguageModel, modules: tuple[str, ...]) -> None:
     matrices = adapter(shape, modules=modules)[: -len(modules)]  # not in the last layer
     held(lora).add_adapter(USE.digest, matrices)
@@ -285,8 +289,9 @@ def test_adapters_are_leased(opener: Opener, shape: ToyShape) -> None:
         (LowRank(0, "o_proj", np.ones((2, 65), np.float32), np.ones((64, 2), np.float32)), InputError, "another model"),
         (LowRank(0, "k_proj", np.ones((2, 64), np.float32), np.ones((64, 2), np.float32)), InputError, "another model"),
         (LowRank(0, "o_proj", np.ones((2, 64), np.float32), np.ones((64, 3), np.float32)), InputError, "do not fit"),
+        (LowRank(0, "gate_up_proj", np.ones((2, 64), np.float32), np.ones((193, 2), np.float32)), InputError, "97"),
     ],
-    ids=["module", "layer", "rank", "inputs", "outputs", "ranks differ"],
+    ids=["module", "layer", "rank", "inputs", "outputs", "ranks differ", "stack"],
 )
 def test_matrices_that_do_not_fit_are_refused(
     lora: LanguageModel, part: LowRank, error: type[Exception], words: str

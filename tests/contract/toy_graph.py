@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
-from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.manifest import STACKS, Graph, ModelEntry
 
 WEIGHTS = "weights.bin"
 GRAPH = "base.onnx"
@@ -56,7 +56,7 @@ class ToyShape:
 
 SCALES = "scales"
 LORA_RANK = 8
-LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj")
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj", "gate_up_proj")
 
 
 def cache_scales(shape: ToyShape, layer: int) -> npt.NDArray[np.float32]:
@@ -146,7 +146,7 @@ class ToyGraph:
 
     def _project(self, source: str, name: str, inner: int, outer: int, *, output: str | None = None) -> str:
         layer, _, module = name.removeprefix("layer").partition(".")
-        if self.variant == "lora" and f"{module}_proj" in {*LORA_MODULES, "qkv_proj"}:
+        if self.variant == "lora" and f"{module}_proj" in {*LORA_MODULES, *STACKS, *STACKS["gate_up_proj"]}:
             product = self._product(source, name, inner, outer, output=f"{name}.base")
             return self._delta(source, product, f"lora.{layer}.{module}_proj", inner, outer)
         return self._product(source, name, inner, outer, output=output or f"{name}.out")
