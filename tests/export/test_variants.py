@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import edgedecode
+from edgedecode import SessionOptions
 from edgedecode.cli import main
 from edgedecode.errors import CapabilityError, ExportError, InputError
 from edgedecode.export import variant_checks
@@ -252,3 +253,16 @@ def test_four_graphs_are_hardly_larger_than_one(tmp_path: Path) -> None:
     one -= sum(len(json.dumps(asdict(graph))) for graph in more)  # their part of the manifest, about
     print(four, one, four / one)
     assert four <= 1.03 * one
+
+
+def test_speculation_with_an_int8_cache_says_what_plain_decoding_says(llama: Path, tmp_path: Path) -> None:
+    """Lossless against the model as it is run: its own int8 graph, two rows wide, bit for bit."""
+    export(llama, tmp_path / "pack", draft=llama, graphs=GraphRequest(("base", "kv8")))
+    said = set()
+    with edgedecode.load(tmp_path / "pack", kv_type="int8") as pair:
+        for length in (0, 1, 2, 4, 8):
+            options = SessionOptions(draft_max=length, reproducible=True, ignore_eos=True)
+            with pair.session(options) as session:
+                session.generate("hello there", max_tokens=48)
+                said.add(tuple(session.tokens))
+    assert len(said) == 1
