@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, load
 from edgedecode.manifest import Generation
+from edgedecode.pair import KV_TYPES
 from edgedecode.policy import FixedLength
 from edgedecode.protocols import Runtime
 from edgedecode.registry import RUNTIMES, drafter_names, find_drafter, find_runtime, installed
@@ -34,6 +35,13 @@ def add_pack_options(parser: ArgumentParser) -> None:
     group.add_argument("-t", "--threads", type=_integer, metavar="N", help="threads of the engine")
     group.add_argument("--memory", metavar="SIZE", help="hard budget for the whole process, for example 800MB")
     group.add_argument("-c", "--ctx-size", type=_integer, metavar="N", help="tokens of context to plan for")
+    group.add_argument(
+        "--kv-type",
+        choices=KV_TYPES,
+        default=KV_TYPES[0],
+        help="how keys and values are kept; int8 takes a quarter of the memory, changes results slightly (lossy) and "
+        "needs a pack exported with --graphs base,kv8 (default: %(default)s)",
+    )
     group.add_argument("--verify", action="store_true", help="check every file's digest before loading")
 
 
@@ -80,6 +88,7 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
             provider=arguments.provider,
             threads=arguments.threads,
             verify=arguments.verify,
+            kv_type=arguments.kv_type,
         )
 
 

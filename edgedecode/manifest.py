@@ -13,11 +13,13 @@ from pathlib import Path, PurePosixPath
 from edgedecode.errors import ManifestError
 from edgedecode.fields import Fields, JsonValue
 
-__all__ = ["FORMAT", "MANIFEST_NAME", "VERSION", "FileEntry", "Generation", "Graph", "Manifest", "ModelEntry"]
+__all__ = ["FORMAT", "MANIFEST_NAME", "STACKS", "VERSION", "FileEntry", "Generation", "Graph", "Manifest", "ModelEntry"]
 
 FORMAT = "edgedecode-pack"
 VERSION = 1
 MANIFEST_NAME = "edgedecode.json"
+STACKS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Projections that a model or a graph may hold as one, stacked by their outputs in this order."""
 
 
 @dataclass(frozen=True, slots=True)

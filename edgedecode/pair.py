@@ -19,8 +19,9 @@ from edgedecode.registry import find_drafter, find_runtime
 from edgedecode.session import Session
 from edgedecode.tokenizer import Tokenizer
 
-__all__ = ["Pair", "load"]
+__all__ = ["KV_TYPES", "Pair", "load"]
 
+KV_TYPES = ("float32", "int8")
 DEFAULT_DRAFT_MAX = 2
 
 
@@ -32,24 +33,39 @@ def load(
     provider: str = "cpu",
     threads: int | None = None,
     verify: bool = False,
+    kv_type: str = "float32",
 ) -> Pair:
     """Open a pack: a folder, a hub id, or None for the bundled one.
 
     memory: the budget in bytes, or text such as "800MB"; None: no limit. runtime: an installed engine's name, or an
     engine of your own. threads: None chooses for this machine. verify: hash every file now (else only at the first
-    opening, size and time afterwards). The draft model is loaded by the first session that uses it.
-    Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable.
+    opening, size and time afterwards). kv_type: "int8" keeps the target's keys and values in 8 bits, and the draft's
+    where its pack has such a graph: a quarter of the memory, and answers that may differ slightly from float ones.
+    The draft model is loaded by the first session that uses it.
+    Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
+    pack does not offer.
     """
     limit = parse_nbytes(memory) if isinstance(memory, str) else memory
     if threads is not None and not 1 <= threads <= 1024:
         raise InputError(f"{threads} threads are out of range: 1 to 1024")
+    if kv_type not in KV_TYPES:
+        raise InputError(f"no KV type is called {kv_type!r}: it is {' or '.join(KV_TYPES)}")
     engine = find_runtime(runtime) if isinstance(runtime, str) else runtime
     root = find_pack(pack)
     manifest = Manifest.load(root)
     check_files(manifest, root, full=verify)
     budget = Budget(limit)
     tokenizer = _tokenizer(manifest, root)
-    return Pair(manifest, root, tokenizer=tokenizer, runtime=engine, provider=provider, threads=threads, budget=budget)
+    return Pair(
+        manifest,
+        root,
+        tokenizer=tokenizer,
+        runtime=engine,
+        provider=provider,
+        threads=threads,
+        budget=budget,
+        kv_type=kv_type,
+    )
 
 
 class Pair:
@@ -65,13 +81,14 @@ class Pair:
         budget: Budget,
         provider: str = "cpu",
         threads: int | None = None,
+        kv_type: str = "float32",
     ) -> None:
         self.manifest = manifest
         self.root = root
         self.budget = budget
         self.runtime = runtime.name
         self._engine = runtime
-        self._provider, self._threads = provider, threads
+        self._provider, self._threads, self._kv_type = provider, threads, kv_type
         self._draft: LanguageModel | None = None
         self._sources: dict[str, DrafterSource] = {}
         self._sessions: WeakSet[Session] = WeakSet()
@@ -143,7 +160,15 @@ class Pair:
             budget=self.budget,
             threads=self._threads,
             provider=self._provider,
+            needs=self._needs(role),
         )
+
+    def _needs(self, role: str) -> Sequence[str]:
+        """Return what the role's graph must offer. Nobody asked for a draft of 8 bits: it may have float only."""
+        kv_types = {graph.kv_type for graph in self.manifest.models[role].graphs.values()}
+        if self._kv_type == "float32" or (role != "target" and self._kv_type not in kv_types):
+            return ()
+        return (f"kv:{self._kv_type}",)
 
 
 def _process_nbytes(budget: Budget) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from edgedecode.types import AdapterUse, Draft, ModelCard, Output, Plan, RowRequest, Signals
+from edgedecode.types import AdapterUse, Draft, LowRank, ModelCard, Output, Plan, RowRequest, Signals
 
 if TYPE_CHECKING:
     from edgedecode.manifest import ModelEntry
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgedecode.verify import Verdict
 
 __all__ = [
+    "AdapterModel",
     "Device",
     "DraftSetting",
     "Drafter",
@@ -99,6 +100,23 @@ class LanguageModel(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class AdapterModel(Protocol):
+    """A model whose graph takes adapters; its card says of which rank and for which projections."""
+
+    def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
+        """Hold an adapter for forward passes that name its digest; `scale` is its own, PEFT's alpha over rank.
+
+        Replaces an adapter of the same digest. Raises CapabilityError where the graph lacks a projection or the rank is
+        too large, InputError for matrices of other sizes, BudgetExceeded before anything is copied.
+        """
+        ...
+
+    def remove_adapter(self, digest: str) -> None:
+        """Give an adapter's memory back; one that is not held is no error."""
+        ...
 
 
 @runtime_checkable

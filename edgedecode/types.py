@@ -20,6 +20,7 @@ __all__ = [
     "FinishReason",
     "FloatArray",
     "IntArray",
+    "LowRank",
     "ModelCard",
     "Outcome",
     "Output",
@@ -75,6 +76,27 @@ class AdapterUse:
 
 
 @dataclass(frozen=True, slots=True)
+class LowRank:
+    """An adapter's change to one projection of one layer, in PEFT's orientation: the weight gains up · down."""
+
+    layer: int
+    module: str
+    """The projection's name, as in PEFT's `target_modules`."""
+    down: FloatArray
+    """[rank, inputs], PEFT's lora_A."""
+    up: FloatArray
+    """[outputs, rank], PEFT's lora_B."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.down)
+
+    def product(self) -> FloatArray:
+        """Return the whole change, [outputs, inputs]."""
+        return np.asarray(self.up @ self.down, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """What a forward pass computed: views, valid until the model's next forward.
 
@@ -105,6 +127,10 @@ class ModelCard:
     """Size of the hidden output; 0: the graph has none."""
     token_ids: IntArray | None = field(default=None, compare=False)
     """Row → token id for a trimmed vocabulary; None: a row is its id."""
+    lora_rank: int = 0
+    """Largest rank of an adapter's matrices; 0: it takes no adapter."""
+    lora_modules: tuple[str, ...] = ()
+    """The projections an adapter may change, by their names in PEFT's `target_modules`."""
     kernel_noise: float | None = None
     """99.9th percentile of how far a gap between two leading logits moves between one-row and many-row kernels."""
     weights_nbytes: int = 0

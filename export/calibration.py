@@ -90,7 +90,8 @@ def find_importance(
             visible = np.tri(len(owner), dtype=np.bool_) & (owner[:, None] == owner[None, :])
             positions = [position for length in lengths for position in range(length)]
             tokens = [token for text in batch for token in text]
-            _add(sums, HEAD, original.hidden(tokens, visible=visible, positions=positions))
+            hidden = original.hidden(tokens, visible=visible, positions=positions)
+            _add(sums, HEAD, torch.from_numpy(hidden))
             count += len(tokens)
             progress(len(tokens))
     shared = {projection_name(name): np.asarray(total.numpy() / count, np.float32) for name, total in sums.items()}

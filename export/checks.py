@@ -98,8 +98,8 @@ def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: C
 
 
 @contextmanager
-def opened(entry: ModelEntry, pack: Path, texts: CheckTexts) -> Iterator[LanguageModel]:
-    """Open a model of an unfinished pack, and close it."""
+def opened(entry: ModelEntry, pack: Path, texts: CheckTexts, *, needs: Collection[str] = ()) -> Iterator[LanguageModel]:
+    """Open a model that is being exported, on the graph that offers `needs`."""
     model = find_runtime("onnx").open(
         entry,
         pack,
@@ -108,6 +108,7 @@ def opened(entry: ModelEntry, pack: Path, texts: CheckTexts) -> Iterator[Languag
         budget=Budget(),
         threads=None,
         provider="cpu",
+        needs=needs,
     )
     try:
         yield model

@@ -20,7 +20,8 @@ from edgedecode.manifest import ModelEntry
 from .calibration import TOKENS, sample_texts
 from .checks import opened
 from .generation import read_generation
-from .model import ModelJob, export_model
+from .job import ModelJob
+from .model import export_model
 from .onnx import WEIGHTS_FILE
 from .pair import PairRequest, find_template, model_job
 from .quantize import Scheme

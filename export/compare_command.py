@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError
 
+from .graph_options import read_span
+
 if TYPE_CHECKING:
     from .compare import Comparison
     from .report import Report
@@ -20,18 +22,19 @@ _MAKING = ("out", "bits", "block_size", "head_bits", "mixed", "calibrated", "nam
 
 def add_comparison(parser: ArgumentParser) -> None:
     """Add the options of a comparison."""
-    parser.add_argument(
+    group = parser.add_argument_group("comparing recipes")
+    group.add_argument(
         "--compare",
         action="store_true",
         help="make no pack: measure every recipe on this model, and on the draft if there is one",
     )
-    parser.add_argument(
+    group.add_argument(
         "--compare-text",
         type=Path,
         metavar="FILE",
         help="score this .txt, or .jsonl with messages and answer (then the answers), instead of a built-in line",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the target's comparison, size by agreement")
+    group.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the target's comparison, size by agreement")
 
 
 def check_comparison(arguments: Namespace) -> None:
@@ -50,12 +53,11 @@ def run_comparison(arguments: Namespace) -> Report:
     from .compare import compare_model
     from .compare_report import comparison_report, show_comparison
     from .report import LiveDisplay
-    from .span import Span
     from .stages import Stages
 
     if arguments.plot is not None and not arguments.plot.absolute().parent.is_dir():
         raise ExportError(f"there is no folder {arguments.plot.absolute().parent} for the drawing")
-    span = Span(context=arguments.context, long_rope=arguments.rope == "long")
+    span = read_span(arguments)
     models = {"target": arguments.target} | ({"draft": arguments.draft} if arguments.draft else {})
     reports: Report = {}
     for role, name in models.items():

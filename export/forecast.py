@@ -14,7 +14,7 @@ from edgedecode.errors import ExportError, ManifestError
 
 from .architectures import Shape, check_engine
 from .checkpoint import has_weights, weight_files
-from .model import weights_nbytes
+from .job import weights_nbytes
 from .new_folder import check_place
 from .pair import PairRequest, plan_pair
 from .source import Texts, open_texts

@@ -20,7 +20,7 @@ import numpy as np
 import edgedecode
 from edgedecode.fields import JsonValue
 
-from .model import ModelJob
+from .job import ModelJob
 from .source import Source
 
 __all__ = ["canonical", "job_key"]

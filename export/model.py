@@ -2,63 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from edgedecode.manifest import ModelEntry
 
-from .architectures import ARCHITECTURES, Shape
-from .calibration import TOKENS, Importance, Tokens, find_importance, sample_texts
+from .architectures import ARCHITECTURES
+from .calibration import TOKENS, Tokens, find_importance, sample_texts
 from .checkpoint import Checkpoint
-from .checks import CheckTexts, check_noise, check_parity, opened
+from .checks import check_noise, check_parity, opened
+from .job import ModelJob
 from .network import open_network
-from .onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw
-from .recipe import Recipe
+from .onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw, write_exact
 from .reference import Reference
-from .source import Source
-from .span import Span
 from .stages import Stages
 from .unit import Unit
+from .variants import VariantJob
 from .windows import Windows, find_windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["ModelJob", "export_model", "weights_nbytes"]
+__all__ = ["export_model"]
 
-_WEIGHTS, _PARITY = "weights", "parity"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelJob:
-    """What is exported as which role, and how it is stored."""
-
-    role: str
-    source: Source
-    recipe: Recipe
-    license: str
-    texts: CheckTexts
-    span: Span
-    calibration: Tokens = ()
-    """What a calibrated recipe is calibrated on; empty: text that the model itself writes."""
-
-    @property
-    def context(self) -> int:
-        """Most positions that the exported graph serves."""
-        return self.span.context_of(self.source.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """About how large the weights file becomes."""
-        return weights_nbytes(self.source.shape, self.recipe, context=self.context)
-
-
-def weights_nbytes(shape: Shape, recipe: Recipe, *, context: int) -> int:
-    """Return about how large the weights file of a model becomes."""
-    rotary = 2 * 4 * context * shape.head_size // 2
-    return recipe.nbytes(shape) + rotary
+_WEIGHTS, _PARITY, _GRAPHS = "weights", "parity", "graphs"
 
 
 def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:
@@ -67,7 +37,7 @@ def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: 
     Steps that the unit has from an earlier run are not done again. Raises ExportError when a check fails.
     """
     unit.resume(stages)
-    entry = unit.finished(_PARITY) or _checked(job, weights, unit=unit, stages=stages)
+    entry = unit.finished(_GRAPHS) or _checked(job, weights, unit=unit, stages=stages)
     if job.texts.noise_positions:
         step = f"noise over {job.texts.noise_positions}"
         entry = unit.finished(step) or unit.finish(step, _with_noise(entry, job, pack=unit.folder, stages=stages))
@@ -75,8 +45,7 @@ def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: 
 
 
 def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:
-    """Write the model, unless that is done, and prove it; both need the checkpoint."""
-    folder = unit.folder / job.role
+    """Write the model's weights and graphs, unless that is done, and prove them; all of it needs the checkpoint."""
     checkpoint = Checkpoint(weights)
     try:
         with stages.stage(f"{job.role}: structure"):
@@ -85,27 +54,76 @@ def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stag
             drawing = _drawing(job, network, windows=windows)
             parameters = sum(parameter.numel() for parameter in network.parameters())
             entry = _entry(job, drawing, parameters=parameters, window=windows.size)
+        making = _Making(job, unit, checkpoint, stages, drawing)
         reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
         if job.recipe.calibrated:
-            texts = job.calibration or _own_text(
-                job, drawing, entry, folder=folder, release=checkpoint.release, stages=stages
-            )
-            importance = _importance(job, reference, texts=texts, stages=stages)
-            drawing.weights.weigh(importance)
-            reference = reference.weighed(importance)
-        if unit.finished(_WEIGHTS) is None:
-            with stages.stage(f"{job.role}: weights", drawing.weights.elements) as advance:
-                drawing.write(folder, progress=advance, release=checkpoint.release)
-            if not job.recipe.calibrated:  # the importance is not kept, so that weights and their check are one step
-                unit.finish(_WEIGHTS, entry)
-        with stages.stage(f"{job.role}: parity"):
-            drawing.write_exact(folder)
-            exact = f"{job.role}/{EXACT_FILE}"
-            parity = check_parity(entry, unit.folder, exact=exact, reference=reference, texts=job.texts)
-            (folder / EXACT_FILE).unlink()
-            return unit.finish(_PARITY, replace(entry, parity=parity))
+            reference = making.calibrated(entry, reference)
+        making.write(entry)
+        entry = unit.finished(_PARITY) or unit.finish(_PARITY, making.proven(entry, reference))
+        return unit.finish(_GRAPHS, making.with_variants(entry, reference))
     finally:
         checkpoint.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """What the steps that need the checkpoint share."""
+
+    job: ModelJob
+    unit: Unit
+    checkpoint: Checkpoint
+    stages: Stages
+    drawing: Drawing
+
+    @property
+    def folder(self) -> Path:
+        return self.unit.folder / self.job.role
+
+    def calibrated(self, entry: ModelEntry, reference: Reference) -> Reference:
+        """Weigh the columns of every projection, in the file to be written and in the reference."""
+        texts = self.job.calibration or self._own_text(entry)
+        with self.stages.stage(f"{self.job.role}: importance", sum(len(text) for text in texts)) as advance:
+            importance = find_importance(reference, texts, tied=self.job.source.shape.tied, progress=advance)
+        self.drawing.weights.weigh(importance)
+        return reference.weighed(importance)
+
+    def write(self, entry: ModelEntry) -> None:
+        """Write weights and base graph, unless they are there."""
+        if self.unit.finished(_WEIGHTS) is None:
+            with self.stages.stage(f"{self.job.role}: weights", self.drawing.weights.elements) as advance:
+                self.drawing.write(self.folder, progress=advance, release=self.checkpoint.release)
+            self.unit.finish(_WEIGHTS, entry)
+
+    def proven(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
+        """Return the entry with the base graph's parity. Raises ExportError."""
+        with self.stages.stage(f"{self.job.role}: parity"):
+            write_exact(self.drawing.model, self.folder / EXACT_FILE)
+            exact = f"{self.job.role}/{EXACT_FILE}"
+            parity = check_parity(entry, self.unit.folder, exact=exact, reference=reference, texts=self.job.texts)
+            (self.folder / EXACT_FILE).unlink()
+        return replace(entry, parity=parity)
+
+    def with_variants(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
+        """Return the entry with the further graphs that were asked for, drawn and checked. Raises ExportError."""
+        job = self.job
+        variants = VariantJob(job.role, self.unit.folder, job.graphs, self.drawing, reference, job.texts)
+        for name in job.graphs.names[1:]:
+            with self.stages.stage(f"{job.role}: {name} graph"):
+                entry = variants.add(name, entry)
+        return entry
+
+    def _own_text(self, entry: ModelEntry) -> Tokens:
+        """Let the model write, with the weights it would have uncalibrated, in a place of their own."""
+        texts = self.job.texts
+        with (
+            self.stages.stage(f"{self.job.role}: calibration text", TOKENS) as advance,
+            TemporaryDirectory(dir=self.unit.folder) as place,
+        ):
+            folder = Path(place) / self.job.role
+            folder.mkdir()
+            self.drawing.write(folder, progress=lambda amount: None, release=self.checkpoint.release)
+            with opened(entry, Path(place), texts) as model:
+                return sample_texts(model, texts.prompts, ends=texts.ends, progress=advance)
 
 
 def _network(job: ModelJob, checkpoint: Checkpoint) -> PreTrainedModel:
@@ -131,21 +149,6 @@ def _drawing(job: ModelJob, network: PreTrainedModel, *, windows: Windows) -> Dr
         early_rows=early,
         windowed=windows.layers,
     )
-
-
-def _own_text(
-    job: ModelJob, drawing: Drawing, entry: ModelEntry, *, folder: Path, release: Callable[[], None], stages: Stages
-) -> Tokens:
-    """Let the model write: with the weights it would have uncalibrated, which the calibrated ones then replace."""
-    with stages.stage(f"{job.role}: calibration text", TOKENS) as advance:
-        drawing.write(folder, progress=lambda amount: None, release=release)
-        with opened(entry, folder.parent, job.texts) as model:
-            return sample_texts(model, job.texts.prompts, ends=job.texts.ends, progress=advance)
-
-
-def _importance(job: ModelJob, reference: Reference, *, texts: Tokens, stages: Stages) -> Importance:
-    with stages.stage(f"{job.role}: importance", sum(len(text) for text in texts)) as advance:
-        return find_importance(reference, texts, tied=job.source.shape.tied, progress=advance)
 
 
 def _with_noise(entry: ModelEntry, job: ModelJob, *, pack: Path, stages: Stages) -> ModelEntry:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from transformers import PreTrainedModel
 
-__all__ = ["EXACT_FILE", "GRAPH_FILE", "WEIGHTS_FILE", "Drawing", "draw"]
+__all__ = ["EXACT_FILE", "GRAPH_FILE", "WEIGHTS_FILE", "Drawing", "draw", "write_exact"]
 
 GRAPH_FILE = "base.onnx"
 EXACT_FILE = "exact.onnx"
@@ -60,11 +60,16 @@ class Drawing:
 
     def write_exact(self, folder: Path) -> None:
         """Write the graph once more, for checking only: its products do not round activations."""
-        import onnx_ir as ir
+        write_exact(self.model, folder / EXACT_FILE)
 
-        exact = self.model.clone()
-        exact_products(exact)
-        ir.save(exact, folder / EXACT_FILE)
+
+def write_exact(model: ir.Model, path: Path) -> None:
+    """Write a graph as it is, but for products that do not round activations."""
+    import onnx_ir as ir
+
+    exact = model.clone()
+    exact_products(exact)
+    ir.save(exact, path)
 
 
 def draw(

@@ -17,9 +17,11 @@ from .architectures import check_engine
 from .calibration import Tokens
 from .checks import CheckTexts
 from .generation import read_chat_template, read_generation
+from .graph_request import BASE_ONLY, GraphRequest
 from .identity import job_key
+from .job import ModelJob
 from .kept import Kept, kept_units
-from .model import ModelJob, export_model
+from .model import export_model
 from .new_folder import check_place, new_folder
 from .noise import POSITIONS
 from .recipe import Recipe
@@ -53,6 +55,8 @@ class PairRequest:
     """What a calibrated recipe is calibrated on; None: text that each model itself writes."""
     noise_positions: int = POSITIONS
     """How long a text the kernels' noise is measured on; 0: not at all."""
+    graphs: GraphRequest = BASE_ONLY
+    """The graphs each model gets over its weights."""
     cache: bool = True
     """Keep finished steps in the user's cache until the pack is in its place."""
 
@@ -133,10 +137,16 @@ def model_job(
         raise ExportError(f"{source.name} serves {context} positions: it cannot be checked below {LEAST_CONTEXT}")
     texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=context)
     texts = replace(texts, noise_positions=request.noise_positions)
-    license = request.license or source.license
-    recipe = request.recipe.of(source.shape)
-    calibration = _calibration(request, source, template=template, context=context)
-    return ModelJob(role, source, recipe, license, texts, span=request.span, calibration=calibration)
+    return ModelJob(
+        role,
+        source,
+        recipe=request.recipe.of(source.shape),
+        license=request.license or source.license,
+        texts=texts,
+        span=request.span,
+        calibration=_calibration(request, source, template=template, context=context),
+        graphs=request.graphs,
+    )
 
 
 def _calibration(request: PairRequest, source: Source, *, template: ChatTemplate | None, context: int) -> Tokens:

@@ -18,7 +18,18 @@ from edgedecode.types import FloatArray
 
 from .reference import Reference
 
-__all__ = ["NODES", "ParityText", "check_exact", "check_kernels", "measure_loss", "reference_rows"]
+__all__ = [
+    "LOOSE",
+    "NODES",
+    "TOLERANCE",
+    "ParityText",
+    "agreement",
+    "check_exact",
+    "check_kernels",
+    "measure_loss",
+    "reference_rows",
+    "relative_error",
+]
 
 TOLERANCE = 1e-3
 """Largest error, relative to the logits' deviation where that is above 1, of kernels that do not round activations."""
@@ -82,7 +93,7 @@ def check_kernels(model: LanguageModel, text: ParityText, expected: FloatArray) 
     Raises ExportError where the relative error is beyond anything that rounding activations does.
     """
     ways = dict(_ways(model, text, expected))
-    errors = {way: _relative(found.rows, found.expected) for way, found in ways.items()}
+    errors = {way: relative_error(found.rows, found.expected) for way, found in ways.items()}
     if wrong := {way: error for way, error in errors.items() if not error <= LOOSE}:
         found = ", ".join(f"{way} {error:.2g}" for way, error in wrong.items())
         raise ExportError(
@@ -93,7 +104,7 @@ def check_kernels(model: LanguageModel, text: ParityText, expected: FloatArray) 
     return {
         "kernel_max_error": float(np.abs(whole.rows - whole.expected).max()),
         "kernel_rms_error": errors["max"],
-        "kernel_top1": _agreement(whole.rows, whole.expected),
+        "kernel_top1": agreement(whole.rows, whole.expected),
     }
 
 
@@ -102,7 +113,7 @@ def measure_loss(rounded: FloatArray, original: FloatArray) -> Mapping[str, floa
 
     The numbers: root mean square relative to the original logits' deviation, share of rows whose arg-max is the same.
     """
-    return {"loss_rms": _relative(rounded, original), "loss_top1": _agreement(rounded, original)}
+    return {"loss_rms": relative_error(rounded, original), "loss_top1": agreement(rounded, original)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +184,12 @@ def _as_tree(model: LanguageModel, state: State, text: ParityText) -> FloatArray
     return np.concatenate((first, second, last))
 
 
-def _relative(found: FloatArray, expected: FloatArray) -> float:
-    """The root mean square error as a share of the expected rows' deviation."""
+def relative_error(found: FloatArray, expected: FloatArray) -> float:
+    """Return the root mean square error as a share of the expected rows' deviation."""
     deviation = max(float(expected.std()), float(np.finfo(np.float32).tiny))
     return float(np.sqrt(np.mean((found - expected) ** 2)) / deviation)
 
 
-def _agreement(found: FloatArray, expected: FloatArray) -> float:
+def agreement(found: FloatArray, expected: FloatArray) -> float:
+    """Return the share of rows whose arg-max is the same."""
     return float((found.argmax(-1) == expected.argmax(-1)).mean())

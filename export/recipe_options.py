@@ -9,20 +9,34 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .recipe import Recipe
 
-__all__ = ["BITS", "add_rounding", "read_recipe"]
+__all__ = ["add_recipe", "read_recipe"]
 
 BITS = (4, 8, 16, 32)
 
 
-def add_rounding(parser: ArgumentParser) -> None:
-    """Add the options on which weights are kept wider, and how they are rounded."""
-    parser.add_argument("--mixed", action="store_true", help="with --bits 4: first and last layer at 8 bits")
-    parser.add_argument(
+def add_recipe(parser: ArgumentParser) -> None:
+    """Add the options on widths and blocks, which weights are kept wider, and how they are rounded."""
+    group = parser.add_argument_group("how weights are stored")
+    group.add_argument("--bits", type=int, choices=BITS, help="width of the weights (default 8)")
+    group.add_argument(
+        "--block-size",
+        type=int,
+        choices=(32, 128),
+        help="weights that share a scale, where they have 4 or 8 bits (default 32)",
+    )
+    group.add_argument(
+        "--head-bits",
+        type=int,
+        choices=BITS,
+        help="width of head and embedding (default: 8 up to --bits 8, then as --bits)",
+    )
+    group.add_argument("--mixed", action="store_true", help="with --bits 4: first and last layer at 8 bits")
+    group.add_argument(
         "--calibrated",
         action="store_true",
         help="search the scales of 4-bit weights for the least error that text would notice (same size and speed)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--calibrate-text",
         type=Path,
         metavar="FILE",

@@ -5,14 +5,16 @@ One decoder layer is materialised at a time and the head in rows, so that the me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.types import FloatArray
+from edgedecode.types import FloatArray, LowRank
 
 from .quantize import Scheme, dequantize, quantize
 from .recipe import EMBEDDING, HEAD, UNROUNDED, Recipe, projection_name
@@ -23,14 +25,21 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-__all__ = ["Reference"]
+__all__ = ["Projection", "Reference"]
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A weight matrix of a layer, by its module's name."""
+
+    layer: int
+    module: str
+    inputs: int
+    outputs: int
 
 
 class Reference:
-    """Computes logits of a whole text at once, from a network whose parameters are views of a checkpoint.
-
-    importance: what `Weights.weigh` got, so that the weights are rounded as in the file.
-    """
+    """Computes logits of a whole text at once, from a network whose parameters are views of a checkpoint."""
 
     def __init__(
         self,
@@ -39,42 +48,54 @@ class Reference:
         *,
         release: Callable[[], None],
         windows: Windows | None = None,
-        importance: Mapping[str, FloatArray] | None = None,
     ) -> None:
         self.network = network
         self._recipe = recipe
         self._release = release
         self._windows = windows
-        self._importance = importance or {}
+        self._importance: Mapping[str, FloatArray] = {}
+        self._deltas: Mapping[str, LowRank] = {}
 
     def of_originals(self) -> Reference:
         """Return the reference that carries the checkpoint's own weights."""
-        return Reference(self.network, UNROUNDED, release=self._release, windows=self._windows)
+        other = copy(self)
+        other._recipe, other._importance, other._deltas = UNROUNDED, {}, {}
+        return other
 
     def weighed(self, importance: Mapping[str, FloatArray]) -> Reference:
-        """Return the reference whose scales were searched with this importance."""
-        return Reference(
-            self.network, self._recipe, release=self._release, windows=self._windows, importance=importance
-        )
+        """Return the reference whose scales were searched with what `Weights.weigh` got."""
+        other = copy(self)
+        other._importance = importance
+        return other
 
     def narrowed(self, window: int) -> Reference:
         """Return the reference whose windowed layers see at most `window` positions."""
-        windows = self._windows and self._windows.narrowed(window)
-        return Reference(
-            self.network, self._recipe, release=self._release, windows=windows, importance=self._importance
-        )
+        other = copy(self)
+        other._windows = self._windows and self._windows.narrowed(window)
+        return other
+
+    def with_deltas(self, deltas: Sequence[LowRank]) -> Reference:
+        """Return the reference that carries these deltas on its weights."""
+        other = copy(self)
+        other._deltas = {f"model.layers.{delta.layer}.{delta.module}": delta for delta in deltas}
+        return other
+
+    def projections(self, modules: Collection[str]) -> Iterator[Projection]:
+        """Name every layer's projections among `modules`, with their sizes."""
+        body: Any = self.network.model
+        for layer, block in enumerate(body.layers):
+            for path, part in block.named_modules():
+                module = path.rpartition(".")[2]
+                if module in modules and part.weight.dim() == 2:
+                    outputs, inputs = part.weight.shape
+                    yield Projection(layer, module, inputs, outputs)
 
     def logits(self, tokens: Sequence[int], *, visible: npt.NDArray[np.bool_], positions: Sequence[int]) -> FloatArray:
         """Return float32 [tokens, rows]. visible[i, j] says whether token i sees token j (itself included)."""
-        import torch
+        return self._head(self.hidden(tokens, visible=visible, positions=positions))
 
-        with torch.inference_mode():
-            return self._head(self.hidden(tokens, visible=visible, positions=positions))
-
-    def hidden(
-        self, tokens: Sequence[int], *, visible: npt.NDArray[np.bool_], positions: Sequence[int]
-    ) -> torch.Tensor:
-        """Return what the head reads, float32 [tokens, hidden size]; arguments as of `logits`."""
+    def hidden(self, tokens: Sequence[int], *, visible: npt.NDArray[np.bool_], positions: Sequence[int]) -> FloatArray:
+        """Return the last hidden state, which the head reads: float32 [tokens, hidden size]."""
         import torch
 
         with torch.inference_mode(), self._layers_on_demand():
@@ -84,7 +105,7 @@ class Reference:
                 position_ids=torch.tensor([positions]),
                 use_cache=False,
             )
-            return output.last_hidden_state[0]
+            return np.asarray(output.last_hidden_state[0].numpy())
 
     def _masks(
         self, visible: npt.NDArray[np.bool_], positions: npt.NDArray[np.int64]
@@ -108,10 +129,9 @@ class Reference:
         self._release()
         return hidden
 
-    def _head(self, hidden: torch.Tensor) -> FloatArray:
+    def _head(self, states: FloatArray) -> FloatArray:
         weight = self.network.get_output_embeddings().weight
-        result = np.empty((hidden.shape[0], weight.shape[0]), np.float32)
-        states = hidden.numpy()
+        result = np.empty((states.shape[0], weight.shape[0]), np.float32)
         for chunk in Matrix((weight,)).chunks():
             rows = _rounded(chunk.values, self._recipe.head, self._importance.get(HEAD))
             result[:, chunk.start : chunk.start + len(rows)] = states @ rows.T
@@ -145,6 +165,8 @@ class Reference:
                 stored = {
                     own: self._as_stored(value, path, scheme) for own, value in part.named_parameters(recurse=False)
                 }
+                if delta := self._deltas.get(_place(path)):
+                    stored["weight"] = stored["weight"] + _tensor(delta.product())
                 held.enter_context(_weights(part, stored))
                 self._release()
 
@@ -190,3 +212,14 @@ def _rounded(values: FloatArray, scheme: Scheme, importance: FloatArray | None) 
     if scheme.quantized:
         return dequantize(quantize(values, scheme, importance=importance), scheme)
     return values.astype(np.float16).astype(np.float32) if scheme.bits == 16 else values
+
+
+def _place(path: str) -> str:
+    """Return a projection's layer and own name, without the block between them."""
+    return ".".join((*path.split(".")[:3], path.rpartition(".")[2]))
+
+
+def _tensor(values: FloatArray) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(values)

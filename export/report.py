@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from edgedecode.manifest import Manifest
+from edgedecode.manifest import Manifest, ModelEntry
 from edgedecode.memory import format_nbytes
 
 from .stages import StageRecord
@@ -87,6 +87,8 @@ def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) 
             console.print(f"{role}: {entry.quantization}", highlight=False, markup=False)
     console.print(_LEGEND, style="dim", highlight=False)
     for role, entry in manifest.models.items():
+        if len(entry.graphs) > 1:
+            console.print(_graph_line(role, entry), highlight=False)
         for note in entry.notes:
             console.print(f"{role}: {note}", highlight=False, markup=False)
     console.print()
@@ -106,6 +108,7 @@ def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path
             "head_bits": entry.head_bits,
             "quantization": entry.quantization,
             "weights_nbytes": manifest.files[entry.weights].nbytes,
+            "graphs": ",".join(entry.graphs),
             "kernel_noise": entry.kernel_noise,
             "parity": dict(entry.parity),
             "notes": list(entry.notes),
@@ -169,7 +172,7 @@ def _model_table(manifest: Manifest) -> Table:
     for title in ("weights", "MB", "bits", "head", "parity", "kernels", "top-1", "loss", "top-1", "noise"):
         table.add_column(title, justify="right")
     for role, entry in manifest.models.items():
-        wiring = [error for name, error in entry.parity.items() if name.endswith("_error") and "kernel" not in name]
+        wiring = [error for name, error in entry.parity.items() if name.endswith("_error") and not _rounds(name)]
         table.add_row(
             role,
             f"{entry.parameters / 1e6:.1f}M",
@@ -184,6 +187,20 @@ def _model_table(manifest: Manifest) -> Table:
             _optional(entry.kernel_noise, ".2g"),
         )
     return table
+
+
+def _rounds(name: str) -> bool:
+    """Tell whether a parity number measures rounding that is meant."""
+    return name.startswith(("kernel", "kv8"))
+
+
+def _graph_line(role: str, entry: ModelEntry) -> str:
+    """Name a role's graphs, with what an 8-bit cache was measured to lose."""
+    line = f"{role}: graphs {', '.join(entry.graphs)} over one weights file"
+    if "kv8_rms_error" not in entry.parity:
+        return line
+    error, same = entry.parity["kv8_rms_error"], entry.parity["kv8_top1"]
+    return f"{line}; 8-bit keys and values change logits by {error:.1%} of their deviation, top-1 {same:.0%} the same"
 
 
 def _optional(value: float | None, form: str) -> str:

@@ -41,7 +41,7 @@ class Conditions:
         return cls(
             device=f"{machine.processor}, {machine.cores} cores, {machine.system}",
             threads=_threads(timed, asked=arguments.threads),
-            pack=f"{pair.manifest.name}, digest {digest[:12]}, {pair.runtime} on {arguments.provider}",
+            pack=f"{pair.manifest.name}, digest {digest[:12]}, {pair.runtime} on {arguments.provider}{_kv_type(timed)}",
             quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
             prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {source}",
             decoding=f"greedy, at most {settings.max_tokens} tokens, draft lengths {_listed(settings.lengths)}",
@@ -57,6 +57,12 @@ class Conditions:
         return " | ".join(
             (self.device, f"threads: {self.threads}", self.pack, self.decoding, self.repetitions, self.date)
         )
+
+
+def _kv_type(timed: TimedPair) -> str:
+    """Say how the target keeps keys and values where that is not in floats."""
+    kept = timed.target.card.kv_types
+    return "" if "float32" in kept else f", {kept[0]} keys and values (lossy)"
 
 
 def _threads(timed: TimedPair, *, asked: int | None) -> str:

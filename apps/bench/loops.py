@@ -77,6 +77,9 @@ def open_loops(arguments: Namespace, pair: Pair, *, settings: Settings) -> tuple
         if folder is None:
             reasons.append(f"{name}: no folder given (--against-genai FOLDER, made by its builder on the same weights)")
             continue
+        if "float32" not in pair.target.card.kv_types:
+            reasons.append(f"{name}: keeps keys and values as floats, measure it without --kv-type")
+            continue
         try:
             factory = cast(LoopFactory, entry.load())
             target = pair.manifest.models["target"]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from edgedecode.errors import CapabilityError
 from edgedecode.manifest import ModelEntry
 
+from .choice import choose_graph
 from .graph import FULL_BIAS, WINDOW_BIAS, Untyped, import_engine, open_session
 from .providers import choose_provider
 from .threads import default_threads
@@ -33,10 +34,11 @@ class BareLoop:
                 f"{capacity} positions are more than the {entry.window} that the model's window layers see: the bare "
                 f"loop keeps no window, measure with a shorter prompt and answer"
             )
+        graph = choose_graph(entry, folder, name=self.name, needs=())
         engine = import_engine()
         cpu = choose_provider("cpu", installed=engine.get_available_providers())
         threads = threads or default_threads((folder / entry.weights).stat().st_size)
-        self._session = open_session(folder / entry.graphs["base"].file, provider=cpu, threads=threads)
+        self._session = open_session(folder / graph.file, provider=cpu, threads=threads)
         shape = (1, entry.kv_heads, capacity, entry.head_size)
         names = [f"{layer}.{part}" for layer in range(entry.layers) for part in ("key", "value")]
         self._cache = {name: engine.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32)) for name in names}

@@ -24,10 +24,10 @@ class Buffers:
     """Input, bias and logits arrays of one model, under leases taken before each is allocated."""
 
     def __init__(
-        self, engine: Untyped, *, name: str, rows: int, context: int, footprint: Footprint, budget: Budget
+        self, engine: Untyped, *, name: str, rows: int, hidden: int, context: int, footprint: Footprint, budget: Budget
     ) -> None:
         self._value = engine.OrtValue.ortvalue_from_numpy
-        self._rows = rows
+        self._rows, self._hidden_size = rows, hidden
         width = footprint.rows_per_pass
         self._bias_nbytes = footprint.bias_nbytes
         self._lease = budget.reserve(f"buffers:{name}", footprint.bias_nbytes + INDEX_NBYTES * (context + 4 * width))
@@ -47,8 +47,9 @@ class Buffers:
         self._zeros: FloatArray = np.zeros(footprint.bias_nbytes // FLOAT_NBYTES, np.float32)
         self._tree_bias: FloatArray | None = None
         self._window_bias: FloatArray | None = None
-        self._logits: FloatArray = np.empty((0, rows), np.float32)
-        self.logits_pointer = 0
+        self.logits: FloatArray = np.empty((0, rows), np.float32)
+        self.hidden: FloatArray = np.empty((0, hidden), np.float32)
+        self.logits_pointer = self.hidden_pointer = 0
         self._widths: dict[int, tuple[Untyped, Untyped]] = {}
         self._picks: dict[int, Untyped] = {}
         self.zeros_pointer: int = self._zeros.ctypes.data
@@ -91,15 +92,15 @@ class Buffers:
         assert self._window_bias is not None, "planned with the state"
         return self._window_bias[: rows * total].reshape(rows, total)
 
-    def logits(self, count: int) -> FloatArray:
-        """Return the logits array, of `count` rows at least. Raises BudgetExceeded before growing."""
-        if len(self._logits) < count:
-            self._logits_lease.resize(count * self._rows * FLOAT_NBYTES)
-            self._logits = np.empty((0, self._rows), np.float32)  # gives the old rows back first
+    def hold_rows(self, count: int) -> None:
+        """Make logits, and the hidden states beside them, `count` rows at least. Raises BudgetExceeded first."""
+        if len(self.logits) < count:
+            self._logits_lease.resize(count * (self._rows + self._hidden_size) * FLOAT_NBYTES)
+            self._drop_rows()  # gives the old rows back first
             fresh: FloatArray = np.empty((count, self._rows), np.float32)
-            self.logits_pointer = fresh.ctypes.data
-            self._logits = fresh  # last: an interrupt before this line makes the next call start over
-        return self._logits
+            self.hidden = np.empty((count, self._hidden_size), np.float32)
+            self.logits_pointer, self.hidden_pointer = fresh.ctypes.data, self.hidden.ctypes.data
+            self.logits = fresh  # last: an interrupt before this line makes the next call start over
 
     def pick(self, rows: Sequence[int]) -> None:
         """Ask for these rows of the coming pass."""
@@ -113,7 +114,11 @@ class Buffers:
         self._widths.clear()
         self._picks.clear()
         self._tree_bias = self._window_bias = None
-        self._logits = np.empty((0, self._rows), np.float32)
+        self._drop_rows()
         self._zeros = np.empty(0, np.float32)
         for lease in self.leases:
             lease.release()
+
+    def _drop_rows(self) -> None:
+        self.logits = np.empty((0, self._rows), np.float32)
+        self.hidden = np.empty((0, self._hidden_size), np.float32)

@@ -42,20 +42,21 @@ class Footprint:
         return max(1, min(self.rows_per_pass, (isqrt(total * total + 4 * floats) - total) // 2))
 
 
-def plan_footprint(entry: ModelEntry, *, weights_nbytes: int, graph_nbytes: int) -> Footprint:
-    """Plan a model whose files have these sizes.
+def plan_footprint(entry: ModelEntry, *, weights_nbytes: int, graph_nbytes: int, adapters: bool = False) -> Footprint:
+    """Plan a model whose files have these sizes; `adapters`: its graph adds deltas to projections.
 
     Weights measured against the plan (MiB, the whole embedding read): bundled target at 8 bits 18.4 of 19.1, at 4 bits
     14.6 of 15.4, in float 48.6 of 49.6. A 0.5B Qwen2 at 4 bits, part of the embedding read: 560 of 638, about 620 at
     the peak of loading. 16-bit weights are an assumption, not measured.
     """
-    rows = _rows_per_pass(entry)
+    row = _row_nbytes(entry, adapters=adapters)
+    rows = max(2, min(ROWS_PER_PASS, ACTIVATION_NBYTES // row))
     bias = max(min(BIAS_NBYTES, rows * entry.context * FLOAT_NBYTES), entry.context * FLOAT_NBYTES)
     query_heads = -(-entry.hidden_size // entry.head_size)
     return Footprint(
         weights_nbytes=_weights_nbytes(entry, weights_nbytes) + 2 * graph_nbytes + SESSION_NBYTES,
         bias_nbytes=bias,
-        workspace_nbytes=rows * _row_nbytes(entry) * 5 // 4 + query_heads * bias,  # a quarter: the arena rounds up
+        workspace_nbytes=rows * row * 5 // 4 + query_heads * bias,  # a quarter: the arena rounds up
         rows_per_pass=rows,
     )
 
@@ -85,12 +86,8 @@ def _packed_factor(bits: int, block: int) -> float:
     return (block * bits / 8 + 12) / (block * bits / 8 + 4)
 
 
-def _rows_per_pass(entry: ModelEntry) -> int:
-    return max(2, min(ROWS_PER_PASS, ACTIVATION_NBYTES // _row_nbytes(entry)))
-
-
-def _row_nbytes(entry: ModelEntry) -> int:
-    """Bound one row's live intermediate values: five of the MLP's width and eight of the hidden size."""
+def _row_nbytes(entry: ModelEntry, *, adapters: bool) -> int:
+    """Bound one row's live intermediate values: five of the MLP's width (with deltas six), eight of the hidden size."""
     body = max(0, entry.parameters - entry.rows * entry.hidden_size)
     mlp = body // (3 * entry.hidden_size * entry.layers)
-    return FLOAT_NBYTES * (5 * mlp + 8 * entry.hidden_size)
+    return FLOAT_NBYTES * ((6 if adapters else 5) * mlp + 8 * entry.hidden_size)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from edgedecode.errors import ManifestError, RuntimeUnavailable
-from edgedecode.manifest import ModelEntry
+from edgedecode.manifest import Graph, ModelEntry
 
 from .providers import Provider
 
@@ -72,17 +72,21 @@ def open_session(path: Path, *, provider: Provider, threads: int) -> Untyped:
     return session
 
 
+_KV_KINDS = {"float32": "tensor(float)", "int8": "tensor(int8)"}
+
+
 def cache_names(prefix: str, layers: int) -> list[str]:
     """Return the names of the graph's cache values, key before value, layer by layer."""
     return [f"{prefix}.{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
 
 
-def check_contract(session: Untyped, entry: ModelEntry, *, path: Path) -> None:
-    """Raise ManifestError unless the graph has the inputs and outputs of a base graph, in the entry's sizes."""
+def check_contract(session: Untyped, entry: ModelEntry, graph: Graph, *, path: Path) -> None:
+    """Raise ManifestError unless the graph has the inputs and outputs that the manifest says, in the entry's sizes."""
     shapes = {value.name: value.shape for value in [*session.get_inputs(), *session.get_outputs()]}
     biases = _biases(entry, [value.name for value in session.get_inputs()])
     caches = [*cache_names("past_key_values", entry.layers), *cache_names("present", entry.layers)]
-    wanted = [*SCALARS, *biases, "logits", *caches]
+    hidden = ["hidden"] if "hidden" in graph.capabilities else []
+    wanted = [*SCALARS, *biases, "logits", *hidden, *caches]
     if missing := [name for name in wanted if name not in shapes]:
         raise ManifestError(f"{path} has no {', '.join(missing[:3])}: it is no base graph; export the pack again")
     if foreign := [value.name for value in session.get_inputs() if value.name not in wanted]:
@@ -94,6 +98,11 @@ def check_contract(session: Untyped, entry: ModelEntry, *, path: Path) -> None:
             f"{path} has {found[0]} rows, {found[1]} KV heads of size {found[2]}, the manifest says "
             f"{entry.rows}, {entry.kv_heads} and {entry.head_size}: export the pack again"
         )
+    kinds = {value.name: value.type for value in session.get_inputs()}
+    if (kind := kinds["past_key_values.0.key"]) != _KV_KINDS.get(graph.kv_type):
+        raise ManifestError(f"{path} keeps keys as {kind}, the manifest says {graph.kv_type}: export the pack again")
+    if "lora" in graph.capabilities and not (graph.lora_rank and session.get_overridable_initializers()):
+        raise ManifestError(f"{path} takes no adapter, the manifest says it does: export the pack again")
 
 
 def _biases(entry: ModelEntry, inputs: list[str]) -> list[str]:

@@ -16,8 +16,9 @@ from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, Runt
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import State
-from edgedecode.types import AdapterUse, FloatArray, ModelCard, Output, RowRequest
+from edgedecode.types import AdapterUse, LowRank, ModelCard, Output, RowRequest
 
+from .adapters import Adapters
 from .biases import Biases
 from .buffers import Buffers
 from .footprint import FLOAT_NBYTES, Footprint
@@ -52,14 +53,22 @@ class OnnxModel:
         self._footprint = footprint
         self._budget = budget
         self._buffers = Buffers(
-            engine, name=card.name, rows=card.rows, context=card.context, footprint=footprint, budget=budget
+            engine,
+            name=card.name,
+            rows=card.rows,
+            hidden=card.hidden_size,
+            context=card.context,
+            footprint=footprint,
+            budget=budget,
         )
         inputs = [value.name for value in session.get_inputs()]
         self._biases = Biases(self._buffers, inputs=inputs, window=entry.window)
+        self._adapters = Adapters(engine, session, entry=entry, card=card, budget=budget)
         self._leases = list(leases)
         self._states: WeakSet[OnnxState] = WeakSet()
         self._lock = Lock()
         self._row_nbytes = FLOAT_NBYTES * card.rows
+        (self._kv_type,) = card.kv_types
 
     @property
     def card(self) -> ModelCard:
@@ -72,11 +81,13 @@ class OnnxModel:
             raise CapabilityError(f"a state of {capacity} rows: {self._card.name} holds {self._card.context} at most")
         if self._session is None:
             raise CapabilityError(f"the model {self._card.name} is closed")
-        lease = self._budget.reserve(f"kv:{self._card.name}", state_nbytes(self._entry, capacity))
+        lease = self._budget.reserve(
+            f"kv:{self._card.name}", state_nbytes(self._entry, capacity, kv_type=self._kv_type)
+        )
         try:
-            self._buffers.logits(rows + LEAST_ROWS)
+            self._buffers.hold_rows(rows + LEAST_ROWS)
             self._biases.plan(capacity)
-            state = OnnxState(self._entry, capacity=capacity, lease=lease, owner=self)
+            state = OnnxState(self._entry, capacity=capacity, lease=lease, owner=self, kv_type=self._kv_type)
             finalize(state, lease.release)  # a state that is dropped, not closed
             state.binding = self._bind(state)
         except BaseException:
@@ -94,8 +105,6 @@ class OnnxModel:
         rows: RowRequest = "last",
         adapter: AdapterUse | None = None,
     ) -> Output:
-        if adapter is not None:
-            raise CapabilityError(f"{self._card.name} has no adapter inputs: {adapter.name!r} cannot be applied")
         count = len(tokens)
         wanted = _wanted(rows, count)
         with self._lock:
@@ -103,13 +112,24 @@ class OnnxModel:
             self._check_tokens(tokens)
             tree = own.tree
             try:
+                self._bind_adapter(own, adapter)
                 own.grow(count, parents=parents)
-                logits = self._append(own, tokens, rows=wanted)
+                output = self._append(own, tokens, rows=wanted)
             except BaseException:
                 own.tree = tree  # a chain stays one when its first tree is refused or interrupted
                 raise
             own.commit(count)
-        return Output(logits)
+        return output
+
+    def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
+        with self._lock:
+            if self._session is None:
+                raise CapabilityError(f"the model {self._card.name} is closed")
+            self._adapters.add(digest, matrices, scale=scale)
+
+    def remove_adapter(self, digest: str) -> None:
+        with self._lock:
+            self._adapters.remove(digest)
 
     def close(self) -> None:
         """Close every state and give the memory back; waits for a pass that is running. Idempotent."""
@@ -118,24 +138,30 @@ class OnnxModel:
                 state.close()
             self._session = None
             self._buffers.close()
+            self._adapters.close()
             for lease in self._leases:
                 lease.release()
 
-    def _append(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int]) -> FloatArray:
-        """Run the passes that append `tokens` and return the logits of `rows`."""
+    def _append(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int]) -> Output:
+        """Run the passes that append `tokens` and return what `rows` gave."""
         if state.tree is not None and not self._card.tree:
             raise CapabilityError(f"{self._card.name} has no tree attention: its graph reads chains only")
-        logits = self._buffers.logits(max(len(rows), LEAST_ROWS))
         try:
             if len(tokens) > self._rows_next(state, state.pending):
                 return self._passes(state, tokens, rows=rows)
+            self._buffers.hold_rows(max(len(rows), LEAST_ROWS))
             self._pass(state, tokens, start=state.pending, rows=rows)
         except (EdgeDecodeError, MemoryError):
             raise
         except Exception as error:  # the engine's exceptions share no base class
             what = f"ONNX Runtime failed in a pass of {len(tokens)} rows: {first_line(error)}"
             raise RuntimeUnavailable(what) from error
-        return logits[: len(rows)]
+        return self._output(len(rows))
+
+    def _output(self, count: int) -> Output:
+        """Return the first `count` rows of the buffers."""
+        buffers = self._buffers
+        return Output(buffers.logits[:count], buffers.hidden[:count] if self._card.hidden_size else None)
 
     def _bind(self, state: OnnxState) -> Untyped:
         """Bind what never changes: the cache, read as past and written as present, and the two lengths."""
@@ -150,11 +176,11 @@ class OnnxModel:
         binding.bind_ortvalue_input("total_length", self._buffers.total_value)
         return binding
 
-    def _passes(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int]) -> FloatArray:
+    def _passes(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int]) -> Output:
         """Append `tokens` in several passes, none of one row without need, and compute each row where it falls."""
         order = sorted(range(len(rows)), key=rows.__getitem__)
         ascending = [rows[index] for index in order]
-        logits = self._buffers.logits(len(rows) + LEAST_ROWS)
+        self._buffers.hold_rows(len(rows) + LEAST_ROWS)
         start = filled = 0
         while start < len(tokens):
             left = len(tokens) - start
@@ -166,8 +192,11 @@ class OnnxModel:
             self._pass(state, chunk, start=state.pending + start, rows=here, slot=filled)
             filled += len(here)
             start += width
-        logits = logits[: len(rows)]
-        return logits if ascending == list(rows) else logits[np.argsort(order)]
+        output = self._output(len(rows))
+        if ascending == list(rows):
+            return output
+        asked = np.argsort(order)
+        return Output(output.logits[asked], None if output.hidden is None else output.hidden[asked])
 
     def _rows_next(self, state: OnnxState, start: int) -> int:
         """Return how many rows the pass from pending row `start` may have.
@@ -192,7 +221,7 @@ class OnnxModel:
             state.bound_width = width
         output = buffers.logits_pointer + slot * self._row_nbytes
         if state.bound_rows != len(rows) or state.bound_output != output:
-            self._bind_rows(state, rows=len(rows), output=output)
+            self._bind_rows(state, rows=len(rows), slot=slot)
         buffers.ids[:width] = tokens
         buffers.pick(rows)
         buffers.last_slot[0] = total - 1
@@ -204,11 +233,27 @@ class OnnxModel:
         self._biases.bind(binding, state, start=start, width=width)
         self._session.run_with_iobinding(binding)
 
-    def _bind_rows(self, state: OnnxState, *, rows: int, output: int) -> None:
+    def _bind_rows(self, state: OnnxState, *, rows: int, slot: int) -> None:
+        buffers, binding = self._buffers, state.binding
         state.bound_rows = -1
-        state.binding.bind_ortvalue_input("rows", self._buffers.picked_value(rows))
-        state.binding.bind_output("logits", "cpu", 0, np.float32, (rows, self._card.rows), output)
-        state.bound_rows, state.bound_output = rows, output
+        binding.bind_ortvalue_input("rows", buffers.picked_value(rows))
+        logits = buffers.logits_pointer + slot * self._row_nbytes
+        binding.bind_output("logits", "cpu", 0, np.float32, (rows, self._card.rows), logits)
+        if self._card.hidden_size:
+            width = self._card.hidden_size
+            hidden = buffers.hidden_pointer + slot * width * FLOAT_NBYTES
+            binding.bind_output("hidden", "cpu", 0, np.float32, (rows, width), hidden)
+        state.bound_rows, state.bound_output = rows, logits
+
+    def _bind_adapter(self, state: OnnxState, use: AdapterUse | None) -> None:
+        """Bind the adapter's matrices where others are bound now; the engine's defaults are the base model."""
+        matrices = self._adapters.matrices(use)
+        if matrices is state.bound_adapter or (use is None and state.bound_adapter is None):
+            return
+        assert matrices is not None
+        state.bound_adapter = ()  # an interrupt in the middle must look like neither
+        self._adapters.bind(state.binding, matrices)
+        state.bound_adapter = matrices
 
     def _own(self, state: State) -> OnnxState:
         if not isinstance(state, OnnxState) or state.owner is not self:

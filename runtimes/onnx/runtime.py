@@ -7,12 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from edgedecode.errors import InputError, ManifestError
+from edgedecode.errors import InputError
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import Device, LanguageModel
 from edgedecode.types import ModelCard
 
+from .choice import choose_graph, file_nbytes
 from .footprint import ENGINE_NBYTES, plan_footprint
 from .graph import check_contract, import_engine, open_session
 from .model import OnnxModel
@@ -23,7 +24,11 @@ __all__ = ["OnnxRuntime"]
 
 
 class OnnxRuntime:
-    """Implements `Runtime`. Making one imports the engine; raises RuntimeUnavailable when it is not installed."""
+    """Implements `Runtime`. Making one imports the engine; raises RuntimeUnavailable when it is not installed.
+
+    A role has several graphs over one weights file, and one of them is opened: the engine packs a session's weights for
+    itself, so a second session over the same file would hold them twice.
+    """
 
     def __init__(self) -> None:
         self._engine = import_engine()
@@ -63,26 +68,33 @@ class OnnxRuntime:
         chosen = choose_provider(provider, installed=self._engine.get_available_providers())
         if threads is not None and threads < 1:
             raise InputError(f"{threads} threads: give 1 or more")
-        graph = entry.graphs.get("base")
-        if graph is None:
-            raise ManifestError(f"the model {name} has no base graph: export the pack again")
+        graph = choose_graph(entry, root, name=name, needs=needs)
         path, weights = root / graph.file, root / entry.weights
-        footprint = plan_footprint(entry, weights_nbytes=_file_nbytes(weights), graph_nbytes=_file_nbytes(path))
+        footprint = plan_footprint(
+            entry,
+            weights_nbytes=file_nbytes(weights),
+            graph_nbytes=file_nbytes(path),
+            adapters="lora" in graph.capabilities,
+        )
         with ExitStack() as undo:  # gives every lease back when a later step fails
             code = self._code.get(budget) or undo.enter_context(budget.reserve("engine code", ENGINE_NBYTES))
             leases = [
                 undo.enter_context(budget.reserve(f"weights:{name}", footprint.weights_nbytes)),
                 undo.enter_context(budget.reserve(f"workspace:{name}", footprint.workspace_nbytes)),
             ]
-            threads = threads or default_threads(_file_nbytes(weights))
+            threads = threads or default_threads(file_nbytes(weights))
             session = open_session(path, provider=chosen, threads=threads)
-            check_contract(session, entry, path=path)
+            check_contract(session, entry, graph, path=path)
             card = ModelCard(
                 name=name,
                 rows=entry.rows,
                 vocabulary_size=min(entry.rows, vocabulary_size),
                 context=entry.context,
                 tree="tree" in graph.capabilities,
+                kv_types=(graph.kv_type,),
+                hidden_size=entry.hidden_size if "hidden" in graph.capabilities else 0,
+                lora_rank=graph.lora_rank,
+                lora_modules=graph.lora_modules,
                 kernel_noise=entry.kernel_noise,
                 weights_nbytes=footprint.weights_nbytes,
                 threads=threads,
@@ -99,10 +111,3 @@ class OnnxRuntime:
             undo.pop_all()
             self._code[budget] = code
         return model
-
-
-def _file_nbytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise ManifestError(f"{path} cannot be read ({error.strerror}): export or import the pack again") from None

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Lease
-from edgedecode.types import FloatArray
 
 from .ancestors import Ancestors
-from .footprint import FLOAT_NBYTES
 
 __all__ = ["OnnxState", "state_nbytes"]
 
@@ -22,26 +21,29 @@ TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of a bit a row), parent and depth."""
 
 
-def state_nbytes(entry: ModelEntry, capacity: int) -> int:
+def state_nbytes(entry: ModelEntry, capacity: int, *, kv_type: str = "float32") -> int:
     """Return what a state of `capacity` rows takes."""
-    return capacity * (2 * entry.layers * entry.kv_heads * entry.head_size * FLOAT_NBYTES + TREE_ROW_NBYTES)
+    width = np.dtype(kv_type).itemsize
+    return capacity * (2 * entry.layers * entry.kv_heads * entry.head_size * width + TREE_ROW_NBYTES)
 
 
 class OnnxState:
     """Implements `State`: slots 0 to length are settled, the next `pending` hold pending rows in order of arrival.
 
-    All layers' keys and values are one array, [2 · layers, 1, kv heads, capacity, head size]; the engine reads its past
-    from the slots in use and writes its present into the following ones.
+    All layers' keys and values are one array of the graph's KV type, [2 · layers, 1, kv heads, capacity, head size];
+    the engine reads its past from the slots in use and writes its present into the following ones.
     """
 
-    def __init__(self, entry: ModelEntry, *, capacity: int, lease: Lease, owner: object) -> None:
+    def __init__(
+        self, entry: ModelEntry, *, capacity: int, lease: Lease, owner: object, kv_type: str = "float32"
+    ) -> None:
         self.owner = owner
         self._lease = lease
         self._capacity = capacity
         self._length = 0
         self._pending = 0
         shape = (2 * entry.layers, 1, entry.kv_heads, capacity, entry.head_size)
-        self.cache: FloatArray = np.zeros(shape, np.float32)
+        self.cache: npt.NDArray[np.float32 | np.int8] = np.zeros(shape, kv_type)
         self.tree: Ancestors | None = None
         """The pending rows' shape; None: a chain."""
         self.binding: Any = None
@@ -49,6 +51,7 @@ class OnnxState:
         self.bound_width = 0
         self.bound_rows = -1
         self.bound_output = 0
+        self.bound_adapter: object = None
 
     @property
     def length(self) -> int:

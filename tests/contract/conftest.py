@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from edgedecode.testing import TableModel, toy_tables
 from tests.contract.toy_graph import ToyShape, write_toy
 
 PACK = os.environ.get("EDGEDECODE_CONTRACT_PACK")
-NAMES = ["toy", "table", *(["pack"] if PACK else [])]
+NAMES = ["toy", "toy hidden", "toy lora", "toy kv8", "table", *(["pack"] if PACK else [])]
 
 
 class Opener:
@@ -38,18 +38,32 @@ class Opener:
         return self._entries[shape]
 
     def __call__(
-        self, shape: ToyShape | None = None, *, budget: Budget | None = None, threads: int = 1
+        self,
+        shape: ToyShape | None = None,
+        *,
+        budget: Budget | None = None,
+        threads: int = 1,
+        needs: Sequence[str] = (),
     ) -> LanguageModel:
         shape = shape or ToyShape()
-        return open_entry(self.entry(shape), self.root(shape), budget=budget or Budget(), threads=threads)
+        return open_entry(self.entry(shape), self.root(shape), budget=budget or Budget(), threads=threads, needs=needs)
 
 
-def open_entry(entry: ModelEntry, root: Path, *, budget: Budget, threads: int = 1) -> LanguageModel:
+def open_entry(
+    entry: ModelEntry, root: Path, *, budget: Budget, threads: int = 1, needs: Sequence[str] = ()
+) -> LanguageModel:
     runtimes = pytest.importorskip("edgedecode.runtimes.onnx")
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     runtime = runtimes.OnnxRuntime()
     model: LanguageModel = runtime.open(
-        entry, root, name="target", vocabulary_size=entry.rows, budget=budget, threads=threads, provider="cpu"
+        entry,
+        root,
+        name="target",
+        vocabulary_size=entry.rows,
+        budget=budget,
+        threads=threads,
+        provider="cpu",
+        needs=needs,
     )
     return model
 
@@ -63,6 +77,10 @@ def _toy(opener: Opener) -> LanguageModel:
     return opener()
 
 
+def _toy_of(*needs: str) -> Callable[[Opener], LanguageModel]:
+    return lambda opener: opener(ToyShape(graphs=("base", "hidden", "lora", "kv8")), needs=needs)
+
+
 def _table(opener: Opener) -> LanguageModel:
     return TableModel(toy_tables(61, seed=3))
 
@@ -72,7 +90,14 @@ def _pack(opener: Opener) -> LanguageModel:
     return open_entry(Manifest.load(root).models["target"], root, budget=Budget())
 
 
-MAKERS: dict[str, Callable[[Opener], LanguageModel]] = {"toy": _toy, "table": _table, "pack": _pack}
+MAKERS: dict[str, Callable[[Opener], LanguageModel]] = {
+    "toy": _toy,
+    "toy hidden": _toy_of("hidden"),
+    "toy lora": _toy_of("lora"),
+    "toy kv8": _toy_of("kv:int8"),
+    "table": _table,
+    "pack": _pack,
+}
 
 
 @pytest.fixture(scope="session", params=NAMES)

@@ -30,7 +30,7 @@ fields["graphs"] = {name: Graph(**graph) for name, graph in fields["graphs"].ite
 entry, budget, runtime = ModelEntry(**fields), Budget(), OnnxRuntime()
 before = resident_nbytes()
 model = runtime.open(entry, Path(sys.argv[1]), name="target", vocabulary_size=entry.rows, budget=budget, threads=1,
-                     provider="cpu")
+                     provider="cpu", needs=sys.argv[3:])
 state, peak = model.new_state(1024), 0
 for start in range(0, 1024, 256):
     model.forward([token % entry.rows for token in range(start, start + 256)], state)
@@ -144,8 +144,11 @@ def test_rows_that_do_not_fit_are_refused_and_the_state_stays(opener: Opener) ->
 
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
-@pytest.mark.parametrize(("bits", "block"), [(8, 32), (4, 128), (32, 32)])
-def test_the_plan_bounds_what_is_measured(opener: Opener, bits: int, block: int) -> None:
+@pytest.mark.parametrize(
+    ("bits", "block", "needs"),
+    [(8, 32, ""), (4, 128, ""), (32, 32, ""), (8, 32, "hidden"), (8, 32, "lora"), (8, 32, "kv:int8")],
+)
+def test_the_plan_bounds_what_is_measured(opener: Opener, bits: int, block: int, needs: str) -> None:
     from dataclasses import asdict
 
     shape = ToyShape(
@@ -159,14 +162,22 @@ def test_the_plan_bounds_what_is_measured(opener: Opener, bits: int, block: int)
         context=2048,
         bits=bits,
         block=block,
+        graphs=("base", "hidden", "lora", "kv8"),
     )
     entry = opener.entry(shape)
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(opener.root(shape)), json.dumps(asdict(entry))],
+        [
+            sys.executable,
+            "-c",
+            MEASURE,
+            str(opener.root(shape)),
+            json.dumps(asdict(entry)),
+            *([needs] if needs else []),
+        ],
         capture_output=True,
         text=True,
         check=True,
     )
     figures = json.loads(done.stdout)
-    print(bits, block, {name: round(value / MIB, 1) for name, value in figures.items()})
+    print(bits, block, needs, {name: round(value / MIB, 1) for name, value in figures.items()})
     assert figures["used"] <= figures["planned"]

@@ -93,6 +93,15 @@ def test_crop_goes_back_anywhere(model: LanguageModel, shape: ToyShape, length: 
     assert_close(found, ToyNumpy(shape).logits([*TOKENS[:length], *TOKENS[50:]])[length:])
 
 
+def test_an_int8_cache_keeps_windows(opener: Opener) -> None:
+    shape = ToyShape(window=WINDOW, graphs=("base", "kv8"))
+    model = opener(shape, needs=("kv:int8",))
+    found = model.forward(TOKENS, model.new_state(LENGTH), rows="all").logits.copy()
+    expected, exact = ToyNumpy(shape, int8_cache=True).logits(TOKENS), ToyNumpy(shape).logits(TOKENS)
+    assert np.abs(found - expected).mean() < np.abs(exact - expected).mean() / 20
+    model.close()
+
+
 def test_a_long_prompt_is_split(opener: Opener) -> None:
     shape = ToyShape(window=40, context=1024)
     tokens = [int(token) for token in np.random.default_rng(3).integers(0, 128, 700)]

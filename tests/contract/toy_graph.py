@@ -1,4 +1,4 @@
-"""A small random Llama-shaped model written as a pack's `base` graph; needs onnx and numpy, no torch and no export.
+"""A small random Llama-shaped model written as a pack's graphs; needs onnx and numpy, no torch and no export.
 
 The graph follows the contract that `export` follows, so a runtime cannot tell it from a real one. Weights are drawn
 from a fixed seed; `bits` 4 or 8 quantizes the projections in blocks, as MatMulNBits wants them.
@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import convert_model_to_external_data
 
-from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.manifest import STACKS, Graph, ModelEntry
 
 WEIGHTS = "weights.bin"
 GRAPH = "base.onnx"
@@ -43,16 +44,33 @@ class ToyShape:
     all_windows: bool = False
     """Odd layers have the window too."""
 
+    graphs: tuple[str, ...] = ("base",)
+    """Of base, hidden, lora and kv8, over the same weights."""
+    packed: bool = False
+    """Query, key and value are one product."""
+
     def bias_of(self, layer: int) -> str:
         """Return the bias input of a layer."""
         return "window_bias" if self.window and (self.all_windows or layer % 2 == 0) else "attention_bias"
 
 
-class ToyGraph:
-    """Collects nodes, initializers and the contract's inputs and outputs."""
+SCALES = "scales"
+LORA_RANK = 8
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj", "gate_up_proj")
 
-    def __init__(self, shape: ToyShape) -> None:
-        self.shape = shape
+
+def cache_scales(shape: ToyShape, layer: int) -> npt.NDArray[np.float32]:
+    """Return the 8-bit cache's scales, [key and value, KV heads, head size], each channel's its own."""
+    draw = np.random.default_rng(layer)
+    return (draw.uniform(5.0, 8.0, (2, shape.kv_heads, shape.head_size)) / 127).astype(np.float32)
+
+
+class ToyGraph:
+    """Collects nodes, initializers and the contract's inputs and outputs of the graph `variant`."""
+
+    def __init__(self, shape: ToyShape, variant: str = "base") -> None:
+        self.shape, self.variant = shape, variant
+        self._deltas: list[onnx.ValueInfoProto] = []
         self._rng = np.random.default_rng(shape.seed)
         self._nodes: list[onnx.NodeProto] = []
         self._weights: list[onnx.TensorProto] = []
@@ -65,7 +83,7 @@ class ToyGraph:
             hidden = self._layer(hidden, layer)
         hidden = self._norm(hidden, "final")
         picked = self._node("Gather", [hidden, "rows"], "picked", axis=1)
-        flat = self._node("Reshape", [picked, self._tensor("flat", np.array([-1, shape.hidden]))], "flat_rows")
+        flat = self._node("Reshape", [picked, self._tensor("flat", np.array([-1, shape.hidden]))], "hidden")
         self._project(flat, "head", shape.hidden, shape.rows, output="logits")
         graph = helper.make_graph(self._nodes, "toy", self._inputs(), self._outputs(), initializer=self._weights)
         opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
@@ -74,9 +92,13 @@ class ToyGraph:
     def _layer(self, hidden: str, layer: int) -> str:
         shape, name = self.shape, f"layer{layer}"
         normed = self._norm(hidden, f"{name}.attention")
-        query = self._project(normed, f"{name}.q", shape.hidden, shape.heads * shape.head_size)
-        key = self._project(normed, f"{name}.k", shape.hidden, shape.kv_heads * shape.head_size)
-        value = self._project(normed, f"{name}.v", shape.hidden, shape.kv_heads * shape.head_size)
+        if shape.packed:
+            width = (shape.heads + 2 * shape.kv_heads) * shape.head_size
+            query, key, value = self._project(normed, f"{name}.qkv", shape.hidden, width), "", ""
+        else:
+            query = self._project(normed, f"{name}.q", shape.hidden, shape.heads * shape.head_size)
+            key = self._project(normed, f"{name}.k", shape.hidden, shape.kv_heads * shape.head_size)
+            value = self._project(normed, f"{name}.v", shape.hidden, shape.kv_heads * shape.head_size)
         attended = self._attention(query, key, value, layer)
         mixed = self._project(attended, f"{name}.o", shape.heads * shape.head_size, shape.hidden)
         hidden = self._node("Add", [hidden, mixed], f"{name}.after_attention")
@@ -99,6 +121,14 @@ class ToyGraph:
             self._tensor("cos", np.cos(angles).astype(np.float32))
             self._tensor("sin", np.sin(angles).astype(np.float32))
         inputs = [query, key, value, *past, "seqlens_k", "total_length", *rotary, "position_ids", shape.bias_of(layer)]
+        quantized: dict[str, int | str] = {}
+        if self.variant == "kv8":
+            names = [
+                self._tensor(f"{SCALES}.{layer}.{part}", scale.ravel())
+                for part, scale in enumerate(cache_scales(shape, layer))
+            ]
+            inputs += ["", *names]
+            quantized = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
         outputs = [f"layer{layer}.attended", f"present.{layer}.key", f"present.{layer}.value"]
         self._nodes.append(
             helper.make_node(
@@ -109,12 +139,29 @@ class ToyGraph:
                 num_heads=shape.heads,
                 kv_num_heads=shape.kv_heads,
                 do_rotary=1,
+                **quantized,
             )
         )
         return outputs[0]
 
     def _project(self, source: str, name: str, inner: int, outer: int, *, output: str | None = None) -> str:
-        output = output or f"{name}.out"
+        layer, _, module = name.removeprefix("layer").partition(".")
+        if self.variant == "lora" and f"{module}_proj" in {*LORA_MODULES, *STACKS, *STACKS["gate_up_proj"]}:
+            product = self._product(source, name, inner, outer, output=f"{name}.base")
+            return self._delta(source, product, f"lora.{layer}.{module}_proj", inner, outer)
+        return self._product(source, name, inner, outer, output=output or f"{name}.out")
+
+    def _delta(self, source: str, product: str, name: str, inner: int, outer: int) -> str:
+        """Add the two optional matrices of a projection, whose defaults have rank 0."""
+        for part, sizes in (("a", [inner, 0]), ("b", [0, outer])):
+            self._weights.append(numpy_helper.from_array(np.empty(sizes, np.float32), f"{name}.{part}"))
+            named = [size or f"{name}.r" for size in sizes]
+            self._deltas.append(helper.make_tensor_value_info(f"{name}.{part}", TensorProto.FLOAT, named))
+        narrow = self._node("MatMul", [source, f"{name}.a"], f"{name}.narrow")
+        wide = self._node("MatMul", [narrow, f"{name}.b"], f"{name}.wide")
+        return self._node("Add", [product, wide], f"{name}.out")
+
+    def _product(self, source: str, name: str, inner: int, outer: int, *, output: str) -> str:
         if self.shape.bits == 32:
             return self._node("MatMul", [source, self._normal(f"{name}.weight", inner, outer)], output)
         bits, block = self.shape.bits, self.shape.block
@@ -165,31 +212,26 @@ class ToyGraph:
             ("rows", TensorProto.INT64, ["R"]),
         ]
         values = [helper.make_tensor_value_info(name, kind, sizes) for name, kind, sizes in integers]
-        return values + self._cache("past_key_values", "P")
+        return values + self._deltas + self._cache("past_key_values", "P")
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
         logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["R", self.shape.rows])
-        return [logits, *self._cache("present", "N")]
+        hidden = helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["R", self.shape.hidden])
+        return [logits, *([hidden] if self.variant == "hidden" else []), *self._cache("present", "N")]
 
     def _cache(self, prefix: str, length: str) -> list[onnx.ValueInfoProto]:
         sizes = [1, self.shape.kv_heads, length, self.shape.head_size]
         names = [f"{prefix}.{layer}.{part}" for layer in range(self.shape.layers) for part in ("key", "value")]
-        return [helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes) for name in names]
+        kind = TensorProto.INT8 if self.variant == "kv8" else TensorProto.FLOAT
+        return [helper.make_tensor_value_info(name, kind, sizes) for name in names]
 
 
 def write_toy(folder: Path, shape: ToyShape | None = None) -> ModelEntry:
-    """Write base.onnx and weights.bin into `folder` and return their manifest entry."""
+    """Write the graphs and weights.bin into `folder` and return their manifest entry."""
     shape = shape or ToyShape()
-    model = ToyGraph(shape).build()
-    graph = Graph(
-        file=GRAPH,
-        inputs=tuple(value.name for value in model.graph.input),
-        outputs=tuple(value.name for value in model.graph.output),
-        capabilities=("tree", "rows") if shape.tree else ("rows",),
-    )
     folder.mkdir(parents=True, exist_ok=True)
-    parameters = sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)
-    onnx.save(model, folder / GRAPH, save_as_external_data=True, location=WEIGHTS, size_threshold=256)
+    graphs = {name: _write_graph(folder, shape, name) for name in shape.graphs}
+    parameters = sum(int(np.prod(tensor.dims)) for tensor in ToyGraph(shape).build().graph.initializer)
     return ModelEntry(
         architecture="toy",
         rows=shape.rows,
@@ -200,7 +242,7 @@ def write_toy(folder: Path, shape: ToyShape | None = None) -> ModelEntry:
         head_size=shape.head_size,
         parameters=parameters,
         weights=WEIGHTS,
-        graphs={"base": graph},
+        graphs=graphs,
         bits=shape.bits,
         block_size=shape.block if shape.bits < 16 else 0,
         head_bits=shape.bits,
@@ -208,3 +250,29 @@ def write_toy(folder: Path, shape: ToyShape | None = None) -> ModelEntry:
         license="Apache-2.0",
         source=f"seed {shape.seed}, {hashlib.sha256(repr(shape).encode()).hexdigest()[:12]}",
     )
+
+
+def _write_graph(folder: Path, shape: ToyShape, name: str) -> Graph:
+    """Write one graph, and the weights again: they are the same bytes for each."""
+    model = ToyGraph(shape, name).build()
+    more = {"base": (), "hidden": ("hidden",), "lora": ("lora",), "kv8": ()}[name]
+    graph = Graph(
+        file=f"{name}.onnx",
+        inputs=tuple(value.name for value in model.graph.input),
+        outputs=tuple(value.name for value in model.graph.output),
+        capabilities=(*(("tree", "rows") if shape.tree else ("rows",)), *more),
+        kv_type="int8" if name == "kv8" else "float32",
+        lora_rank=LORA_RANK if name == "lora" else 0,
+        lora_modules=LORA_MODULES if name == "lora" else (),
+    )
+    weights = folder / WEIGHTS
+    before = weights.read_bytes() if weights.exists() else None
+    weights.unlink(missing_ok=True)
+    convert_model_to_external_data(model, location=WEIGHTS, size_threshold=256)
+    for tensor in model.graph.initializer:
+        if tensor.name.startswith(SCALES):  # of this graph alone
+            del tensor.external_data[:]
+            tensor.data_location = TensorProto.DEFAULT
+    onnx.save(model, folder / graph.file)
+    assert before in (None, weights.read_bytes())
+    return graph

@@ -8,19 +8,29 @@ import numpy as np
 import numpy.typing as npt
 from onnx import numpy_helper
 
-from tests.contract.toy_graph import ToyGraph, ToyShape
+from tests.contract.toy_graph import ToyGraph, ToyShape, cache_scales
 
 Floats = npt.NDArray[np.float64]
 
 
 class ToyNumpy:
-    """Computes what the float toy of this shape ought to; `deltas` are added to projections by name, as `layer0.q`."""
+    """Computes what the float toy of this shape ought to.
 
-    def __init__(self, shape: ToyShape, deltas: Mapping[str, Floats] | None = None) -> None:
+    deltas are added to projections by name, as `layer0.q`; int8_cache rounds keys and values as the graph kv8 does.
+    """
+
+    def __init__(
+        self, shape: ToyShape, deltas: Mapping[str, Floats] | None = None, *, int8_cache: bool = False
+    ) -> None:
         assert shape.bits == 32
-        self._shape = shape
+        self._shape, self._int8_cache = shape, int8_cache
         weights = ToyGraph(shape).build().graph.initializer
         self._weights = {tensor.name: numpy_helper.to_array(tensor).astype(np.float64) for tensor in weights}
+        for layer in range(shape.layers if shape.packed else 0):
+            packed = self._weights.pop(f"layer{layer}.qkv.weight")
+            ends = np.cumsum([shape.heads * shape.head_size, shape.kv_heads * shape.head_size])
+            for part, weight in zip("qkv", np.split(packed, ends, axis=1), strict=True):
+                self._weights[f"layer{layer}.{part}.weight"] = weight
         for name, delta in (deltas or {}).items():
             self._weights[f"{name}.weight"] = self._weights[f"{name}.weight"] + delta
 
@@ -49,8 +59,11 @@ class ToyNumpy:
             visible = visible & (depths[:, None] - depths[None, :] < shape.window)
         normed = _norm(hidden)
         query = self._rotated(self._heads(normed, f"{name}.q"), depths)
-        key = np.repeat(self._rotated(self._heads(normed, f"{name}.k"), depths), shape.heads // shape.kv_heads, axis=0)
-        value = np.repeat(self._heads(normed, f"{name}.v"), shape.heads // shape.kv_heads, axis=0)
+        cache = [self._rotated(self._heads(normed, f"{name}.k"), depths), self._heads(normed, f"{name}.v")]
+        if self._int8_cache:
+            scales = cache_scales(shape, layer)[:, :, None]
+            cache = [np.rint(part / scale).clip(-128, 127) * scale for part, scale in zip(cache, scales, strict=True)]
+        key, value = (np.repeat(part, shape.heads // shape.kv_heads, axis=0) for part in cache)
         scores = np.where(visible, query @ key.transpose(0, 2, 1) / shape.head_size**0.5, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         mixed = (weights / weights.sum(-1, keepdims=True)) @ value

@@ -10,6 +10,7 @@ import pytest
 for _package in ("torch", "transformers", "onnxruntime_genai", "onnx_ir", "safetensors", "onnxruntime"):
     pytest.importorskip(_package, reason="the export extras are not installed")
 
+from edgedecode.export.graph_request import GraphRequest  # noqa: E402
 from edgedecode.export.pair import PairRequest, export_pair  # noqa: E402
 from edgedecode.export.quantize import Scheme  # noqa: E402
 from edgedecode.export.recipe import Recipe  # noqa: E402
@@ -28,7 +29,13 @@ def recipe(bits: int, *, head_bits: int | None = None, block_size: int = 32) -> 
 
 
 def export(
-    target: Path, out: Path, *, draft: Path | None = None, noise: int = 0, stored: Recipe | None = None
+    target: Path,
+    out: Path,
+    *,
+    draft: Path | None = None,
+    noise: int = 0,
+    stored: Recipe | None = None,
+    graphs: GraphRequest | None = None,
 ) -> Manifest:
     """Export as the command does, by default at 8 bits and without measuring noise."""
     request = PairRequest(
@@ -37,6 +44,7 @@ def export(
         out=out,
         recipe=stored or recipe(8),
         noise_positions=noise,
+        graphs=graphs or GraphRequest(),
     )
     return export_pair(request, Stages())
 

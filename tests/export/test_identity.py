@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgedecode.export.identity import canonical, job_key
-from edgedecode.export.model import ModelJob
+from edgedecode.export.job import ModelJob
 from edgedecode.export.pair import PairRequest, plan_pair
 from edgedecode.export.recipe import Recipe
 

@@ -1,0 +1,46 @@
+"""What becomes of one source: its role, how it is stored, what it serves, which graphs it gets. Does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .architectures import Shape
+from .calibration import Tokens
+from .checks import CheckTexts
+from .graph_request import BASE_ONLY, GraphRequest
+from .recipe import Recipe
+from .source import Source
+from .span import Span
+
+__all__ = ["ModelJob", "weights_nbytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelJob:
+    """What is exported as which role, and how it is stored."""
+
+    role: str
+    source: Source
+    recipe: Recipe
+    license: str
+    texts: CheckTexts
+    span: Span
+    calibration: Tokens = ()
+    """What a calibrated recipe is calibrated on; empty: text that the model itself writes."""
+    graphs: GraphRequest = BASE_ONLY
+
+    @property
+    def context(self) -> int:
+        """Most positions that the exported graph serves."""
+        return self.span.context_of(self.source.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """About how large the weights file becomes."""
+        return weights_nbytes(self.source.shape, self.recipe, context=self.context)
+
+
+def weights_nbytes(shape: Shape, recipe: Recipe, *, context: int) -> int:
+    """Return about how large the weights file of a model becomes."""
+    rotary = 2 * 4 * context * shape.head_size // 2
+    return recipe.nbytes(shape) + rotary

@@ -1,0 +1,101 @@
+"""A model's further graphs over its one weights file: drawn from the finished base graph, written, and checked.
+
+None of them has weights of its own: a graph is some kilobytes, and a runtime maps the file of the one it opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgedecode.errors import ExportError
+from edgedecode.manifest import STACKS, Graph, ModelEntry
+
+from .cache_scales import calibrate_cache
+from .checks import CheckTexts, opened
+from .graph_request import LORA_MODULES, GraphRequest
+from .onnx import EXACT_FILE, Drawing, write_exact
+from .passes.hidden import hidden_output
+from .passes.kv8 import int8_cache
+from .passes.lora import low_rank_deltas
+from .reference import Reference
+from .variant_checks import check_hidden, check_int8_cache, check_lora
+
+__all__ = ["VariantJob"]
+
+
+@dataclass(frozen=True, slots=True)
+class VariantJob:
+    """What the further graphs of one role are drawn from and checked against."""
+
+    role: str
+    pack: Path
+    request: GraphRequest
+    drawing: Drawing
+    reference: Reference
+    texts: CheckTexts
+
+    def add(self, name: str, entry: ModelEntry) -> ModelEntry:
+        """Draw the graph `name` of `entry`, whose weights are written, and check it. Raises ExportError."""
+        drawn = {"hidden": self._hidden, "lora": self._lora, "kv8": self._kv8}[name](entry)
+        entry = replace(entry, graphs={**entry.graphs, name: drawn.write(self.pack / self.role)})
+        return replace(entry, parity={**entry.parity, **self._check(name, entry, drawn)})
+
+    def _hidden(self, entry: ModelEntry) -> _Variant:
+        variant = self._clone("hidden", capabilities=("hidden",))
+        hidden_output(variant.drawing.model)
+        return variant
+
+    def _lora(self, entry: ModelEntry) -> _Variant:
+        there = {projection.module for projection in self.reference.projections(LORA_MODULES)}
+        for stack in there & STACKS.keys():
+            there -= set(STACKS[stack])  # the builder hangs the parts beside the stack; nothing runs them
+        modules = self.request.lora_modules or tuple(name for name in LORA_MODULES if name in there)
+        if missing := [name for name in modules if name not in there]:
+            known = ", ".join(name for name in LORA_MODULES if name in there)
+            raise ExportError(f"this model has no projection {missing[0]}: --lora-modules may name {known}")
+        variant = self._clone("lora", capabilities=("lora",))
+        low_rank_deltas(variant.drawing.model, modules)
+        return replace(variant, graph=replace(variant.graph, lora_rank=self.request.lora_rank, lora_modules=modules))
+
+    def _kv8(self, entry: ModelEntry) -> _Variant:
+        with opened(entry, self.pack, self.texts) as model:
+            scales = calibrate_cache(model, self.texts.prompts, ends=self.texts.ends)
+        variant = self._clone("kv8")
+        int8_cache(variant.drawing.model, scales)
+        return replace(variant, graph=replace(variant.graph, kv_type="int8"))
+
+    def _clone(self, name: str, *, capabilities: tuple[str, ...] = ()) -> _Variant:
+        base = self.drawing.graph_in(self.role)
+        graph = replace(base, file=f"{self.role}/{name}.onnx", capabilities=(*base.capabilities, *capabilities))
+        return _Variant(Drawing(self.drawing.model.clone(), self.drawing.weights), graph)
+
+    def _check(self, name: str, entry: ModelEntry, drawn: _Variant) -> Mapping[str, float]:
+        if name == "kv8":
+            return check_int8_cache(entry, self.pack, texts=self.texts)
+        exact = self.pack / self.role / EXACT_FILE
+        write_exact(drawn.drawing.model, exact)
+        try:
+            graph = replace(entry.graphs[name], file=f"{self.role}/{EXACT_FILE}")
+            check = check_hidden if name == "hidden" else check_lora
+            return check(entry, self.pack, exact=graph, reference=self.reference, texts=self.texts)
+        finally:
+            exact.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """A drawn graph and what the manifest will say of it."""
+
+    drawing: Drawing
+    graph: Graph
+
+    def write(self, folder: Path) -> Graph:
+        """Write the graph beside the weights and return its entry."""
+        import onnx_ir as ir
+
+        model = self.drawing.model
+        ir.save(model, folder / Path(self.graph.file).name)
+        inputs = tuple(str(value.name) for value in model.graph.inputs)
+        return replace(self.graph, inputs=inputs, outputs=tuple(str(value.name) for value in model.graph.outputs))

@@ -1,0 +1,54 @@
+"""Which of a model's graphs is opened: the smallest that offers what is asked for. Opens nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from edgedecode.errors import CapabilityError, ManifestError
+from edgedecode.manifest import Graph, ModelEntry
+
+__all__ = ["INT8_KV", "choose_graph", "file_nbytes"]
+
+INT8_KV = "kv:int8"
+_EXPORTED_AS = {"hidden": "hidden", "lora": "lora", INT8_KV: "kv8"}
+"""The graph that offers a need, by its name in `export --graphs`."""
+
+
+def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[str]) -> Graph:
+    """Return the graph with the fewest capabilities beside `needs`, of several the smallest file.
+
+    A graph with 8-bit keys and values is taken where they are asked for and nowhere else: they round. Raises
+    CapabilityError that says what is there and how to export what is not.
+    """
+    if not entry.graphs:
+        raise ManifestError(f"the model {name} has no base graph: export the pack again")
+    kv_type = "int8" if INT8_KV in needs else "float32"
+    wanted = set(needs) - {INT8_KV}
+    serving = [
+        graph for graph in entry.graphs.values() if graph.kv_type == kv_type and wanted <= set(graph.capabilities)
+    ]
+    if not serving:
+        raise CapabilityError(_refusal(entry, name, needs=needs))
+    return min(serving, key=lambda graph: (len(set(graph.capabilities) - wanted), file_nbytes(root / graph.file)))
+
+
+def file_nbytes(path: Path) -> int:
+    """Return a file's size. Raises ManifestError where it cannot be read."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}): export or import the pack again") from None
+
+
+def _refusal(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
+    offered = "; ".join(
+        f"{graph_name}: {', '.join(graph.capabilities)}, {graph.kv_type} KV"
+        for graph_name, graph in entry.graphs.items()
+    )
+    graphs = ",".join(["base", *(_EXPORTED_AS[need] for need in _EXPORTED_AS if need in needs)])
+    several = "" if graphs.count(",") < 2 else " (no one graph offers them together)"
+    return (
+        f"the pack's {name} has no graph that offers {' and '.join(sorted(needs)) or 'float32 KV'}{several}; it has "
+        f"{offered}: export the pack again with --graphs {graphs}"
+    )

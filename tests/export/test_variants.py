@@ -1,0 +1,268 @@
+"""Graphs beside the base graph: they share its weights, compute what transformers does, and are what was asked for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import edgedecode
+from edgedecode import SessionOptions
+from edgedecode.cli import main
+from edgedecode.errors import CapabilityError, ExportError, InputError
+from edgedecode.export import variant_checks
+from edgedecode.export.graph_request import GRAPHS, GraphRequest
+from edgedecode.manifest import Manifest
+from edgedecode.memory import Budget
+from edgedecode.protocols import AdapterModel, LanguageModel
+from edgedecode.registry import find_runtime
+from edgedecode.types import AdapterUse, LowRank
+from tests.shared_paths import SHARED
+
+from .conftest import export, recipe
+from .tiny import TinyModel, write_model
+
+pytestmark = pytest.mark.export
+
+DEMO = SHARED / "demo-pair"
+ALL = GraphRequest(GRAPHS, lora_rank=6)
+SHAPES = {
+    "llama": TinyModel(),
+    "llama biases": TinyModel(more={"attention_bias": True, "mlp_bias": True}),
+    "qwen2": TinyModel(family="qwen2"),
+    "qwen2 tied": TinyModel(family="qwen2", tied=True),
+}
+TOKENS = [int(token) for token in np.random.default_rng(1).integers(0, 320, 60)]
+USE = AdapterUse(name="trial", digest="t")
+
+
+def open_graph(manifest: Manifest, pack: Path, *needs: str) -> LanguageModel:
+    return find_runtime("onnx").open(
+        manifest.models["target"],
+        pack,
+        name="target",
+        vocabulary_size=manifest.vocabulary_size,
+        budget=Budget(),
+        threads=1,
+        provider="cpu",
+        needs=needs,
+    )
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "model", SHAPES[request.param])
+
+
+@pytest.fixture(scope="module")
+def pack(source: Path) -> Path:
+    export(source, source.parent / "pack", stored=recipe(32), graphs=ALL)
+    return source.parent / "pack"
+
+
+@pytest.fixture(scope="module")
+def manifest(pack: Path) -> Manifest:
+    return Manifest.load(pack)
+
+
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_quantized_weights_serve_every_graph(source: Path, bits: int, tmp_path: Path) -> None:
+    entry = export(source, tmp_path / "pack", stored=recipe(bits), graphs=ALL).models["target"]
+    assert set(entry.graphs) == set(GRAPHS)
+    assert 0 < entry.parity["hidden_max_error"] < 2e-5
+    assert 0 < entry.parity["lora_max_error"] < 1e-4
+    assert 0 < entry.parity["kv8_rms_error"] < 0.2
+    assert entry.parity["kv8_top1"] > 0.7
+    assert not (tmp_path / "pack/target/exact.onnx").exists()
+
+
+def test_the_manifest_says_what_each_graph_offers(manifest: Manifest) -> None:
+    graphs = manifest.models["target"].graphs
+    assert {name: graph.capabilities for name, graph in graphs.items()} == {
+        "base": ("tree", "rows"),
+        "hidden": ("tree", "rows", "hidden"),
+        "lora": ("tree", "rows", "lora"),
+        "kv8": ("tree", "rows"),
+    }
+    assert [name for name, graph in graphs.items() if graph.kv_type == "int8"] == ["kv8"]
+    assert graphs["lora"].lora_rank == 6
+    assert graphs["lora"].lora_modules == (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    assert "lora.1.qkv_proj.a" in graphs["lora"].inputs
+    assert "hidden" in graphs["hidden"].outputs
+
+
+def test_no_graph_has_weights_of_its_own(manifest: Manifest, pack: Path) -> None:
+    for graph in manifest.models["target"].graphs.values():
+        model = onnx.load(pack / graph.file, load_external_data=False)
+        inside = [tensor for tensor in model.graph.initializer if tensor.data_location != onnx.TensorProto.EXTERNAL]
+        assert sum(np.prod(tensor.dims) for tensor in inside) <= 2 * 2 * 2 * 16  # the 8-bit cache's scales
+        named = {entry.value for t in model.graph.initializer for entry in t.external_data if entry.key == "location"}
+        assert named == {"weights.bin"}
+
+
+def test_hidden_is_the_last_hidden_state(source: Path, manifest: Manifest, pack: Path) -> None:
+    network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = network.model(torch.tensor([TOKENS])).last_hidden_state[0].numpy()
+    model = open_graph(manifest, pack, "hidden")
+    output = model.forward(TOKENS, model.new_state(60), rows=[59, 3, 30])
+    assert output.hidden is not None
+    assert model.card.hidden_size == expected.shape[1]
+    assert np.abs(output.hidden - expected[[59, 3, 30]]).max() < 1e-4
+    model.close()
+
+
+@pytest.mark.parametrize("modules", [("k_proj",), ("q_proj", "v_proj"), ALL.lora_modules], ids=["k", "q and v", "all"])
+def test_an_adapter_computes_what_changed_weights_do(
+    source: Path, manifest: Manifest, pack: Path, modules: tuple[str, ...]
+) -> None:
+    network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    draw, matrices = np.random.default_rng(2), []
+    model = open_graph(manifest, pack, "lora")
+    assert isinstance(model, AdapterModel)
+    for layer, block in enumerate(network.model.layers):
+        for path, part in block.named_modules():
+            name = path.rpartition(".")[2]
+            if name in (modules or model.card.lora_modules):
+                outputs, inputs = part.weight.shape
+                down = draw.standard_normal((5, inputs), np.float32) * np.float32(0.05)
+                matrices.append(LowRank(layer, name, down, draw.standard_normal((outputs, 5), np.float32)))
+                part.weight.data += 1.5 * torch.from_numpy(matrices[-1].product())
+    assert {part.module for part in matrices} == set(modules or model.card.lora_modules)
+    with torch.inference_mode():
+        expected = network(torch.tensor([TOKENS])).logits[0].numpy()
+    model.add_adapter(USE.digest, matrices, scale=1.5)
+    state = model.new_state(60)
+    found = model.forward(TOKENS, state, rows="all", adapter=USE).logits.copy()
+    assert np.abs(found - expected).max() < 1e-3
+    state.crop(0)
+    assert np.abs(model.forward(TOKENS, state, rows="all").logits - expected).max() > 0.1
+    model.close()
+
+
+def test_an_int8_cache_stays_close_and_its_trees_are_exact(manifest: Manifest, pack: Path) -> None:
+    base, model = open_graph(manifest, pack), open_graph(manifest, pack, "kv:int8")
+    found = model.forward(TOKENS, model.new_state(60), rows="all").logits.copy()
+    expected = base.forward(TOKENS, base.new_state(60), rows="all").logits
+    assert 0 < np.sqrt(np.mean((found - expected) ** 2)) / expected.std() < 0.2
+    parents, state = [-1, 0, 0, 1, 2], model.new_state(60)
+    model.forward(TOKENS[:20], state, rows="none")
+    state.keep(range(20))
+    tree = np.concatenate(
+        [
+            model.forward(TOKENS[20:23], state, parents=parents[:3], rows="all").logits.copy(),
+            model.forward(TOKENS[23:25], state, parents=parents[3:], rows="all").logits.copy(),
+        ]
+    )
+    for path in ([0, 1, 3], [0, 2, 4]):
+        state.crop(20)
+        chain = model.forward([TOKENS[20 + node] for node in path], state, rows="all").logits
+        assert np.abs(chain - tree[path]).max() < 1e-3
+    base.close()
+    model.close()
+
+
+def test_an_int8_cache_that_loses_too_much_is_refused(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(variant_checks, "LOOSE", 1e-6)
+    with pytest.raises(ExportError, match="leave kv8 out of --graphs"):
+        export(llama, tmp_path / "pack", graphs=GraphRequest(("base", "kv8")))
+    assert not (tmp_path / "pack").exists()
+
+
+def test_modules_the_model_lacks_are_refused(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="no projection gate_up_proj: --lora-modules may name q_proj"):
+        export(llama, tmp_path / "pack", graphs=GraphRequest(("base", "lora"), lora_modules=("q_proj", "gate_up_proj")))
+
+
+@pytest.mark.parametrize(
+    ("graphs", "rank", "modules", "words"),
+    [
+        ("base,kv4", 16, "", "no graph is called 'kv4'"),
+        ("lora", 0, "", "--lora-rank 0"),
+        ("lora", 4, "q,k_proj", "no projection is called 'q'"),
+    ],
+)
+def test_a_request_that_cannot_be_meant(graphs: str, rank: int, modules: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        GraphRequest.of(graphs, lora_rank=rank, lora_modules=modules)
+
+
+def test_a_request_always_has_the_base_graph_first() -> None:
+    assert GraphRequest.of("kv8, hidden,kv8", lora_rank=16) == GraphRequest(("base", "hidden", "kv8"))
+
+
+def test_from_the_command_line_to_an_int8_answer(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack = tmp_path / "pack"
+    given = ["export", "--target", str(llama), "--out", str(pack), "--graphs", "kv8", "--noise-positions", "0"]
+    assert main(given) == 0
+    assert {path.name for path in (pack / "target").iterdir()} == {"base.onnx", "kv8.onnx", "weights.bin"}
+    with edgedecode.load(pack, kv_type="int8") as pair:
+        assert pair.target.card.kv_types == ("int8",)
+    asked = ["generate", "-m", str(pack), "-p", "hello", "--max-tokens", "4", "--temp", "0"]
+    assert main([*asked, "--kv-type", "int8"]) == 0
+    export(llama, tmp_path / "plain")
+    assert main(["generate", "-m", str(tmp_path / "plain"), "-p", "hello", "--kv-type", "int8"]) == 1
+    assert "--graphs base,kv8" in capsys.readouterr().err
+
+
+def test_a_draft_without_an_int8_graph_keeps_floats(llama: Path, tmp_path: Path) -> None:
+    manifest = export(llama, tmp_path / "pack", draft=llama, graphs=GraphRequest(("base", "kv8")))
+    with edgedecode.load(tmp_path / "pack", kv_type="int8") as pair:
+        assert pair.draft is not None
+        assert pair.draft.card.kv_types == ("int8",)
+    draft = replace(manifest.models["draft"], graphs={"base": manifest.models["draft"].graphs["base"]})
+    changed = replace(manifest, models={**manifest.models, "draft": draft})
+    (tmp_path / "pack/edgedecode.json").write_text(changed.to_json())
+    with edgedecode.load(tmp_path / "pack", kv_type="int8") as pair:
+        assert pair.draft is not None
+        assert (pair.target.card.kv_types, pair.draft.card.kv_types) == (("int8",), ("float32",))
+    with pytest.raises(InputError, match="no KV type"):
+        edgedecode.load(tmp_path / "pack", kv_type="int4")
+
+
+def test_needs_that_the_pack_lacks(llama: Path, tmp_path: Path) -> None:
+    manifest = export(llama, tmp_path / "pack")
+    with pytest.raises(CapabilityError, match="--graphs base,hidden"):
+        open_graph(manifest, tmp_path / "pack", "hidden")
+
+
+@pytest.mark.skipif(not DEMO.is_dir(), reason="the demonstration pair is not here")
+def test_four_graphs_are_hardly_larger_than_one(tmp_path: Path) -> None:
+    manifest = export(DEMO / "target", tmp_path / "four", draft=DEMO / "draft", graphs=GraphRequest(GRAPHS))
+    four = sum(path.stat().st_size for path in (tmp_path / "four").rglob("*") if path.is_file())
+    more = [graph for entry in manifest.models.values() for name, graph in entry.graphs.items() if name != "base"]
+    one = four - sum(manifest.files[graph.file].nbytes for graph in more)
+    one -= sum(len(json.dumps(asdict(graph))) for graph in more)  # their part of the manifest, about
+    print(four, one, four / one)
+    assert four <= 1.03 * one
+
+
+def test_speculation_with_an_int8_cache_says_what_plain_decoding_says(llama: Path, tmp_path: Path) -> None:
+    """Lossless against the model as it is run: its own int8 graph, two rows wide, bit for bit."""
+    export(llama, tmp_path / "pack", draft=llama, graphs=GraphRequest(("base", "kv8")))
+    said = set()
+    with edgedecode.load(tmp_path / "pack", kv_type="int8") as pair:
+        for length in (0, 1, 2, 4, 8):
+            options = SessionOptions(draft_max=length, reproducible=True, ignore_eos=True)
+            with pair.session(options) as session:
+                session.generate("hello there", max_tokens=48)
+                said.add(tuple(session.tokens))
+    assert len(said) == 1
