@@ -28,7 +28,13 @@ def recipe(bits: int, *, head_bits: int | None = None, block_size: int = 32) -> 
 
 
 def export(
-    target: Path, out: Path, *, draft: Path | None = None, noise: int = 0, stored: Recipe | None = None
+    target: Path,
+    out: Path,
+    *,
+    draft: Path | None = None,
+    noise: int = 0,
+    stored: Recipe | None = None,
+    calibration: Path | None = None,
 ) -> Manifest:
     """Export as the command does, by default at 8 bits and without measuring noise."""
     request = PairRequest(
@@ -37,6 +43,7 @@ def export(
         out=out,
         recipe=stored or recipe(8),
         noise_positions=noise,
+        calibration_text=calibration,
     )
     return export_pair(request, Stages())
 
