@@ -29,7 +29,7 @@ from .recipe import UNROUNDED, Recipe
 from .scores import Scores, score_texts
 from .source import Source, find_weights, open_source
 from .span import WHOLE, Span
-from .speeds import SAMPLES, Speeds, measure_speeds
+from .speeds import TURNS, Speeds
 from .stages import Stages
 from .texts import ScoredText, read_texts, whole_texts
 from .unit import Unit
@@ -74,7 +74,6 @@ class Comparison:
     calibration: str
     left_out: tuple[str, ...]
     """Recipes that do not fit the model, and why."""
-    samples: int = SAMPLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +160,15 @@ class _Bench:
             return sample_texts(model, texts.prompts, ends=texts.ends, progress=advance)
 
     def timed(self, packs: Sequence[_Packed]) -> dict[Recipe, Speeds]:
-        """Time one pack of each layout, all of them open, in turn."""
+        """Time one pack of each layout, in turns."""
         distinct = {_layout(pack): pack for pack in reversed(packs)}
-        with self.stages.stage("speed", SAMPLES) as advance, ExitStack() as stack:
-            models = [
-                stack.enter_context(opened(pack.entry, pack.folder, pack.job.texts)) for pack in distinct.values()
-            ]
-            return dict(zip(distinct, measure_speeds(models, progress=advance), strict=True))
+        speeds = {layout: Speeds() for layout in distinct}
+        with self.stages.stage("speed", TURNS * len(distinct)) as advance:
+            for layout, pack in [*distinct.items()] * TURNS:
+                with opened(pack.entry, pack.folder, pack.job.texts) as model:
+                    speeds[layout].take_turn(model)
+                advance(1)
+        return speeds
 
 
 def _jobs(
@@ -198,7 +199,11 @@ def _layout(pack: _Packed) -> Recipe:
 
 
 def _title(job: ModelJob) -> str:
-    return job.recipe.name
+    return f"{_layout_name(job.recipe)}, calibrated" if job.recipe.calibrated else job.recipe.name
+
+
+def _layout_name(recipe: Recipe) -> str:
+    return replace(recipe, calibrated=False).name
 
 
 def _temporary_folder(nbytes: int) -> tempfile.TemporaryDirectory[str]:

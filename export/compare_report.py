@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .report import Report, stage_table, timings
-from .speeds import CONTEXT, WIDTHS
+from .speeds import CONTEXT, ROUNDS, TURNS, WIDTHS
 from .stages import StageRecord
 
 if TYPE_CHECKING:
@@ -55,14 +55,15 @@ def _result(result: Result) -> Report:
 
 
 def _table(comparison: Comparison) -> Table:
-    table = Table(comparison.model, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column(comparison.model)
     for title in ("MB", "perplexity", "top-1", "tokens/s", *(f"c({width})" for width in WIDTHS[1:])):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     blanks = [""] * len(WIDTHS)
     table.add_row("original weights", "", f"{comparison.original.perplexity:.4f}", "", *blanks)
     for result in comparison.results:
         table.add_row(
-            result.recipe.name,
+            "  calibrated" if result.recipe.calibrated else result.recipe.name,
             f"{result.nbytes / 1e6:.1f}",
             f"{result.scores.perplexity:.4f}",
             f"{result.agreement:.2%}",
@@ -79,6 +80,6 @@ def _conditions(comparison: Comparison) -> list[str]:
         f"calibrated: scales searched for the least error weighted by each column's mean square input, on "
         f"{comparison.calibration}",
         f"tokens/s: engine passes of one token behind at most {CONTEXT}; c(n): a pass of n tokens in passes of one, "
-        f"medians of {comparison.samples} interleaved; a calibrated recipe is stored and runs as the one it is of",
+        f"medians of {TURNS * ROUNDS} interleaved; a calibrated recipe is stored and runs as the one it is of",
         *(f"left out: {line}" for line in comparison.left_out),
     ]

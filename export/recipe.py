@@ -49,7 +49,7 @@ class Recipe:
         if self.edges is not None:
             where = f"layers 0 and {self.layers - 1}" if self.layers else "first and last layer"
             parts.append(f"{where}{' and head' if same else ''} {_width(self.edges)}")
-        if not same:
+        if self.head != self.body and not same:
             parts.append(f"head {_width(self.head)}")
         return ", ".join([*parts, *(["calibrated (k-quant search)"] if self.calibrated else [])])
 

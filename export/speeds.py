@@ -1,59 +1,53 @@
-"""How long passes of one and several tokens take, of several models in turn, so that all see the same machine."""
+"""How long passes of one and several tokens take. Of several models: in turns, so that all see the same machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
 from edgedecode.protocols import LanguageModel, State
 
-__all__ = ["CONTEXT", "SAMPLES", "WIDTHS", "Speeds", "measure_speeds"]
+__all__ = ["CONTEXT", "ROUNDS", "TURNS", "WIDTHS", "Speeds"]
 
 WIDTHS = (1, 4, 8)
 CONTEXT = 256
-SAMPLES = 15
+TURNS, ROUNDS = 3, 7
 _WARM_UP = 2
 _LEAD_IN = 8
-"""Rows passed, untimed, before a pass is timed: behind another width, or another model, the first ones are slow."""
+"""Rows passed, untimed, before a pass is timed: behind another width the first ones are slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Median seconds of a pass by its width, all its rows scored."""
+    """Seconds of passes by their width, all their rows scored."""
 
-    seconds: dict[int, float]
+    samples: dict[int, list[float]] = field(default_factory=lambda: {width: [] for width in WIDTHS})
 
     @property
     def tokens_per_second(self) -> float:
         """Of plain decoding, the engine's part alone."""
-        return 1 / self.seconds[1]
+        return 1 / median(self.samples[1])
 
     def c(self, width: int) -> float:
-        """Return what a pass over `width` tokens costs, in passes over one."""
-        return self.seconds[width] / self.seconds[1]
+        """Return what a pass over `width` tokens costs, in passes over one; medians."""
+        return median(self.samples[width]) / median(self.samples[1])
 
+    def take_turn(self, model: LanguageModel) -> None:
+        """Time each width ROUNDS times, interleaved, behind 256 tokens (or what the context allows).
 
-def measure_speeds(
-    models: Sequence[LanguageModel], *, samples: int = SAMPLES, progress: Callable[[int], None] = lambda amount: None
-) -> list[Speeds]:
-    """Time passes behind 256 tokens (or what the context allows), models and widths taking turns."""
-    states: list[State] = []
-    taken: list[dict[int, list[float]]] = [{width: [] for width in WIDTHS} for _ in models]
-    try:
-        states.extend(_filled(model) for model in models)
-        for number in range(-_WARM_UP, samples):
-            for model, state, seconds in zip(models, states, taken, strict=True):
+        A turn is a model's own: engines that are open together disturb each other's passes by spinning threads.
+        """
+        state = _filled(model)
+        try:
+            for number in range(-_WARM_UP, ROUNDS):
                 for width in WIDTHS:
-                    passed = _timed(model, state, width)
+                    seconds = _timed(model, state, width)
                     if number >= 0:
-                        seconds[width].append(passed)
-            progress(1 if number >= 0 else 0)
-    finally:
-        for state in states:
+                        self.samples[width].append(seconds)
+        finally:
             state.close()
-    return [Speeds({width: median(values) for width, values in seconds.items()}) for seconds in taken]
 
 
 def _filled(model: LanguageModel) -> State:

@@ -36,6 +36,7 @@ def export(
     noise: int = 0,
     stored: Recipe | None = None,
     graphs: GraphRequest | None = None,
+    calibration: Path | None = None,
 ) -> Manifest:
     """Export as the command does, by default at 8 bits and without measuring noise."""
     request = PairRequest(
@@ -45,6 +46,7 @@ def export(
         recipe=stored or recipe(8),
         noise_positions=noise,
         graphs=graphs or GraphRequest(),
+        calibration_text=calibration,
     )
     return export_pair(request, Stages())
 

@@ -1,0 +1,176 @@
+"""`export --compare`: what it measures, draws and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from edgedecode.chat_template import ChatTemplate
+from edgedecode.cli import main
+from edgedecode.errors import ExportError
+from edgedecode.export.plot import Point, scatter_svg
+from edgedecode.export.scores import Scores, score_texts
+from edgedecode.export.texts import ScoredText, read_texts
+from edgedecode.testing import TableModel, toy_tables
+from edgedecode.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.export
+
+ROW = {"messages": [{"role": "user", "content": "What is it?"}], "answer": "A fox in the garden."}
+
+
+def run(*words: str | Path) -> int:
+    return main([str(word) for word in words])
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "scored.txt"
+    path.write_text("A hen and a fox went to the harbor, and the fox was sad. " * 4)
+    return path
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> Path:
+    path = tmp_path / "calibration.jsonl"
+    path.write_text("\n".join(json.dumps(ROW) for _ in range(4)))
+    return path
+
+
+def test_every_recipe_is_measured(
+    llama: Path,
+    text: Path,
+    calibration: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    words = ("--compare-text", text, "--calibrate-text", calibration, "--plot", tmp_path / "plot.svg", "--json")
+    assert run("export", "--target", llama, "--compare", *words) == 0
+    printed = capsys.readouterr().out
+    report = json.loads(printed.splitlines()[-1])["target"]
+    recipes = {recipe["recipe"]: recipe for recipe in report["recipes"]}
+    mixed = "int4 block 32, layers 0 and 1 and head int8"
+    plain = ["int8 block 32", mixed, "int4 block 32, head int8"]
+    assert list(recipes) == [
+        name
+        for found in plain
+        for name in ([found] if "int8 block" in found else [found, f"{found}, calibrated (k-quant search)"])
+    ]
+    sizes = [recipes[name]["weights_nbytes"] for name in plain]
+    assert sizes[0] >= sizes[1] > sizes[2]
+    assert recipes["int8 block 32"]["top1"] > 0.9
+    assert all(recipe["tokens_per_second"] > 0 and recipe["c4"] > 0 for recipe in recipes.values())
+    assert len(report["left_out"]) == 2  # 128 does not divide this model's sizes
+    assert f"scored: {report['scored_tokens']} tokens of {text}" in printed
+    assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
+    drawing = ElementTree.fromstring((tmp_path / "plot.svg").read_text())
+    assert len(drawing.findall("{*}circle")) == len(recipes)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--compare", "--plot", "plot.png"), "must end in .svg"),
+        (("--compare", "--bits", "4", "--mixed"), "leave out --bits, --mixed"),
+        (("--compare", "--out", "pack"), "leave out --out"),
+        (("--compare", "--compare-text", "a.txt", "--calibrate-text", "a.txt"), "would prove nothing"),
+        ((), "required: --out"),
+        (("--out", "pack", "--compare-text", "a.txt"), "belong to --compare"),
+        (("--out", "pack", "--mixed"), "add --bits 4"),
+        (("--out", "pack", "--calibrated"), "add --bits 4"),
+    ],
+)
+def test_usage(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run("export", "--target", "x", *words)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_target(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("export", "--compare")
+    assert "--target" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--compare-text", "nowhere.txt"), "there is no file nowhere.txt"),
+        (("--plot", "nowhere/plot.svg"), "there is no folder"),
+    ],
+)
+def test_refusals(words: tuple[str, ...], message: str, llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("export", "--target", llama, "--compare", *words) == 1
+    error = capsys.readouterr().err
+    assert message in error
+
+
+def read(path: Path, folder: Path, *, template: bool = True) -> tuple[ScoredText, ...]:
+    found = ChatTemplate((folder / "chat_template.jinja").read_text()) if template else None
+    return read_texts(path, tokenizer=Tokenizer.from_file(folder / "tokenizer.json"), template=found, context=256)
+
+
+def test_of_a_conversation_the_answer_is_scored(llama: Path, calibration: Path) -> None:
+    tokenizer = Tokenizer.from_file(llama / "tokenizer.json")
+    texts = read(calibration, llama)
+    assert len(texts) == 4
+    assert tokenizer.decode(texts[0].tokens[texts[0].start :]) == ROW["answer"]
+    assert tokenizer.decode(texts[0].tokens[: texts[0].start]) == "user: What is it?\n"
+
+
+def test_of_plain_text_all_but_the_first_token(llama: Path, text: Path) -> None:
+    texts = read(text, llama)
+    assert {found.start for found in texts} == {1}
+    assert all(len(found.tokens) <= 256 for found in texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "", "holds no text to score"),
+        ("a.jsonl", "\n", "holds no text to score"),
+        ("a.jsonl", "{", "line 1 is no JSON"),
+        ("a.jsonl", json.dumps(ROW) + "\n[]", "line 2 has no list of messages"),
+        ("a.jsonl", '{"messages": [{"role": "user"}]}', "line 1: a message has no content"),
+        ("a.txt", b"\xff\xfe", "cannot be read as text"),
+    ],
+)
+def test_texts_that_are_none(name: str, content: str | bytes, message: str, llama: Path, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ExportError, match=message):
+        read(path, llama)
+
+
+def test_conversations_need_a_template(llama: Path, calibration: Path) -> None:
+    with pytest.raises(ExportError, match="no chat template"):
+        read(calibration, llama, template=False)
+
+
+def test_scores_are_the_models_own() -> None:
+    model = TableModel(toy_tables(32, seed=1))
+    text = ScoredText((3, 4, 5, 6, 7, 8), 2)
+    state = model.new_state(8)
+    rows = model.forward(text.tokens, state, rows="all").logits.astype(np.float64)
+    expected = [np.log(np.exp(rows[at - 1]).sum()) - rows[at - 1][text.tokens[at]] for at in range(2, 6)]
+    scores = score_texts(model, [text])
+    assert scores.losses == pytest.approx(expected, rel=1e-5)
+    assert scores.leading.tolist() == [int(rows[at - 1].argmax()) for at in range(2, 6)]
+    assert scores.perplexity == pytest.approx(np.exp(np.mean(expected)), rel=1e-5)
+    other = Scores(scores.losses, scores.leading + np.array([0, 0, 0, 1]))
+    assert scores.agreement(other) == 0.75
+
+
+def test_a_drawing_is_sound_whatever_its_points() -> None:
+    for points in ([Point(1, 99, "<a & b>")], [Point(1, 99, "a"), Point(1, 99, "b", marked=True), Point(8, 100, "c")]):
+        drawing = ElementTree.fromstring(scatter_svg(points, title="x < y"))
+        labels = [text for text in drawing.findall("{*}text") if text.text in {point.label for point in points}]
+        assert len(labels) == len(points)
+        assert len({label.get("y") for label in labels}) == len(points)  # none hides another

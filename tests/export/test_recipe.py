@@ -1,0 +1,118 @@
+"""Recipes: names, sizes, schemes by name; mixed and calibrated exports against transformers with the same rounding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode.export.quantize import Scheme
+from edgedecode.export.recipe import HEAD, Recipe, projection_name
+from edgedecode.manifest import Manifest
+
+from .conftest import export, recipe
+from .tiny import TinyModel, write_model
+
+pytestmark = pytest.mark.export
+
+INT4, INT8 = Scheme(4, 32), Scheme(8, 32)
+MIXED = Recipe(INT4, INT8, edges=INT8)
+
+
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        (recipe(8), "int8 block 32"),
+        (recipe(4), "int4 block 32, head int8"),
+        (recipe(32), "float32"),
+        (Recipe(INT4, INT4, edges=INT8, layers=10), "int4 block 32, layers 0 and 9 int8"),
+        (replace(MIXED, layers=10), "int4 block 32, layers 0 and 9 and head int8"),
+        (MIXED, "int4 block 32, first and last layer and head int8"),
+        (Recipe(INT4, Scheme(16), calibrated=True), "int4 block 32, head float16, calibrated (k-quant search)"),
+    ],
+)
+def test_a_recipe_names_itself(stored: Recipe, name: str) -> None:
+    assert stored.name == name
+
+
+def test_a_remark_is_for_what_widths_do_not_say() -> None:
+    assert recipe(4).remark == ""
+    assert MIXED.remark == MIXED.name
+
+
+@pytest.mark.parametrize("name", ["model.layers.{}.attn.qkv_proj", "model.layers.{}.self_attn.q_proj"])
+def test_the_outer_layers_are_raised(name: str) -> None:
+    stored = replace(MIXED, layers=12)
+    bits = [stored.scheme_of(name.format(layer)).bits for layer in range(12)]
+    assert bits == [8, *[4] * 10, 8]
+    assert stored.scheme_of(HEAD).bits == 8
+
+
+@pytest.mark.parametrize(
+    ("graph", "module"),
+    [
+        ("model.layers.3.attn.qkv_proj", "model.layers.3.self_attn.k_proj"),
+        ("model.layers.3.attn.o_proj", "model.layers.3.self_attn.o_proj"),
+        ("model.layers.3.mlp.up_proj", "model.layers.3.mlp.gate_proj"),
+        ("model.layers.3.mlp.up_proj", "model.layers.3.mlp.gate_up_proj"),
+        ("model.layers.3.mlp.down_proj", "model.layers.3.mlp.down_proj"),
+    ],
+)
+def test_readers_of_one_input_have_one_name(graph: str, module: str) -> None:
+    assert projection_name(graph) == projection_name(module)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("stored", [MIXED, Recipe(INT4, INT4, edges=INT8), Recipe(INT4, INT4)], ids=lambda r: r.name)
+def test_parity_is_exact_whatever_the_recipe(stored: Recipe, family: str, tied: bool, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", TinyModel(family=family, layers=4, tied=tied))
+    for calibrated in (False, True):
+        pack = tmp_path / f"pack {calibrated}"
+        text = tmp_path / "text.txt"
+        text.write_text("A text to be calibrated on, not a long one. " * 4)
+        made = replace(stored, calibrated=calibrated)
+        manifest = export(folder, pack, stored=made, calibration=text if calibrated else None)
+        entry = manifest.models["target"]
+        assert entry.parity["max_error"] < 1e-3  # the reference carries the very same blocks
+        assert entry.quantization == replace(made, layers=4).remark
+        assert float16_scales(manifest, pack)
+
+
+def float16_scales(manifest: Manifest, pack: Path) -> bool:
+    """Say whether every scale in the weights file is a float16 number."""
+    import onnx_ir as ir
+
+    entry = manifest.models["target"]
+    model = ir.load(pack / entry.graphs["base"].file)
+    scales = [
+        value.const_value.numpy()
+        for name, value in model.graph.initializers.items()
+        if name.endswith(".scales") and value.const_value is not None
+    ]
+    assert len(scales) >= 4 * 4
+    return all(np.array_equal(found, found.astype(np.float16).astype(np.float32)) for found in scales)
+
+
+def test_a_model_writes_its_own_calibration_text(llama: Path, tmp_path: Path) -> None:
+    calibrated = Recipe(INT4, INT8, calibrated=True)
+    sizes, losses = {}, {}
+    for stored in (recipe(4), calibrated):
+        manifest = export(llama, tmp_path / stored.name, stored=stored)
+        sizes[stored] = manifest.files["target/weights.bin"]
+        losses[stored] = manifest.models["target"].parity["loss_rms"]
+    assert sizes[calibrated].nbytes == sizes[recipe(4)].nbytes
+    assert sizes[calibrated].sha256 != sizes[recipe(4)].sha256
+    assert losses[calibrated] < losses[recipe(4)]
+
+
+def test_a_mixed_size_lies_between(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", TinyModel(layers=4))
+    found = [
+        export(folder, tmp_path / stored.name, stored=stored).files["target/weights.bin"].nbytes
+        for stored in (recipe(4), MIXED, recipe(8))
+    ]
+    assert found[0] < found[1] < found[2]
+    assert found[1] - found[0] == pytest.approx((found[2] - found[0]) / 2, rel=0.1)  # two of four layers
