@@ -1,0 +1,206 @@
+"""Adapters on the graph that takes them: their matrices are inputs, changed between passes, against numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
+from edgedecode.memory import Budget
+from edgedecode.protocols import AdapterModel, LanguageModel
+from edgedecode.types import AdapterUse, FloatArray, LowRank
+from tests.contract.conftest import Opener
+from tests.contract.reference import assert_close, assert_moved, settled
+from tests.contract.toy_graph import LORA_MODULES, LORA_RANK, ToyShape
+from tests.contract.toy_numpy import Floats, ToyNumpy
+
+SHAPE = ToyShape(graphs=("base", "lora"))
+PACKED = replace(SHAPE, packed=True)
+TOKENS = [int(token) for token in np.random.default_rng(9).integers(0, 128, 60)]
+USE = AdapterUse(name="formal", digest="f0")
+
+
+def width_of(shape: ToyShape, module: str) -> tuple[int, int]:
+    """Return a projection's inputs and outputs."""
+    query, cache = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    sizes = {"q": (shape.hidden, query), "k": (shape.hidden, cache), "v": (shape.hidden, cache)}
+    sizes |= {"o": (query, shape.hidden), "down": (shape.mlp, shape.hidden), "gate_up": (shape.hidden, 2 * shape.mlp)}
+    return sizes[module.removesuffix("_proj")]
+
+
+def adapter(shape: ToyShape, *, seed: int = 0, modules: tuple[str, ...] = LORA_MODULES) -> list[LowRank]:
+    """Draw an adapter whose ranks differ from module to module."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for layer in range(shape.layers):
+        for place, module in enumerate(modules):
+            inputs, outputs = width_of(shape, module)
+            rank = LORA_RANK - place
+            down = draw.standard_normal((rank, inputs), np.float32) / np.float32(inputs**0.5)
+            found.append(LowRank(layer, module, down, draw.standard_normal((outputs, rank), np.float32) / 4))
+    return found
+
+
+def deltas(matrices: list[LowRank], scale: float = 1.0) -> dict[str, Floats]:
+    """Return what the adapter adds, by the toy's names and in its orientation."""
+    found: dict[str, Floats] = {}
+    for part in matrices:
+        delta = part.product().T.astype(np.float64) * scale
+        names = ("gate", "up") if part.module == "gate_up_proj" else (part.module.removesuffix("_proj"),)
+        pieces = np.split(delta, len(names), axis=1)
+        found |= {f"layer{part.layer}.{name}": piece for name, piece in zip(names, pieces, strict=True)}
+    return found
+
+
+def read(model: LanguageModel, adapter: AdapterUse | None = None) -> FloatArray:
+    return model.forward(TOKENS, model.new_state(60), rows="all", adapter=adapter).logits.copy()
+
+
+@pytest.fixture(params=[SHAPE, PACKED], ids=["apart", "packed"])
+def shape(request: pytest.FixtureRequest) -> ToyShape:
+    found: ToyShape = request.param
+    return found
+
+
+@pytest.fixture
+def lora(opener: Opener, shape: ToyShape) -> Iterator[LanguageModel]:
+    made = opener(shape, needs=("lora",))
+    yield made
+    made.close()
+
+
+def held(model: LanguageModel) -> AdapterModel:
+    assert isinstance(model, AdapterModel)
+    return model
+
+
+def test_without_an_adapter_the_graph_is_the_base(opener: Opener, shape: ToyShape, lora: LanguageModel) -> None:
+    base = opener(shape)
+    assert np.array_equal(read(lora), read(base))
+    base.close()
+
+
+def test_an_adapter_is_added_to_the_weights(shape: ToyShape, lora: LanguageModel) -> None:
+    matrices = adapter(shape)
+    held(lora).add_adapter(USE.digest, matrices)
+    found = read(lora, USE)
+    assert_close(found, ToyNumpy(shape, deltas(matrices)).logits(TOKENS))
+    assert_moved(found, read(lora))
+
+
+@pytest.mark.parametrize("modules", [("k_proj",), ("q_proj", "v_proj"), ("down_proj", "gate_up_proj")], ids=str)
+def test_an_adapter_may_change_some_projections(shape: ToyShape, lora: LanguageModel, modules: tuple[str, ...]) -> None:
+    matrices = adapter(shape, modules=modules)[: -len(modules)]  # not in the last layer
+    held(lora).add_adapter(USE.digest, matrices)
+    assert_close(read(lora, USE), ToyNumpy(shape, deltas(matrices)).logits(TOKENS))
+
+
+def test_scales_are_folded_in(shape: ToyShape, lora: LanguageModel) -> None:
+    matrices = adapter(shape)
+    held(lora).add_adapter(USE.digest, matrices, scale=0.5)
+    for scale in (1.0, 0.25, 0.25, 2.0, 1.0, 0.0):
+        expected = ToyNumpy(shape, deltas(matrices, 0.5 * scale)).logits(TOKENS)
+        assert_close(read(lora, replace(USE, scale=scale)), expected)
+
+
+def test_adapters_change_between_passes_of_one_state(shape: ToyShape, lora: LanguageModel) -> None:
+    """Each pass is compared with fresh states, whose last pass alone has the adapter."""
+    other = AdapterUse(name="pirate", digest="p1")
+    held(lora).add_adapter(USE.digest, adapter(shape))
+    held(lora).add_adapter(other.digest, adapter(shape, seed=1))
+    state = settled(lora, TOKENS[:20], capacity=60)
+    for use in (None, USE, other, replace(other, scale=0.5), USE, None, other):
+        found = lora.forward(TOKENS[20:25], state, rows="all", adapter=use).logits.copy()
+        state.crop(20)
+        fresh = settled(lora, TOKENS[:20], capacity=60)
+        assert np.array_equal(found, lora.forward(TOKENS[20:25], fresh, rows="all", adapter=use).logits)
+        fresh.close()
+
+
+def test_two_states_with_two_scales(shape: ToyShape, lora: LanguageModel) -> None:
+    held(lora).add_adapter(USE.digest, adapter(shape))
+    half = replace(USE, scale=0.5)
+    whole, halved = read(lora, USE), read(lora, half)
+    first, second = lora.new_state(60), lora.new_state(60)
+    for start in range(0, 60, 20):
+        left = lora.forward(TOKENS[start : start + 20], first, rows="all", adapter=USE).logits.copy()
+        right = lora.forward(TOKENS[start : start + 20], second, rows="all", adapter=half).logits.copy()
+        assert_close(left, whole[start : start + 20])
+        assert_close(right, halved[start : start + 20])
+
+
+def test_an_adapter_of_the_same_digest_is_replaced(shape: ToyShape, lora: LanguageModel) -> None:
+    held(lora).add_adapter(USE.digest, adapter(shape))
+    state = settled(lora, TOKENS[:20], capacity=60)
+    before = lora.forward(TOKENS[20:25], state, rows="all", adapter=USE).logits.copy()
+    held(lora).add_adapter(USE.digest, adapter(shape, seed=1))
+    state.crop(20)
+    after = lora.forward(TOKENS[20:25], state, rows="all", adapter=USE).logits.copy()
+    assert_moved(before, after)
+
+
+def test_adapters_that_are_not_held_are_refused(shape: ToyShape, lora: LanguageModel) -> None:
+    state = lora.new_state(8)
+    with pytest.raises(CapabilityError, match="holds no adapter 'formal'"):
+        lora.forward([1], state, adapter=USE)
+    held(lora).add_adapter(USE.digest, adapter(shape))
+    lora.forward([1], state, adapter=USE)
+    held(lora).remove_adapter(USE.digest)
+    held(lora).remove_adapter(USE.digest)
+    with pytest.raises(CapabilityError, match="holds no adapter 'formal'"):
+        lora.forward([1], state, adapter=USE)
+    assert state.pending == 1
+
+
+def test_adapters_are_leased(opener: Opener, shape: ToyShape) -> None:
+    budget = Budget()
+    model = opener(shape, budget=budget, needs=("lora",))
+    matrices = adapter(shape)
+
+    def leased() -> int:
+        return sum(lease.nbytes for lease in budget.leases if lease.name.startswith("adapter:"))
+
+    held(model).add_adapter(USE.digest, matrices)
+    plain = leased()
+    assert plain >= sum(part.down.nbytes + part.up.nbytes for part in matrices)
+    model.forward([1], model.new_state(8), adapter=replace(USE, scale=0.5))
+    assert leased() > plain
+    budget.limit_nbytes = budget.used_nbytes + 100
+    with pytest.raises(BudgetExceeded, match="adapter:target:p1"):
+        held(model).add_adapter("p1", matrices)
+    held(model).remove_adapter(USE.digest)
+    assert leased() == 0
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "words"),
+    [
+        (LowRank(0, "gate_proj", np.ones((2, 64), np.float32), np.ones((96, 2), np.float32)), CapabilityError, "gate"),
+        (LowRank(9, "o_proj", np.ones((2, 64), np.float32), np.ones((64, 2), np.float32)), CapabilityError, "layer 9"),
+        (LowRank(0, "o_proj", np.ones((9, 64), np.float32), np.ones((64, 9), np.float32)), CapabilityError, "rank 9"),
+        (LowRank(0, "o_proj", np.ones((2, 65), np.float32), np.ones((64, 2), np.float32)), InputError, "another model"),
+        (LowRank(0, "k_proj", np.ones((2, 64), np.float32), np.ones((64, 2), np.float32)), InputError, "another model"),
+        (LowRank(0, "o_proj", np.ones((2, 64), np.float32), np.ones((64, 3), np.float32)), InputError, "do not fit"),
+        (LowRank(0, "gate_up_proj", np.ones((2, 64), np.float32), np.ones((193, 2), np.float32)), InputError, "97"),
+    ],
+    ids=["module", "layer", "rank", "inputs", "outputs", "ranks differ", "stack"],
+)
+def test_matrices_that_do_not_fit_are_refused(
+    lora: LanguageModel, part: LowRank, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        held(lora).add_adapter(USE.digest, [part])
+
+
+def test_a_graph_without_adapters_takes_none(opener: Opener) -> None:
+    model = opener(SHAPE)
+    with pytest.raises(CapabilityError, match="takes no adapter"):
+        held(model).add_adapter(USE.digest, adapter(SHAPE))
+    held(model).add_adapter(USE.digest, [])
+    with pytest.raises(CapabilityError, match="no adapter inputs"):
+        model.forward([1], model.new_state(4), adapter=USE)
+    model.close()
