@@ -37,7 +37,8 @@ def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: 
     Steps that the unit has from an earlier run are not done again. Raises ExportError when a check fails.
     """
     unit.resume(stages)
-    entry = unit.finished(_GRAPHS) or _checked(job, weights, unit=unit, stages=stages)
+    last = _GRAPHS if job.graphs.names[1:] else _PARITY
+    entry = unit.finished(last) or _checked(job, weights, unit=unit, stages=stages)
     if job.texts.noise_positions:
         step = f"noise over {job.texts.noise_positions}"
         entry = unit.finished(step) or unit.finish(step, _with_noise(entry, job, pack=unit.folder, stages=stages))
@@ -60,7 +61,7 @@ def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stag
             reference = making.calibrated(entry, reference)
         making.write(entry)
         entry = unit.finished(_PARITY) or unit.finish(_PARITY, making.proven(entry, reference))
-        return unit.finish(_GRAPHS, making.with_variants(entry, reference))
+        return unit.finish(_GRAPHS, making.with_variants(entry, reference)) if job.graphs.names[1:] else entry
     finally:
         checkpoint.close()
 
