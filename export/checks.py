@@ -19,7 +19,7 @@ from .noise import POSITIONS, KernelNoise, measure_noise
 from .parity import ParityText, check_exact, check_kernels, measure_loss, reference_rows
 from .reference import Reference
 
-__all__ = ["CheckTexts", "check_noise", "check_parity"]
+__all__ = ["CheckTexts", "check_noise", "check_parity", "opened"]
 
 _LENGTH = 48
 _TEXT = (
@@ -70,11 +70,11 @@ def check_parity(
     """
     expected = reference_rows(reference, texts.text)
     graph = replace(entry.graphs["base"], file=exact)
-    with _opened(replace(entry, graphs={"base": graph}), pack, texts) as model:
+    with opened(replace(entry, graphs={"base": graph}), pack, texts) as model:
         numbers = {"tokens": float(len(expected)), "deviation": float(expected.std())}
         numbers |= check_exact(model, texts.text, expected)
     if min(entry.bits, entry.head_bits) < 16:
-        with _opened(entry, pack, texts) as model:
+        with opened(entry, pack, texts) as model:
             numbers |= check_kernels(model, texts.text, expected)
         length = len(texts.text.text)
         original = reference_rows(reference.of_originals(), texts.text)
@@ -84,7 +84,7 @@ def check_parity(
 
 def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: Callable[[int], None]) -> KernelNoise:
     """Measure the noise of the shipped graph's kernels on text of the model's own."""
-    with _opened(entry, pack, texts) as model:
+    with opened(entry, pack, texts) as model:
         return measure_noise(
             model,
             texts.prompts,
@@ -95,7 +95,8 @@ def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: C
 
 
 @contextmanager
-def _opened(entry: ModelEntry, pack: Path, texts: CheckTexts) -> Iterator[LanguageModel]:
+def opened(entry: ModelEntry, pack: Path, texts: CheckTexts) -> Iterator[LanguageModel]:
+    """Open a model of an unfinished pack through the public runtime, without a budget."""
     model = find_runtime("onnx").open(
         entry,
         pack,

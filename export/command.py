@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
-import signal
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command
+
+from .arguments import count, positive
+from .quiet import quiet
 
 if TYPE_CHECKING:
     from .recipe import Recipe
@@ -49,7 +47,7 @@ class ExportCommand:
         parser.add_argument("--license", help="licence of the base models, where their folders do not say")
         parser.add_argument(
             "--noise-positions",
-            type=_count,
+            type=count,
             default=2000,
             metavar="N",
             help="positions the kernels' noise is measured on (default 2000; 0: not measured)",
@@ -77,7 +75,7 @@ class ExportCommand:
             license=arguments.license,
             noise_positions=arguments.noise_positions,
         )
-        with _quiet(debug=arguments.debug), LiveDisplay() as display:
+        with quiet(debug=arguments.debug), LiveDisplay() as display:
             stages = Stages(display)
             manifest = export_pair(request, stages)
         show_pair(manifest, stages.records, out=arguments.out)
@@ -97,12 +95,12 @@ class InflateCommand:
         parser.add_argument(
             "--weights-mb",
             required=True,
-            type=_positive,
+            type=positive,
             metavar="MB",
             help="size of its int4 weights in a pack (block 32, 8-bit head), in millions of bytes",
         )
         parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder to make; must not exist")
-        parser.add_argument("--seed", type=_count, default=0, help="seed of the new units' weights (default 0)")
+        parser.add_argument("--seed", type=count, default=0, help="seed of the new units' weights (default 0)")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
@@ -113,7 +111,7 @@ class InflateCommand:
         from .report import LiveDisplay, inflation_report, show_inflation
         from .stages import Stages
 
-        with _quiet(debug=arguments.debug), LiveDisplay() as display:
+        with quiet(debug=arguments.debug), LiveDisplay() as display:
             stages = Stages(display)
             result = inflate_model(
                 arguments.model,
@@ -136,49 +134,6 @@ def _recipe(arguments: Namespace) -> Recipe:
     head = arguments.head_bits or (8 if bits <= 8 else bits)
     block_size = arguments.block_size or 32
     return Recipe(*(Scheme(width, block_size if width <= 8 else 0) for width in (bits, head)))
-
-
-@contextmanager
-def _quiet(*, debug: bool) -> Iterator[None]:
-    """Let libraries speak only with --debug, and make a polite kill an exception, so that nothing is left behind."""
-    logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
-    logging.getLogger("edgedecode").setLevel(logging.DEBUG if debug else logging.WARNING)
-    logging.getLogger("transformers").setLevel(logging.INFO if debug else logging.ERROR)
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        signal.signal(signal.SIGTERM, _terminate)
-    except ValueError:  # not the main thread
-        before = None
-    try:
-        yield
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
-def _count(text: str) -> int:
-    value = _number(text)
-    if value < 0 or value != int(value):
-        raise ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
-    return int(value)
-
-
-def _positive(text: str) -> float:
-    value = _number(text)
-    if not 0 < value < 1e9:
-        raise ArgumentTypeError(f"{text!r} is no positive number")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no number") from None
 
 
 export: Command = ExportCommand()

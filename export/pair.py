@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import edgedecode
 from edgedecode.chat_template import ChatTemplate
-from edgedecode.digests import file_sha256
-from edgedecode.errors import ExportError, IncompatiblePair, ManifestError
-from edgedecode.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest
+from edgedecode.errors import ExportError, ManifestError
+from edgedecode.manifest import MANIFEST_NAME, Manifest
 
 from .architectures import check_engine
 from .checks import CheckTexts
-from .generation import read_chat_template, read_generation
+from .generation import read_generation
 from .model import ModelJob, export_model
 from .new_folder import check_place, new_folder
 from .noise import POSITIONS
+from .pack_texts import TEMPLATE, TOKENIZER, check_tokenizers, copy_licenses, copy_texts, list_files, open_template
 from .recipe import Recipe
 from .source import Source, find_weights, open_source
 from .stages import Stages
 
 __all__ = ["PairRequest", "export_pair"]
-
-_TOKENIZER, _TEMPLATE, _LICENSES = "tokenizer.json", "chat_template.jinja", "licenses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +48,9 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
         target = open_source(request.target)
         draft = open_source(request.draft) if request.draft is not None else None
         if draft is not None:
-            _check_pair(target, draft)
+            check_tokenizers(target, draft)
         generation = read_generation(target)
-        template = _template(target, generation)
+        template = open_template(target.folder, generation, name=target.name)
         sources = {"target": target} | ({"draft": draft} if draft is not None else {})
         jobs = [
             _job(role, source, request=request, template=template, ends=generation.end_token_ids)
@@ -62,21 +59,21 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
         check_place(request.out, nbytes=sum(job.nbytes for job in jobs))
         weights = {job.role: find_weights(job.source) for job in jobs}
     with new_folder(request.out) as folder:
-        _copy_texts(folder, target, template)
+        copy_texts(target.folder, folder, template=template)
         models = {job.role: export_model(job, weights[job.role], pack=folder, stages=stages) for job in jobs}
         for job in jobs:
-            _copy_licenses(folder / _LICENSES / job.role, job.source)
+            copy_licenses(job.source.folder, folder, role=job.role)
         with stages.stage("digests"):
             manifest = Manifest(
                 name=request.name or request.out.absolute().name,
                 created_by=f"edgedecode {edgedecode.__version__}",
-                tokenizer=_TOKENIZER,
+                tokenizer=TOKENIZER,
                 tokenizer_digest=target.tokenizer.digest,
                 vocabulary_size=target.tokenizer.size,
-                chat_template=_TEMPLATE if template is not None else None,
+                chat_template=TEMPLATE if template is not None else None,
                 generation=generation,
                 models=models,
-                files=_files(folder),
+                files=list_files(folder),
             )
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             return Manifest.load(folder)
@@ -92,43 +89,3 @@ def _job(
     texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=source.shape.context)
     texts = replace(texts, noise_positions=request.noise_positions)
     return ModelJob(role, source, request.recipe, request.license or source.license, texts)
-
-
-def _check_pair(target: Source, draft: Source) -> None:
-    """Speculation compares ids, so both must mean the same by every one of them."""
-    if target.tokenizer.digest == draft.tokenizer.digest:
-        return
-    difference = target.tokenizer.first_difference(draft.tokenizer)
-    raise IncompatiblePair(
-        f"{target.name} and {draft.name} have different tokenizers ({difference}): take a draft of the target's family"
-    )
-
-
-def _template(target: Source, generation: Generation) -> ChatTemplate | None:
-    text = read_chat_template(target.folder)
-    if text is None:
-        return None
-    try:
-        return ChatTemplate(text, bos_token=generation.bos_token, eos_token=generation.eos_token)
-    except ManifestError as error:
-        raise ExportError(f"{target.name}: {error}") from None
-
-
-def _copy_texts(folder: Path, target: Source, template: ChatTemplate | None) -> None:
-    shutil.copyfile(target.folder / _TOKENIZER, folder / _TOKENIZER)
-    if template is not None:
-        (folder / _TEMPLATE).write_text(template.source, encoding="utf-8")
-
-
-def _copy_licenses(folder: Path, source: Source) -> None:
-    for path in source.license_files:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, folder / path.name)
-
-
-def _files(folder: Path) -> dict[str, FileEntry]:
-    paths: Sequence[Path] = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {
-        path.relative_to(folder).as_posix(): FileEntry(nbytes=path.stat().st_size, sha256=file_sha256(path))
-        for path in paths
-    }

@@ -89,7 +89,7 @@ def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path
             "bits": entry.bits,
             "block_size": entry.block_size,
             "head_bits": entry.head_bits,
-            "weights_nbytes": manifest.files[entry.weights].nbytes,
+            "weights_nbytes": manifest.weights_nbytes(role),
             "kernel_noise": entry.kernel_noise,
             "parity": dict(entry.parity),
         }
@@ -154,7 +154,7 @@ def _model_table(manifest: Manifest) -> Table:
         table.add_row(
             role,
             f"{entry.parameters / 1e6:.1f}M",
-            f"{manifest.files[entry.weights].nbytes / 1e6:.1f}",
+            f"{manifest.weights_nbytes(role) / 1e6:.1f}",
             f"{entry.bits}",
             f"{entry.head_bits}",
             f"{max(wiring, default=0.0):.0e}",

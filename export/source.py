@@ -19,7 +19,7 @@ from .architectures import Shape, read_shape
 from .checkpoint import weight_files
 from .frameworks import reason_of
 
-__all__ = ["Source", "find_weights", "open_source", "read_json"]
+__all__ = ["Source", "find_weights", "license_files", "open_source", "read_json", "read_license"]
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LICENSES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*")
@@ -48,8 +48,8 @@ class Source:
         return f"{self.name}@{self.commit}" if self.commit else self.name
 
     @property
-    def license_files(self) -> list[Path]:
-        return sorted({path for pattern in _LICENSES for path in self.folder.glob(pattern) if path.is_file()})
+    def rows(self) -> int:
+        return self.shape.rows
 
 
 def open_source(name: str) -> Source:
@@ -69,7 +69,12 @@ def open_source(name: str) -> Source:
             f"the files do not belong together"
         )
     commit = None if local else folder.name  # the hub names the folder of a snapshot so
-    return Source(title, folder, config, shape, tokenizer, _license(folder, config), commit)
+    return Source(title, folder, config, shape, tokenizer, read_license(folder, config), commit)
+
+
+def license_files(folder: Path) -> list[Path]:
+    """Return the licence texts of a model's folder."""
+    return sorted({path for pattern in _LICENSES for path in folder.glob(pattern) if path.is_file()})
 
 
 def find_weights(source: Source) -> list[Path]:
@@ -132,8 +137,8 @@ def _config(folder: Path) -> Fields:
         raise ExportError(f"{folder}: {error}") from None
 
 
-def _license(folder: Path, config: Fields) -> str:
-    """The licence the source names, by README front matter or config.json; else `unknown`."""
+def read_license(folder: Path, config: Fields) -> str:
+    """Return the licence the source names, by README front matter or config.json; else `unknown`."""
     named = config.values.get("license")
     if isinstance(named, str) and named:
         return named

@@ -29,7 +29,11 @@ EXPORT |= {"builders"}  # the model builder's own package, reached through onnxr
 APPS = {"numpy", "rich"}
 HUB = Path("edgedecode/hub.py")
 
-PRINTERS = {Path("edgedecode/cli.py"), Path("export/command.py")}  # and everything under apps/
+PRINTERS = {
+    Path("edgedecode/cli.py"),
+    Path("export/command.py"),
+    Path("export/import_command.py"),
+}  # and everything under apps/
 
 
 @dataclass(frozen=True)

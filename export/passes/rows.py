@@ -12,7 +12,7 @@ from edgedecode.errors import ExportError
 
 from .surgery import add_input, attention_nodes, insert_before
 
-__all__ = ["picked_rows"]
+__all__ = ["head_of", "picked_rows"]
 
 
 def picked_rows(model: ir.Model, *, early: bool) -> None:
@@ -41,7 +41,7 @@ def picked_rows(model: ir.Model, *, early: bool) -> None:
 
 def _from_final_norm(model: ir.Model) -> list[ir.Node]:
     """Return the node that feeds the head, which is the final norm, and what depends on it."""
-    hidden = _head(model).inputs[0]
+    hidden = head_of(model).inputs[0]
     norm = hidden.producer() if hidden is not None else None
     if hidden is None or norm is None:
         raise ExportError("the graph's head has nothing in front of it: unsupported")
@@ -80,7 +80,7 @@ def _pick(node: ir.Node, value: ir.Value, rows: ir.Value) -> ir.Value:
 
 def _flatten_logits(model: ir.Model) -> None:
     """Drop the batch dimension in front of the head, where the rows are still narrow."""
-    head = _head(model)
+    head = head_of(model)
     hidden = head.inputs[0]
     assert hidden is not None
     axes = insert_before(head, ir.node("Constant", [], {"value": ir.tensor([0])}, name="/rows/axes"))
@@ -92,11 +92,11 @@ def _flatten_logits(model: ir.Model) -> None:
         node.outputs[0].shape = _flat(node.outputs[0])
 
 
-def _head(model: ir.Model) -> ir.Node:
-    """Return the matrix product that makes the logits; scaling or capping may follow it."""
+def head_of(model: ir.Model) -> ir.Node:
+    """Return the matrix product that makes the logits; scaling or capping may follow it. Raises ExportError."""
     value = next((value for value in model.graph.outputs if value.name == "logits"), None)
     while value is not None and (node := value.producer()) is not None:
-        if node.op_type == "MatMul":
+        if node.op_type in ("MatMul", "MatMulNBits"):
             return node
         value = node.inputs[0]
     raise ExportError("the graph's logits do not come from a matrix product: unsupported head")

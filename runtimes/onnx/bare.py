@@ -30,8 +30,9 @@ class BareLoop:
     def __init__(self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int) -> None:
         engine = import_engine()
         cpu = choose_provider("cpu", installed=engine.get_available_providers())
-        threads = threads or default_threads((folder / entry.weights).stat().st_size)
-        self._session = open_session(folder / entry.graphs["base"].file, provider=cpu, threads=threads)
+        weights = folder / entry.weights
+        threads = threads or default_threads(weights.stat().st_size)
+        self._session = open_session(folder / entry.graphs["base"].file, weights=weights, provider=cpu, threads=threads)
         shape = (1, entry.kv_heads, capacity, entry.head_size)
         names = [f"{layer}.{part}" for layer in range(entry.layers) for part in ("key", "value")]
         self._cache = {name: engine.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32)) for name in names}

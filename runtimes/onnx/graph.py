@@ -35,8 +35,11 @@ def import_engine() -> Untyped:
     return onnxruntime
 
 
-def open_session(path: Path, *, provider: Provider, threads: int) -> Untyped:
-    """Open the graph at `path` on exactly this provider. Raises ManifestError when it is missing or damaged."""
+def open_session(path: Path, *, weights: Path, provider: Provider, threads: int) -> Untyped:
+    """Open the graph at `path` on exactly this provider; `weights` lie beside it or anywhere, under the name it knows.
+
+    Raises ManifestError when it is missing or damaged.
+    """
     engine = import_engine()
     options = engine.SessionOptions()
     options.log_severity_level = SILENT
@@ -51,8 +54,12 @@ def open_session(path: Path, *, provider: Provider, threads: int) -> Untyped:
         options.add_session_config_entry(key, value)
     if not path.is_file():
         raise ManifestError(f"the graph {path} is missing: export or import the pack again")
+    source: str | bytes = str(path)
+    if weights.parent != path.parent:  # the engine looks beside the graph, unless it gets the graph as bytes
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
+        source = path.read_bytes()
     try:
-        session = engine.InferenceSession(str(path), options, providers=[provider.engine_name])
+        session = engine.InferenceSession(source, options, providers=[provider.engine_name])
     except Exception as error:  # the engine's exceptions share no base class
         raise ManifestError(f"{path} cannot be opened ({first_line(error)}): export or import the pack again") from None
     session.disable_fallback()

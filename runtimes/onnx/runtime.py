@@ -75,7 +75,7 @@ class OnnxRuntime:
                 undo.enter_context(budget.reserve(f"workspace:{name}", footprint.workspace_nbytes)),
             ]
             threads = threads or default_threads(_file_nbytes(weights))
-            session = open_session(path, provider=chosen, threads=threads)
+            session = open_session(path, weights=weights, provider=chosen, threads=threads)
             check_contract(session, entry, path=path)
             card = ModelCard(
                 name=name,

@@ -1,0 +1,33 @@
+"""Keeps libraries silent while a verb works, and makes a polite kill clean up."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["quiet"]
+
+
+@contextmanager
+def quiet(*, debug: bool) -> Iterator[None]:
+    """Let libraries speak only with --debug, and make a polite kill an exception, so that nothing is left behind."""
+    logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
+    logging.getLogger("edgedecode").setLevel(logging.DEBUG if debug else logging.WARNING)
+    logging.getLogger("transformers").setLevel(logging.INFO if debug else logging.ERROR)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        signal.signal(signal.SIGTERM, _terminate)
+    except ValueError:  # not the main thread
+        before = None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
