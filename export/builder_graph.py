@@ -42,10 +42,9 @@ def read_builder_sizes(source: OnnxSource) -> GraphSizes:
     model = source.model
     _check_types(source)
     sizes = read_sizes(model, name=source.name, head_size=_head_size(model, source.name))
-    if sizes.layers != len(attention_nodes(model)):
-        raise ExportError(
-            f"{source.graph} has {sizes.layers} caches for {len(attention_nodes(model))} {_ATTENTION} nodes: unsupported"
-        )
+    nodes = len(attention_nodes(model))
+    if sizes.layers != nodes:
+        raise ExportError(f"{source.graph} has {sizes.layers} caches for {nodes} {_ATTENTION} nodes: unsupported")
     return sizes
 
 
@@ -69,6 +68,7 @@ def rewrite_builder_graph(model: ir.Model, *, head_size: int, early_rows: bool, 
     """
     for node in attention_nodes(model):
         node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", -1)
+    _drop_outputs(model)
     viewed_tables(model)
     direct_lengths(model)
     explicit_positions(model)
@@ -78,6 +78,13 @@ def rewrite_builder_graph(model: ir.Model, *, head_size: int, early_rows: bool, 
     found = {str(value.name) for value in model.graph.inputs if not str(value.name).startswith("past_key_values.")}
     if foreign := sorted(found - _INPUTS):
         raise ExportError(f"{name}: its graph needs the input {foreign[0]}, which nothing here can give: unsupported")
+
+
+def _drop_outputs(model: ir.Model) -> None:
+    """Leave logits and caches; a graph may give hidden states too, which no one reads."""
+    for value in list(model.graph.outputs):
+        if value.name != "logits" and not str(value.name).startswith("present."):
+            model.graph.outputs.remove(value)
 
 
 def _check_types(source: OnnxSource) -> None:

@@ -65,7 +65,7 @@ def read_sizes(model: ir.Model, *, name: str, head_size: int) -> GraphSizes:
     for table in body:
         widths[table.bits, table.block_size] += table.weights
     bits, block_size = widths.most_common(1)[0][0] if widths else (head_table.bits, head_table.block_size)
-    rows = _last(model.graph.outputs[0], name)
+    rows = _rows(model)
     return GraphSizes(
         rows=rows,
         hidden=head_table.weights // rows,
@@ -91,7 +91,12 @@ def _tables_of(node: ir.Node) -> Iterator[_Table]:
             yield _Table(str(source.name), count // (bits or 4), bits or 4, block or 32)
     elif node.op_type in ("MatMul", "Gemm", "Gather"):
         source = _initializer(node.inputs[0 if node.op_type == "Gather" else 1])
-        if source is not None and source.shape is not None and len(source.shape) >= _TABLES and source.dtype is not None:
+        if (
+            source is not None
+            and source.shape is not None
+            and len(source.shape) >= _TABLES
+            and source.dtype is not None
+        ):
             yield _Table(str(source.name), prod(int(size) for size in source.shape), source.dtype.bitwidth)
 
 
@@ -105,10 +110,11 @@ def _initializer(value: ir.Value | None) -> ir.Value | None:
     return value
 
 
-def _last(value: ir.Value, name: str) -> int:
-    if value.name != "logits" or value.shape is None or not isinstance(value.shape[-1], int):
-        raise ExportError(f"{name}: the first output of its graph is no `logits` of a known width")
-    return value.shape[-1]
+def _rows(model: ir.Model) -> int:
+    """Return the width of the logits, which opening the source found to be a number."""
+    logits = next(value for value in model.graph.outputs if value.name == "logits")
+    assert logits.shape is not None
+    return int(logits.shape[-1])
 
 
 def _mixture(body: list[_Table]) -> str:
