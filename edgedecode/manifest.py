@@ -51,7 +51,8 @@ class OutsideFile:
 class Graph:
     """One graph over a model's weights: `inputs` and `outputs` as declared, `capabilities` such as tree and rows.
 
-    Capabilities in use: tree, rows, hidden (gives the last hidden state), lora (takes adapter matrices).
+    Capabilities in use: tree, rows, hidden (gives the last hidden state), lora (takes adapter matrices), concat (joins
+    past and present itself, as optimum's graphs do: chains only).
     """
 
     file: str

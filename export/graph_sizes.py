@@ -87,7 +87,7 @@ def _tables_of(node: ir.Node) -> Iterator[_Table]:
         bits, block = (node.attributes.get_int(key, 0) for key in ("bits", "block_size"))
         source = _initializer(weight)
         if source is not None and source.shape is not None:
-            count = prod(int(size) for size in source.shape) * (source.dtype.bitwidth if source.dtype else 8)
+            count = prod(source.shape.numpy()) * (source.dtype.bitwidth if source.dtype else 8)
             yield _Table(str(source.name), count // (bits or 4), bits or 4, block or 32)
     elif node.op_type in ("MatMul", "Gemm", "Gather"):
         source = _initializer(node.inputs[0 if node.op_type == "Gather" else 1])
@@ -97,7 +97,7 @@ def _tables_of(node: ir.Node) -> Iterator[_Table]:
             and len(source.shape) >= _TABLES
             and source.dtype is not None
         ):
-            yield _Table(str(source.name), prod(int(size) for size in source.shape), source.dtype.bitwidth)
+            yield _Table(str(source.name), prod(source.shape.numpy()), source.dtype.bitwidth)
 
 
 def _initializer(value: ir.Value | None) -> ir.Value | None:
@@ -114,7 +114,9 @@ def _rows(model: ir.Model) -> int:
     """Return the width of the logits, which opening the source found to be a number."""
     logits = next(value for value in model.graph.outputs if value.name == "logits")
     assert logits.shape is not None
-    return int(logits.shape[-1])
+    width = logits.shape[-1]
+    assert isinstance(width, int)
+    return width
 
 
 def _mixture(body: list[_Table]) -> str:

@@ -13,12 +13,14 @@ from edgedecode.digests import file_sha256
 from edgedecode.errors import ExportError
 from edgedecode.manifest import Graph, ModelEntry, OutsideFile
 
-from .builder_graph import read_builder_sizes, rewrite_builder_graph
+from .builder_graph import has_builder_attention, read_builder_sizes, rewrite_builder_graph
 from .checks import CheckTexts, check_noise
+from .context_limit import ContextLimit
 from .graph_sizes import GraphSizes
 from .import_checks import check_import
 from .onnx import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE
 from .onnx_source import OnnxSource
+from .optimum_graph import read_optimum_sizes, rewrite_optimum_graph
 from .passes.accuracy import exact_products
 from .stages import Stages
 from .untouched import Untouched
@@ -30,14 +32,13 @@ _BUILDER_CAPABILITIES = ("tree", "rows")
 
 @dataclass(frozen=True, slots=True)
 class ImportJob:
-    """What is imported as which role; `context` and `notes` say what of it can be used."""
+    """What is imported as which role; `limit` says how much of its context can be used."""
 
     role: str
     source: OnnxSource
     license: str
     texts: CheckTexts
-    context: int
-    notes: tuple[str, ...]
+    limit: ContextLimit
     copy: bool
     """Copy the weights into the pack instead of using them where they lie."""
 
@@ -71,11 +72,11 @@ def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
     folder.mkdir()
     source = job.source
     with stages.stage(f"{job.role}: structure"):
-        sizes = read_builder_sizes(source)
+        foreign = not has_builder_attention(source)
+        sizes = read_optimum_sizes(source) if foreign else read_builder_sizes(source)
         untouched = Untouched(source.model, source.weights, sizes)
-        early = sizes.bits == sizes.head_bits == 8 or job.role == "draft"
-        rewrite_builder_graph(source.model, head_size=sizes.head_size, early_rows=early, name=source.name)
-        entry = _entry(job, sizes)
+        capabilities = rewrite_optimum_graph(source.model) if foreign else _rewrite(job, sizes)
+        entry = _entry(job, sizes, capabilities)
     nbytes = source.weights.stat().st_size if source.weights is not None else 0
     with stages.stage(f"{job.role}: weights", nbytes) as advance:
         imported = _placed(job, entry, folder=folder, progress=advance)
@@ -86,6 +87,13 @@ def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
         (folder / EXACT_FILE).unlink()
     imported = replace(imported, entry=replace(imported.entry, parity=parity))
     return _with_noise(imported, job, pack=pack, stages=stages) if job.texts.noise_positions else imported
+
+
+def _rewrite(job: ImportJob, sizes: GraphSizes) -> tuple[str, ...]:
+    """Rewrite a builder's graph; where rows are picked, `export` decides by the same rule."""
+    early = sizes.bits == sizes.head_bits == 8 or job.role == "draft"
+    rewrite_builder_graph(job.source.model, head_size=sizes.head_size, early_rows=early, name=job.source.name)
+    return _BUILDER_CAPABILITIES
 
 
 def _placed(job: ImportJob, entry: ModelEntry, *, folder: Path, progress: Callable[[int], None]) -> Imported:
@@ -143,19 +151,19 @@ def _with_noise(imported: Imported, job: ImportJob, *, pack: Path, stages: Stage
     return replace(imported, entry=entry)
 
 
-def _entry(job: ImportJob, sizes: GraphSizes) -> ModelEntry:
+def _entry(job: ImportJob, sizes: GraphSizes, capabilities: tuple[str, ...]) -> ModelEntry:
     """Describe the model; its weights get their place later."""
     graph = job.source.model.graph
     base = Graph(
         file=f"{job.role}/{GRAPH_FILE}",
         inputs=tuple(str(value.name) for value in graph.inputs),
         outputs=tuple(str(value.name) for value in graph.outputs),
-        capabilities=_BUILDER_CAPABILITIES,
+        capabilities=capabilities,
     )
     return ModelEntry(
         architecture=job.source.architecture,
         rows=sizes.rows,
-        context=job.context,
+        context=job.limit.context,
         hidden_size=sizes.hidden,
         layers=sizes.layers,
         kv_heads=sizes.kv_heads,
@@ -169,5 +177,5 @@ def _entry(job: ImportJob, sizes: GraphSizes) -> ModelEntry:
         license=job.license,
         source=job.source.name,
         quantization=sizes.quantization,
-        notes=job.notes,
+        notes=job.limit.notes,
     )

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import edgedecode
 from edgedecode.chat_template import ChatTemplate
-from edgedecode.errors import ExportError
 from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest
 
-from .builder_graph import cached_positions, has_builder_attention, window_of
 from .checks import CheckTexts
+from .context_limit import context_limit
 from .generation import read_generation
 from .import_model import ImportJob, import_model
 from .new_folder import check_place, new_folder
@@ -85,17 +84,8 @@ def _job(
     template: ChatTemplate | None,
     generation: Generation,
 ) -> ImportJob:
-    if not has_builder_attention(source):
-        raise ExportError(
-            f"{source.graph} has no GroupQueryAttention: build it with onnxruntime-genai's builder for the CPU (-e cpu)"
-        )
-    context, notes = min(source.context, cached_positions(source)), ()
-    window = window_of(source) or source.window
-    if 0 < window < context:
-        # The engine's window counts slots, which is wrong for trees past it; inside it there is none to get wrong.
-        notes = (f"context limited to {window} tokens, the model's sliding window, of {context}",)
-        context = window
+    limit = context_limit(source)
     ends = generation.end_token_ids
-    texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=context)
+    texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=limit.context)
     texts = replace(texts, noise_positions=request.noise_positions)
-    return ImportJob(role, source, request.license or source.license, texts, context, notes, request.copy)
+    return ImportJob(role, source, request.license or source.license, texts, limit, request.copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,12 +11,21 @@ from edgedecode.manifest import ModelEntry
 
 from .providers import Provider
 
-__all__ = ["Untyped", "cache_names", "check_contract", "first_line", "import_engine", "open_session"]
+__all__ = [
+    "Untyped",
+    "cache_names",
+    "check_concat_contract",
+    "check_contract",
+    "first_line",
+    "import_engine",
+    "open_session",
+]
 
 Untyped: TypeAlias = Any
 """A value of the engine, which ships no types."""
 
 SCALARS = ("input_ids", "position_ids", "seqlens_k", "total_length", "attention_bias", "rows")
+CONCAT_NEEDED, CONCAT_OPTIONAL = ("input_ids", "attention_mask"), ("position_ids", "rows")
 # Target and draft each have a pool. Threads that spin on for long (the default) starve the other model's and every
 # other process; threads that never spin wake up too late. A millisecond covers the host's work between two passes.
 # 0.5B int4 on two quiet cores, plain decoding against 100 us, medians of 15: 1 ms 1.04, default 0.99, never 0.86;
@@ -75,11 +85,22 @@ def cache_names(prefix: str, layers: int) -> list[str]:
 
 def check_contract(session: Untyped, entry: ModelEntry, *, path: Path) -> None:
     """Raise ManifestError unless the graph has the inputs and outputs of a base graph, in the entry's sizes."""
+    _check_contract(session, entry, path=path, needed=SCALARS)
+
+
+def check_concat_contract(session: Untyped, entry: ModelEntry, *, path: Path) -> None:
+    """Raise ManifestError unless the graph has the inputs and outputs of one that joins past and present itself."""
+    _check_contract(session, entry, path=path, needed=CONCAT_NEEDED, more=CONCAT_OPTIONAL)
+
+
+def _check_contract(
+    session: Untyped, entry: ModelEntry, *, path: Path, needed: Sequence[str], more: Sequence[str] = ()
+) -> None:
     shapes = {value.name: value.shape for value in [*session.get_inputs(), *session.get_outputs()]}
-    wanted = [*SCALARS, *cache_names("past_key_values", entry.layers), "logits", *cache_names("present", entry.layers)]
+    wanted = [*needed, *cache_names("past_key_values", entry.layers), "logits", *cache_names("present", entry.layers)]
     if missing := [name for name in wanted if name not in shapes]:
         raise ManifestError(f"{path} has no {', '.join(missing[:3])}: it is no base graph; export the pack again")
-    if foreign := [value.name for value in session.get_inputs() if value.name not in wanted]:
+    if foreign := [value.name for value in session.get_inputs() if value.name not in {*wanted, *more}]:
         raise ManifestError(f"{path} has the unknown input {foreign[0]}: upgrade edgedecode or export the pack again")
     cache = shapes["past_key_values.0.key"]
     found = [shapes["logits"][-1], cache[1], cache[3]]

@@ -13,8 +13,10 @@ from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import Device, LanguageModel
 from edgedecode.types import ModelCard
 
+from .concat_footprint import widen_footprint
+from .concat_model import CONCAT, ConcatModel
 from .footprint import ENGINE_NBYTES, plan_footprint
-from .graph import check_contract, import_engine, open_session
+from .graph import check_concat_contract, check_contract, import_engine, open_session
 from .model import OnnxModel
 from .providers import PROVIDERS, choose_provider
 from .threads import default_threads
@@ -68,6 +70,9 @@ class OnnxRuntime:
             raise ManifestError(f"the model {name} has no base graph: export the pack again")
         path, weights = root / graph.file, root / entry.weights
         footprint = plan_footprint(entry, weights_nbytes=_file_nbytes(weights), graph_nbytes=_file_nbytes(path))
+        concat = CONCAT in graph.capabilities
+        if concat:
+            footprint = widen_footprint(footprint, entry)
         with ExitStack() as undo:  # gives every lease back when a later step fails
             code = self._code.get(budget) or undo.enter_context(budget.reserve("engine code", ENGINE_NBYTES))
             leases = [
@@ -76,7 +81,7 @@ class OnnxRuntime:
             ]
             threads = threads or default_threads(_file_nbytes(weights))
             session = open_session(path, weights=weights, provider=chosen, threads=threads)
-            check_contract(session, entry, path=path)
+            (check_concat_contract if concat else check_contract)(session, entry, path=path)
             card = ModelCard(
                 name=name,
                 rows=entry.rows,
@@ -87,7 +92,7 @@ class OnnxRuntime:
                 weights_nbytes=footprint.weights_nbytes,
                 threads=threads,
             )
-            model = OnnxModel(
+            model = (ConcatModel if concat else OnnxModel)(
                 self._engine,
                 session=session,
                 entry=entry,
