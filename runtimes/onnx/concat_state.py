@@ -130,4 +130,5 @@ class ConcatState:
     def _view(self, buffer: int, rows: int) -> FloatArray:
         """Return [values, kv heads, rows, head size] over a buffer."""
         used = self._buffers[buffer][:, : self._heads * rows * self._size]
-        return used.reshape(-1, self._heads, rows, self._size)
+        view: FloatArray = used.reshape(-1, self._heads, rows, self._size)
+        return view
