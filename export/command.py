@@ -30,7 +30,7 @@ class ExportCommand:
         parser.add_argument("--target", required=True, metavar="MODEL", help="folder or hub id of the large model")
         parser.add_argument("--draft", metavar="MODEL", help="folder or hub id of the small model of the same family")
         parser.add_argument("--out", required=True, type=Path, metavar="PACK", help="folder to make; must not exist")
-        parser.add_argument("--bits", type=int, choices=_BITS, default=8, help="width of the weights (default 8)")
+        parser.add_argument("--bits", type=int, choices=_BITS, help="width of the weights (default 8)")
         parser.add_argument(
             "--block-size",
             type=int,
@@ -52,12 +52,27 @@ class ExportCommand:
             metavar="N",
             help="positions the kernels' noise is measured on (default 2000; 0: not measured)",
         )
+        parser.add_argument(
+            "--exporter",
+            choices=("builder", "optimum"),
+            default="builder",
+            help="optimum: more architectures, in float, chains only, in an environment of its own (default builder)",
+        )
+        parser.add_argument(
+            "--make-environment",
+            action="store_true",
+            help="let --exporter optimum make its environment in the cache folder: downloads some 300 MB",
+        )
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
         from .frameworks import require_frameworks
 
+        if arguments.exporter == "optimum":
+            return _run_optimum(arguments)
+        if arguments.make_environment:
+            arguments.usage_error("argument --make-environment: it belongs to --exporter optimum")
         recipe = _recipe(arguments)
         if arguments.block_size is not None and not recipe.quantized:
             arguments.usage_error(f"argument --block-size: {recipe.body.name} weights have no blocks, leave it out")
@@ -126,11 +141,44 @@ class InflateCommand:
         return 0
 
 
+def _run_optimum(arguments: Namespace) -> int:
+    """Export with optimum, whose graphs hold floats: options that quantize are refused, not dropped."""
+    from .frameworks import require_frameworks
+
+    for option in ("bits", "block_size", "head_bits"):
+        if getattr(arguments, option) is not None:
+            arguments.usage_error(
+                f"argument --{option.replace('_', '-')}: --exporter optimum stores floats, leave it out"
+            )
+    require_frameworks("import")
+    from .import_pair import ImportRequest
+    from .optimum import OptimumRequest, export_with_optimum
+    from .report import LiveDisplay, pair_report, show_pair
+    from .stages import Stages
+
+    importing = ImportRequest(
+        target=Path(),
+        draft=None,
+        out=arguments.out,
+        name=arguments.name,
+        license=arguments.license,
+        noise_positions=arguments.noise_positions,
+    )
+    request = OptimumRequest(arguments.target, arguments.draft, arguments.make_environment, importing)
+    with quiet(debug=arguments.debug), LiveDisplay() as display:
+        stages = Stages(display)
+        manifest = export_with_optimum(request, stages)
+    show_pair(manifest, stages.records, out=arguments.out)
+    if arguments.json:
+        print(json.dumps(pair_report(manifest, stages.records, out=arguments.out)))
+    return 0
+
+
 def _recipe(arguments: Namespace) -> Recipe:
     from .quantize import Scheme
     from .recipe import Recipe
 
-    bits = arguments.bits
+    bits = arguments.bits or 8
     head = arguments.head_bits or (8 if bits <= 8 else bits)
     block_size = arguments.block_size or 32
     return Recipe(*(Scheme(width, block_size if width <= 8 else 0) for width in (bits, head)))

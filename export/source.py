@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,16 @@ from .architectures import Shape, read_shape
 from .checkpoint import weight_files
 from .frameworks import reason_of
 
-__all__ = ["Source", "find_weights", "license_files", "open_source", "read_json", "read_license"]
+__all__ = [
+    "Source",
+    "copy_text_files",
+    "fetch_model",
+    "find_weights",
+    "license_files",
+    "open_source",
+    "read_json",
+    "read_license",
+]
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LICENSES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*")
@@ -75,6 +85,17 @@ def open_source(name: str) -> Source:
 def license_files(folder: Path) -> list[Path]:
     """Return the licence texts of a model's folder."""
     return sorted({path for pattern in _LICENSES for path in folder.glob(pattern) if path.is_file()})
+
+
+def copy_text_files(model: Path, folder: Path) -> None:
+    """Copy configuration, tokenizer, template and licences of a model, not its weights."""
+    for path in sorted({path for pattern in _TEXTS for path in model.glob(pattern) if path.is_file()}):
+        shutil.copyfile(path, folder / path.name)
+
+
+def fetch_model(name: str) -> Path:
+    """Return the folder `name`, or that of a hub id, all of it downloaded. Raises ExportError."""
+    return _local(name) or _download(name, (*_TEXTS, *_WEIGHTS), revision=None)
 
 
 def find_weights(source: Source) -> list[Path]:
