@@ -15,6 +15,7 @@ import numpy.typing as npt
 from edgedecode.errors import CapabilityError
 from edgedecode.manifest import ModelEntry
 
+from .concat_model import CONCAT
 from .graph import Untyped, import_engine, open_session
 from .providers import choose_provider
 from .threads import default_threads
@@ -28,6 +29,8 @@ class BareLoop:
     name = "bare IOBinding loop"
 
     def __init__(self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int) -> None:
+        if CONCAT in entry.graphs["base"].capabilities:
+            raise CapabilityError("the bare loop writes keys and values in place, and this model's graph does not")
         engine = import_engine()
         cpu = choose_provider("cpu", installed=engine.get_available_providers())
         weights = folder / entry.weights
