@@ -68,6 +68,7 @@ def rewrite_builder_graph(model: ir.Model, *, head_size: int, early_rows: bool, 
     """
     for node in attention_nodes(model):
         node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", -1)
+        node.attributes.pop("sliding_window_cache", None)  # a cache that turns round inside the window
     _drop_outputs(model)
     viewed_tables(model)
     direct_lengths(model)

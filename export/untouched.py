@@ -29,6 +29,8 @@ class Untouched:
 
     def __init__(self, model: ir.Model, weights: Path | None, sizes: GraphSizes) -> None:
         self._model = model.clone()
+        for node in self._model.graph:  # a ring of slots wants a cache of the window's size, which one pass has not
+            node.attributes.pop("sliding_window_cache", None)
         self._weights = weights
         self._sizes = sizes
 

@@ -121,6 +121,7 @@ def test_a_window_limits_the_context(copied: Path, tmp_path: Path) -> None:
     def narrow(model: ir.Model) -> None:
         for node in attention(model):
             node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", 96)
+            node.attributes["sliding_window_cache"] = ir.AttrInt64("sliding_window_cache", 1)
 
     entry = imported(change(copied, narrow), tmp_path / "pack").models["target"]
     assert entry.context == 96
