@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgedecode.errors import ManifestError
 from edgedecode.folders import cache_folder
-from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest
+from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest, OutsideFile
 
 __all__ = ["check_files", "file_sha256"]
 
@@ -38,8 +38,9 @@ def check_files(
 
     `progress` is called with the bytes hashed.
 
-    Raises ManifestError for a file that is missing, a link, of the wrong size or of the wrong content, and for a file
-    beside a graph that the manifest does not list: a graph could read weights there that nobody checked or planned.
+    Raises ManifestError for a file that is missing, a link, of the wrong size or of the wrong content, also where it
+    lies outside the pack, and for a file beside a graph that the manifest does not list: a graph could read weights
+    there that nobody checked or planned.
     """
     known = {} if full else _load_known(root)
     stamps: dict[str, str] = {}
@@ -51,6 +52,10 @@ def check_files(
                 f"{path} is damaged: its sha256 is {found[:12]}…, the manifest says {entry.sha256[:12]}…; "
                 f"copy or export the pack again"
             )
+    for name, outside in manifest.outside.items():
+        stamps[name] = stamp = _outside_stamp(outside)
+        if known.get(name) != stamp and file_sha256(Path(outside.path)) != outside.sha256:
+            raise _foreign(outside, "has another content than what was imported")
     _refuse_unlisted(manifest, root)
     if stamps != known:
         _store_known(root, stamps)
@@ -83,7 +88,36 @@ def _stamp(path: Path, name: str, entry: FileEntry) -> str:
             f"{path} has {found.st_size} bytes, the manifest says {entry.nbytes}: it is truncated or foreign; "
             f"copy or export the pack again"
         )
-    return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ino}:{entry.sha256}"
+    return _stamp_of(found, entry.sha256)
+
+
+def _stamp_of(found: os.stat_result, sha256: str) -> str:
+    return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ino}:{sha256}"
+
+
+def _outside_stamp(outside: OutsideFile) -> str:
+    """Check a file that lies where it was imported from; the engine reads it through no link."""
+    path = Path(outside.path)
+    try:
+        if path.is_symlink():
+            raise _foreign(outside, "has become a link")
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _foreign(outside, "is not there any more") from None
+    except OSError as error:
+        raise _foreign(outside, f"cannot be read ({error.strerror or error})") from None
+    if not path.is_file():
+        raise _foreign(outside, "is not an ordinary file")
+    if found.st_size != outside.nbytes:
+        raise _foreign(outside, f"has {found.st_size} bytes instead of {outside.nbytes}")
+    return _stamp_of(found, outside.sha256)
+
+
+def _foreign(outside: OutsideFile, what: str) -> ManifestError:
+    return ManifestError(
+        f"the weights {outside.path}, which the pack uses where they lie, changed: the file {what}; put it back, "
+        f"or import its folder again (with --copy the pack holds its own)"
+    )
 
 
 def _known_path(root: Path) -> Path | None:

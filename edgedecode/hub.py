@@ -8,7 +8,7 @@ from pathlib import Path
 from edgedecode.errors import ManifestError
 from edgedecode.folders import user_cache
 
-__all__ = ["BUNDLED_PACK", "find_pack"]
+__all__ = ["BUNDLED_PACK", "find_pack", "is_downloaded"]
 
 BUNDLED_PACK = Path(__file__).parent / "packs" / "demo"
 
@@ -33,6 +33,15 @@ def find_pack(name: str | Path | None) -> Path:
     return _from_hub(name)
 
 
+def is_downloaded(root: Path) -> bool:
+    """Tell whether the pack at `root` came from the hub: then a stranger wrote its manifest."""
+    return root.resolve().is_relative_to(_downloads().resolve())
+
+
+def _downloads() -> Path:
+    return user_cache() / "packs"
+
+
 def _from_hub(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
@@ -41,7 +50,7 @@ def _from_hub(name: str) -> Path:
             f"{name!r} is no folder; hub ids need huggingface_hub: pip install huggingface_hub"
         ) from None
     # A folder of its own instead of the hub's cache: that one is made of links, which a pack may not hold.
-    folder = user_cache() / "packs" / name.replace("/", "--")
+    folder = _downloads() / name.replace("/", "--")
     try:
         return Path(snapshot_download(name, allow_patterns=_PACK_FILES, local_dir=folder))
     except Exception as error:  # the hub raises requests', httpx's and its own kinds alike

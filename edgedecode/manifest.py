@@ -7,13 +7,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from edgedecode.errors import ManifestError
 from edgedecode.fields import Fields, JsonValue
 
-__all__ = ["FORMAT", "MANIFEST_NAME", "STACKS", "VERSION", "FileEntry", "Generation", "Graph", "Manifest", "ModelEntry"]
+__all__ = [
+    "FORMAT",
+    "MANIFEST_NAME",
+    "STACKS",
+    "VERSION",
+    "FileEntry",
+    "Generation",
+    "Graph",
+    "Manifest",
+    "ModelEntry",
+    "OutsideFile",
+]
 
 FORMAT = "edgedecode-pack"
 VERSION = 1
@@ -31,10 +42,20 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class OutsideFile:
+    """A weights file that an imported model uses where it lies: absolute path, size in bytes, sha256 in hex."""
+
+    path: str
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """One graph over a model's weights: `inputs` and `outputs` as declared, `capabilities` such as tree and rows.
 
-    Capabilities in use: tree, rows, hidden (gives the last hidden state), lora (takes adapter matrices).
+    Capabilities in use: tree, rows, hidden (gives the last hidden state), lora (takes adapter matrices), concat (joins
+    past and present itself, as optimum's graphs do: chains only).
     """
 
     file: str
@@ -62,6 +83,7 @@ class ModelEntry:
     head_size: int
     parameters: int
     weights: str
+    """Its weights file: a name of `Manifest.files` or `Manifest.outside`, or an absolute path once `located`."""
     graphs: Mapping[str, Graph]
     bits: int
     block_size: int
@@ -113,6 +135,8 @@ class Manifest:
     generation: Generation
     models: Mapping[str, ModelEntry]
     files: Mapping[str, FileEntry]
+    outside: Mapping[str, OutsideFile] = field(default_factory=dict)
+    """Weights that stayed where they were imported from, by the name an entry's `weights` has for them."""
 
     @classmethod
     def load(cls, root: Path) -> Manifest:
@@ -156,6 +180,7 @@ class Manifest:
             generation=_generation(top.child("generation")),
             models={role: _model(child) for role, child in top.children("models")},
             files={_inside(name): _file(child) for name, child in top.children("files")},
+            outside=_outside_files(top),
         )
         manifest._check()
         return manifest
@@ -169,16 +194,24 @@ class Manifest:
         """Size of all listed files."""
         return sum(entry.nbytes for entry in self.files.values())
 
+    def located(self, role: str) -> ModelEntry:
+        """Return a role's entry as engines open it: weights that lie outside the pack are named by absolute path."""
+        entry = self.models[role]
+        outside = self.outside.get(entry.weights)
+        return replace(entry, weights=outside.path) if outside is not None else entry
+
+    def weights_nbytes(self, role: str) -> int:
+        """Return the size of a role's weights file, wherever it lies."""
+        name = self.models[role].weights
+        return (self.outside.get(name) or self.files[name]).nbytes
+
     def _check(self) -> None:
         if "target" not in self.models:
             raise ManifestError("the manifest names no target model: export the pack again")
         named = {self.tokenizer} | ({self.chat_template} if self.chat_template else set())
         for entry in self.models.values():
-            named |= {
-                entry.weights,
-                *(graph.file for graph in entry.graphs.values()),
-                *([entry.gguf] if entry.gguf else []),
-            }
+            named |= {entry.weights} - set(self.outside)
+            named |= {*(graph.file for graph in entry.graphs.values()), *([entry.gguf] if entry.gguf else [])}
         if missing := sorted(named - set(self.files)):
             raise ManifestError(
                 f"the manifest lists no size and digest for {', '.join(missing)}: export the pack again"
@@ -192,6 +225,21 @@ def _inside(name: str) -> str:
     if not plain or not path.parts or path.is_absolute() or ".." in path.parts:
         raise ManifestError(f"the manifest names the file {name!r}, which is no plain path inside the pack: refused")
     return str(path)
+
+
+def _outside_files(top: Fields) -> dict[str, OutsideFile]:
+    if "outside" not in top.values:  # as in packs of before there was an import
+        return {}
+    return {_inside(name): _outside(name, child) for name, child in top.children("outside")}
+
+
+def _outside(name: str, fields: Fields) -> OutsideFile:
+    """Check one; a graph finds its weights by their bare name, which therefore stays the same."""
+    text = fields.text("path")
+    path = Path(text)
+    if not text.isprintable() or not path.is_absolute() or ".." in path.parts or path.name != PurePosixPath(name).name:
+        raise ManifestError(f"{fields.where}.path {text!r} is no absolute path of a file called like {name!r}: refused")
+    return OutsideFile(path=text, nbytes=fields.integer("nbytes", low=0), sha256=fields.text("sha256"))
 
 
 def _file(fields: Fields) -> FileEntry:

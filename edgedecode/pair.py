@@ -9,7 +9,7 @@ from weakref import WeakSet
 from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.digests import check_files
 from edgedecode.errors import CapabilityError, IncompatiblePair, InputError, ManifestError
-from edgedecode.hub import find_pack
+from edgedecode.hub import find_pack, is_downloaded
 from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget, parse_nbytes, peak_nbytes, resident_nbytes
 from edgedecode.messages import Message
@@ -53,6 +53,11 @@ def load(
     engine = find_runtime(runtime) if isinstance(runtime, str) else runtime
     root = find_pack(pack)
     manifest = Manifest.load(root)
+    if manifest.outside and is_downloaded(root):
+        raise ManifestError(
+            f"the pack {root} was downloaded and names files outside itself, such as "
+            f"{next(iter(manifest.outside.values())).path}: refused; its author should import with --copy"
+        )
     check_files(manifest, root, full=verify)
     budget = Budget(limit)
     tokenizer = _tokenizer(manifest, root)
@@ -148,7 +153,7 @@ class Pair:
         self.close()
 
     def _open(self, role: str) -> LanguageModel:
-        entry = self.manifest.models[role]
+        entry = self.manifest.located(role)
         if self._provider != "cpu" and self._provider not in {device.provider for device in self._engine.devices()}:
             known = ", ".join(device.provider for device in self._engine.devices())
             raise CapabilityError(f"the runtime {self.runtime!r} has no provider {self._provider!r}; it has: {known}")

@@ -12,6 +12,7 @@ from edgedecode.commands import Command
 from .arguments import count
 from .compare_command import add_comparison, check_comparison, run_comparison
 from .graph_options import add_graphs, read_graphs, read_span
+from .optimum_command import add_optimum, run_optimum
 from .quiet import quiet
 from .recipe_options import add_recipe, read_recipe
 
@@ -51,10 +52,16 @@ class ExportCommand:
         add_recipe(parser)
         add_graphs(parser)
         add_comparison(parser)
+        add_optimum(parser)
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
-        report = _compare(arguments) if arguments.compare else _make(arguments)
+        if arguments.exporter == "optimum":
+            report = run_optimum(arguments)
+        elif arguments.make_environment:
+            arguments.usage_error("argument --make-environment: it belongs to --exporter optimum")
+        else:
+            report = _compare(arguments) if arguments.compare else _make(arguments)
         if arguments.json:
             print(json.dumps(report))
         return 0

@@ -23,7 +23,8 @@ from .generation import read_generation
 from .job import ModelJob
 from .model import export_model
 from .onnx import WEIGHTS_FILE
-from .pair import PairRequest, find_template, model_job
+from .pack_texts import open_template
+from .pair import PairRequest, model_job
 from .quantize import Scheme
 from .recipe import UNROUNDED, Recipe
 from .scores import Scores, score_texts
@@ -98,7 +99,7 @@ def compare_model(
     with stages.stage("check"):
         source = open_source(name)
         generation = read_generation(source)
-        template = find_template(source, generation)
+        template = open_template(source.folder, generation, name=source.name)
         jobs, left_out = _jobs(source, template, ends=generation.end_token_ids, text=calibration_text, span=span)
         original = jobs[0]
         texts = _texts(text, original, template)

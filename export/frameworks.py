@@ -8,14 +8,19 @@ from edgedecode.errors import RuntimeUnavailable
 
 __all__ = ["reason_of", "require_frameworks"]
 
-_NEEDED = ("onnx_ir", "onnxruntime", "onnxruntime_genai", "safetensors", "torch", "transformers")
+_NEEDED = {
+    "export": ("onnx_ir", "onnxruntime", "onnxruntime_genai", "safetensors", "torch", "transformers"),
+    "import": ("onnx_ir", "onnxruntime"),
+}
+"""Verb, which is also the name of the extra → packages."""
 _REASON_LENGTH = 200
 
 
-def require_frameworks() -> None:
-    """Raise RuntimeUnavailable, with the pip line, when a package is missing."""
-    if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise RuntimeUnavailable(f"export needs {', '.join(missing)}, not installed: pip install 'edgedecode[export]'")
+def require_frameworks(verb: str = "export") -> None:
+    """Raise RuntimeUnavailable, with the pip line, when a package that `verb` needs is missing."""
+    if missing := [name for name in _NEEDED[verb] if find_spec(name) is None]:
+        names = ", ".join(missing)
+        raise RuntimeUnavailable(f"{verb} needs {names}, not installed: pip install 'edgedecode[{verb}]'")
 
 
 def reason_of(error: Exception) -> str:

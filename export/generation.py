@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 from edgedecode.errors import ExportError, ManifestError
 from edgedecode.fields import Fields, JsonValue
 from edgedecode.manifest import Generation
 from edgedecode.tokenizer import Tokenizer
 
-from .source import Source, read_json
+from .source import read_json
 
-__all__ = ["read_chat_template", "read_generation"]
+__all__ = ["GenerationSource", "read_chat_template", "read_generation"]
 
 
-def read_generation(source: Source) -> Generation:
-    """Collect end-of-sequence ids from every place that names them, and sampling values where the model samples."""
+class GenerationSource(Protocol):
+    """What is asked of a model: where its texts lie, and what ids it and its tokenizer know."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def config(self) -> Fields: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def rows(self) -> int: ...
+
+
+def read_generation(source: GenerationSource, *, otherwise: Fields | None = None) -> Generation:
+    """Collect end-of-sequence ids from every place that names them, and sampling values where the model samples.
+
+    otherwise: taken for a generation_config.json that is not there.
+    """
     name = "generation_config.json"
     try:
-        values = Fields.of(read_json(source.folder / name) or {}, name)
+        found = read_json(source.folder / name)
+        values = otherwise if found is None and otherwise is not None else Fields.of(found or {}, name)
         # transformers ignores these four unless do_sample is set, and so must we
         sampled = values if values.values.get("do_sample") is True else Fields({}, name)
         tokens = _token_config(source.folder)
@@ -63,12 +83,12 @@ def _token_config(folder: Path) -> Fields:
         raise ExportError(str(error)) from None
 
 
-def _end_ids(source: Source, generation: Fields, tokens: Fields) -> tuple[int, ...]:
+def _end_ids(source: GenerationSource, generation: Fields, tokens: Fields) -> tuple[int, ...]:
     found = [*_ids(generation, "eos_token_id"), *_ids(source.config, "eos_token_id")]
     named = _id_of(source.tokenizer, _token(tokens.values.get("eos_token")))
     found += [named] if named is not None else []
-    if outside := [token for token in found if token >= source.shape.rows]:
-        raise ExportError(f"{source.name}: the end-of-sequence id {outside[0]} is outside its {source.shape.rows} rows")
+    if outside := [token for token in found if token >= source.rows]:
+        raise ExportError(f"{source.name}: the end-of-sequence id {outside[0]} is outside its {source.rows} rows")
     return tuple(dict.fromkeys(found))
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import edgedecode
 from edgedecode.chat_template import ChatTemplate
-from edgedecode.digests import file_sha256
-from edgedecode.errors import ExportError, IncompatiblePair, ManifestError
-from edgedecode.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest, ModelEntry
+from edgedecode.errors import ExportError, ManifestError
+from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
 
 from .architectures import check_engine
 from .calibration import Tokens
 from .checks import CheckTexts
-from .generation import read_chat_template, read_generation
+from .generation import read_generation
 from .graph_request import BASE_ONLY, GraphRequest
 from .identity import job_key
 from .job import ModelJob
@@ -24,17 +22,16 @@ from .kept import Kept, kept_units
 from .model import export_model
 from .new_folder import check_place, new_folder
 from .noise import POSITIONS
+from .pack_texts import TEMPLATE, TOKENIZER, check_tokenizers, copy_licenses, copy_texts, list_files, open_template
 from .recipe import Recipe
 from .source import Source, find_weights, open_source
 from .span import LEAST_CONTEXT, WHOLE, Span
 from .stages import Stages
 from .texts import read_texts
 
-__all__ = ["PairPlan", "PairRequest", "export_pair", "find_template", "model_job", "plan_pair"]
+__all__ = ["PairPlan", "PairRequest", "export_pair", "model_job", "plan_pair"]
 
 NO_TEMPLATE = "the source has no chat template: a plain one is used"
-
-_TOKENIZER, _TEMPLATE, _LICENSES = "tokenizer.json", "chat_template.jinja", "licenses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +84,22 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
     target, jobs = plan.jobs[0].source, plan.jobs
     weights = {job.role: find_weights(job.source, stages) for job in jobs}
     with kept_units(use=request.cache) as kept, new_folder(request.out) as folder:
-        _copy_texts(folder, target, plan.template)
+        copy_texts(target.folder, folder, template=plan.template)
         models = {job.role: _model(job, weights[job.role], pack=folder, kept=kept, stages=stages) for job in jobs}
         models["target"] = replace(models["target"], notes=(*models["target"].notes, *plan.notes))
         for job in jobs:
-            _copy_licenses(folder / _LICENSES / job.role, job.source)
+            copy_licenses(job.source.folder, folder, role=job.role)
         with stages.stage("digests"):
             manifest = Manifest(
                 name=request.name or request.out.absolute().name,
                 created_by=f"edgedecode {edgedecode.__version__}",
-                tokenizer=_TOKENIZER,
+                tokenizer=TOKENIZER,
                 tokenizer_digest=target.tokenizer.digest,
                 vocabulary_size=target.tokenizer.size,
-                chat_template=_TEMPLATE if plan.template is not None else None,
+                chat_template=TEMPLATE if plan.template is not None else None,
                 generation=plan.generation,
                 models=models,
-                files=_files(folder),
+                files=list_files(folder),
             )
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             return Manifest.load(folder)
@@ -113,9 +110,9 @@ def plan_pair(request: PairRequest) -> PairPlan:
     target = open_source(request.target)
     draft = open_source(request.draft) if request.draft is not None else None
     if draft is not None:
-        _check_pair(target, draft)
+        check_tokenizers(target, draft)
     generation = read_generation(target)
-    template = find_template(target, generation)
+    template = open_template(target.folder, generation, name=target.name)
     sources = {"target": target} | ({"draft": draft} if draft is not None else {})
     jobs = [
         model_job(role, source, request=request, template=template, ends=generation.end_token_ids)
@@ -163,44 +160,3 @@ def _model(job: ModelJob, weights: Sequence[Path], *, pack: Path, kept: Kept, st
         entry = export_model(job, weights, unit=unit, stages=stages)
     unit.deliver(pack)
     return entry
-
-
-def _check_pair(target: Source, draft: Source) -> None:
-    """Speculation compares ids, so both must mean the same by every one of them."""
-    if target.tokenizer.digest == draft.tokenizer.digest:
-        return
-    difference = target.tokenizer.first_difference(draft.tokenizer)
-    raise IncompatiblePair(
-        f"{target.name} and {draft.name} have different tokenizers ({difference}): take a draft of the target's family"
-    )
-
-
-def find_template(target: Source, generation: Generation) -> ChatTemplate | None:
-    """Return the chat template of a model, if it has one. Raises ExportError for one that is none."""
-    text = read_chat_template(target.folder)
-    if text is None:
-        return None
-    try:
-        return ChatTemplate(text, bos_token=generation.bos_token, eos_token=generation.eos_token)
-    except ManifestError as error:
-        raise ExportError(f"{target.name}: {error}") from None
-
-
-def _copy_texts(folder: Path, target: Source, template: ChatTemplate | None) -> None:
-    shutil.copyfile(target.folder / _TOKENIZER, folder / _TOKENIZER)
-    if template is not None:
-        (folder / _TEMPLATE).write_text(template.source, encoding="utf-8")
-
-
-def _copy_licenses(folder: Path, source: Source) -> None:
-    for path in source.license_files:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, folder / path.name)
-
-
-def _files(folder: Path) -> dict[str, FileEntry]:
-    paths: Sequence[Path] = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {
-        path.relative_to(folder).as_posix(): FileEntry(nbytes=path.stat().st_size, sha256=file_sha256(path))
-        for path in paths
-    }

@@ -27,6 +27,7 @@ __all__ = [
     "check_exact",
     "check_kernels",
     "measure_loss",
+    "own_rows",
     "reference_rows",
     "relative_error",
 ]
@@ -72,6 +73,22 @@ def reference_rows(reference: Reference, text: ParityText) -> FloatArray:
         depths.append(0 if parent < 0 else depths[parent] + 1)
     positions = [*range(length), *(length + depth for depth in depths)]
     return reference.logits((*text.text, *text.tree), visible=visible, positions=positions)
+
+
+def own_rows(model: LanguageModel, text: ParityText) -> FloatArray:
+    """Return a model's own logits, [text and tree, rows]: the text in one pass, each branch of the tree as a chain."""
+    length = len(text.text)
+    state = model.new_state(length + len(text.tree), rows=length)
+    try:
+        rows = [model.forward(text.text, state, rows="all").logits.copy()]
+        state.keep(range(length))
+        for node in range(len(text.tree) if model.card.tree else 0):
+            branch = [text.tree[step] for step in _branch(node)]
+            rows.append(model.forward(branch, state, rows="last").logits.copy())
+            state.crop(length)
+        return np.concatenate(rows)
+    finally:
+        state.close()
 
 
 def check_exact(model: LanguageModel, text: ParityText, expected: FloatArray) -> Mapping[str, float]:
@@ -132,11 +149,21 @@ def _ways(model: LanguageModel, text: ParityText, expected: FloatArray) -> Itera
         yield "max", _Found(_whole(model, state, text), expected[:length])
         yield "crop", _Found(_after_crop(model, state, text), expected[length // 2 : length])
         yield "pieces", _Found(_in_pieces(model, state, text), expected[length // 2 : length])
-        first = length + len(_PARENTS)
-        yield "branches", _Found(_as_branches(model, state, text), expected[first:])
-        yield "tree", _Found(_as_tree(model, state, text), expected[length:first])
+        if model.card.tree:
+            first = length + len(_PARENTS)
+            yield "branches", _Found(_as_branches(model, state, text), expected[first:])
+            yield "tree", _Found(_as_tree(model, state, text), expected[length:first])
     finally:
         state.close()
+
+
+def _branch(node: int) -> list[int]:
+    """Return the nodes from a child of the text to `node`."""
+    path: list[int] = []
+    while node >= 0:
+        path.insert(0, node)
+        node = _NODES[node]
+    return path
 
 
 def _whole(model: LanguageModel, state: State, text: ParityText) -> FloatArray:

@@ -107,7 +107,7 @@ def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path
             "block_size": entry.block_size,
             "head_bits": entry.head_bits,
             "quantization": entry.quantization,
-            "weights_nbytes": manifest.files[entry.weights].nbytes,
+            "weights_nbytes": manifest.weights_nbytes(role),
             "graphs": ",".join(entry.graphs),
             "kernel_noise": entry.kernel_noise,
             "parity": dict(entry.parity),
@@ -176,7 +176,7 @@ def _model_table(manifest: Manifest) -> Table:
         table.add_row(
             role,
             f"{entry.parameters / 1e6:.1f}M",
-            f"{manifest.files[entry.weights].nbytes / 1e6:.1f}",
+            f"{manifest.weights_nbytes(role) / 1e6:.1f}",
             f"{entry.bits}",
             f"{entry.head_bits}",
             f"{max(wiring, default=0.0):.0e}",

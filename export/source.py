@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,18 @@ from .checkpoint import weight_files
 from .download import WEIGHTS, fetch_files, find_snapshot
 from .stages import Stages
 
-__all__ = ["Source", "Texts", "find_weights", "open_source", "open_texts", "read_json"]
+__all__ = [
+    "Source",
+    "Texts",
+    "copy_text_files",
+    "fetch_model",
+    "find_weights",
+    "license_files",
+    "open_source",
+    "open_texts",
+    "read_json",
+    "read_license",
+]
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LICENSES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*")
@@ -62,8 +74,8 @@ class Source:
         return f"{self.name}@{self.commit}" if self.commit else self.name
 
     @property
-    def license_files(self) -> list[Path]:
-        return sorted({path for pattern in _LICENSES for path in self.folder.glob(pattern) if path.is_file()})
+    def rows(self) -> int:
+        return self.shape.rows
 
 
 def open_source(name: str) -> Source:
@@ -79,8 +91,29 @@ def open_source(name: str) -> Source:
             f"{title}: its tokenizer knows {tokenizer.size} ids, the vocab_size of its config.json is {shape.rows}: "
             f"the files do not belong together"
         )
-    license = _license(folder, texts.config)
+    license = read_license(folder, texts.config)
     return Source(title, folder, texts.config, shape, tokenizer, license, texts.commit, texts.download_nbytes)
+
+
+def license_files(folder: Path) -> list[Path]:
+    """Return the licence texts of a model's folder."""
+    return sorted({path for pattern in _LICENSES for path in folder.glob(pattern) if path.is_file()})
+
+
+def copy_text_files(model: Path, folder: Path) -> None:
+    """Copy configuration, tokenizer, template and licences of a model, not its weights."""
+    for path in sorted({path for pattern in _TEXTS for path in model.glob(pattern) if path.is_file()}):
+        shutil.copyfile(path, folder / path.name)
+
+
+def fetch_model(name: str, stages: Stages) -> Path:
+    """Return the folder `name`, or that of a hub id, all of it downloaded. Raises ExportError."""
+    if (local := _local(name)) is not None:
+        return local
+    snapshot = find_snapshot(name, _TEXTS)
+    with stages.stage(f"{name}: download", snapshot.weights_nbytes) as advance:
+        fetch_files(name, snapshot.commit, WEIGHTS, progress=advance)
+    return snapshot.folder
 
 
 def open_texts(name: str) -> Texts:
@@ -143,8 +176,8 @@ def _config(folder: Path) -> Fields:
         raise ExportError(f"{folder}: {error}") from None
 
 
-def _license(folder: Path, config: Fields) -> str:
-    """The licence the source names, by README front matter or config.json; else `unknown`."""
+def read_license(folder: Path, config: Fields) -> str:
+    """Return the licence the source names, by README front matter or config.json; else `unknown`."""
     named = config.values.get("license")
     if isinstance(named, str) and named:
         return named

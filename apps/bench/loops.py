@@ -82,7 +82,7 @@ def open_loops(arguments: Namespace, pair: Pair, *, settings: Settings) -> tuple
             continue
         try:
             factory = cast(LoopFactory, entry.load())
-            target = pair.manifest.models["target"]
+            target = pair.manifest.located("target")
             loops.append(factory(target, folder, threads=arguments.threads, capacity=settings.context))
         except ImportError as error:
             reasons.append(f"{name}: {error.name or error} is not installed")

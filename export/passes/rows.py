@@ -93,7 +93,7 @@ def _flatten_logits(model: ir.Model) -> None:
 
 
 def head_of(model: ir.Model) -> ir.Node:
-    """Return the matrix product that makes the logits; scaling or capping may follow it."""
+    """Return the matrix product that makes the logits; scaling or capping may follow it. Raises ExportError."""
     value = next((value for value in model.graph.outputs if value.name == "logits"), None)
     while value is not None and (node := value.producer()) is not None:
         if node.op_type in ("MatMul", "MatMulNBits", "Gemm"):

@@ -27,7 +27,9 @@ def declared_shapes(model: ir.Model, *, head_size: int) -> None:
             assert value.shape is not None
             value.shape = ir.Shape([1, value.shape[1], length, head_size])
     named = {str(value.name): value for value in model.graph.inputs}
-    named["input_ids"].shape = ir.Shape([1, "S"])
+    for name in ("input_ids", "position_ids"):
+        if name in named:
+            named[name].shape = ir.Shape([1, "S"])
     plain = [named[name] for name in _ORDER if name in named]
     others = [value for value in model.graph.inputs if value not in plain and value not in pairs]
     _reorder(model.graph.inputs, [*plain, *others, *pairs])

@@ -16,6 +16,7 @@ from edgedecode.errors import CapabilityError
 from edgedecode.manifest import ModelEntry
 
 from .choice import choose_graph
+from .concat_model import CONCAT
 from .graph import FULL_BIAS, WINDOW_BIAS, Untyped, import_engine, open_session
 from .providers import choose_provider
 from .threads import default_threads
@@ -35,10 +36,13 @@ class BareLoop:
                 f"loop keeps no window, measure with a shorter prompt and answer"
             )
         graph = choose_graph(entry, folder, name=self.name, needs=())
+        if CONCAT in graph.capabilities:
+            raise CapabilityError("the bare loop writes keys and values in place, and this model's graph does not")
         engine = import_engine()
         cpu = choose_provider("cpu", installed=engine.get_available_providers())
-        threads = threads or default_threads((folder / entry.weights).stat().st_size)
-        self._session = open_session(folder / graph.file, provider=cpu, threads=threads)
+        weights = folder / entry.weights
+        threads = threads or default_threads(weights.stat().st_size)
+        self._session = open_session(folder / graph.file, weights=weights, provider=cpu, threads=threads)
         shape = (1, entry.kv_heads, capacity, entry.head_size)
         names = [f"{layer}.{part}" for layer in range(entry.layers) for part in ("key", "value")]
         self._cache = {name: engine.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32)) for name in names}

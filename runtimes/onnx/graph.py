@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ __all__ = [
     "WINDOW_BIAS",
     "Untyped",
     "cache_names",
+    "check_concat_contract",
     "check_contract",
     "first_line",
     "import_engine",
@@ -27,6 +29,7 @@ Untyped: TypeAlias = Any
 SCALARS = ("input_ids", "position_ids", "seqlens_k", "total_length", "rows")
 FULL_BIAS, WINDOW_BIAS = "attention_bias", "window_bias"
 """float32 [1, 1, rows, slots], added to the scores of layers that see everything, and of those with a window."""
+CONCAT_NEEDED, CONCAT_OPTIONAL = ("input_ids", "attention_mask"), ("position_ids", "rows")
 # Target and draft each have a pool. Threads that spin on for long (the default) starve the other model's and every
 # other process; threads that never spin wake up too late. A millisecond covers the host's work between two passes.
 # 0.5B int4 on two quiet cores, plain decoding against 100 us, medians of 15: 1 ms 1.04, default 0.99, never 0.86;
@@ -46,8 +49,11 @@ def import_engine() -> Untyped:
     return onnxruntime
 
 
-def open_session(path: Path, *, provider: Provider, threads: int) -> Untyped:
-    """Open the graph at `path` on exactly this provider. Raises ManifestError when it is missing or damaged."""
+def open_session(path: Path, *, weights: Path, provider: Provider, threads: int) -> Untyped:
+    """Open the graph at `path` on exactly this provider; `weights` lie beside it or anywhere, under the name it knows.
+
+    Raises ManifestError when it is missing or damaged.
+    """
     engine = import_engine()
     options = engine.SessionOptions()
     options.log_severity_level = SILENT
@@ -62,8 +68,12 @@ def open_session(path: Path, *, provider: Provider, threads: int) -> Untyped:
         options.add_session_config_entry(key, value)
     if not path.is_file():
         raise ManifestError(f"the graph {path} is missing: export or import the pack again")
+    source: str | bytes = str(path)
+    if weights.parent != path.parent:  # the engine looks beside the graph, unless it gets the graph as bytes
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
+        source = path.read_bytes()
     try:
-        session = engine.InferenceSession(str(path), options, providers=[provider.engine_name])
+        session = engine.InferenceSession(source, options, providers=[provider.engine_name])
     except Exception as error:  # the engine's exceptions share no base class
         raise ManifestError(f"{path} cannot be opened ({first_line(error)}): export or import the pack again") from None
     session.disable_fallback()
@@ -82,14 +92,29 @@ def cache_names(prefix: str, layers: int) -> list[str]:
 
 def check_contract(session: Untyped, entry: ModelEntry, graph: Graph, *, path: Path) -> None:
     """Raise ManifestError unless the graph has the inputs and outputs that the manifest says, in the entry's sizes."""
-    shapes = {value.name: value.shape for value in [*session.get_inputs(), *session.get_outputs()]}
     biases = _biases(entry, [value.name for value in session.get_inputs()])
-    caches = [*cache_names("past_key_values", entry.layers), *cache_names("present", entry.layers)]
     hidden = ["hidden"] if "hidden" in graph.capabilities else []
-    wanted = [*SCALARS, *biases, "logits", *hidden, *caches]
+    _check_contract(session, entry, path=path, needed=[*SCALARS, *biases, *hidden])
+    kinds = {value.name: value.type for value in session.get_inputs()}
+    if (kind := kinds["past_key_values.0.key"]) != _KV_KINDS.get(graph.kv_type):
+        raise ManifestError(f"{path} keeps keys as {kind}, the manifest says {graph.kv_type}: export the pack again")
+    if "lora" in graph.capabilities and not (graph.lora_rank and session.get_overridable_initializers()):
+        raise ManifestError(f"{path} takes no adapter, the manifest says it does: export the pack again")
+
+
+def check_concat_contract(session: Untyped, entry: ModelEntry, *, path: Path) -> None:
+    """Raise ManifestError unless the graph has the inputs and outputs of one that joins past and present itself."""
+    _check_contract(session, entry, path=path, needed=CONCAT_NEEDED, more=CONCAT_OPTIONAL)
+
+
+def _check_contract(
+    session: Untyped, entry: ModelEntry, *, path: Path, needed: Sequence[str], more: Sequence[str] = ()
+) -> None:
+    shapes = {value.name: value.shape for value in [*session.get_inputs(), *session.get_outputs()]}
+    wanted = [*needed, *cache_names("past_key_values", entry.layers), "logits", *cache_names("present", entry.layers)]
     if missing := [name for name in wanted if name not in shapes]:
         raise ManifestError(f"{path} has no {', '.join(missing[:3])}: it is no base graph; export the pack again")
-    if foreign := [value.name for value in session.get_inputs() if value.name not in wanted]:
+    if foreign := [value.name for value in session.get_inputs() if value.name not in {*wanted, *more}]:
         raise ManifestError(f"{path} has the unknown input {foreign[0]}: upgrade edgedecode or export the pack again")
     cache = shapes["past_key_values.0.key"]
     found = [shapes["logits"][-1], cache[1], cache[3]]
@@ -98,11 +123,6 @@ def check_contract(session: Untyped, entry: ModelEntry, graph: Graph, *, path: P
             f"{path} has {found[0]} rows, {found[1]} KV heads of size {found[2]}, the manifest says "
             f"{entry.rows}, {entry.kv_heads} and {entry.head_size}: export the pack again"
         )
-    kinds = {value.name: value.type for value in session.get_inputs()}
-    if (kind := kinds["past_key_values.0.key"]) != _KV_KINDS.get(graph.kv_type):
-        raise ManifestError(f"{path} keeps keys as {kind}, the manifest says {graph.kv_type}: export the pack again")
-    if "lora" in graph.capabilities and not (graph.lora_rank and session.get_overridable_initializers()):
-        raise ManifestError(f"{path} takes no adapter, the manifest says it does: export the pack again")
 
 
 def _biases(entry: ModelEntry, inputs: list[str]) -> list[str]:

@@ -23,6 +23,7 @@ from .biases import Biases
 from .buffers import Buffers
 from .footprint import FLOAT_NBYTES, Footprint
 from .graph import Untyped, cache_names, first_line
+from .requests import wanted_rows
 from .state import OnnxState, state_nbytes
 
 __all__ = ["OnnxModel"]
@@ -106,7 +107,7 @@ class OnnxModel:
         adapter: AdapterUse | None = None,
     ) -> Output:
         count = len(tokens)
-        wanted = _wanted(rows, count)
+        wanted = wanted_rows(rows, count)
         with self._lock:
             own = self._own(state)
             self._check_tokens(tokens)
@@ -267,16 +268,3 @@ class OnnxModel:
             raise InputError("a forward pass needs at least one token")
         if min(tokens) < 0 or max(tokens) >= self._card.rows:
             raise InputError(f"token ids go from 0 to {self._card.rows - 1}, not {min(tokens)} to {max(tokens)}")
-
-
-def _wanted(rows: RowRequest, count: int) -> Sequence[int]:
-    """Return the row indices that are asked for."""
-    if isinstance(rows, str):
-        if rows == "last":
-            return (count - 1,)
-        if rows not in ("none", "all"):
-            raise InputError(f"rows {rows!r}: none, last, all, or indices")
-        return range(count if rows == "all" else 0)
-    if len(rows) and not (0 <= min(rows) <= max(rows) < count and len(rows) <= count):
-        raise InputError(f"rows {list(rows)[:8]} of a pass of {count} rows")
-    return rows

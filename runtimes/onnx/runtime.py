@@ -14,8 +14,10 @@ from edgedecode.protocols import Device, LanguageModel
 from edgedecode.types import ModelCard
 
 from .choice import choose_graph, file_nbytes
+from .concat_footprint import widen_footprint
+from .concat_model import CONCAT, ConcatModel
 from .footprint import ENGINE_NBYTES, plan_footprint
-from .graph import check_contract, import_engine, open_session
+from .graph import check_concat_contract, check_contract, import_engine, open_session
 from .model import OnnxModel
 from .providers import PROVIDERS, choose_provider
 from .threads import default_threads
@@ -76,6 +78,9 @@ class OnnxRuntime:
             graph_nbytes=file_nbytes(path),
             adapters="lora" in graph.capabilities,
         )
+        concat = CONCAT in graph.capabilities
+        if concat:
+            footprint = widen_footprint(footprint, entry)
         with ExitStack() as undo:  # gives every lease back when a later step fails
             code = self._code.get(budget) or undo.enter_context(budget.reserve("engine code", ENGINE_NBYTES))
             leases = [
@@ -83,8 +88,11 @@ class OnnxRuntime:
                 undo.enter_context(budget.reserve(f"workspace:{name}", footprint.workspace_nbytes)),
             ]
             threads = threads or default_threads(file_nbytes(weights))
-            session = open_session(path, provider=chosen, threads=threads)
-            check_contract(session, entry, graph, path=path)
+            session = open_session(path, weights=weights, provider=chosen, threads=threads)
+            if concat:
+                check_concat_contract(session, entry, path=path)
+            else:
+                check_contract(session, entry, graph, path=path)
             card = ModelCard(
                 name=name,
                 rows=entry.rows,
@@ -99,7 +107,7 @@ class OnnxRuntime:
                 weights_nbytes=footprint.weights_nbytes,
                 threads=threads,
             )
-            model = OnnxModel(
+            model = (ConcatModel if concat else OnnxModel)(
                 self._engine,
                 session=session,
                 entry=entry,

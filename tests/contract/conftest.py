@@ -16,10 +16,11 @@ from edgedecode.manifest import Manifest, ModelEntry
 from edgedecode.memory import Budget
 from edgedecode.protocols import LanguageModel
 from edgedecode.testing import TableModel, toy_tables
+from tests.contract.concat_graph import write_concat
 from tests.contract.toy_graph import ToyShape, write_toy
 
 PACK = os.environ.get("EDGEDECODE_CONTRACT_PACK")
-NAMES = ["toy", "toy hidden", "toy lora", "toy kv8", "table", *(["pack"] if PACK else [])]
+NAMES = ["toy", "toy hidden", "toy lora", "toy kv8", "table", "concat", *(["pack"] if PACK else [])]
 
 
 class Opener:
@@ -36,6 +37,11 @@ class Opener:
         if shape not in self._entries:
             self._entries[shape] = write_toy(self.root(shape), shape)
         return self._entries[shape]
+
+    def concat(self) -> LanguageModel:
+        """Open a graph that joins past and present itself; without position ids, as some exporters leave them out."""
+        root = self._folder / "concat"
+        return open_entry(write_concat(root, positions=False), root, budget=Budget(), threads=1)
 
     def __call__(
         self,
@@ -85,6 +91,10 @@ def _table(opener: Opener) -> LanguageModel:
     return TableModel(toy_tables(61, seed=3))
 
 
+def _concat(opener: Opener) -> LanguageModel:
+    return opener.concat()
+
+
 def _pack(opener: Opener) -> LanguageModel:
     root = Path(str(PACK))
     return open_entry(Manifest.load(root).models["target"], root, budget=Budget())
@@ -96,6 +106,7 @@ MAKERS: dict[str, Callable[[Opener], LanguageModel]] = {
     "toy lora": _toy_of("lora"),
     "toy kv8": _toy_of("kv:int8"),
     "table": _table,
+    "concat": _concat,
     "pack": _pack,
 }
 

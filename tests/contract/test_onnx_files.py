@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -37,6 +38,18 @@ def refused(entry: ModelEntry, root: Path) -> str:
     assert "\n" not in str(caught.value)
     assert budget.leases == ()
     return str(caught.value)
+
+
+def test_weights_may_lie_elsewhere(pack: Path, entry: ModelEntry, tmp_path: Path) -> None:
+    beside = open_entry(entry, pack, budget=Budget())
+    elsewhere = tmp_path / "elsewhere" / WEIGHTS
+    elsewhere.parent.mkdir()
+    (pack / WEIGHTS).rename(elsewhere)
+    apart = open_entry(replace(entry, weights=str(elsewhere)), pack, budget=Budget())
+    found = [model.forward([1, 2, 3], model.new_state(8), rows="all").logits for model in (beside, apart)]
+    assert np.array_equal(*found)
+    elsewhere.unlink()
+    assert str(elsewhere) in refused(replace(entry, weights=str(elsewhere)), pack)
 
 
 @pytest.mark.parametrize("name", [GRAPH, WEIGHTS])

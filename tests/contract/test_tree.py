@@ -12,6 +12,12 @@ PARENTS = [-1, 0, 0, 1, 2, -1, 5, 3, 3, 4]
 PROMPT = 20
 
 
+@pytest.fixture(autouse=True)
+def needs_trees(model: LanguageModel) -> None:
+    if not model.card.tree:
+        pytest.skip("reads chains only")
+
+
 def path_to(parents: list[int], node: int) -> list[int]:
     path = []
     while node >= 0:

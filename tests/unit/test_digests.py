@@ -13,7 +13,7 @@ import pytest
 from edgedecode import digests
 from edgedecode.digests import check_files, file_sha256
 from edgedecode.errors import ManifestError
-from edgedecode.manifest import FileEntry, Manifest
+from edgedecode.manifest import FileEntry, Manifest, OutsideFile
 from edgedecode.testing import toy_pair
 
 CONTENT = {"tokenizer.json": b"{}", "target/weights.bin": b"w" * 5000, "target/deep/base.onnx": b""}
@@ -191,3 +191,58 @@ def test_progress_adds_up_to_the_size(tmp_path: Path) -> None:
 def test_hashing_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="cannot be read"):
         file_sha256(tmp_path)
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    path = tmp_path / "elsewhere" / "model.onnx.data"
+    path.parent.mkdir()
+    path.write_bytes(b"o" * 3000)
+    return path
+
+
+def importing(path: Path) -> Manifest:
+    entry = OutsideFile(str(path), path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+    return replace(manifest(), outside={"target/model.onnx.data": entry})
+
+
+def test_weights_outside_are_hashed_once(pack: Path, outside: Path, hashed: list[str]) -> None:
+    check_files(importing(outside), pack)
+    assert sorted(hashed) == sorted([*NAMES, "model.onnx.data"])
+    check_files(importing(outside), pack)
+    assert len(hashed) == len(NAMES) + 1
+
+
+def spoilt(path: Path) -> None:
+    path.write_bytes(b"p" * 3000)
+    os.utime(path, ns=(1, 1))
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_name("other"))
+    path.symlink_to(path.with_name("other"))
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (Path.unlink, "is not there any more"),
+        (spoilt, "has another content than what was imported"),
+        (lambda path: path.write_bytes(b"o" * 2999), "has 2999 bytes instead of 3000"),
+        (linked, "has become a link"),
+        (a_folder, "is not an ordinary file"),
+    ],
+)
+def test_weights_outside_that_changed_are_named(
+    change: Callable[[Path], None], said: str, pack: Path, outside: Path
+) -> None:
+    whole = importing(outside)
+    check_files(whole, pack)
+    change(outside)
+    with pytest.raises(ManifestError, match=rf"model\.onnx\.data, .* {said}; put it back, or import .* --copy"):
+        check_files(whole, pack)

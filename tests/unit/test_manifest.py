@@ -12,7 +12,7 @@ import pytest
 
 from edgedecode.errors import ManifestError
 from edgedecode.fields import JsonValue
-from edgedecode.manifest import MANIFEST_NAME, VERSION, FileEntry, Generation, Graph, Manifest, ModelEntry
+from edgedecode.manifest import MANIFEST_NAME, VERSION, FileEntry, Generation, Graph, Manifest, ModelEntry, OutsideFile
 
 Document = dict[str, "JsonValue"]
 
@@ -83,7 +83,7 @@ def changed(path: tuple[str, ...], value: JsonValue = None, *, remove: bool = Fa
 LEAVES = list(leaves(document()))
 NUMBERS = {"temperature", "top_p", "min_p", "kernel_noise", "repetition_penalty"}
 OPTIONAL = NUMBERS | {"chat_template", "bos_token", "eos_token", "top_k", "max_tokens"}
-OPTIONAL |= {"kv_type", "lora_rank", "lora_modules", "window", "quantization", "notes", "gguf"}
+OPTIONAL |= {"outside", "kv_type", "lora_rank", "lora_modules", "window", "quantization", "notes", "gguf"}
 
 
 def test_it_survives_its_own_json() -> None:
@@ -232,3 +232,54 @@ def test_changing_the_document_helper_leaves_others_alone() -> None:
     before = copy.deepcopy(document())
     changed(("name",), "other")
     assert document() == before
+
+
+ELSEWHERE = "/models/qwen/model.onnx.data"
+
+
+def importing() -> Manifest:
+    """A manifest whose target's weights stay where they were imported from."""
+    whole = manifest()
+    target = replace(whole.models["target"], weights="target/model.onnx.data")
+    files = {name: entry for name, entry in whole.files.items() if name != "target/weights.bin"}
+    outside = {target.weights: OutsideFile(ELSEWHERE, nbytes=1234, sha256="ef" * 32)}
+    return replace(whole, models={**whole.models, "target": target}, files=files, outside=outside)
+
+
+def test_weights_outside_survive_too() -> None:
+    text = importing().to_json()
+    assert Manifest.from_json(json.loads(text)) == importing()
+    assert Manifest.from_json(json.loads(text)).to_json() == text
+
+
+def test_an_entry_is_located_wherever_its_weights_lie() -> None:
+    whole = importing()
+    assert whole.located("target").weights == ELSEWHERE
+    assert whole.located("draft").weights == "draft/weights.bin"
+    assert (whole.weights_nbytes("target"), whole.weights_nbytes("draft")) == (1234, 10)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "model.onnx.data",
+        "../model.onnx.data",
+        "/a/../model.onnx.data",
+        "/models/other.data",
+        "",
+        "/a\n/model.onnx.data",
+    ],
+)
+def test_a_path_outside_is_absolute_and_keeps_the_name(path: str) -> None:
+    value: Document = json.loads(importing().to_json())
+    value["outside"] = {"target/model.onnx.data": {"path": path, "nbytes": 1, "sha256": "ab"}}
+    with pytest.raises(ManifestError, match=r"outside\.target/model\.onnx\.data\.path .*: refused") as refusal:
+        Manifest.from_json(value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_weights_that_nobody_lists_are_named() -> None:
+    value: Document = json.loads(importing().to_json())
+    value["outside"] = {}
+    with pytest.raises(ManifestError, match=r"no size and digest for target/model\.onnx\.data"):
+        Manifest.from_json(value)

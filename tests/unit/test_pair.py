@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, IncompatiblePair, InputError, ManifestError
-from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest
+from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest, OutsideFile
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair, load
@@ -156,3 +157,18 @@ def test_a_budget_that_is_none(pack: Path, memory: int | str) -> None:
 def test_a_budget_too_small_shows_the_table(pack: Path) -> None:
     with pytest.raises(BudgetExceeded, match="asked for"):
         load(pack, memory="1MB")
+
+
+def test_a_downloaded_pack_may_not_name_files_elsewhere(pack: Path, tmp_path: Path) -> None:
+    content = (pack / "weights.bin").read_bytes()
+    elsewhere = tmp_path / "elsewhere" / "weights.bin"
+    elsewhere.parent.mkdir()
+    (pack / "weights.bin").rename(elsewhere)
+    outside = {"weights.bin": OutsideFile(str(elsewhere), len(content), hashlib.sha256(content).hexdigest())}
+    write_manifest(pack, replace(toy_pair().manifest, outside=outside))
+    load(pack).close()
+    downloaded = tmp_path / "cache" / "packs" / "owner--name"
+    downloaded.parent.mkdir(parents=True)
+    pack.rename(downloaded)
+    with pytest.raises(ManifestError, match=r"downloaded and names files outside itself.*refused.* --copy"):
+        load(downloaded)

@@ -1,0 +1,124 @@
+"""What an imported graph says of its model: sizes, and how its weights are stored. Reads shapes, never weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import onnx_ir as ir
+
+from edgedecode.errors import ExportError
+
+from .passes.rows import head_of
+
+__all__ = ["GraphSizes", "read_sizes"]
+
+_TABLES = 2
+"""Axes of a weight that counts: norms and biases have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """Sizes of the architecture; widths in bits are those of most of the body's weights, and of the head's."""
+
+    rows: int
+    hidden: int
+    layers: int
+    kv_heads: int
+    head_size: int
+    parameters: int
+    bits: int
+    block_size: int
+    head_bits: int
+    quantization: str
+    """Every width of the body where there are several; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A stored matrix: how many weights, of how many bits, in blocks of how many (0: floats)."""
+
+    name: str
+    weights: int
+    bits: int
+    block_size: int = 0
+
+
+def read_sizes(model: ir.Model, *, name: str, head_size: int) -> GraphSizes:
+    """Read the sizes of a graph with `past_key_values.N.key` inputs; `name` is for errors, which are ExportErrors.
+
+    head_size: taken where the graph leaves it open.
+    """
+    keys = [value for value in model.graph.inputs if str(value.name).endswith(".key")]
+    shape = keys[0].shape if keys else None
+    if shape is None or len(shape) != 4 or not isinstance(shape[1], int):
+        raise ExportError(f"{name}: its graph has no inputs past_key_values.N.key [batch, heads, past, size]")
+    head = head_of(model)
+    head_table = next(_tables_of(head), None)
+    tables = {table.name: table for node in model.graph for table in _tables_of(node)}
+    if head_table is None:
+        raise ExportError(f"{name}: its head's weights are computed by other nodes (QDQ?): build it without use_qdq")
+    body = [table for table in tables.values() if table.name != head_table.name]
+    widths = Counter[tuple[int, int]]()
+    for table in body:
+        widths[table.bits, table.block_size] += table.weights
+    bits, block_size = widths.most_common(1)[0][0] if widths else (head_table.bits, head_table.block_size)
+    rows = _rows(model)
+    return GraphSizes(
+        rows=rows,
+        hidden=head_table.weights // rows,
+        layers=len(keys),
+        kv_heads=shape[1],
+        head_size=shape[3] if isinstance(shape[3], int) else head_size,
+        parameters=sum(table.weights for table in tables.values()),
+        bits=bits,
+        block_size=block_size,
+        head_bits=head_table.bits,
+        quantization=_mixture(body),
+    )
+
+
+def _tables_of(node: ir.Node) -> Iterator[_Table]:
+    """Yield the matrices that a node reads: quantized ones by its attributes, float ones by their shapes."""
+    if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
+        weight = node.inputs[1 if node.op_type == "MatMulNBits" else 0]
+        bits, block = (node.attributes.get_int(key, 0) for key in ("bits", "block_size"))
+        source = _initializer(weight)
+        if source is not None and source.shape is not None:
+            count = prod(source.shape.numpy()) * (source.dtype.bitwidth if source.dtype else 8)
+            yield _Table(str(source.name), count // (bits or 4), bits or 4, block or 32)
+    elif node.op_type in ("MatMul", "Gemm", "Gather"):
+        source = _initializer(node.inputs[0 if node.op_type == "Gather" else 1])
+        if (
+            source is not None
+            and source.shape is not None
+            and len(source.shape) >= _TABLES
+            and source.dtype is not None
+        ):
+            yield _Table(str(source.name), prod(source.shape.numpy()), source.dtype.bitwidth)
+
+
+def _initializer(value: ir.Value | None) -> ir.Value | None:
+    """Return the initializer behind a value, through nodes that only give it another form."""
+    while value is not None and not value.is_initializer():
+        producer = value.producer()
+        if producer is None or producer.op_type not in ("Reshape", "Transpose", "Cast"):
+            return None
+        value = producer.inputs[0]
+    return value
+
+
+def _rows(model: ir.Model) -> int:
+    """Return the width of the logits, which opening the source found to be a number."""
+    logits = next(value for value in model.graph.outputs if value.name == "logits")
+    assert logits.shape is not None
+    width = logits.shape[-1]
+    assert isinstance(width, int)
+    return width
+
+
+def _mixture(body: list[_Table]) -> str:
+    widths = sorted({table.bits for table in body})
+    return f"mixed: {' and '.join(str(width) for width in widths)} bits" if len(widths) > 1 else ""

@@ -1,0 +1,181 @@
+"""One imported model, from its source to its entry in the manifest: graph, weights, checks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from edgedecode.digests import file_sha256
+from edgedecode.errors import ExportError
+from edgedecode.manifest import Graph, ModelEntry, OutsideFile
+
+from .builder_graph import has_builder_attention, read_builder_sizes, rewrite_builder_graph
+from .checks import CheckTexts, check_noise
+from .context_limit import ContextLimit
+from .graph_sizes import GraphSizes
+from .import_checks import check_import
+from .onnx import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE
+from .onnx_source import OnnxSource
+from .optimum_graph import read_optimum_sizes, rewrite_optimum_graph
+from .passes.accuracy import exact_products
+from .stages import Stages
+from .untouched import Untouched
+
+__all__ = ["ImportJob", "Imported", "import_model"]
+
+_BUILDER_CAPABILITIES = ("tree", "rows")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportJob:
+    """What is imported as which role; `limit` says how much of its context can be used."""
+
+    role: str
+    source: OnnxSource
+    license: str
+    texts: CheckTexts
+    limit: ContextLimit
+    copy: bool
+    """Copy the weights into the pack instead of using them where they lie."""
+
+    @property
+    def nbytes(self) -> int:
+        """About how much the pack grows."""
+        weights = self.source.weights
+        graph = self.source.graph.stat().st_size
+        return graph + (weights.stat().st_size if weights is not None and self.copy else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """An entry, and its weights where they stayed outside the pack."""
+
+    entry: ModelEntry
+    outside: OutsideFile | None
+
+    @property
+    def located(self) -> ModelEntry:
+        """The entry as engines open it before there is a manifest."""
+        return self.entry if self.outside is None else replace(self.entry, weights=self.outside.path)
+
+
+def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
+    """Write the model's graph into the role's folder of `pack`, find its weights a place, and check the result.
+
+    Raises ExportError for a graph that cannot be rewritten, and when a check fails.
+    """
+    folder = pack / job.role
+    folder.mkdir()
+    source = job.source
+    with stages.stage(f"{job.role}: structure"):
+        foreign = not has_builder_attention(source)
+        sizes = read_optimum_sizes(source) if foreign else read_builder_sizes(source)
+        untouched = Untouched(source.model, source.weights, sizes)
+        capabilities = rewrite_optimum_graph(source.model) if foreign else _rewrite(job, sizes)
+        entry = _entry(job, sizes, capabilities)
+    nbytes = source.weights.stat().st_size if source.weights is not None else 0
+    with stages.stage(f"{job.role}: weights", nbytes) as advance:
+        imported = _placed(job, entry, folder=folder, progress=advance)
+    with stages.stage(f"{job.role}: parity"):
+        _write_exact(folder)
+        exact = f"{job.role}/{EXACT_FILE}"
+        parity = check_import(imported.located, pack, exact=exact, untouched=untouched, texts=job.texts)
+        (folder / EXACT_FILE).unlink()
+    imported = replace(imported, entry=replace(imported.entry, parity=parity))
+    return _with_noise(imported, job, pack=pack, stages=stages) if job.texts.noise_positions else imported
+
+
+def _rewrite(job: ImportJob, sizes: GraphSizes) -> tuple[str, ...]:
+    """Rewrite a builder's graph; where rows are picked, `export` decides by the same rule."""
+    early = sizes.bits == sizes.head_bits == 8 or job.role == "draft"
+    rewrite_builder_graph(job.source.model, head_size=sizes.head_size, early_rows=early, name=job.source.name)
+    return _BUILDER_CAPABILITIES
+
+
+def _placed(job: ImportJob, entry: ModelEntry, *, folder: Path, progress: Callable[[int], None]) -> Imported:
+    """Write the graph, and its weights where they do not stay outside."""
+    model, weights = job.source.model, job.source.weights
+    inside = replace(entry, weights=f"{job.role}/{WEIGHTS_FILE}")
+    if weights is None:  # they came inside the graph's file
+        ir.save(model, folder / GRAPH_FILE, external_data=WEIGHTS_FILE)
+        return Imported(_checked(inside, folder), None)
+    if job.copy:
+        shutil.copyfile(weights, folder / WEIGHTS_FILE)
+        progress(weights.stat().st_size)
+        _rename_weights(model, WEIGHTS_FILE, folder)
+    ir.save(model, folder / GRAPH_FILE)
+    if job.copy:
+        return Imported(inside, None)
+    outside = OutsideFile(str(weights), weights.stat().st_size, file_sha256(weights, progress=progress))
+    return Imported(replace(entry, weights=f"{job.role}/{weights.name}"), outside)
+
+
+def _checked(entry: ModelEntry, folder: Path) -> ModelEntry:
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise ExportError(f"the graph in {folder.name} has no weights worth a file: it is no language model's")
+    return entry
+
+
+def _rename_weights(model: ir.Model, name: str, folder: Path) -> None:
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.ExternalTensor(
+                name,
+                tensor.offset,
+                tensor.length,
+                tensor.dtype,
+                shape=tensor.shape,
+                name=tensor.name or str(value.name),
+                base_dir=folder,
+            )
+
+
+def _write_exact(folder: Path) -> None:
+    """Write the graph once more, for checking only: its products do not round activations."""
+    exact = ir.load(folder / GRAPH_FILE)
+    exact_products(exact)
+    ir.save(exact, folder / EXACT_FILE)
+
+
+def _with_noise(imported: Imported, job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
+    with stages.stage(f"{job.role}: kernel noise", job.texts.noise_positions) as advance:
+        noise = check_noise(imported.located, pack, texts=job.texts, progress=advance)
+    measured = {"noise_largest": noise.largest, "noise_positions": float(noise.positions)}
+    entry = imported.entry
+    entry = replace(entry, kernel_noise=noise.percentile, parity={**entry.parity, **measured})
+    return replace(imported, entry=entry)
+
+
+def _entry(job: ImportJob, sizes: GraphSizes, capabilities: tuple[str, ...]) -> ModelEntry:
+    """Describe the model; its weights get their place later."""
+    graph = job.source.model.graph
+    base = Graph(
+        file=f"{job.role}/{GRAPH_FILE}",
+        inputs=tuple(str(value.name) for value in graph.inputs),
+        outputs=tuple(str(value.name) for value in graph.outputs),
+        capabilities=capabilities,
+    )
+    return ModelEntry(
+        architecture=job.source.architecture,
+        rows=sizes.rows,
+        context=job.limit.context,
+        hidden_size=sizes.hidden,
+        layers=sizes.layers,
+        kv_heads=sizes.kv_heads,
+        head_size=sizes.head_size,
+        parameters=sizes.parameters,
+        weights="",
+        graphs={"base": base},
+        bits=sizes.bits,
+        block_size=sizes.block_size,
+        head_bits=sizes.head_bits,
+        license=job.license,
+        source=job.source.name,
+        quantization=sizes.quantization,
+        notes=job.limit.notes,
+    )

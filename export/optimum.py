@@ -1,0 +1,167 @@
+"""Drives optimum's exporter as a child process; it wants another transformers than we do, so it has an environment.
+
+Its graphs are then imported like any folder's. Knows nothing of graphs itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from edgedecode.errors import ExportError, RuntimeUnavailable
+from edgedecode.fields import JsonValue
+from edgedecode.folders import user_cache
+from edgedecode.manifest import Manifest
+
+from .checkpoint import weight_files
+from .new_folder import check_place
+from .source import copy_text_files, fetch_model, read_json
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from .import_pair import ImportRequest
+
+__all__ = ["OptimumRequest", "export_with_optimum", "find_environment", "readable_config"]
+
+_PACKAGES = ("torch==2.13.*", "optimum-onnx[onnxruntime]==0.1.*")
+_SCRIPTS = "Scripts" if os.name == "nt" else "bin"
+
+
+@dataclass(frozen=True, slots=True)
+class OptimumRequest:
+    """What to export: folders or hub ids, and how the pack that comes of it is imported."""
+
+    target: str
+    draft: str | None
+    make_environment: bool
+    """Whether the environment may be made now, which downloads some 300 MB."""
+    importing: ImportRequest
+    """Its folders are replaced by those that optimum fills."""
+
+
+def export_with_optimum(request: OptimumRequest, stages: Stages) -> Manifest:
+    """Export every model with optimum, then import the folders; the weights are copied, for the folders go.
+
+    Raises ExportError, and RuntimeUnavailable where there is no environment and none may be made.
+    """
+    from .import_pair import import_pair
+
+    names = {"target": request.target} | ({"draft": request.draft} if request.draft is not None else {})
+    with stages.stage("check"):
+        check_place(request.importing.out, nbytes=0)
+    models = {role: fetch_model(name, stages) for role, name in names.items()}
+    with stages.stage("configurations"):
+        configs = {role: _config(model) for role, model in models.items()}
+    with stages.stage("environment"):
+        scripts = find_environment(make=request.make_environment)
+    with TemporaryDirectory(prefix="edgedecode-optimum-") as place:
+        made: dict[str, Path] = {}
+        for role, model in models.items():
+            with stages.stage(f"{role}: optimum"):
+                staged = _staged(model, configs[role], Path(place) / role / "model")
+                made[role] = Path(place) / role / _title(names[role])
+                _run_exporter(scripts, staged, made[role])
+                copy_text_files(model, made[role])
+        folders = replace(request.importing, target=made["target"], draft=made.get("draft"), copy=True)
+        return import_pair(folders, stages)
+
+
+def find_environment(*, make: bool) -> Path:
+    """Return the folder of the environment's programs; without one make it, if that is allowed.
+
+    Raises RuntimeUnavailable with the two commands that make it.
+    """
+    folder = user_cache() / "optimum"
+    scripts = folder / _SCRIPTS
+    if _program(scripts).is_file():
+        return scripts
+    commands = _commands(folder)
+    if not make:
+        lines = " && ".join(" ".join(_quoted(word) for word in command) for command in commands)
+        raise RuntimeUnavailable(
+            f"optimum needs an environment of its own: add --make-environment (downloads some 300 MB), or run: {lines}"
+        )
+    for command in commands:
+        _run(command, what="the environment for optimum was not made")
+    return scripts
+
+
+def readable_config(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Spell a config.json of transformers 5 as older ones read it: else they silently take default positions."""
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, dict) or "rope_theta" in config:
+        return config
+    old = {**config, "rope_theta": rope.get("rope_theta", 10000.0)}
+    rest = {key: value for key, value in rope.items() if key != "rope_theta"}
+    if rest.get("rope_type", "default") != "default":
+        old["rope_scaling"] = rest
+    return old
+
+
+def _config(model: Path) -> dict[str, JsonValue]:
+    """Read a model's configuration and refuse what is never run: code, and pickles."""
+    config = read_json(model / "config.json")
+    if not isinstance(config, dict):
+        raise ExportError(f"{model} is no model folder: it has no config.json")
+    if config.get("auto_map"):
+        raise ExportError(f"{model} brings its own Python code (auto_map in config.json), which is never run")
+    weight_files(model)
+    return config
+
+
+def _staged(model: Path, config: dict[str, JsonValue], folder: Path) -> Path:
+    """Lay out what optimum may read: safetensors by link, texts, and a configuration it understands."""
+    folder.mkdir(parents=True)
+    copy_text_files(model, folder)
+    for path in weight_files(model):
+        (folder / path.name).symlink_to(path.resolve())
+    (folder / "config.json").write_text(json.dumps(readable_config(config)), encoding="utf-8")
+    return folder
+
+
+def _run_exporter(scripts: Path, model: Path, out: Path) -> None:
+    words = ["export", "onnx", "--model", str(model), "--task", "text-generation-with-past"]
+    words += ["--framework", "pt", "--device", "cpu", "--dtype", "fp32", str(out)]
+    _run([str(_program(scripts)), *words], what="optimum did not export the model")
+
+
+def _run(command: Sequence[str], *, what: str) -> None:
+    """Run a child to its end; an exception here, such as Ctrl-C, ends it. Raises ExportError with its last line."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    child = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if child.returncode:
+        lines = [line.strip() for line in (child.stderr or child.stdout).splitlines() if line.strip()]
+        raise ExportError(f"{what}: {(lines or ['it said nothing'])[-1][:300]}")
+
+
+def _commands(folder: Path) -> list[list[str]]:
+    python = str(folder / _SCRIPTS / "python")
+    return [[sys.executable, "-m", "venv", str(folder)], [python, "-m", "pip", "install", *_PACKAGES]]
+
+
+def _quoted(word: str) -> str:
+    return f"'{word}'" if any(sign in word for sign in "[*= ") else word
+
+
+def _program(scripts: Path) -> Path:
+    return scripts / ("optimum-cli.exe" if os.name == "nt" else "optimum-cli")
+
+
+def _title(name: str) -> str:
+    """Return what the pack calls the model's source: the folder's name, or the hub id's last part."""
+    return Path(name).expanduser().resolve().name

@@ -1,0 +1,80 @@
+"""`export --exporter optimum`: its options, refusals and run."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .quiet import quiet
+
+if TYPE_CHECKING:
+    from .report import Report
+
+__all__ = ["add_optimum", "run_optimum"]
+
+_OURS = {
+    "bits": None,
+    "block_size": None,
+    "head_bits": None,
+    "mixed": False,
+    "calibrated": False,
+    "calibrate_text": None,
+    "graphs": "base",
+    "lora_modules": "",
+    "context": None,
+    "rope": "short",
+    "dry_run": False,
+    "no_cache": False,
+    "compare": False,
+    "compare_text": None,
+    "plot": None,
+}
+"""Options of our own exporter, with their defaults: refused where they are given, not dropped."""
+
+
+def add_optimum(parser: ArgumentParser) -> None:
+    """Add the options."""
+    group = parser.add_argument_group("other architectures")
+    group.add_argument(
+        "--exporter",
+        choices=("builder", "optimum"),
+        default="builder",
+        help="optimum: more architectures, in float, chains only, in an environment of its own (default builder)",
+    )
+    group.add_argument(
+        "--make-environment",
+        action="store_true",
+        help="let --exporter optimum make its environment in the cache folder: downloads some 300 MB",
+    )
+
+
+def run_optimum(arguments: Namespace) -> Report:
+    """Export with optimum, whose graphs hold floats, and import what it made."""
+    from .frameworks import require_frameworks
+
+    for option, default in _OURS.items():
+        if getattr(arguments, option) != default:
+            arguments.usage_error(f"argument --{option.replace('_', '-')}: --exporter optimum does not take it")
+    if arguments.out is None:
+        arguments.usage_error("the following arguments are required: --out")
+    require_frameworks("import")
+    from .import_pair import ImportRequest
+    from .optimum import OptimumRequest, export_with_optimum
+    from .report import LiveDisplay, pair_report, show_pair
+    from .stages import Stages
+
+    importing = ImportRequest(
+        target=Path(),
+        draft=None,
+        out=arguments.out,
+        name=arguments.name,
+        license=arguments.license,
+        noise_positions=arguments.noise_positions,
+    )
+    request = OptimumRequest(arguments.target, arguments.draft, arguments.make_environment, importing)
+    with quiet(debug=arguments.debug), LiveDisplay() as display:
+        stages = Stages(display)
+        manifest = export_with_optimum(request, stages)
+    show_pair(manifest, stages.records, out=arguments.out)
+    return pair_report(manifest, stages.records, out=arguments.out)

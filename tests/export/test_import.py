@@ -1,0 +1,347 @@
+"""Folders of onnxruntime-genai's builder become packs that compute the same and leave the weights where they lie."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import edgedecode
+from edgedecode import SessionOptions
+from edgedecode.cli import main
+from edgedecode.errors import EdgeDecodeError, ManifestError
+from edgedecode.export.import_pair import ImportRequest, import_pair
+from edgedecode.export.passes.tables import viewed_tables
+from edgedecode.export.stages import Stages
+from edgedecode.manifest import Manifest
+from tests.shared_paths import SHARED
+from tests.small_tokenizers import byte_fallback
+
+from .genai import build
+from .tiny import TinyModel, write_model
+
+pytestmark = pytest.mark.export
+
+DEMO = SHARED / "demo-pair"
+GRAPH, WEIGHTS = "model.onnx", "model.onnx.data"
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny tied Qwen2 in int4; tests that change it copy it."""
+    folder = tmp_path_factory.mktemp("genai")
+    model = write_model(folder / "model", TinyModel("qwen2", tied=True))
+    return build(model, folder / "tiny-qwen2")
+
+
+@pytest.fixture
+def copied(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "folder"))
+
+
+def imported(folder: Path, out: Path, *, draft: Path | None = None, copy: bool = False, noise: int = 0) -> Manifest:
+    return import_pair(ImportRequest(folder, draft, out, copy=copy, noise_positions=noise), Stages())
+
+
+def change(folder: Path, edit: Callable[[ir.Model], None]) -> Path:
+    """Edit a folder's graph in place; its weights stay."""
+    model = ir.load(folder / GRAPH)
+    edit(model)
+    ir.save(model, folder / GRAPH)
+    return folder
+
+
+def attention(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == "GroupQueryAttention"]
+
+
+def test_the_weights_stay_where_they_lie(built: Path, tmp_path: Path) -> None:
+    manifest = imported(built, tmp_path / "pack", noise=40)
+    entry = manifest.models["target"]
+    files = {path.relative_to(tmp_path / "pack").as_posix() for path in (tmp_path / "pack").rglob("*.*")}
+    assert files == {"edgedecode.json", "tokenizer.json", "chat_template.jinja", "target/base.onnx"}
+    assert manifest.outside[entry.weights].path == str((built / WEIGHTS).resolve())
+    assert manifest.weights_nbytes("target") == (built / WEIGHTS).stat().st_size
+    assert (entry.rows, entry.context, entry.layers, entry.kv_heads, entry.head_size) == (352, 256, 2, 2, 16)
+    assert (entry.bits, entry.block_size, entry.head_bits, entry.hidden_size) == (4, 32, 4, 64)
+    assert entry.graphs["base"].capabilities == ("tree", "rows")
+    assert set(manifest.generation.end_token_ids) >= {3, 5}
+    assert (entry.kernel_noise or 0) > 0
+    for way in ("max", "crop", "pieces", "tree", "source"):
+        assert entry.parity[f"{way}_error"] < 1e-3, way
+
+
+def test_a_copy_can_be_moved(built: Path, tmp_path: Path) -> None:
+    manifest = imported(built, tmp_path / "pack", copy=True)
+    assert not manifest.outside
+    (tmp_path / "pack").rename(tmp_path / "moved")
+    with edgedecode.load(tmp_path / "moved") as pair:
+        assert pair.session().generate("hello", max_tokens=8).tokens
+
+
+def test_a_pair_decodes_as_its_target_alone(built: Path, tmp_path: Path) -> None:
+    manifest = imported(built, tmp_path / "pack", draft=built)
+    assert set(manifest.models) == {"target", "draft"}
+    with edgedecode.load(tmp_path / "pack") as pair:
+        texts = [
+            pair.session(SessionOptions(drafter=drafter, reproducible=True)).generate("hello", max_tokens=24).tokens
+            for drafter in ("none", "model", "ngram")
+        ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_tied_table_is_viewed_not_copied(built: Path) -> None:
+    model = ir.load(built / GRAPH)
+    assert "Reshape" in {node.op_type for node in model.graph}
+    viewed_tables(model)
+    assert "Reshape" not in {node.op_type for node in model.graph}
+    lookup = next(node for node in model.graph if node.op_type == "GatherBlockQuantized")
+    assert lookup.inputs[0] is not None
+    assert lookup.inputs[0].shape == ir.Shape([352, 32])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+def test_untied_models_and_floats(precision: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", TinyModel())
+    folder = build(model, tmp_path / "folder", "include_hidden_states=true", precision=precision)
+    entry = imported(folder, tmp_path / "pack").models["target"]
+    assert entry.bits == (32 if precision == "fp32" else 4)
+    assert entry.parity["source_error"] < 1e-3
+    assert entry.graphs["base"].outputs[:2] == ("logits", "present.0.key")
+
+
+def test_a_window_limits_the_context(copied: Path, tmp_path: Path) -> None:
+    def narrow(model: ir.Model) -> None:
+        for node in attention(model):
+            node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", 96)
+            node.attributes["sliding_window_cache"] = ir.AttrInt64("sliding_window_cache", 1)
+
+    entry = imported(change(copied, narrow), tmp_path / "pack").models["target"]
+    assert entry.context == 96
+    assert entry.notes == ("context limited to 96 tokens, the model's sliding window, of 256",)
+
+
+def test_weights_behind_a_link(copied: Path, tmp_path: Path) -> None:
+    (copied / WEIGHTS).rename(tmp_path / "blob")
+    (copied / WEIGHTS).symlink_to(tmp_path / "blob")
+    manifest = imported(copied, tmp_path / "pack")
+    assert [file.path for file in manifest.outside.values()] == [str((tmp_path / "blob").resolve())]
+    edgedecode.load(tmp_path / "pack").close()
+
+
+def test_weights_inside_the_graph_move_into_the_pack(copied: Path, tmp_path: Path) -> None:
+    model = ir.load(copied / GRAPH)
+    for value in model.graph.initializers.values():
+        assert value.const_value is not None
+        value.const_value = ir.tensor(value.const_value.numpy(), name=value.name, dtype=value.dtype)
+    ir.save(model, copied / GRAPH)
+    (copied / WEIGHTS).unlink()
+    manifest = imported(copied, tmp_path / "pack")
+    assert not manifest.outside
+    assert manifest.weights_nbytes("target") > 50_000
+
+
+def test_changed_and_moved_weights_are_named(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    imported(copied, tmp_path / "pack")
+    content = (copied / WEIGHTS).read_bytes()
+    (copied / WEIGHTS).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ManifestError, match=r"another content .* put it back, or import its folder again"):
+        edgedecode.load(tmp_path / "pack")
+    (copied / WEIGHTS).rename(copied / "elsewhere")
+    with pytest.raises(ManifestError, match="is not there any more"):
+        edgedecode.load(tmp_path / "pack")
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def edited(edit: Callable[[ir.Model], None]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        change(folder, edit)
+
+    return apply
+
+
+def configured(**changes: object) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        path = folder / "genai_config.json"
+        config = json.loads(path.read_text())
+        config["model"] |= changes
+        path.write_text(json.dumps(config))
+
+    return apply
+
+
+def renamed_attention(kind: str) -> Callable[[ir.Model], None]:
+    def apply(model: ir.Model) -> None:
+        for node in attention(model):
+            node.op_type = kind
+
+    return apply
+
+
+def half_outputs(model: ir.Model) -> None:
+    for value in model.graph.outputs:
+        value.type = ir.TensorType(ir.DataType.FLOAT16)
+
+
+def another_input(model: ir.Model) -> None:
+    model.graph.inputs.append(
+        ir.Value(name="prompt_lengths", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
+    )
+
+
+def renamed_logits(model: ir.Model) -> None:
+    model.graph.outputs[0].name = "scores"
+
+
+def foreign_operator(model: ir.Model) -> None:
+    attention(model)[0].domain = "com.qti.aisw"
+
+
+def weights_elsewhere(model: ir.Model) -> None:
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.ExternalTensor(
+                f"../{WEIGHTS}", tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=str(value.name)
+            )
+
+
+def many_tokens(folder: Path) -> None:
+    inner = byte_fallback()
+    inner.add_tokens([f"<{index}>" for index in range(400)])
+    inner.save(str(folder / "tokenizer.json"))
+
+
+def truncated(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-5000])
+
+
+def several(folder: Path) -> None:
+    (folder / "genai_config.json").unlink()
+    (folder / "config.json").write_text("{}")
+    (folder / GRAPH).rename(folder / "decoder_model.onnx")
+    shutil.copyfile(folder / "decoder_model.onnx", folder / "decoder_with_past_model.onnx")
+
+
+CASES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no graph": (without(GRAPH), "has no model.onnx: give the folder that the model was built into"),
+    "several graphs": (several, "has 2 graphs .*none is called model.onnx"),
+    "no configuration": (without("genai_config.json"), "neither genai_config.json nor config.json"),
+    "no tokenizer": (without("tokenizer.json"), "has no tokenizer.json: copy it there"),
+    "foreign tokenizer": (many_tokens, "do not belong together"),
+    "no weights": (without(WEIGHTS), "model.onnx.data, which is missing"),
+    "truncated weights": (truncated, "is truncated: it has"),
+    "weights elsewhere": (edited(weights_elsewhere), "not beside it: refused"),
+    "no ONNX file": (lambda folder: (folder / GRAPH).write_text("<html>"), "is no sound ONNX file"),
+    "another input": (edited(another_input), "needs the input prompt_lengths"),
+    "no logits": (edited(renamed_logits), "gives scores.*, no logits"),
+    "another attention": (edited(renamed_attention("MultiHeadAttention")), "uses com.microsoft.MultiHeadAttention"),
+    "sparse attention": (edited(renamed_attention("SparseAttention")), "uses com.microsoft.SparseAttention"),
+    "another provider's": (edited(foreign_operator), "uses com.qti.aisw.GroupQueryAttention"),
+    "half precision": (edited(half_outputs), "logits in float16: it is made for another provider"),
+    "several parts": (configured(vision={}), "a model of several graphs"),
+    "damaged configuration": (lambda folder: (folder / "genai_config.json").write_text("{"), "cannot be read"),
+    "no context": (configured(context_length=None), "context_length must be an integer"),
+    "graph outside": (configured(decoder={"filename": "../model.onnx"}), "has no ../model.onnx"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refused(name: str, copied: Path, tmp_path: Path) -> None:
+    spoil, message = CASES[name]
+    spoil(copied)
+    with pytest.raises(EdgeDecodeError, match=message) as caught:
+        imported(copied, tmp_path / "new" / "pack")
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
+
+
+def test_the_last_rows_logits_alone_are_refused(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", TinyModel())
+    folder = build(model, tmp_path / "folder", "prune_lm_head=true")
+    with pytest.raises(EdgeDecodeError, match="build it without prune_lm_head"):
+        imported(folder, tmp_path / "pack")
+
+
+def test_a_graph_that_is_rewritten_wrong_is_found(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoiled(model: ir.Model) -> None:
+        attention(model)[0].attributes["scale"] = ir.AttrFloat32("scale", 0.01)
+
+    monkeypatch.setattr("edgedecode.export.builder_graph.tree_bias", spoiled)
+    with pytest.raises(EdgeDecodeError):
+        imported(built, tmp_path / "pack")
+    assert not (tmp_path / "pack").exists()
+
+
+def run(*words: str | Path) -> int:
+    return main([str(word) for word in words])
+
+
+def test_the_verb_says_what_it_did(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "pack"
+    assert run("import", "--onnx", built, "--out", out, "--noise-positions", "0", "--license", "MIT", "--json") == 0
+    printed = capsys.readouterr().out
+    report = json.loads(printed.splitlines()[-1])
+    assert report["models"]["target"]["weights_nbytes"] == (built / WEIGHTS).stat().st_size
+    assert report["models"]["target"]["license"] == "MIT"
+    assert "target/model.onnx.data stays at" in printed
+    assert run("import", "--onnx", built, "--out", out) == 1
+    error = capsys.readouterr().err
+    assert "exists and is not empty" in error
+    assert error.count("\n") == 1
+
+
+def test_no_training_framework_is_loaded(built: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys
+for name in ("torch", "transformers", "safetensors", "onnxruntime_genai"):
+    sys.modules[name] = None
+from edgedecode.cli import main
+sys.exit(main(["import", "--onnx", {str(built)!r}, "--out", {str(tmp_path / "pack")!r}, "--noise-positions", "0"]))
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert child.returncode == 0, child.stderr
+
+
+@pytest.mark.skipif(not DEMO.is_dir(), reason="the demo pair's float weights are not beside the project")
+def test_it_says_what_onnxruntime_genai_says(tmp_path: Path) -> None:
+    import onnxruntime_genai as genai
+
+    for role in ("target", "draft"):
+        shutil.copytree(DEMO / role, tmp_path / role)
+        build(tmp_path / role, tmp_path / f"{role}-onnx")
+    imported(tmp_path / "target-onnx", tmp_path / "pack", draft=tmp_path / "draft-onnx")
+    model = genai.Model(str(tmp_path / "target-onnx"))
+    with edgedecode.load(tmp_path / "pack") as pair:
+        for prompt in ("What is the capital of France?", "Tell me a story about a fox."):
+            session = pair.session(SessionOptions(drafter="none"))
+            reply = session.generate(prompt, max_tokens=60)
+            tokens = list(session.tokens)
+            start = len(tokens) - len(reply.tokens)
+            assert genai_greedy(genai, model, tokens[:start], count=len(reply.tokens)) == tokens[start:]
+        drafted = pair.session(SessionOptions(drafter="model")).generate("What is the capital of France?")
+    assert "Paris" in drafted.text
+    assert drafted.stats.accepted > 0
+
+
+def genai_greedy(genai: object, model: object, prompt: list[int], *, count: int) -> list[int]:
+    parameters = genai.GeneratorParams(model)  # type: ignore[attr-defined]
+    parameters.set_search_options(do_sample=False, max_length=len(prompt) + count + 1)
+    generator = genai.Generator(model, parameters)  # type: ignore[attr-defined]
+    generator.append_tokens(np.asarray(prompt, np.int32))
+    found: list[int] = []
+    while len(found) < count and not generator.is_done():
+        generator.generate_next_token()
+        found.append(int(generator.get_next_tokens()[0]))
+    return found
