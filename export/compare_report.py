@@ -79,7 +79,7 @@ def _conditions(comparison: Comparison) -> list[str]:
         f"that of the original weights (float32 graph, same runtime)",
         f"calibrated: scales searched for the least error weighted by each column's mean square input, on "
         f"{comparison.calibration}",
-        f"tokens/s: engine passes of one token behind at most {CONTEXT}; c(n): a pass of n tokens in passes of one, "
-        f"medians of {TURNS * ROUNDS} interleaved; a calibrated recipe is stored and runs as the one it is of",
+        f"tokens/s: engine passes of one token behind at most {CONTEXT}; c(n): a pass of n tokens in the round's pass "
+        f"of one; medians of {TURNS * ROUNDS} interleaved; a calibrated recipe is stored and runs as the one it is of",
         *(f"left out: {line}" for line in comparison.left_out),
     ]

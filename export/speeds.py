@@ -31,8 +31,11 @@ class Speeds:
         return 1 / median(self.samples[1])
 
     def c(self, width: int) -> float:
-        """Return what a pass over `width` tokens costs, in passes over one; medians."""
-        return median(self.samples[width]) / median(self.samples[1])
+        """Return what a pass over `width` tokens costs, in passes over one: the median of each round's own ratio.
+
+        A round's passes follow each other closely, so that what slows the machine down slows both.
+        """
+        return median(wide / one for wide, one in zip(self.samples[width], self.samples[1], strict=True))
 
     def take_turn(self, model: LanguageModel) -> None:
         """Time each width ROUNDS times, interleaved, behind 256 tokens (or what the context allows).
