@@ -30,7 +30,9 @@ class Probs:
     def dense(cls, p: npt.NDArray[np.float64]) -> Probs:
         """Every index of `p` with positive mass; `p` need not be normalised but must have mass."""
         ids = np.flatnonzero(p > 0)
-        return cls(ids, p[ids] / p[ids].sum())
+        shares = p[ids] / p[ids].sum()
+        held = shares > 0  # the least of numbers may vanish in the division
+        return cls(ids, shares) if held.all() else cls(ids[held], shares[held])
 
     def draw(self, uniform: float) -> int:
         """Draw by inverse CDF from one uniform in [0, 1)."""

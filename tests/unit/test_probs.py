@@ -38,6 +38,10 @@ def test_the_support_is_sorted_positive_and_sums_to_one(values: list[float]) -> 
     assert values[probs.argmax()] == max(values)
 
 
+def test_a_share_that_vanishes_is_not_in_the_support() -> None:
+    assert dense([1.0, 1.0, 5e-324]).ids.tolist() == [0, 1]
+
+
 def test_the_largest_uniform_never_leaves_the_support() -> None:
     probs = Probs(np.array([3, 9]), np.array([0.5, 0.5 - 1e-12]))  # rounding may leave the sum below 1
     assert probs.draw(np.nextafter(1.0, 0.0)) == 9
