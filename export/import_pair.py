@@ -7,6 +7,7 @@ from pathlib import Path
 
 import edgedecode
 from edgedecode.chat_template import ChatTemplate
+from edgedecode.errors import ExportError
 from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest
 
 from .checks import CheckTexts
@@ -17,6 +18,7 @@ from .new_folder import check_place, new_folder
 from .noise import POSITIONS
 from .onnx_source import OnnxSource, open_onnx_source
 from .pack_texts import TEMPLATE, TOKENIZER, check_tokenizers, copy_licenses, copy_texts, list_files, open_template
+from .span import LEAST_CONTEXT
 from .stages import Stages
 
 __all__ = ["ImportRequest", "import_pair"]
@@ -85,6 +87,8 @@ def _job(
     generation: Generation,
 ) -> ImportJob:
     limit = context_limit(source)
+    if limit.context < LEAST_CONTEXT:
+        raise ExportError(f"{source.name} serves {limit.context} positions: it cannot be checked below {LEAST_CONTEXT}")
     ends = generation.end_token_ids
     texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=limit.context)
     texts = replace(texts, noise_positions=request.noise_positions)

@@ -19,6 +19,7 @@ from edgedecode.export.network import open_network
 from edgedecode.export.recipe import EMBEDDING, HEAD, Recipe
 from edgedecode.export.reference import Reference
 from edgedecode.export.source import find_weights, open_source
+from edgedecode.export.stages import Stages
 from edgedecode.export.texts import ScoredText, read_texts
 from edgedecode.testing import TableModel, toy_tables
 from edgedecode.types import FloatArray
@@ -34,7 +35,7 @@ DEMO = SHARED / "demo-pair"
 @contextmanager
 def reference_of(folder: Path, stored: Recipe) -> Iterator[Reference]:
     source = open_source(str(folder))
-    checkpoint = Checkpoint(find_weights(source))
+    checkpoint = Checkpoint(find_weights(source, Stages()))
     network = open_network(folder, checkpoint, architecture=source.shape.architecture)
     yield Reference(network, stored.of(source.shape), release=checkpoint.release)
     checkpoint.close()

@@ -145,7 +145,7 @@ def test_rows_are_picked_before_the_head(folder: Path) -> None:
     ("honoured", "config", "context", "note"),
     [
         (16, {"sliding_window": 16}, 256, None),
-        (0, {"sliding_window": 16}, 16, "context limited to 16 tokens, its sliding window: the graph sees further"),
+        (0, {"sliding_window": 80}, 80, "context limited to 80 tokens, its sliding window: the graph sees further"),
         (0, {"sliding_window": 16, "use_sliding_window": False}, 256, None),
         (0, {"sliding_window": None}, 256, None),
         (0, {"sliding_window": 200}, 200, "context limited to 200 tokens, its sliding window, too long to probe"),

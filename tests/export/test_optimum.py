@@ -97,7 +97,7 @@ def test_code_and_pickles_never_reach_it(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--exporter", "optimum", "--bits", "8"), "argument --bits: --exporter optimum stores floats"),
+        (("--exporter", "optimum", "--bits", "8"), "argument --bits: --exporter optimum does not take it"),
         (("--exporter", "optimum", "--head-bits", "8"), "argument --head-bits"),
         (("--make-environment",), "belongs to --exporter optimum"),
     ],
