@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command
 
+from .gguf.engine import K_QUANTS, require_engine
+
 if TYPE_CHECKING:
     from .recipe import Recipe
 
@@ -58,6 +60,18 @@ class ExportCommand:
             help="which factors a long-rope model gets: short ones end its context where it would change them, long "
             "ones serve all of it and are wrong for short texts (default short)",
         )
+        parser.add_argument(
+            "--formats",
+            type=_formats,
+            default=("onnx",),
+            metavar="LIST",
+            help="what to write: onnx, or onnx,gguf for llama.cpp too, with the very same blocks (default onnx)",
+        )
+        parser.add_argument(
+            "--gguf-type",
+            choices=K_QUANTS,
+            help="let llama.cpp quantize the GGUF file from the unrounded weights instead (needs llama-cpp-python)",
+        )
         parser.add_argument("--name", help="the pack's name (default: its folder's)")
         parser.add_argument("--license", help="licence of the base models, where their folders do not say")
         parser.add_argument(
@@ -76,7 +90,11 @@ class ExportCommand:
         recipe = _recipe(arguments)
         if arguments.block_size is not None and not recipe.quantized:
             arguments.usage_error(f"argument --block-size: {recipe.body.name} weights have no blocks, leave it out")
+        if arguments.gguf_type and "gguf" not in arguments.formats:
+            arguments.usage_error("argument --gguf-type: no GGUF file is asked for, add --formats onnx,gguf")
         require_frameworks()
+        if arguments.gguf_type:
+            require_engine()
         from .pair import PairRequest, export_pair
         from .report import LiveDisplay, pair_report, show_pair
         from .span import Span
@@ -91,6 +109,8 @@ class ExportCommand:
             license=arguments.license,
             span=Span(context=arguments.context, long_rope=arguments.rope == "long"),
             noise_positions=arguments.noise_positions,
+            gguf="gguf" in arguments.formats,
+            gguf_kind=arguments.gguf_type or "",
         )
         with _quiet(debug=arguments.debug), LiveDisplay() as display:
             stages = Stages(display)
@@ -180,6 +200,15 @@ def _count(text: str) -> int:
     if value < 0 or value != int(value):
         raise ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
     return int(value)
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not set(names) <= {"onnx", "gguf"}:
+        raise ArgumentTypeError(f"{text!r} is no list of onnx and gguf")
+    if "onnx" not in names:
+        raise ArgumentTypeError("a pack holds ONNX graphs, from whose weights the GGUF file is made: give onnx,gguf")
+    return names
 
 
 def _context(text: str) -> int:

@@ -12,6 +12,8 @@ from edgedecode.manifest import ModelEntry
 from .architectures import ARCHITECTURES
 from .checkpoint import Checkpoint
 from .checks import CheckTexts, check_noise, check_parity
+from .gguf.model import GGUF_FILE, GgufRequest, write_gguf
+from .gguf.rows import StoredRows
 from .network import open_network
 from .onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw
 from .recipe import Recipe
@@ -37,6 +39,8 @@ class ModelJob:
     license: str
     texts: CheckTexts
     span: Span
+    gguf: GgufRequest | None = None
+    """What to write a GGUF file from, None: no such file."""
 
     @property
     def context(self) -> int:
@@ -72,9 +76,28 @@ def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, stages: 
             reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
             parity = check_parity(entry, pack, exact=f"{job.role}/{EXACT_FILE}", reference=reference, texts=job.texts)
             (folder / EXACT_FILE).unlink()
+        entry = replace(entry, parity=parity)
+        if job.gguf is not None:
+            stored = StoredRows(drawing.weights, folder / WEIGHTS_FILE)
+            with stages.stage(f"{job.role}: gguf", parameters) as advance:
+                gguf = write_gguf(
+                    job.gguf,
+                    job.source,
+                    network,
+                    windows=windows,
+                    stored=stored,
+                    folder=folder,
+                    progress=advance,
+                    release=checkpoint.release,
+                )
+            entry = replace(
+                entry,
+                gguf=f"{job.role}/{GGUF_FILE}",
+                notes=(*entry.notes, *gguf.notes),
+                parity={**entry.parity, **gguf.measured},
+            )
     finally:
         checkpoint.close()
-    entry = replace(entry, parity=parity)
     return _with_noise(entry, job, pack=pack, stages=stages) if job.texts.noise_positions else entry
 
 

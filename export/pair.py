@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from edgedecode.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest
 from .architectures import check_engine
 from .checks import CheckTexts
 from .generation import read_chat_template, read_generation
+from .gguf.model import GgufRequest
 from .model import ModelJob, export_model
 from .new_folder import check_place, new_folder
 from .noise import POSITIONS
@@ -45,6 +46,10 @@ class PairRequest:
     """How many positions the models serve."""
     noise_positions: int = POSITIONS
     """How long a text the kernels' noise is measured on; 0: not at all."""
+    gguf: bool = False
+    """Whether each model becomes a GGUF file too."""
+    gguf_kind: str = ""
+    """What llama.cpp quantizes it to, one of its mixtures; empty: the blocks of the ONNX weights."""
 
 
 def export_pair(request: PairRequest, stages: Stages) -> Manifest:
@@ -59,7 +64,7 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
         template = _template(target, generation)
         sources = {"target": target} | ({"draft": draft} if draft is not None else {})
         jobs = [
-            _job(role, source, request=request, template=template, ends=generation.end_token_ids)
+            _job(role, source, request=request, template=template, generation=generation)
             for role, source in sources.items()
         ]
         check_place(request.out, nbytes=sum(job.nbytes for job in jobs))
@@ -86,7 +91,7 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
 
 
 def _job(
-    role: str, source: Source, *, request: PairRequest, template: ChatTemplate | None, ends: Collection[int]
+    role: str, source: Source, *, request: PairRequest, template: ChatTemplate | None, generation: Generation
 ) -> ModelJob:
     try:
         check_engine(source.config, source.shape, name=source.name, body=request.recipe.body, head=request.recipe.head)
@@ -95,10 +100,11 @@ def _job(
     context = request.span.context_of(source.shape)
     if context < LEAST_CONTEXT:
         raise ExportError(f"{source.name} serves {context} positions: it cannot be checked below {LEAST_CONTEXT}")
-    texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=context)
+    texts = CheckTexts.of(source.tokenizer, template=template, ends=generation.end_token_ids, context=context)
     texts = replace(texts, noise_positions=request.noise_positions)
     license = request.license or source.license
-    return ModelJob(role, source, request.recipe, license, texts, span=request.span)
+    gguf = GgufRequest(generation, template.source if template else None, request.gguf_kind) if request.gguf else None
+    return ModelJob(role, source, request.recipe, license, texts, span=request.span, gguf=gguf)
 
 
 def _check_pair(target: Source, draft: Source) -> None:

@@ -6,7 +6,7 @@ Graphs refer to its tensors by name; several names may stand for the same bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from .quantize import Scheme
 from .sources import Matrix
-from .stored import BlockWeight, FloatWeight, StoredWeight, TensorSpec, TransposedWeight
+from .stored import BlockWeight, FloatWeight, TensorSpec, TransposedWeight
 
 __all__ = ["Extent", "Weights"]
 
@@ -34,7 +34,7 @@ class Weights:
     """The stored weights of a file, each kept once however often a graph asks for it."""
 
     def __init__(self) -> None:
-        self._stored: dict[object, StoredWeight] = {}
+        self._stored: dict[object, BlockWeight | FloatWeight | TransposedWeight] = {}
         self._aliases: dict[TensorSpec, TensorSpec] = {}
 
     def plain(self, name: str, source: Matrix, *, shape: tuple[int, ...], bits: int = 32) -> TensorSpec:
@@ -60,6 +60,11 @@ class Weights:
         assert spec.nbytes == of.nbytes
         self._aliases[spec] = of
         return spec
+
+    @property
+    def stored(self) -> Collection[BlockWeight | FloatWeight | TransposedWeight]:
+        """The weights that produce the file's bytes, each once."""
+        return self._stored.values()
 
     @property
     def elements(self) -> int:
