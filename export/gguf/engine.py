@@ -28,9 +28,7 @@ def engine_installed() -> bool:
 def require_engine() -> None:
     """Raise RuntimeUnavailable, with the pip line, where llama-cpp-python is missing."""
     if not engine_installed():
-        raise RuntimeUnavailable(
-            "K-quants are made by llama.cpp, which is not installed: pip install llama-cpp-python"
-        )
+        raise RuntimeUnavailable("K-quants are made by llama.cpp, which is not installed: pip install llama-cpp-python")
 
 
 def engine_tokens(file: Path, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:

@@ -51,9 +51,7 @@ def _quantized(order: dict[str, Any]) -> bool:
 
     parameters = llama_cpp.llama_model_quantize_default_params()
     parameters.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{order['kind']}")
-    status = llama_cpp.llama_model_quantize(
-        order["source"].encode(), order["out"].encode(), ctypes.byref(parameters)
-    )
+    status = llama_cpp.llama_model_quantize(order["source"].encode(), order["out"].encode(), ctypes.byref(parameters))
     if status:
         raise SystemExit(f"llama_model_quantize returned {status}")
     return True

@@ -41,9 +41,13 @@ def check_network(network: PreTrainedModel, shape: Shape, layout: Layout, rotati
             f"{_WITHOUT}"
         )
     if getattr(config, "hidden_act", None) not in (None, "silu") and not layout.shifted:
-        raise ExportError(f"llama.cpp's {layout.name} has silu for its activation, not {config.hidden_act!r}: {_WITHOUT}")
+        raise ExportError(
+            f"llama.cpp's {layout.name} has silu for its activation, not {config.hidden_act!r}: {_WITHOUT}"
+        )
     if layout.name == "smollm3" and not _usual_positions(config.no_rope_layers):
-        raise ExportError(f"llama.cpp's smollm3 leaves positions out in every fourth layer, this one elsewhere: {_WITHOUT}")
+        raise ExportError(
+            f"llama.cpp's smollm3 leaves positions out in every fourth layer, this one elsewhere: {_WITHOUT}"
+        )
     if layout.name in _LARGEST_GEMMAS and layout.name != "gemma3" and query_factor(network, shape, layout) != 1.0:
         raise ExportError(
             f"llama.cpp's {layout.name} scales queries by the head size {shape.head_size}, this model by "

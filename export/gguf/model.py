@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,20 +14,21 @@ from edgedecode.manifest import Generation
 
 from ..source import Source
 from ..windows import Windows
-from .engine import K_QUANTS, quantize_file
+from .engine import quantize_file
 from .file import write_file
-from .layouts import LAYOUTS
+from .layouts import LAYOUTS, Layout
 from .limits import check_network, query_factor, window_notes
 from .metadata import Identity, write_metadata
 from .naming import file_name
 from .reading import check_reading
-from .rotary import read_rotation
+from .rotary import Rotation, read_rotation
 from .rows import StoredRows
 from .specials import read_specials, write_vocabulary
 from .tensors import Tensor, tensors_of
 from .vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
+    from gguf import GGUFWriter
     from transformers import PreTrainedModel
 
 __all__ = ["GGUF_FILE", "GgufRequest", "GgufResult", "write_gguf"]
@@ -37,7 +39,7 @@ _FLOATS_FILE = "model.f32.gguf"
 
 @dataclass(frozen=True, slots=True)
 class GgufRequest:
-    """What the file needs besides the model. kind: one of `K_QUANTS`, quantized by llama.cpp; empty: the pack's blocks."""
+    """What the file needs besides the model. kind: one of `K_QUANTS`, made by llama.cpp; empty: the pack's blocks."""
 
     generation: Generation
     chat_template: str | None
@@ -65,42 +67,55 @@ def write_gguf(
 ) -> GgufResult:
     """Write `folder`/model.gguf from the same views and blocks as the pack's graphs, and let llama.cpp read its texts.
 
-    Raises ExportError for what llama.cpp cannot run or read, RuntimeUnavailable where K-quants need it installed.
+    Raises ExportError for what llama.cpp cannot run or read.
     """
-    import gguf
-
-    shape, layout = source.shape, LAYOUTS[source.shape.architecture]
-    rotation = read_rotation(network, layout)
-    check_network(network, shape, layout, rotation)
     inner = tokenizers.Tokenizer.from_file(str(source.folder / "tokenizer.json"))
-    vocabulary = read_vocabulary(inner, rows=shape.rows, name=source.name)
+    vocabulary = read_vocabulary(inner, rows=source.shape.rows, name=source.name)
     specials = read_specials(inner, request.generation, config=source.config, name=source.name)
-    tensors = tensors_of(
-        network,
-        shape=shape,
-        layout=layout,
-        rotation=rotation,
-        stored=None if request.kind else stored,
-        query_factor=query_factor(network, shape, layout),
-    )
-    writer = gguf.GGUFWriter(None, layout.name)
+    tensors, rotation = _tensors(source, network, stored=None if request.kind else stored)
+    layout = LAYOUTS[source.shape.architecture]
+    writer = _writer(layout)
     identity = Identity(file_name(source.name, inner), source.license, _most(tensors))
     write_metadata(
-        writer, network, shape=shape, layout=layout, rotation=rotation, windows=windows, identity=identity
+        writer, network, shape=source.shape, layout=layout, rotation=rotation, windows=windows, identity=identity
     )
     write_vocabulary(writer, vocabulary, specials, chat_template=request.chat_template)
-    path = folder / GGUF_FILE
-    floats = folder / _FLOATS_FILE if request.kind in K_QUANTS else path
-    write_file(floats, writer, tensors, progress=progress, release=release)
-    if floats != path:
-        quantize_file(floats, path, kind=request.kind)
-        floats.unlink()
-    reading = check_reading(path, inner, vocabulary)
+    with _quantized(folder / GGUF_FILE, kind=request.kind) as path:
+        write_file(path, writer, tensors, progress=progress, release=release)
+    reading = check_reading(folder / GGUF_FILE, inner, vocabulary)
     limits = window_notes(windows, layout, context=network.config.max_position_embeddings)
     return GgufResult((*limits, *specials.notes, *vocabulary.notes, *reading.notes), reading.measured)
 
 
-def _most(tensors: list[Tensor]) -> str:
-    """Return the type of the largest part of the blocks' matrices, the embedding left aside."""
+def _tensors(source: Source, network: PreTrainedModel, *, stored: StoredRows | None) -> tuple[list[Tensor], Rotation]:
+    """Check the network and name its tensors; `stored` None: unrounded ones."""
+    shape, layout = source.shape, LAYOUTS[source.shape.architecture]
+    rotation = read_rotation(network, layout)
+    check_network(network, shape, layout, rotation)
+    factor = query_factor(network, shape, layout)
+    tensors = tensors_of(network, shape=shape, layout=layout, rotation=rotation, stored=stored, query_factor=factor)
+    return tensors, rotation
+
+
+def _writer(layout: Layout) -> GGUFWriter:
+    import gguf
+
+    return gguf.GGUFWriter(None, layout.name)
+
+
+@contextmanager
+def _quantized(path: Path, *, kind: str) -> Iterator[Path]:
+    """Give the place for a file: `path`, or with a `kind` one beside it that becomes `path` when llama.cpp is done."""
+    if not kind:
+        yield path
+        return
+    floats = path.with_name(_FLOATS_FILE)
+    yield floats
+    quantize_file(floats, path, kind=kind)
+    floats.unlink()
+
+
+def _most(tensors: Sequence[Tensor]) -> str:
+    """Return the type of most matrices, embedding and head left aside."""
     kinds = [tensor.kind for tensor in tensors if tensor.name.startswith("blk.") and len(tensor.shape) > 1]
     return max(sorted(set(kinds)), key=kinds.count)

@@ -18,7 +18,9 @@ _STRIPPING = ("<unk>", "<s>", "</s>", "<|endoftext|>")
 def file_name(name: str, inner: tokenizers.Tokenizer) -> str:
     """Return `name`, with Phi-3's in it for tokenizers like Phi-3's and without it for all others."""
     added = inner.get_added_tokens_decoder().values()
-    stripping = any(token.rstrip for token in added) and all(inner.token_to_id(token) is not None for token in _STRIPPING)
+    stripping = any(token.rstrip for token in added) and all(
+        inner.token_to_id(token) is not None for token in _STRIPPING
+    )
     if stripping:
         return name if _PHI3.search(name) else f"{name} (Phi-3)"
     return _PHI3.sub("Phi 3", name)

@@ -70,8 +70,8 @@ def check_reading(file: Path, inner: tokenizers.Tokenizer, vocabulary: Vocabular
     if places and places[0] < len(plain):
         text, at = plain[places[0]], places[0]
         raise ExportError(
-            f"llama.cpp reads {text[:40]!r} as {ids[at][:8]}…, the tokenizer as {expected[at][:8]}…: its {vocabulary.pre} "
-            f"is not this tokenizer's, export without gguf among the --formats"
+            f"llama.cpp reads {text[:40]!r} as {ids[at][:8]}…, the tokenizer as {expected[at][:8]}…: its "
+            f"{vocabulary.pre} is not this tokenizer's, export without gguf among the --formats"
         )
     return Reading(len(expected), len(places), _notes(len(places), len(marked)))
 
@@ -80,8 +80,8 @@ def _notes(differing: int, marked: int) -> tuple[str, ...]:
     if not differing:
         return ()
     return (
-        f"llama.cpp reads {differing} of {marked} texts with special tokens in them otherwise than the tokenizer, which "
-        f"takes the spaces around some of them away",
+        f"llama.cpp reads {differing} of {marked} texts with special tokens otherwise than the tokenizer, which takes "
+        f"the spaces around some of them away",
     )
 
 

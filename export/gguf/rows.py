@@ -37,13 +37,13 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ArrayRows:
-    """A small vector that is in memory already, one number a row, kept in float32."""
+    """A small vector or matrix that is in memory already, kept in float32; a vector has one number a row."""
 
     values: FloatArray
     kind: str = "F32"
 
     def read(self, first: int, end: int) -> RowArray:
-        return np.asarray(self.values[first:end, None], np.float32)
+        return self.values[first:end].reshape(end - first, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +105,11 @@ class BlockRows:
     def _transcoded(self, piece: _Piece, first: int, end: int) -> npt.NDArray[np.uint8]:
         _, blocks, width = piece.weight.packed.shape
         count = end - first
-        packed = _read(self.file, "u1", offset=piece.packed + first * blocks * width, count=count * blocks * width)
-        scales = _read(self.file, "<f4", offset=piece.scales + first * blocks * 4, count=count * blocks)
+        size = count * blocks
+        packed = np.fromfile(self.file, np.uint8, count=size * width, offset=piece.packed + first * blocks * width)
+        scales = np.fromfile(self.file, np.float32, count=size, offset=piece.scales + first * blocks * 4)
         stored = Blocks(packed.reshape(count, blocks, width), scales.reshape(count, blocks))
         return transcode(stored, piece.weight.scheme)
-
-
-def _read(file: Path, dtype: str, *, offset: int, count: int) -> npt.NDArray[np.generic]:
-    return np.fromfile(file, np.dtype(dtype), count=count, offset=offset)
 
 
 class StoredRows:
@@ -153,7 +150,9 @@ class StoredRows:
                 first = ahead // width
                 count = min(part.shape[0] - first, parameter.shape[0] - row)
                 return _Run(weight, start + first, start + first + count)
-        raise ExportError("the pack's weights file lacks a matrix of the model: export without gguf among the --formats")
+        raise ExportError(
+            "the pack's weights file lacks a matrix of the model: export without gguf among the --formats"
+        )
 
     def _piece(self, weight: BlockWeight, run: _Run) -> _Piece:
         packed, scales = (self._offsets[spec.name] for spec in weight.tensors)

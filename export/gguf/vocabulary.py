@@ -102,15 +102,13 @@ def _with_scores(inner: tokenizers.Tokenizer, model: _Model, *, steps: _Steps, r
     for rank, (left, right) in enumerate(model.merges):
         ranks.setdefault(left + right, rank)
     tokens, kinds = _tokens(inner, rows=rows, fallback=True)
-    scores = tuple(_score(token, kind, ranks) for token, kind in zip(tokens, kinds, strict=True))
+    last = len(model.merges)  # what no merge makes comes last
+    scores = tuple(
+        _ADDED_SCORE if kind in (Kind.CONTROL, Kind.USER_DEFINED) else -float(ranks.get(token, last))
+        for token, kind in zip(tokens, kinds, strict=True)
+    )
     prefix = _space_prefix(steps, name=name)
     return Vocabulary("llama", "default", tokens, kinds, scores=scores, space_prefix=prefix)
-
-
-def _score(token: str, kind: Kind, ranks: Mapping[str, int]) -> float:
-    if kind in (Kind.CONTROL, Kind.USER_DEFINED):
-        return _ADDED_SCORE
-    return -float(ranks.get(token, len(ranks)))
 
 
 def _tokens(inner: tokenizers.Tokenizer, *, rows: int, fallback: bool) -> tuple[tuple[str, ...], tuple[Kind, ...]]:

@@ -24,7 +24,10 @@ def stock_logits(model: Path, tokens: Sequence[int], adapters: Sequence[Path] = 
         np.save(ids, np.asarray(tokens, np.int32))
         more = [f"{path}={scale}" for path in adapters]
         done = subprocess.run(
-            [sys.executable, __file__, str(model), str(ids), str(out), *more], capture_output=True, text=True, check=False
+            [sys.executable, __file__, str(model), str(ids), str(out), *more],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]
         logits: FloatArray = np.load(out)

@@ -1,4 +1,4 @@
-"""Blocks change their order and nothing else: every tensor of the file stands for the pack's own numbers, bit for bit."""
+"""Blocks change their order and nothing else: every tensor stands for the pack's own numbers, bit for bit."""
 
 from __future__ import annotations
 
@@ -145,5 +145,5 @@ def test_floats_of_16_bits_stay_so(tmp_path: Path) -> None:
 
 def test_wide_blocks_are_refused(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel(hidden=128, mlp=128, head_size=32))
-    with pytest.raises(ExportError, match="no type for int4, block 128.*--block-size 32"):
+    with pytest.raises(ExportError, match=r"no type for int4, block 128.*--block-size 32"):
         export_gguf(model, tmp_path / "pack", stored=recipe(4, block_size=128))
