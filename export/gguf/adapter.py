@@ -85,9 +85,7 @@ def _weights_file(folder: Path) -> Path:
     return folder / _WEIGHTS
 
 
-def _tensors(
-    views: Mapping[str, torch.Tensor], settings: _Settings, *, shape: Shape, name: str
-) -> Iterator[Tensor]:
+def _tensors(views: Mapping[str, torch.Tensor], settings: _Settings, *, shape: Shape, name: str) -> Iterator[Tensor]:
     layout = LAYOUTS[shape.architecture]
     for title, view in sorted(views.items()):
         found = _NAME.fullmatch(title)
