@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command
 
-from .gguf.engine import K_QUANTS, require_engine
+from .gguf.engine import K_QUANTS
 
 if TYPE_CHECKING:
     from .recipe import Recipe
@@ -93,8 +93,6 @@ class ExportCommand:
         if arguments.gguf_type and "gguf" not in arguments.formats:
             arguments.usage_error("argument --gguf-type: no GGUF file is asked for, add --formats onnx,gguf")
         require_frameworks()
-        if arguments.gguf_type:
-            require_engine()
         from .pair import PairRequest, export_pair
         from .report import LiveDisplay, pair_report, show_pair
         from .span import Span

@@ -12,7 +12,7 @@ from edgedecode.manifest import ModelEntry
 from .architectures import ARCHITECTURES
 from .checkpoint import Checkpoint
 from .checks import CheckTexts, check_noise, check_parity
-from .gguf.model import GGUF_FILE, GgufRequest, write_gguf
+from .gguf.model import GGUF_FILE, GgufRequest, check_gguf_network, write_gguf
 from .gguf.rows import StoredRows
 from .network import open_network
 from .onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw
@@ -65,6 +65,8 @@ def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, stages: 
     try:
         with stages.stage(f"{job.role}: structure"):
             network = _network(job, checkpoint)
+            if job.gguf is not None:
+                check_gguf_network(job.source, network)
             windows = find_windows(network, context=job.context)
             drawing = _drawing(job, network, windows=windows)
             parameters = sum(parameter.numel() for parameter in network.parameters())

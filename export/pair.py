@@ -16,7 +16,7 @@ from edgedecode.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest
 from .architectures import check_engine
 from .checks import CheckTexts
 from .generation import read_chat_template, read_generation
-from .gguf.model import GgufRequest
+from .gguf.model import GgufRequest, check_gguf
 from .model import ModelJob, export_model
 from .new_folder import check_place, new_folder
 from .noise import POSITIONS
@@ -104,6 +104,8 @@ def _job(
     texts = replace(texts, noise_positions=request.noise_positions)
     license = request.license or source.license
     gguf = GgufRequest(generation, template.source if template else None, request.gguf_kind) if request.gguf else None
+    if gguf is not None:
+        check_gguf(gguf, source, request.recipe)
     return ModelJob(role, source, request.recipe, license, texts, span=request.span, gguf=gguf)
 
 

@@ -22,11 +22,12 @@ def main() -> None:
 
 
 def _tokenized(order: dict[str, Any]) -> list[list[int]]:
-    """Read a file's vocabulary alone and turn texts into ids, special tokens spelled in them included."""
+    """Open a file, or its vocabulary alone, and turn texts into ids, special tokens spelled in them included."""
     import llama_cpp
 
     parameters = llama_cpp.llama_model_default_params()
-    parameters.vocab_only = True
+    parameters.vocab_only = not order["whole"]
+    parameters.use_extra_bufts = False  # weights stay mapped: nothing is computed here
     model = llama_cpp.llama_model_load_from_file(order["file"].encode(), parameters)
     if not model:
         raise SystemExit("llama.cpp cannot read the file")

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tokenizers
 
+from edgedecode.errors import RuntimeUnavailable
 from edgedecode.manifest import Generation
 
+from ..recipe import Recipe
 from ..source import Source
 from ..windows import Windows
-from .engine import quantize_file
+from .engine import quantize_file, require_engine
 from .file import write_file
 from .layouts import LAYOUTS, Layout
 from .limits import check_network, query_factor, window_notes
@@ -25,13 +28,14 @@ from .rotary import Rotation, read_rotation
 from .rows import StoredRows
 from .specials import read_specials, write_vocabulary
 from .tensors import Tensor, tensors_of
+from .transcoding import kind_of
 from .vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
     from transformers import PreTrainedModel
 
-__all__ = ["GGUF_FILE", "GgufRequest", "GgufResult", "write_gguf"]
+__all__ = ["GGUF_FILE", "GgufRequest", "GgufResult", "check_gguf", "check_gguf_network", "write_gguf"]
 
 GGUF_FILE = "model.gguf"
 _FLOATS_FILE = "model.f32.gguf"
@@ -54,6 +58,31 @@ class GgufResult:
     measured: dict[str, float]
 
 
+def check_gguf(request: GgufRequest, source: Source, recipe: Recipe) -> None:
+    """Refuse what needs no weights to be refused: blocks without a type, tokenizers that llama.cpp cannot read.
+
+    Raises ExportError, or RuntimeUnavailable where a package is missing.
+    """
+    if find_spec("gguf") is None:
+        raise RuntimeUnavailable("GGUF files need the gguf package, not installed: pip install 'edgedecode[export]'")
+    if request.kind:
+        require_engine()
+    else:
+        for scheme in (recipe.body, recipe.head):
+            kind_of(scheme)
+    inner = _tokenizer(source)
+    read_vocabulary(inner, rows=source.shape.rows, name=source.name)
+    read_specials(inner, request.generation, config=source.config, name=source.name)
+
+
+def check_gguf_network(source: Source, network: PreTrainedModel) -> Rotation:
+    """Return how the network rotates. Raises ExportError for what llama.cpp would compute otherwise."""
+    layout = LAYOUTS[source.shape.architecture]
+    rotation = read_rotation(network, layout)
+    check_network(network, source.shape, layout, rotation)
+    return rotation
+
+
 def write_gguf(
     request: GgufRequest,
     source: Source,
@@ -69,11 +98,18 @@ def write_gguf(
 
     Raises ExportError for what llama.cpp cannot run or read.
     """
-    inner = tokenizers.Tokenizer.from_file(str(source.folder / "tokenizer.json"))
+    inner = _tokenizer(source)
     vocabulary = read_vocabulary(inner, rows=source.shape.rows, name=source.name)
     specials = read_specials(inner, request.generation, config=source.config, name=source.name)
-    tensors, rotation = _tensors(source, network, stored=None if request.kind else stored)
-    layout = LAYOUTS[source.shape.architecture]
+    layout, rotation = LAYOUTS[source.shape.architecture], check_gguf_network(source, network)
+    tensors = tensors_of(
+        network,
+        shape=source.shape,
+        layout=layout,
+        rotation=rotation,
+        stored=None if request.kind else stored,
+        query_factor=query_factor(network, source.shape, layout),
+    )
     writer = _writer(layout)
     identity = Identity(file_name(source.name, inner), source.license, _most(tensors))
     write_metadata(
@@ -82,19 +118,13 @@ def write_gguf(
     write_vocabulary(writer, vocabulary, specials, chat_template=request.chat_template)
     with _quantized(folder / GGUF_FILE, kind=request.kind) as path:
         write_file(path, writer, tensors, progress=progress, release=release)
-    reading = check_reading(folder / GGUF_FILE, inner, vocabulary)
+    reading = check_reading(folder / GGUF_FILE, inner, vocabulary, whole=True)
     limits = window_notes(windows, layout, context=network.config.max_position_embeddings)
     return GgufResult((*limits, *specials.notes, *vocabulary.notes, *reading.notes), reading.measured)
 
 
-def _tensors(source: Source, network: PreTrainedModel, *, stored: StoredRows | None) -> tuple[list[Tensor], Rotation]:
-    """Check the network and name its tensors; `stored` None: unrounded ones."""
-    shape, layout = source.shape, LAYOUTS[source.shape.architecture]
-    rotation = read_rotation(network, layout)
-    check_network(network, shape, layout, rotation)
-    factor = query_factor(network, shape, layout)
-    tensors = tensors_of(network, shape=shape, layout=layout, rotation=rotation, stored=stored, query_factor=factor)
-    return tensors, rotation
+def _tokenizer(source: Source) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(source.folder / "tokenizer.json"))
 
 
 def _writer(layout: Layout) -> GGUFWriter:

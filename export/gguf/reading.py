@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from edgedecode.errors import ExportError
 
 from .engine import engine_installed, engine_tokens
-from .vocabulary import Vocabulary
+from .vocabulary import Kind, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
@@ -54,8 +55,8 @@ class Reading:
         return {"gguf_texts": float(self.texts), "gguf_texts_differing": float(self.differing)} if self.texts else {}
 
 
-def check_reading(file: Path, inner: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Reading:
-    """Compare llama.cpp's ids of many texts with the tokenizer's own.
+def check_reading(file: Path, inner: tokenizers.Tokenizer, vocabulary: Vocabulary, *, whole: bool = False) -> Reading:
+    """Compare llama.cpp's ids of many texts with the tokenizer's own; `whole` as in `engine_tokens`.
 
     Raises ExportError when a text without special tokens differs. Without llama-cpp-python nothing is compared, and a
     note says so.
@@ -63,34 +64,37 @@ def check_reading(file: Path, inner: tokenizers.Tokenizer, vocabulary: Vocabular
     if not engine_installed():
         return Reading(notes=("llama.cpp's reading of texts was not checked: pip install llama-cpp-python",))
     plain = [_formed(text, vocabulary.normal_form) for text in PLAIN_TEXTS]
-    marked = _marked_texts(inner)
-    ids = engine_tokens(file, [*plain, *marked])
-    expected = [inner.encode(text, add_special_tokens=False).ids for text in (*plain, *marked)]
-    places = [place for place, wanted in enumerate(expected) if ids[place] != wanted]
-    if places and places[0] < len(plain):
-        text, at = plain[places[0]], places[0]
-        raise ExportError(
-            f"llama.cpp reads {text[:40]!r} as {ids[at][:8]}…, the tokenizer as {expected[at][:8]}…: its "
-            f"{vocabulary.pre} is not this tokenizer's, export without gguf among the --formats"
-        )
-    return Reading(len(expected), len(places), _notes(len(places), len(marked)))
+    if vocabulary.spares_spaces:
+        plain = [text for text in plain if not text.startswith(" ")]
+    marked = _marked_texts(vocabulary)
+    found = _differing(inner, plain, engine_tokens(file, plain, special=True, whole=whole), special=True)
+    found += _differing(inner, plain, engine_tokens(file, plain), special=False)
+    if found:
+        raise ExportError(f"{found[0]}: its {vocabulary.pre} is not this tokenizer's, leave gguf out of --formats")
+    found = _differing(inner, marked, engine_tokens(file, marked), special=False)
+    more = f"{len(found)} of {len(marked)} texts with special tokens in them are read otherwise by llama.cpp; "
+    return Reading(2 * len(plain) + len(marked), len(found), (more + found[0],) if found else ())
 
 
-def _notes(differing: int, marked: int) -> tuple[str, ...]:
-    if not differing:
-        return ()
-    return (
-        f"llama.cpp reads {differing} of {marked} texts with special tokens otherwise than the tokenizer, which takes "
-        f"the spaces around some of them away",
-    )
+def _differing(
+    inner: tokenizers.Tokenizer, texts: Sequence[str], ids: Sequence[Sequence[int]], *, special: bool
+) -> list[str]:
+    """Say of each text that is read in two ways how it begins in both."""
+    found = []
+    for text, theirs in zip(texts, ids, strict=True):
+        ours = inner.encode(text, add_special_tokens=special).ids
+        if ours != list(theirs):
+            found.append(f"llama.cpp reads {text[:40]!r} as {list(theirs[:8])}…, the tokenizer as {ours[:8]}…")
+    return found
 
 
 def _formed(text: str, form: str) -> str:
     return unicodedata.normalize(cast(Literal["NFC"], form), text) if form else text
 
 
-def _marked_texts(inner: tokenizers.Tokenizer) -> list[str]:
+def _marked_texts(vocabulary: Vocabulary) -> list[str]:
     """Put added tokens between words, with spaces around them and without."""
-    added = list(inner.get_added_tokens_decoder().values())
+    pairs = zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+    added = [token for token, kind in pairs if kind in (Kind.CONTROL, Kind.USER_DEFINED)]
     few = added[:: max(1, len(added) // _MARKED)]
-    return [text for token in few for text in (f"one{token.content}two", f"one {token.content} two\n")]
+    return [text for token in few for text in (f"one{token}two", f"one {token} two\n")]

@@ -34,6 +34,8 @@ class Specials:
 
     @property
     def notes(self) -> tuple[str, ...]:
+        if not self.ends:
+            return ("the GGUF file names no token that ends an answer, since the model's configuration names none",)
         if len(self.ends) <= _END_KEYS:
             return ()
         left = ", ".join(str(id) for id in self.ends[_END_KEYS:])

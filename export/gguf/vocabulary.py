@@ -56,6 +56,8 @@ class Vocabulary:
     """What llama.cpp reads otherwise, a sentence each."""
     normal_form: str = ""
     """The Unicode form that texts must be brought into first, since llama.cpp does not."""
+    spares_spaces: bool = False
+    """Whether the tokenizer puts no space before a text that begins with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def _with_merges(
     inner: tokenizers.Tokenizer, model: _Model, *, normalizer: _Steps, splits: _Steps, rows: int, name: str
 ) -> Vocabulary:
     form = _normal_form(normalizer, name=name)
-    tokens, kinds = _tokens(inner, rows=rows, fallback=False)
+    tokens, kinds = _tokens(inner, rows=rows)
     note = (
         f"llama.cpp does not bring a text into {form} before it reads it, as {name}'s tokenizer does: decomposed "
         f"characters get other tokens there"
@@ -101,17 +103,28 @@ def _with_scores(inner: tokenizers.Tokenizer, model: _Model, *, steps: _Steps, r
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(model.merges):
         ranks.setdefault(left + right, rank)
-    tokens, kinds = _tokens(inner, rows=rows, fallback=True)
+    tokens, kinds = _tokens(inner, rows=rows, merged=ranks)
     last = len(model.merges)  # what no merge makes comes last
     scores = tuple(
         _ADDED_SCORE if kind in (Kind.CONTROL, Kind.USER_DEFINED) else -float(ranks.get(token, last))
         for token, kind in zip(tokens, kinds, strict=True)
     )
     prefix = _space_prefix(steps, name=name)
-    return Vocabulary("llama", "default", tokens, kinds, scores=scores, space_prefix=prefix)
+    sparing = prefix and any(step["type"] == "Metaspace" for step in steps)
+    note = (
+        f"llama.cpp puts a space before every text, {name}'s tokenizer none before one that begins with a space: such "
+        f"texts, and those that follow a special token, get one more there"
+    )
+    notes = (note,) if sparing else ()
+    return Vocabulary(
+        "llama", "default", tokens, kinds, scores=scores, space_prefix=prefix, notes=notes, spares_spaces=sparing
+    )
 
 
-def _tokens(inner: tokenizers.Tokenizer, *, rows: int, fallback: bool) -> tuple[tuple[str, ...], tuple[Kind, ...]]:
+def _tokens(
+    inner: tokenizers.Tokenizer, *, rows: int, merged: Mapping[str, int] | None = None
+) -> tuple[tuple[str, ...], tuple[Kind, ...]]:
+    """Spell every id. merged: tokens that merges make, for vocabularies with byte tokens and space marks; else None."""
     spelled = {id: token for token, id in inner.get_vocab(with_added_tokens=True).items()}
     added = inner.get_added_tokens_decoder()
     tokens, kinds = [], []
@@ -120,13 +133,24 @@ def _tokens(inner: tokenizers.Tokenizer, *, rows: int, fallback: bool) -> tuple[
         if token is None:
             token, kind = f"[PAD{id}]", Kind.UNUSED
         elif id in added:
-            kind = Kind.CONTROL if added[id].special else Kind.USER_DEFINED
-            token = token.replace(_SPACE, " ") if kind is Kind.USER_DEFINED else token
-        elif fallback and _BYTE.fullmatch(token):
+            kind, token = _added(added[id], merged or {})
+        elif merged is not None and _BYTE.fullmatch(token):
             kind = Kind.BYTE
         tokens.append(token)
         kinds.append(kind)
     return tuple(tokens), tuple(kinds)
+
+
+def _added(token: tokenizers.AddedToken, merged: Mapping[str, int]) -> tuple[Kind, str]:
+    """Tell what an added token is, and how it is spelled where spaces are still spaces.
+
+    Gemma lists its runs of space marks as added tokens that stand for marks only: of spaces, merges make them.
+    """
+    if token.special:
+        return Kind.CONTROL, token.content
+    if token.normalized:
+        return Kind.USER_DEFINED, token.content.replace(_SPACE, " ")
+    return (Kind.NORMAL if _SPACE in token.content and token.content in merged else Kind.USER_DEFINED), token.content
 
 
 def _read_model(inner: tokenizers.Tokenizer, *, name: str) -> _Model:

@@ -70,7 +70,8 @@ def test_k_quants_need_the_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgedecode.export.gguf.engine.engine_installed", lambda: False)
-    assert main(arguments(tmp_path, tmp_path / "pack", "--formats", "onnx,gguf", "--gguf-type", "Q6_K")) == 1
+    model = write_model(tmp_path / "model", TinyModel())
+    assert main(arguments(model, tmp_path / "pack", "--formats", "onnx,gguf", "--gguf-type", "Q6_K")) == 1
     assert "pip install llama-cpp-python" in capsys.readouterr().err
 
 

@@ -133,6 +133,28 @@ def test_scores_of_a_shipped_vocabulary(tmp_path: Path) -> None:
     assert [theirs[id] for id in by_ours] == sorted((theirs[id] for id in by_ours), reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("normalizer", "splits", "prefix"),
+    [
+        (normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"), False),  # Gemma's
+        (None, pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False), True),  # Mistral's
+    ],
+)
+@needs_engine
+def test_spaces_of_other_families(normalizer: object, splits: object, prefix: bool, tmp_path: Path) -> None:
+    inner = byte_fallback()
+    state = json.loads(inner.to_str()) | {"normalizer": None}
+    inner = tokenizers.Tokenizer.from_str(json.dumps(state))
+    if normalizer is not None:
+        inner.normalizer = normalizer
+    inner.pre_tokenizer = splits
+    inner.add_tokens([AddedToken("▁▁", normalized=False), AddedToken("<br>", normalized=False)])
+    path, vocabulary = vocabulary_file(tmp_path, inner)
+    assert vocabulary.space_prefix is prefix
+    reading = check_reading(path, inner, vocabulary)
+    assert bool(reading.notes) is bool(vocabulary.notes) is prefix
+
+
 @needs_engine
 def test_byte_fallback(tmp_path: Path) -> None:
     inner = byte_fallback()
@@ -165,6 +187,8 @@ def test_special_ids() -> None:
     inner.post_processor = processors.TemplateProcessing(single="<tool> $A", special_tokens=[("<tool>", tool)])
     found = read_specials(inner, generation, config=Fields({"bos_token_id": 7}, "c"), name="tiny")
     assert (found.beginning, found.add_beginning, found.add_end) == (tool, True, False)
+    none = read_specials(inner, Generation(end_token_ids=()), config=Fields({}, "c"), name="tiny")
+    assert "names no token that ends an answer" in none.notes[0]
     many = Generation(end_token_ids=(1, 2, 3, 4), eos_token="<|end|>")
     notes = read_specials(inner, many, config=Fields({}, "c"), name="tiny").notes
     assert "3, 4 are left out" in notes[0]
