@@ -49,9 +49,10 @@ class ModelJob:
 
     @property
     def nbytes(self) -> int:
-        """About how large the weights file becomes."""
+        """About how large the weights file becomes, and the GGUF file where there is one."""
         rotary = 2 * 4 * self.context * self.source.shape.head_size // 2
-        return self.recipe.nbytes(self.source.shape) + rotary
+        gguf = 0 if self.gguf is None else self.gguf.nbytes(self.recipe, self.source.shape)
+        return self.recipe.nbytes(self.source.shape) + rotary + gguf
 
 
 def export_model(job: ModelJob, weights: Sequence[Path], *, pack: Path, stages: Stages) -> ModelEntry:

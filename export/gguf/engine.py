@@ -59,7 +59,10 @@ def _ask(order: Mapping[str, JsonValue]) -> JsonValue:
 
 
 def _reason(code: int, printed: str) -> str:
-    """Say how the child ended: by a signal, or with its last words."""
-    if code < 0:
-        return f"it was ended by {signal.Signals(-code).name} (a build for another processor does that)"
-    return " / ".join(printed.strip().splitlines()[-_LINES:])
+    """Say how the child ended: by a signal or not, and its last words."""
+    words = " / ".join(printed.strip().splitlines()[-_LINES:])
+    if -code in (signal.SIGILL, signal.SIGSEGV):
+        return (
+            f"it was ended by {signal.Signals(-code).name}, as builds for another processor are: build it for this one"
+        )
+    return f"it was ended by {signal.Signals(-code).name}: {words}" if code < 0 else words

@@ -14,7 +14,8 @@ import tokenizers
 from edgedecode.errors import RuntimeUnavailable
 from edgedecode.manifest import Generation
 
-from ..recipe import Recipe
+from ..architectures import Shape
+from ..recipe import UNROUNDED, Recipe
 from ..source import Source
 from ..windows import Windows
 from .engine import quantize_file, require_engine
@@ -48,6 +49,10 @@ class GgufRequest:
     generation: Generation
     chat_template: str | None
     kind: str = ""
+
+    def nbytes(self, recipe: Recipe, shape: Shape) -> int:
+        """Return about how much room is needed: a mixture is made from a file of float32 numbers."""
+        return (UNROUNDED if self.kind else recipe).nbytes(shape)
 
 
 @dataclass(frozen=True, slots=True)

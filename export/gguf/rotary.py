@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,9 +72,7 @@ def _by_kind_of_layer(network: PreTrainedModel, parameters: Mapping[str, Any], l
             f"llama.cpp's {layout.name} scales the rotary positions of full layers only, this configuration those of "
             f"windowed layers too: export without gguf among the --formats"
         )
-    full = found[FULL]
-    return Rotation(full.size, full.base, full.kind, full.factor, full.original, full.betas, full.strength,
-                    window_base=local.base)  # fmt: skip
+    return replace(found[FULL], window_base=local.base)
 
 
 def _rotation(parameters: Mapping[str, Any], frequencies: FloatArray, *, strength: float, layout: Layout) -> Rotation:

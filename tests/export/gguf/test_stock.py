@@ -17,7 +17,7 @@ from tests.export.test_parity import framework_logits
 from tests.export.tiny import TinyModel, write_model
 
 from .stock import stock_logits
-from .writing import SHAPES_THERE, export_gguf, needs_engine, value_of
+from .writing import SHAPES_THERE, context_in, export_gguf, needs_engine, value_of
 
 pytestmark = [pytest.mark.export, needs_engine]
 
@@ -66,9 +66,7 @@ def largest_error(tiny: TinyModel, folder: Path, *, span: Span | None = None) ->
     model = write_model(folder / "model", tiny)
     manifest = export_gguf(model, folder / "pack", span=span or Span())
     path = folder / "pack" / manifest.models["target"].gguf
-    context = next(int(str(value_of(path, f"{layout.name}.context_length") or 0)) for layout in LAYOUTS.values()
-                   if value_of(path, "general.architecture") == layout.name)  # fmt: skip
-    tokens = random_tokens(min(100, context))
+    tokens = random_tokens(min(100, context_in(path)))
     expected = framework_logits(model, tokens)
     assert expected.std() > 0.3
     return float(np.abs(stock_logits(path, tokens) - expected).max())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import gguf
@@ -20,9 +21,7 @@ from tests.export.conftest import recipe
 from tests.export.test_architectures import CAPS, SHAPES
 from tests.export.tiny import TinyModel
 
-needs_engine = pytest.mark.skipif(
-    not __import__("importlib.util").util.find_spec("llama_cpp"), reason="llama-cpp-python is not installed"
-)
+needs_engine = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 
 SHAPES_THERE = {
     **SHAPES,
@@ -64,3 +63,8 @@ def value_of(path: Path, key: str) -> object:
     """Return what the file says under a key, None where it has none."""
     field = gguf.GGUFReader(path).fields.get(key)
     return None if field is None else field.contents()
+
+
+def context_in(path: Path) -> int:
+    """Return the context that a file names."""
+    return int(str(value_of(path, f"{value_of(path, 'general.architecture')}.context_length")))
