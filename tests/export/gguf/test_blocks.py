@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edgedecode.errors import ExportError
+from edgedecode.export.gguf.file import write_file
+from edgedecode.export.gguf.tensors import Tensor
 from edgedecode.export.gguf.transcoding import kind_of, transcode
 from edgedecode.export.quantize import Scheme, dequantize, quantize
 from edgedecode.types import FloatArray
@@ -147,3 +151,28 @@ def test_wide_blocks_are_refused(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel(hidden=128, mlp=128, head_size=32))
     with pytest.raises(ExportError, match=r"no type for int4, block 128.*--block-size 32"):
         export_gguf(model, tmp_path / "pack", stored=recipe(4, block_size=128))
+
+
+def test_rows_are_written_a_bounded_number_at_a_time(tmp_path: Path) -> None:
+    """Whatever a tensor's size, and in whole heads where rows change places."""
+    rows = CountingRows(columns=2048)
+    tensor = Tensor("blk.0.attn_q.weight", (4096, 2048), rows, head=128)
+    write_file(
+        tmp_path / "file.gguf", gguf.GGUFWriter(None, "llama"), [tensor], progress=lambda _: None, release=lambda: None
+    )
+    assert sum(rows.counts) == 4096
+    assert max(rows.counts) * 2048 <= 1 << 20
+    assert all(count % 128 == 0 for count in rows.counts[:-1])
+
+
+@dataclass
+class CountingRows:
+    """Rows of zeros that remember how many were asked for."""
+
+    columns: int
+    kind: str = "F16"
+    counts: list[int] = field(default_factory=list)
+
+    def read(self, first: int, end: int) -> npt.NDArray[np.float16]:
+        self.counts.append(end - first)
+        return np.zeros((end - first, self.columns), np.float16)
