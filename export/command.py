@@ -11,6 +11,7 @@ from edgedecode.commands import Command
 
 from .arguments import count
 from .compare_command import add_comparison, check_comparison, run_comparison
+from .gguf_options import add_gguf, check_gguf_options
 from .graph_options import add_graphs, read_graphs, read_span
 from .optimum_command import add_optimum, run_optimum
 from .quiet import quiet
@@ -51,6 +52,7 @@ class ExportCommand:
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         add_recipe(parser)
         add_graphs(parser)
+        add_gguf(parser)
         add_comparison(parser)
         add_optimum(parser)
         parser.set_defaults(usage_error=parser.error)
@@ -81,6 +83,7 @@ def _make(arguments: Namespace) -> Report:
     from .frameworks import require_frameworks
 
     recipe, graphs = read_recipe(arguments), read_graphs(arguments)
+    check_gguf_options(arguments)
     require_frameworks()
     from .pair import PairRequest
 
@@ -95,6 +98,8 @@ def _make(arguments: Namespace) -> Report:
         span=read_span(arguments),
         noise_positions=arguments.noise_positions,
         graphs=graphs,
+        gguf="gguf" in arguments.formats,
+        gguf_kind=arguments.gguf_type or "",
         cache=not arguments.no_cache,
     )
     with quiet(debug=arguments.debug):

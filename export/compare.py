@@ -15,7 +15,7 @@ from pathlib import Path
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError
 from edgedecode.folders import cache_folder
-from edgedecode.manifest import ModelEntry
+from edgedecode.manifest import Generation, ModelEntry
 
 from .calibration import TOKENS, sample_texts
 from .checks import opened
@@ -100,7 +100,7 @@ def compare_model(
         source = open_source(name)
         generation = read_generation(source)
         template = open_template(source.folder, generation, name=source.name)
-        jobs, left_out = _jobs(source, template, ends=generation.end_token_ids, text=calibration_text, span=span)
+        jobs, left_out = _jobs(source, template, generation, text=calibration_text, span=span)
         original = jobs[0]
         texts = _texts(text, original, template)
     weights = find_weights(source, stages)
@@ -173,7 +173,7 @@ class _Bench:
 
 
 def _jobs(
-    source: Source, template: ChatTemplate | None, *, ends: Sequence[int], text: Path | None, span: Span
+    source: Source, template: ChatTemplate | None, generation: Generation, *, text: Path | None, span: Span
 ) -> tuple[list[ModelJob], tuple[str, ...]]:
     """Return the jobs, the original weights' first, and what is left out because the engine cannot run it."""
     jobs: list[ModelJob] = []
@@ -181,7 +181,7 @@ def _jobs(
     for recipe in (UNROUNDED, *RECIPES):
         request = PairRequest(source.name, None, Path(), recipe, span=span, noise_positions=0, calibration_text=text)
         try:
-            jobs.append(model_job("target", source, request=request, template=template, ends=ends))
+            jobs.append(model_job("target", source, request=request, template=template, generation=generation))
         except ExportError as error:
             if not jobs:
                 raise

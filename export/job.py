@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .architectures import Shape
 from .calibration import Tokens
 from .checks import CheckTexts
+from .gguf.model import GgufRequest
 from .graph_request import BASE_ONLY, GraphRequest
 from .recipe import Recipe
 from .source import Source
@@ -28,6 +29,13 @@ class ModelJob:
     calibration: Tokens = ()
     """What a calibrated recipe is calibrated on; empty: text that the model itself writes."""
     graphs: GraphRequest = BASE_ONLY
+    gguf: GgufRequest | None = None
+    """What the model's GGUF file is made of; None: it gets none."""
+
+    @property
+    def adds_files(self) -> bool:
+        """Whether it gets more than weights and a base graph."""
+        return bool(self.graphs.names[1:]) or self.gguf is not None
 
     @property
     def context(self) -> int:

@@ -14,6 +14,8 @@ from .architectures import ARCHITECTURES
 from .calibration import TOKENS, Tokens, find_importance, sample_texts
 from .checkpoint import Checkpoint
 from .checks import check_noise, check_parity, opened
+from .gguf.model import GGUF_FILE, check_gguf_network, write_gguf
+from .gguf.rows import StoredRows
 from .job import ModelJob
 from .network import open_network
 from .onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw, write_exact
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export_model"]
 
-_WEIGHTS, _PARITY, _GRAPHS = "weights", "parity", "graphs"
+_WEIGHTS, _PARITY, _ADDED = "weights", "parity", "further files"
 
 
 def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:
@@ -37,7 +39,7 @@ def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: 
     Steps that the unit has from an earlier run are not done again. Raises ExportError when a check fails.
     """
     unit.resume(stages)
-    last = _GRAPHS if job.graphs.names[1:] else _PARITY
+    last = _ADDED if job.adds_files else _PARITY
     entry = unit.finished(last) or _checked(job, weights, unit=unit, stages=stages)
     if job.texts.noise_positions:
         step = f"noise over {job.texts.noise_positions}"
@@ -51,6 +53,8 @@ def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stag
     try:
         with stages.stage(f"{job.role}: structure"):
             network = _network(job, checkpoint)
+            if job.gguf is not None:
+                check_gguf_network(job.source, network)
             windows = find_windows(network, context=job.context)
             drawing = _drawing(job, network, windows=windows)
             parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -61,7 +65,10 @@ def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stag
             reference = making.calibrated(entry, reference)
         making.write(entry)
         entry = unit.finished(_PARITY) or unit.finish(_PARITY, making.proven(entry, reference))
-        return unit.finish(_GRAPHS, making.with_variants(entry, reference)) if job.graphs.names[1:] else entry
+        if not job.adds_files:
+            return entry
+        entry = making.with_variants(entry, reference)
+        return unit.finish(_ADDED, making.with_gguf(entry, network, windows=windows))
     finally:
         checkpoint.close()
 
@@ -112,6 +119,30 @@ class _Making:
             with self.stages.stage(f"{job.role}: {name} graph"):
                 entry = variants.add(name, entry)
         return entry
+
+    def with_gguf(self, entry: ModelEntry, network: PreTrainedModel, *, windows: Windows) -> ModelEntry:
+        """Return the entry with the model as a GGUF file, where one was asked for. Raises ExportError."""
+        job = self.job
+        if job.gguf is None:
+            return entry
+        stored = StoredRows(self.drawing.weights, self.folder / WEIGHTS_FILE)
+        with self.stages.stage(f"{job.role}: gguf", entry.parameters) as advance:
+            gguf = write_gguf(
+                job.gguf,
+                job.source,
+                network,
+                windows=windows,
+                stored=stored,
+                folder=self.folder,
+                progress=advance,
+                release=self.checkpoint.release,
+            )
+        return replace(
+            entry,
+            gguf=f"{job.role}/{GGUF_FILE}",
+            notes=(*entry.notes, *gguf.notes),
+            parity={**entry.parity, **gguf.measured},
+        )
 
     def _own_text(self, entry: ModelEntry) -> Tokens:
         """Let the model write, with the weights it would have uncalibrated, in a place of their own."""

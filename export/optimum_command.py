@@ -21,6 +21,8 @@ _OURS = {
     "calibrated": False,
     "calibrate_text": None,
     "graphs": "base",
+    "formats": ("onnx",),
+    "gguf_type": None,
     "lora_modules": "",
     "context": None,
     "rope": "short",

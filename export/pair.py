@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from .architectures import check_engine
 from .calibration import Tokens
 from .checks import CheckTexts
 from .generation import read_generation
+from .gguf.model import GgufRequest, check_gguf
 from .graph_request import BASE_ONLY, GraphRequest
 from .identity import job_key
 from .job import ModelJob
@@ -54,6 +55,10 @@ class PairRequest:
     """How long a text the kernels' noise is measured on; 0: not at all."""
     graphs: GraphRequest = BASE_ONLY
     """The graphs each model gets over its weights."""
+    gguf: bool = False
+    """Whether each model becomes a GGUF file too."""
+    gguf_kind: str = ""
+    """What llama.cpp quantizes it to, one of its mixtures; empty: the blocks of the ONNX weights."""
     cache: bool = True
     """Keep finished steps in the user's cache until the pack is in its place."""
 
@@ -115,14 +120,14 @@ def plan_pair(request: PairRequest) -> PairPlan:
     template = open_template(target.folder, generation, name=target.name)
     sources = {"target": target} | ({"draft": draft} if draft is not None else {})
     jobs = [
-        model_job(role, source, request=request, template=template, ends=generation.end_token_ids)
+        model_job(role, source, request=request, template=template, generation=generation)
         for role, source in sources.items()
     ]
     return PairPlan(tuple(jobs), generation, template)
 
 
 def model_job(
-    role: str, source: Source, *, request: PairRequest, template: ChatTemplate | None, ends: Collection[int]
+    role: str, source: Source, *, request: PairRequest, template: ChatTemplate | None, generation: Generation
 ) -> ModelJob:
     """Say what becomes of `source`. Raises ExportError for what the engine cannot run."""
     try:
@@ -132,8 +137,11 @@ def model_job(
     context = request.span.context_of(source.shape)
     if context < LEAST_CONTEXT:
         raise ExportError(f"{source.name} serves {context} positions: it cannot be checked below {LEAST_CONTEXT}")
-    texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=context)
+    texts = CheckTexts.of(source.tokenizer, template=template, ends=generation.end_token_ids, context=context)
     texts = replace(texts, noise_positions=request.noise_positions)
+    gguf = GgufRequest(generation, template.source if template else None, request.gguf_kind) if request.gguf else None
+    if gguf is not None:
+        check_gguf(gguf, source, request.recipe)
     return ModelJob(
         role,
         source,
@@ -143,6 +151,7 @@ def model_job(
         span=request.span,
         calibration=_calibration(request, source, template=template, context=context),
         graphs=request.graphs,
+        gguf=gguf,
     )
 
 

@@ -6,7 +6,7 @@ Graphs refer to its tensors by name; several names may stand for the same bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from edgedecode.types import FloatArray
 from .quantize import Scheme
 from .recipe import projection_name
 from .sources import Matrix
-from .stored import BlockWeight, FloatWeight, StoredWeight, TensorSpec, TransposedWeight
+from .stored import BlockWeight, FloatWeight, TensorSpec, TransposedWeight
 
 __all__ = ["Extent", "Weights"]
 
@@ -37,7 +37,7 @@ class Weights:
     """The stored weights of a file, each kept once however often a graph asks for it."""
 
     def __init__(self) -> None:
-        self._stored: dict[object, StoredWeight] = {}
+        self._stored: dict[object, BlockWeight | FloatWeight | TransposedWeight] = {}
         self._aliases: dict[TensorSpec, TensorSpec] = {}
 
     def plain(self, name: str, source: Matrix, *, shape: tuple[int, ...], bits: int = 32) -> TensorSpec:
@@ -69,6 +69,11 @@ class Weights:
         for key, weight in self._stored.items():
             if isinstance(weight, BlockWeight):
                 self._stored[key] = replace(weight, importance=importance.get(projection_name(weight.name)))
+
+    @property
+    def stored(self) -> Collection[BlockWeight | FloatWeight | TransposedWeight]:
+        """The weights that produce the file's bytes, each once."""
+        return self._stored.values()
 
     @property
     def elements(self) -> int:

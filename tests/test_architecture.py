@@ -28,6 +28,7 @@ EXPORT = CORE | TRAINING | {"huggingface_hub", "ml_dtypes", "onnxruntime", "rich
 EXPORT |= {"builders"}  # the model builder's own package, reached through onnxruntime_genai
 APPS = {"numpy", "rich"}
 HUB = Path("edgedecode/hub.py")
+LLAMA_CHILD = Path("export/gguf/engine_process.py")  # llama.cpp's tokenizer and quantizer, never in our process
 
 PRINTERS = {
     Path("edgedecode/cli.py"),
@@ -115,6 +116,8 @@ def _allowed(source: Source) -> set[str]:
         return CORE | ({"huggingface_hub"} if source.path == HUB else set())
     if source.ring == "runtimes":
         return CORE | (ENGINES.get(source.path.parts[1], set()))
+    if source.path == LLAMA_CHILD:
+        return CORE | {"llama_cpp"}
     return EXPORT if source.ring == "export" else APPS
 
 

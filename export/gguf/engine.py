@@ -1,0 +1,68 @@
+"""llama.cpp, where it is installed, always in a child process: its tokenizer, and its quantizer for K-quants."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from edgedecode.errors import ExportError, RuntimeUnavailable
+from edgedecode.fields import JsonValue
+
+__all__ = ["K_QUANTS", "engine_installed", "engine_tokens", "quantize_file", "require_engine"]
+
+K_QUANTS = ("Q4_K_M", "Q5_K_M", "Q6_K")
+"""The mixtures of llama.cpp's quantizer that can be asked for."""
+_LINES = 3
+
+
+def engine_installed() -> bool:
+    """Tell whether llama-cpp-python is there, without importing it."""
+    return find_spec("llama_cpp") is not None
+
+
+def require_engine() -> None:
+    """Raise RuntimeUnavailable, with the pip line, where llama-cpp-python is missing."""
+    if not engine_installed():
+        raise RuntimeUnavailable("K-quants are made by llama.cpp, which is not installed: pip install llama-cpp-python")
+
+
+def engine_tokens(file: Path, texts: Sequence[str], *, special: bool = False, whole: bool = False) -> list[list[int]]:
+    """Return the ids that llama.cpp reads texts as; `special` adds the tokens it puts around them.
+
+    whole: open all of the file, so that a tensor which is missing, unknown or of another shape is an error.
+
+    Raises ExportError when it cannot read the file, or dies of it.
+    """
+    order: dict[str, JsonValue] = {"file": str(file), "texts": list(texts), "special": special, "whole": whole}
+    answer = _ask({"verb": "tokenize", **order})
+    assert isinstance(answer, list)
+    return [[int(str(id)) for id in ids] for ids in answer if isinstance(ids, list)]
+
+
+def quantize_file(source: Path, out: Path, *, kind: str) -> None:
+    """Quantize a file of floats into a mixture. Raises ExportError when llama.cpp refuses, or dies of it."""
+    _ask({"verb": "quantize", "source": str(source), "out": str(out), "kind": kind})
+
+
+def _ask(order: Mapping[str, JsonValue]) -> JsonValue:
+    command = [sys.executable, "-m", f"{__package__}.engine_process"]
+    done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ExportError(f"llama.cpp failed to {order['verb']}: {_reason(done.returncode, done.stderr)}")
+    answer: JsonValue = json.loads(done.stdout)
+    return answer
+
+
+def _reason(code: int, printed: str) -> str:
+    """Say how the child ended: by a signal or not, and its last words."""
+    words = " / ".join(printed.strip().splitlines()[-_LINES:])
+    if -code in (signal.SIGILL, signal.SIGSEGV):
+        return (
+            f"it was ended by {signal.Signals(-code).name}, as builds for another processor are: build it for this one"
+        )
+    return f"it was ended by {signal.Signals(-code).name}: {words}" if code < 0 else words

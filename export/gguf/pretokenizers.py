@@ -1,0 +1,65 @@
+"""How a byte-level tokenizer splits text before merging, by llama.cpp's name for it.
+
+llama.cpp has its splitters built in, so a tokenizer.json must spell one of them. Compared is the structure that decides
+the splits; source: src/llama-vocab.cpp and conversion/base.py of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from edgedecode.errors import ExportError
+
+__all__ = ["KNOWN", "pre_type"]
+
+_ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_PATH_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_LLAMA3 = _ENGLISH + "|" + _WORD + r"\p{L}+|\p{N}{1,3}" + _TAIL
+_QWEN2 = _ENGLISH + "|" + _WORD + r"\p{L}+|\p{N}" + _TAIL
+_TEKKEN = f"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*" + r"|\p{N}" + _PATH_TAIL
+_GPT4O = f"{_WORD}{_UPPER}*{_LOWER}+{_ENGLISH}?|{_WORD}{_UPPER}+{_LOWER}*{_ENGLISH}?" + r"|\p{N}{1,3}" + _PATH_TAIL
+
+_BYTES = {"type": "ByteLevel", "use_regex": False}
+_GPT2 = {"type": "ByteLevel", "use_regex": True}
+_DIGITS = {"type": "Digits", "individual_digits": True}
+
+
+def _split(pattern: str) -> list[Mapping[str, object]]:
+    return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}, _BYTES]
+
+
+_TYPES: Sequence[tuple[str, bool, Sequence[Mapping[str, object]]]] = (
+    ("llama-bpe", True, _split(_LLAMA3)),
+    ("dbrx", False, _split(_LLAMA3)),
+    ("qwen2", False, _split(_QWEN2)),
+    ("tekken", True, _split(_TEKKEN)),
+    ("gpt-4o", False, _split(_GPT4O)),
+    ("smollm", False, [_DIGITS, _GPT2]),
+    ("gpt-2", False, [_GPT2]),
+)
+"""Name, whether a word that is a token is taken whole whatever the merges say, and the steps."""
+
+KNOWN: tuple[str, ...] = tuple(name for name, _, _ in _TYPES)
+
+
+def pre_type(steps: Sequence[Mapping[str, object]], *, ignore_merges: bool, name: str) -> str:
+    """Return llama.cpp's name of these pre-tokenizer steps. Raises ExportError for others, naming the known ones."""
+    plain = [_deciding(step) for step in steps]
+    for found, ignoring, wanted in _TYPES:
+        if plain == list(wanted) and ignoring == ignore_merges:
+            return found
+    raise ExportError(
+        f"{name} splits text in a way that llama.cpp has no name for ({json.dumps(plain)[:160]}"
+        f"{', whole words first' if ignore_merges else ''}); known are {', '.join(KNOWN)}: "
+        f"export without gguf among the --formats"
+    )
+
+
+def _deciding(step: Mapping[str, object]) -> Mapping[str, object]:
+    """Leave out what does not decide where a text is split."""
+    idle = ("trim_offsets",) + (("add_prefix_space",) if not step.get("add_prefix_space") else ())
+    return {key: value for key, value in step.items() if key not in idle}

@@ -1,0 +1,178 @@
+"""Blocks change their order and nothing else: every tensor stands for the pack's own numbers, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from edgedecode.errors import ExportError
+from edgedecode.export.gguf.file import write_file
+from edgedecode.export.gguf.tensors import Tensor
+from edgedecode.export.gguf.transcoding import kind_of, transcode
+from edgedecode.export.quantize import Scheme, dequantize, quantize
+from edgedecode.types import FloatArray
+from tests.export.conftest import recipe
+from tests.export.test_architectures import random_tokens
+from tests.export.tiny import TinyModel, write_model
+
+from .stock import stock_logits
+from .writing import SHAPES_THERE, export_gguf, needs_engine, numbers, tensors_in, value_of
+
+pytestmark = pytest.mark.export
+
+NAMES = [name for name in SHAPES_THERE if " " not in name]
+INTERLEAVED = ("llama", "mistral", "granite", "smollm3")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@given(weights=arrays(np.float32, (3, 128), elements=st.floats(-1e4, 1e4, width=32)))
+def test_transcoded_blocks_are_the_same_numbers(bits: int, weights: FloatArray) -> None:
+    scheme = Scheme(bits, 32)
+    blocks = quantize(weights, scheme)
+    theirs = gguf.dequantize(transcode(blocks, scheme), gguf.GGMLQuantizationType[kind_of(scheme)])
+    assert np.array_equal(theirs, dequantize(blocks, scheme))
+
+
+def test_transcoded_bytes() -> None:
+    """Column 0 is low and column 16 high in the first byte after the scale; 8 bits become signed."""
+    weights = np.zeros((1, 32), np.float32)
+    weights[0, [0, 16]] = (-8, 7)
+    assert transcode(quantize(weights, Scheme(4, 32)), Scheme(4, 32))[0, :4].tolist() == [0x00, 0x3C, 0xF0, 0x88]
+    weights[0, [0, 16]] = (127, -127)
+    assert transcode(quantize(weights, Scheme(8, 32)), Scheme(8, 32))[0, [0, 1, 2, 18]].tolist() == [0, 0x3C, 127, 129]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_tensor_is_the_packs(name: str, bits: int, tmp_path: Path) -> None:
+    """All matrices against blocks made from the checkpoint anew, rows in transformers' order."""
+    tiny = SHAPES_THERE[name]
+    model = write_model(tmp_path / "model", tiny)
+    manifest = export_gguf(model, tmp_path / "pack", stored=recipe(bits))
+    found = tensors_in(tmp_path / "pack" / manifest.models["target"].gguf)
+    wanted = rounded(model, bits=bits)
+    assert found.keys() == wanted.keys()
+    for title, tensor in found.items():
+        stored, expected = numbers(tensor), wanted[title]
+        if name in INTERLEAVED and ("attn_q." in title or "attn_k." in title):
+            stored = in_halves(stored, tiny.head_size)
+        kind = "Q8_0" if bits == 8 or title in ("token_embd.weight", "output.weight") else "Q4_0"
+        assert tensor.tensor_type.name == (kind if expected.ndim > 1 else "F32"), title
+        assert np.array_equal(stored, expected), title
+
+
+def rounded(model: Path, *, bits: int) -> Mapping[str, FloatArray]:
+    """Return what the file must hold by its names there, computed without the exporter's own reading."""
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    architecture = type(network).__name__
+    layout = {"MistralForCausalLM": "llama"}.get(architecture, architecture.removesuffix("ForCausalLM").lower())
+    kinds = {title: kind for kind, title in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[layout], network.config.num_hidden_layers)
+    values = {}
+    for name, parameter in network.named_parameters():
+        title = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        exact = parameter.detach().numpy()
+        if exact.ndim == 1:
+            values[title] = exact + np.float32(1) if "gemma" in layout and "norm" in name else exact
+        else:
+            scheme = Scheme(8 if title in ("token_embd.weight", "output.weight") else bits, 32)
+            values[title] = dequantize(quantize(exact, scheme), scheme)
+    if layout == "gemma3":  # 24, where llama.cpp takes the head size
+        for title in [title for title in values if "attn_q_norm" in title]:
+            values[title] = values[title] * np.float32(np.sqrt(16 / 24))
+    return values
+
+
+def in_halves(values: FloatArray, head: int) -> FloatArray:
+    """Put neighbouring rows back where transformers has them, half a head apart."""
+    pairs = values.reshape(-1, head // 2, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+@needs_engine
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_llama_cpp_computes_with_them(name: str, bits: int, tmp_path: Path) -> None:
+    """Close to the same blocks in float arithmetic: llama.cpp rounds activations to 8 bits, and nothing else."""
+    model = write_model(tmp_path / "model", SHAPES_THERE[name])
+    manifest = export_gguf(model, tmp_path / "pack", stored=recipe(bits))
+    path = tmp_path / "pack" / manifest.models["target"].gguf
+    tokens = random_tokens(24)
+    expected = exact_logits(model, tokens, bits=bits)
+    error = stock_logits(path, tokens) - expected
+    assert np.sqrt((error**2).mean()) < 0.05 * expected.std()
+
+
+def exact_logits(model: Path, tokens: list[int], *, bits: int) -> FloatArray:
+    """Run transformers with the numbers that the blocks stand for."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(model, dtype="float32", attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if parameter.dim() > 1:
+                scheme = Scheme(8 if name in ("model.embed_tokens.weight", "lm_head.weight") else bits, 32)
+                parameter.copy_(torch.from_numpy(dequantize(quantize(parameter.numpy(), scheme), scheme)))
+        logits: FloatArray = network(torch.tensor([tokens])).logits[0].numpy()
+    return logits
+
+
+def test_the_pack_names_the_file(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", TinyModel())
+    manifest = export_gguf(model, tmp_path / "pack", stored=recipe(4))
+    assert manifest.models["target"].gguf == "target/model.gguf"
+    path = tmp_path / "pack" / "target" / "model.gguf"
+    assert manifest.files["target/model.gguf"].nbytes == path.stat().st_size
+    assert value_of(path, "general.file_type") == 2
+    assert value_of(path, "general.license") == "mit"
+
+
+def test_floats_of_16_bits_stay_so(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", TinyModel())
+    export_gguf(model, tmp_path / "pack", stored=recipe(16))
+    found = tensors_in(tmp_path / "pack" / "target" / "model.gguf")
+    assert {tensor.tensor_type.name for tensor in found.values()} == {"F16", "F32"}
+    assert found["output.weight"].tensor_type.name == "F16"
+
+
+def test_wide_blocks_are_refused(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", TinyModel(hidden=128, mlp=128, head_size=32))
+    with pytest.raises(ExportError, match=r"no type for int4, block 128.*--block-size 32"):
+        export_gguf(model, tmp_path / "pack", stored=recipe(4, block_size=128))
+
+
+def test_rows_are_written_a_bounded_number_at_a_time(tmp_path: Path) -> None:
+    """Whatever a tensor's size, and in whole heads where rows change places."""
+    rows = CountingRows(columns=2048)
+    tensor = Tensor("blk.0.attn_q.weight", (4096, 2048), rows, head=128)
+    write_file(
+        tmp_path / "file.gguf", gguf.GGUFWriter(None, "llama"), [tensor], progress=lambda _: None, release=lambda: None
+    )
+    assert sum(rows.counts) == 4096
+    assert max(rows.counts) * 2048 <= 1 << 20
+    assert all(count % 128 == 0 for count in rows.counts[:-1])
+
+
+@dataclass
+class CountingRows:
+    """Rows of zeros that remember how many were asked for."""
+
+    columns: int
+    kind: str = "F16"
+    counts: list[int] = field(default_factory=list)
+
+    def read(self, first: int, end: int) -> npt.NDArray[np.float16]:
+        self.counts.append(end - first)
+        return np.zeros((end - first, self.columns), np.float16)

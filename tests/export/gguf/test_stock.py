@@ -1,0 +1,123 @@
+"""Files of float weights in stock llama.cpp: its logits are transformers', for every architecture and rotary kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode.errors import ExportError
+from edgedecode.export.architectures import ARCHITECTURES
+from edgedecode.export.gguf.layouts import LAYOUTS
+from edgedecode.export.span import Span
+from tests.export.test_architectures import LONG, SHAPES, random_tokens
+from tests.export.test_parity import framework_logits
+from tests.export.tiny import TinyModel, write_model
+
+from .stock import stock_logits
+from .writing import SHAPES_THERE, context_in, export_gguf, needs_engine, value_of
+
+pytestmark = [pytest.mark.export, needs_engine]
+
+TABLED = 1e-2
+"""Gemma's activation comes from a table of float16 numbers in llama.cpp's CPU kernels."""
+EXACT = 1e-4
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 8.0,
+    "beta_slow": 1.0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+ROPES = {
+    "llama llama3": TinyModel(more={"rope_parameters": LLAMA3}),
+    "llama linear": TinyModel(more={"rope_parameters": LINEAR}),
+    "llama yarn": TinyModel(more={"rope_parameters": YARN}),
+    "llama yarn, weaker": TinyModel(more={"rope_parameters": {**YARN, "attention_factor": 0.7}}),
+    "qwen2 yarn": TinyModel(family="qwen2", more={"rope_parameters": YARN}),
+    "qwen3 yarn, weaker": TinyModel(family="qwen3", more={"rope_parameters": {**YARN, "attention_factor": 0.7}}),
+    "smollm3 linear": TinyModel(family="smollm3", layers=4, more={"pad_token_id": 0, "rope_parameters": LINEAR}),
+    "granite llama3": TinyModel(family="granite", more={"rope_parameters": LLAMA3}),
+    "gemma3 linear": replace(
+        SHAPES["gemma3"],
+        more={
+            **SHAPES["gemma3"].more,
+            "rope_parameters": {"full_attention": LINEAR, "sliding_attention": {"rope_theta": 1e3}},
+        },
+    ),
+    "llama biases": TinyModel(more={"attention_bias": True, "mlp_bias": True}),
+}
+
+
+def largest_error(tiny: TinyModel, folder: Path, *, span: Span | None = None) -> float:
+    """Export as floats; return how far apart the logits of a text of the file's whole context, 100 ids at most, are."""
+    model = write_model(folder / "model", tiny)
+    manifest = export_gguf(model, folder / "pack", span=span or Span())
+    path = folder / "pack" / manifest.models["target"].gguf
+    tokens = random_tokens(min(100, context_in(path)))
+    expected = framework_logits(model, tokens)
+    assert expected.std() > 0.3
+    return float(np.abs(stock_logits(path, tokens) - expected).max())
+
+
+def test_all_are_covered() -> None:
+    assert LAYOUTS.keys() == ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("name", SHAPES_THERE)
+def test_floats_are_transformers(name: str, tmp_path: Path) -> None:
+    """Where llama.cpp has windows the text is four times as long; where it has none the file's context ends there."""
+    error = largest_error(SHAPES_THERE[name], tmp_path)
+    assert error < (TABLED if name.startswith("gemma") else EXACT)
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_rotary_kinds(name: str, tmp_path: Path) -> None:
+    assert largest_error(ROPES[name], tmp_path) < (TABLED if name.startswith("gemma") else EXACT)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_long_rope(long: bool, tmp_path: Path) -> None:
+    """The file carries the factors that the pack's graphs have, for every text."""
+    assert largest_error(LONG, tmp_path, span=Span(long_rope=long)) < EXACT
+    path = tmp_path / "pack" / "target" / "model.gguf"
+    assert value_of(path, "phi3.context_length") == (256 if long else 64)
+
+
+@pytest.mark.parametrize("name", ["mistral", "phi3", "qwen2 some windows", "qwen3 tied some windows"])
+def test_windows_that_llama_cpp_lacks_end_the_context(name: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", SHAPES[name])
+    entry = export_gguf(model, tmp_path / "pack").models["target"]
+    assert entry.context == 256
+    assert "the GGUF file's context is 24 of 256 tokens" in entry.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("tiny", "message"),
+    [
+        (SHAPES["gemma2"], "scales queries by the head size 16, this model by query_pre_attn_scalar 24"),
+        (TinyModel(family="qwen3", more={"rope_parameters": LLAMA3}), "no rotary positions of type 'llama3'"),
+        (TinyModel(more={"hidden_act": "gelu"}), "has silu for its activation, not 'gelu'"),
+        (
+            TinyModel(family="smollm3", layers=2, more={"pad_token_id": 0, "no_rope_layers": [1, 0]}),
+            "leaves positions out in every fourth layer",
+        ),
+    ],
+)
+def test_what_it_would_compute_otherwise_is_refused(tiny: TinyModel, message: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", tiny)
+    with pytest.raises(ExportError, match=message):
+        export_gguf(model, tmp_path / "pack")
+    assert not (tmp_path / "pack").exists()

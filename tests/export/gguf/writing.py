@@ -1,0 +1,70 @@
+"""What the GGUF tests share: an export with a GGUF file, and the file's tensors as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from edgedecode.export.pair import PairRequest, export_pair
+from edgedecode.export.recipe import Recipe
+from edgedecode.export.span import WHOLE, Span
+from edgedecode.export.stages import Stages
+from edgedecode.manifest import Manifest
+from edgedecode.types import FloatArray
+from tests.export.conftest import recipe
+from tests.export.test_architectures import CAPS, SHAPES
+from tests.export.tiny import TinyModel
+
+needs_engine = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
+
+SHAPES_THERE = {
+    **SHAPES,
+    "llama": TinyModel(),
+    # llama.cpp scales Gemma 2's queries by the head size, whatever the configuration says
+    **{
+        name: replace(SHAPES[name], more={"sliding_window": 24, **CAPS, "query_pre_attn_scalar": 16})
+        for name in ("gemma2", "gemma2 bfloat16")
+    },
+}
+
+
+def export_gguf(
+    target: Path, out: Path, *, stored: Recipe | None = None, span: Span = WHOLE, kind: str = ""
+) -> Manifest:
+    request = PairRequest(
+        target=str(target),
+        draft=None,
+        out=out,
+        recipe=stored or recipe(32),
+        span=span,
+        noise_positions=0,
+        gguf=True,
+        gguf_kind=kind,
+    )
+    return export_pair(request, Stages())
+
+
+def tensors_in(path: Path) -> Mapping[str, gguf.ReaderTensor]:
+    return {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+
+
+def numbers(tensor: gguf.ReaderTensor) -> FloatArray:
+    """Return a tensor as float32, [rows, columns]."""
+    return np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
+
+
+def value_of(path: Path, key: str) -> object:
+    """Return what the file says under a key, None where it has none."""
+    field = gguf.GGUFReader(path).fields.get(key)
+    return None if field is None else field.contents()
+
+
+def context_in(path: Path) -> int:
+    """Return the context that a file names."""
+    return int(str(value_of(path, f"{value_of(path, 'general.architecture')}.context_length")))
