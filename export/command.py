@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from edgedecode.commands import Command
 
 from .arguments import count
-from .compare_command import add_comparison, check_comparison, run_comparison
 from .gguf_options import add_gguf, check_gguf_options
 from .graph_options import add_graphs, read_graphs, read_span
-from .optimum_command import add_optimum, run_optimum
+from .imports.optimum_command import add_optimum, run_optimum
 from .quiet import quiet
 from .recipe_options import add_recipe, read_recipe
+from .rounding.command import add_comparison, check_comparison, run_comparison
 
 if TYPE_CHECKING:
     from .pair import PairRequest

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from edgedecode.errors import ExportError, ManifestError
 
-from .architectures import Shape, check_engine
-from .checkpoint import has_weights, weight_files
+from .graph.architectures import Shape, check_engine
+from .graph.checkpoint import has_weights, weight_files
 from .job import weights_nbytes
 from .new_folder import check_place
 from .pair import PairRequest, plan_pair

@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from .arguments import count
-from .graph_request import GRAPHS, LORA_MODULES, GraphRequest
-from .span import LEAST_CONTEXT, Span
+from .graph.graph_request import GRAPHS, LORA_MODULES, GraphRequest
+from .graph.span import LEAST_CONTEXT, Span
 
 __all__ = ["add_graphs", "read_graphs", "read_span"]
 

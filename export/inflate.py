@@ -16,11 +16,11 @@ import numpy as np
 
 from edgedecode.errors import ExportError
 
-from .architectures import FUSED, Shape
-from .checkpoint import Checkpoint
+from .graph.architectures import FUSED, Shape
+from .graph.checkpoint import Checkpoint
+from .graph.quantize import Scheme
+from .graph.recipe import Recipe
 from .new_folder import check_place, new_folder
-from .quantize import Scheme
-from .recipe import Recipe
 from .source import Source, find_weights, open_source, read_json
 from .stages import Stages
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .architectures import Shape
-from .calibration import Tokens
-from .checks import CheckTexts
 from .gguf.model import GgufRequest
-from .graph_request import BASE_ONLY, GraphRequest
-from .recipe import Recipe
+from .graph.architectures import Shape
+from .graph.graph_request import BASE_ONLY, GraphRequest
+from .graph.recipe import Recipe
+from .graph.span import Span
+from .proof.checks import CheckTexts
+from .rounding.calibration import Tokens
 from .source import Source
-from .span import Span
 
 __all__ = ["ModelJob", "weights_nbytes"]
 

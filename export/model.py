@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 from edgedecode.manifest import ModelEntry
 
-from .architectures import ARCHITECTURES
-from .calibration import TOKENS, Tokens, find_importance, sample_texts
-from .checkpoint import Checkpoint
-from .checks import check_noise, check_parity, opened
 from .gguf.model import GGUF_FILE, check_gguf_network, write_gguf
 from .gguf.rows import StoredRows
+from .graph.architectures import ARCHITECTURES
+from .graph.checkpoint import Checkpoint
+from .graph.network import open_network
+from .graph.onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw, write_exact
+from .graph.variants import VariantJob
+from .graph.windows import Windows, find_windows
 from .job import ModelJob
-from .network import open_network
-from .onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw, write_exact
-from .reference import Reference
+from .proof.checks import check_noise, check_parity, opened
+from .proof.reference import Reference
+from .resume.unit import Unit
+from .rounding.calibration import TOKENS, Tokens, find_importance, sample_texts
 from .stages import Stages
-from .unit import Unit
-from .variants import VariantJob
-from .windows import Windows, find_windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

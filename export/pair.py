@@ -11,24 +11,24 @@ from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError, ManifestError
 from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
 
-from .architectures import check_engine
-from .calibration import Tokens
-from .checks import CheckTexts
 from .generation import read_generation
 from .gguf.model import GgufRequest, check_gguf
-from .graph_request import BASE_ONLY, GraphRequest
-from .identity import job_key
+from .graph.architectures import check_engine
+from .graph.graph_request import BASE_ONLY, GraphRequest
+from .graph.recipe import Recipe
+from .graph.span import LEAST_CONTEXT, WHOLE, Span
 from .job import ModelJob
-from .kept import Kept, kept_units
 from .model import export_model
 from .new_folder import check_place, new_folder
-from .noise import POSITIONS
 from .pack_texts import TEMPLATE, TOKENIZER, check_tokenizers, copy_licenses, copy_texts, list_files, open_template
-from .recipe import Recipe
+from .proof.checks import CheckTexts
+from .proof.noise import POSITIONS
+from .resume.identity import job_key
+from .resume.kept import Kept, kept_units
+from .rounding.calibration import Tokens
+from .rounding.texts import read_texts
 from .source import Source, find_weights, open_source
-from .span import LEAST_CONTEXT, WHOLE, Span
 from .stages import Stages
-from .texts import read_texts
 
 __all__ = ["PairPlan", "PairRequest", "export_pair", "model_job", "plan_pair"]
 

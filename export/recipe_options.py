@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .recipe import Recipe
+    from .graph.recipe import Recipe
 
 __all__ = ["add_recipe", "read_recipe"]
 
@@ -46,8 +46,8 @@ def add_recipe(parser: ArgumentParser) -> None:
 
 def read_recipe(arguments: Namespace) -> Recipe:
     """Return the recipe of an export; a usage error where options contradict each other."""
-    from .quantize import Scheme
-    from .recipe import Recipe
+    from .graph.quantize import Scheme
+    from .graph.recipe import Recipe
 
     bits = arguments.bits or 8
     head = arguments.head_bits or (8 if bits <= 8 else bits)

@@ -15,9 +15,9 @@ from edgedecode.errors import ExportError, ManifestError
 from edgedecode.fields import Fields, JsonValue
 from edgedecode.tokenizer import Tokenizer
 
-from .architectures import Shape, read_shape
-from .checkpoint import weight_files
 from .download import WEIGHTS, fetch_files, find_snapshot
+from .graph.architectures import Shape, read_shape
+from .graph.checkpoint import weight_files
 from .stages import Stages
 
 __all__ = [

@@ -32,7 +32,7 @@ LLAMA_CHILD = Path("export/gguf/engine_process.py")  # llama.cpp's tokenizer and
 
 PRINTERS = {
     Path("edgedecode/cli.py"),
-    *(path.relative_to(ROOT) for path in (ROOT / "export").glob("*command.py")),
+    *(path.relative_to(ROOT) for path in (ROOT / "export").rglob("*command.py")),
 }  # and everything under apps/
 
 
@@ -193,7 +193,7 @@ def test_the_hub_is_only_asked_for_inside_a_function() -> None:
 def test_the_command_line_is_light() -> None:
     """Verbs are loaded to print the help: importing them, with all that brings, loads no engine and no framework."""
     by_module = {source.module: source for source in sources()}
-    for start in [source for source in sources() if source.path.name == "command.py"]:
+    for start in [source for source in sources() if source.path.name.endswith("command.py")]:
         todo = [by_module[name] for name in _with_parents(start.module)]
         seen, heavy = {source.module for source in todo}, []
         while todo:

@@ -17,8 +17,8 @@ import numpy as np
 from edgedecode.errors import ExportError, ManifestError
 from edgedecode.fields import Fields
 
-from ..architectures import Shape
-from ..checkpoint import Checkpoint
+from ..graph.architectures import Shape
+from ..graph.checkpoint import Checkpoint
 from ..source import read_json
 from .file import write_file
 from .layouts import LAYOUTS

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgedecode.errors import ExportError
 
-from ..architectures import Shape
-from ..windows import Windows
+from ..graph.architectures import Shape
+from ..graph.windows import Windows
 from .layouts import Layout
 from .rotary import Rotation
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..architectures import Shape
-from ..windows import SLIDING, Windows
+from ..graph.architectures import Shape
+from ..graph.windows import SLIDING, Windows
 from .layouts import Layout
 from .limits import context_limit
 from .rotary import Rotation

@@ -14,10 +14,10 @@ import tokenizers
 from edgedecode.errors import RuntimeUnavailable
 from edgedecode.manifest import Generation
 
-from ..architectures import Shape
-from ..recipe import UNROUNDED, Recipe
+from ..graph.architectures import Shape
+from ..graph.recipe import UNROUNDED, Recipe
+from ..graph.windows import Windows
 from ..source import Source
-from ..windows import Windows
 from .engine import quantize_file, require_engine
 from .file import write_file
 from .layouts import LAYOUTS, Layout

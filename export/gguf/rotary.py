@@ -15,7 +15,7 @@ import numpy as np
 from edgedecode.errors import ExportError
 from edgedecode.types import FloatArray
 
-from ..windows import FULL, SLIDING
+from ..graph.windows import FULL, SLIDING
 from .layouts import Layout
 
 if TYPE_CHECKING:

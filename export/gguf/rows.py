@@ -13,9 +13,9 @@ import numpy.typing as npt
 from edgedecode.errors import ExportError
 from edgedecode.types import FloatArray
 
-from ..quantize import Blocks, Scheme
-from ..stored import BlockWeight, FloatWeight, TransposedWeight
-from ..weights import Weights
+from ..graph.quantize import Blocks, Scheme
+from ..graph.stored import BlockWeight, FloatWeight, TransposedWeight
+from ..graph.weights import Weights
 from .transcoding import kind_of, transcode
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgedecode.errors import ExportError
 
-from ..architectures import Shape
+from ..graph.architectures import Shape
 from .layouts import Layout
 from .rotary import Rotation
 from .rows import ArrayRows, FloatRows, Rows, StoredRows

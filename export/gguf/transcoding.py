@@ -6,7 +6,7 @@ import numpy as np
 
 from edgedecode.errors import ExportError
 
-from ..quantize import Blocks, ByteArray, Scheme
+from ..graph.quantize import Blocks, ByteArray, Scheme
 
 __all__ = ["BLOCK", "kind_of", "transcode"]
 

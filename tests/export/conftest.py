@@ -10,10 +10,10 @@ import pytest
 for _package in ("torch", "transformers", "onnxruntime_genai", "onnx_ir", "safetensors", "onnxruntime"):
     pytest.importorskip(_package, reason="the export extras are not installed")
 
-from edgedecode.export.graph_request import GraphRequest  # noqa: E402
+from edgedecode.export.graph.graph_request import GraphRequest  # noqa: E402
+from edgedecode.export.graph.quantize import Scheme  # noqa: E402
+from edgedecode.export.graph.recipe import Recipe  # noqa: E402
 from edgedecode.export.pair import PairRequest, export_pair  # noqa: E402
-from edgedecode.export.quantize import Scheme  # noqa: E402
-from edgedecode.export.recipe import Recipe  # noqa: E402
 from edgedecode.export.stages import Stages  # noqa: E402
 from edgedecode.manifest import Manifest  # noqa: E402
 

@@ -13,14 +13,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgedecode.chat_template import ChatTemplate
-from edgedecode.export.calibration import find_importance, sample_texts
-from edgedecode.export.checkpoint import Checkpoint
-from edgedecode.export.network import open_network
-from edgedecode.export.recipe import EMBEDDING, HEAD, Recipe
-from edgedecode.export.reference import Reference
+from edgedecode.export.graph.checkpoint import Checkpoint
+from edgedecode.export.graph.network import open_network
+from edgedecode.export.graph.recipe import EMBEDDING, HEAD, Recipe
+from edgedecode.export.proof.reference import Reference
+from edgedecode.export.rounding.calibration import find_importance, sample_texts
+from edgedecode.export.rounding.texts import ScoredText, read_texts
 from edgedecode.export.source import find_weights, open_source
 from edgedecode.export.stages import Stages
-from edgedecode.export.texts import ScoredText, read_texts
 from edgedecode.testing import TableModel, toy_tables
 from edgedecode.types import FloatArray
 from tests.shared_paths import SHARED

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.export.identity import canonical, job_key
+from edgedecode.export.graph.recipe import Recipe
 from edgedecode.export.job import ModelJob
 from edgedecode.export.pair import PairRequest, plan_pair
-from edgedecode.export.recipe import Recipe
+from edgedecode.export.resume.identity import canonical, job_key
 
 from .conftest import recipe
 from .test_refusals import configure

@@ -17,8 +17,8 @@ import edgedecode
 from edgedecode import SessionOptions
 from edgedecode.cli import main
 from edgedecode.errors import EdgeDecodeError, ManifestError
-from edgedecode.export.import_pair import ImportRequest, import_pair
-from edgedecode.export.passes.tables import viewed_tables
+from edgedecode.export.graph.passes.tables import viewed_tables
+from edgedecode.export.imports.pair import ImportRequest, import_pair
 from edgedecode.export.stages import Stages
 from edgedecode.manifest import Manifest
 from tests.shared_paths import SHARED
@@ -278,7 +278,7 @@ def test_a_graph_that_is_rewritten_wrong_is_found(built: Path, tmp_path: Path, m
     def spoiled(model: ir.Model) -> None:
         attention(model)[0].attributes["scale"] = ir.AttrFloat32("scale", 0.01)
 
-    monkeypatch.setattr("edgedecode.export.builder_graph.tree_bias", spoiled)
+    monkeypatch.setattr("edgedecode.export.imports.builder_graph.tree_bias", spoiled)
     with pytest.raises(EdgeDecodeError):
         imported(built, tmp_path / "pack")
     assert not (tmp_path / "pack").exists()

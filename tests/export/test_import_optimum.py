@@ -15,9 +15,9 @@ from onnx import helper
 import edgedecode
 from edgedecode import SessionOptions
 from edgedecode.errors import CapabilityError, ExportError
-from edgedecode.export.import_pair import ImportRequest, import_pair
-from edgedecode.export.onnx_source import open_onnx_source
-from edgedecode.export.passes.head_rows import picked_head_rows
+from edgedecode.export.graph.passes.head_rows import picked_head_rows
+from edgedecode.export.imports.onnx_source import open_onnx_source
+from edgedecode.export.imports.pair import ImportRequest, import_pair
 from edgedecode.export.stages import Stages
 from edgedecode.manifest import Manifest
 from tests.optimum_layout import FOLDER, load_recipe

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import ExportError
-from edgedecode.export import kept, model
+from edgedecode.export import model
 from edgedecode.export.pair import PairRequest, export_pair
+from edgedecode.export.resume import kept
 from edgedecode.export.stages import Stages
 
 from .conftest import recipe

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import ExportError
+from edgedecode.export.graph.weights import Weights
 from edgedecode.export.new_folder import check_place, new_folder
-from edgedecode.export.weights import Weights
 from edgedecode.manifest import Manifest
 
 from .conftest import export

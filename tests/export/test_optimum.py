@@ -13,7 +13,7 @@ import pytest
 import edgedecode
 from edgedecode.cli import main
 from edgedecode.errors import RuntimeUnavailable
-from edgedecode.export.optimum import find_environment, readable_config
+from edgedecode.export.imports.optimum import find_environment, readable_config
 from edgedecode.manifest import Manifest
 from tests.optimum_layout import FOLDER
 

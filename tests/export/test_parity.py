@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgedecode.errors import ExportError
-from edgedecode.export.parity import NODES, ParityText, check_exact, check_kernels, measure_loss
-from edgedecode.export.recipe import Recipe
+from edgedecode.export.graph.recipe import Recipe
+from edgedecode.export.proof.parity import NODES, ParityText, check_exact, check_kernels, measure_loss
 from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget
 from edgedecode.protocols import LanguageModel, State

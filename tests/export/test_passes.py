@@ -9,21 +9,21 @@ import onnx_ir as ir
 import pytest
 
 from edgedecode.errors import ExportError
-from edgedecode.export.checkpoint import Checkpoint, weight_files
-from edgedecode.export.network import open_network
-from edgedecode.export.passes.accuracy import exact_products
-from edgedecode.export.passes.bias import tree_bias
-from edgedecode.export.passes.constants import stored_constants
-from edgedecode.export.passes.embedding import stored_embedding
-from edgedecode.export.passes.lengths import direct_lengths
-from edgedecode.export.passes.placement import placed_weights
-from edgedecode.export.passes.positions import explicit_positions
-from edgedecode.export.passes.projections import stored_projections
-from edgedecode.export.passes.rows import picked_rows
-from edgedecode.export.passes.shapes import declared_shapes
-from edgedecode.export.quantize import Scheme
-from edgedecode.export.skeleton import Skeleton, build_skeleton
-from edgedecode.export.weights import Weights
+from edgedecode.export.graph.checkpoint import Checkpoint, weight_files
+from edgedecode.export.graph.network import open_network
+from edgedecode.export.graph.passes.accuracy import exact_products
+from edgedecode.export.graph.passes.bias import tree_bias
+from edgedecode.export.graph.passes.constants import stored_constants
+from edgedecode.export.graph.passes.embedding import stored_embedding
+from edgedecode.export.graph.passes.lengths import direct_lengths
+from edgedecode.export.graph.passes.placement import placed_weights
+from edgedecode.export.graph.passes.positions import explicit_positions
+from edgedecode.export.graph.passes.projections import stored_projections
+from edgedecode.export.graph.passes.rows import picked_rows
+from edgedecode.export.graph.passes.shapes import declared_shapes
+from edgedecode.export.graph.quantize import Scheme
+from edgedecode.export.graph.skeleton import Skeleton, build_skeleton
+from edgedecode.export.graph.weights import Weights
 
 from .conftest import export, recipe
 from .tiny import TinyModel, write_model

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.export.quantize import Scheme
-from edgedecode.export.recipe import HEAD, Recipe, projection_name
+from edgedecode.export.graph.quantize import Scheme
+from edgedecode.export.graph.recipe import HEAD, Recipe, projection_name
 from edgedecode.manifest import Manifest
 
 from .conftest import export, recipe

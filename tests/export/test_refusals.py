@@ -16,9 +16,9 @@ from edgedecode.cli import main
 from edgedecode.errors import EdgeDecodeError, ExportError, IncompatiblePair, RuntimeUnavailable
 from edgedecode.export import frameworks
 from edgedecode.export.forecast import forecast_pair
+from edgedecode.export.graph.quantize import Scheme
+from edgedecode.export.graph.recipe import Recipe
 from edgedecode.export.pair import PairRequest
-from edgedecode.export.quantize import Scheme
-from edgedecode.export.recipe import Recipe
 from edgedecode.manifest import Manifest
 from tests.small_tokenizers import byte_fallback, byte_level
 

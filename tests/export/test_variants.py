@@ -16,8 +16,8 @@ import edgedecode
 from edgedecode import SessionOptions
 from edgedecode.cli import main
 from edgedecode.errors import CapabilityError, ExportError, InputError
-from edgedecode.export import variant_checks
-from edgedecode.export.graph_request import GRAPHS, GraphRequest
+from edgedecode.export.graph.graph_request import GRAPHS, GraphRequest
+from edgedecode.export.proof import variant_checks
 from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget
 from edgedecode.protocols import AdapterModel, LanguageModel

@@ -18,7 +18,7 @@ from edgedecode.errors import ExportError
 from edgedecode.export.gguf.file import write_file
 from edgedecode.export.gguf.tensors import Tensor
 from edgedecode.export.gguf.transcoding import kind_of, transcode
-from edgedecode.export.quantize import Scheme, dequantize, quantize
+from edgedecode.export.graph.quantize import Scheme, dequantize, quantize
 from edgedecode.types import FloatArray
 from tests.export.conftest import recipe
 from tests.export.test_architectures import random_tokens

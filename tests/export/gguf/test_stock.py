@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edgedecode.errors import ExportError
-from edgedecode.export.architectures import ARCHITECTURES
 from edgedecode.export.gguf.layouts import LAYOUTS
-from edgedecode.export.span import Span
+from edgedecode.export.graph.architectures import ARCHITECTURES
+from edgedecode.export.graph.span import Span
 from tests.export.test_architectures import LONG, SHAPES, random_tokens
 from tests.export.test_parity import framework_logits
 from tests.export.tiny import TinyModel, write_model

@@ -11,9 +11,9 @@ import gguf
 import numpy as np
 import pytest
 
+from edgedecode.export.graph.recipe import Recipe
+from edgedecode.export.graph.span import WHOLE, Span
 from edgedecode.export.pair import PairRequest, export_pair
-from edgedecode.export.recipe import Recipe
-from edgedecode.export.span import WHOLE, Span
 from edgedecode.export.stages import Stages
 from edgedecode.manifest import Manifest
 from edgedecode.types import FloatArray

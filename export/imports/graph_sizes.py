@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from edgedecode.errors import ExportError
 
-from .passes.rows import head_of
+from ..graph.passes.rows import head_of
 
 __all__ = ["GraphSizes", "read_sizes"]
 

@@ -20,13 +20,13 @@ from edgedecode.fields import JsonValue
 from edgedecode.folders import user_cache
 from edgedecode.manifest import Manifest
 
-from .checkpoint import weight_files
-from .new_folder import check_place
-from .source import copy_text_files, fetch_model, read_json
-from .stages import Stages
+from ..graph.checkpoint import weight_files
+from ..new_folder import check_place
+from ..source import copy_text_files, fetch_model, read_json
+from ..stages import Stages
 
 if TYPE_CHECKING:
-    from .import_pair import ImportRequest
+    from .pair import ImportRequest
 
 __all__ = ["OptimumRequest", "export_with_optimum", "find_environment", "readable_config"]
 
@@ -51,7 +51,7 @@ def export_with_optimum(request: OptimumRequest, stages: Stages) -> Manifest:
 
     Raises ExportError, and RuntimeUnavailable where there is no environment and none may be made.
     """
-    from .import_pair import import_pair
+    from .pair import import_pair
 
     names = {"target": request.target} | ({"draft": request.draft} if request.draft is not None else {})
     with stages.stage("check"):

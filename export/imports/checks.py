@@ -12,8 +12,8 @@ from edgedecode.errors import ExportError
 from edgedecode.manifest import ModelEntry
 from edgedecode.types import FloatArray
 
-from .checks import CheckTexts, opened
-from .parity import TOLERANCE, check_exact, check_kernels, own_rows
+from ..proof.checks import CheckTexts, opened
+from ..proof.parity import TOLERANCE, check_exact, check_kernels, own_rows
 from .untouched import Untouched
 
 __all__ = ["check_import"]

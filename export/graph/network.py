@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgedecode.errors import ExportError
 
+from ..frameworks import reason_of
 from .checkpoint import Checkpoint
-from .frameworks import reason_of
 from .rotary import revive_rotary
 
 if TYPE_CHECKING:

@@ -17,23 +17,23 @@ from edgedecode.errors import ExportError
 from edgedecode.folders import cache_folder
 from edgedecode.manifest import Generation, ModelEntry
 
+from ..generation import read_generation
+from ..graph.onnx import WEIGHTS_FILE
+from ..graph.quantize import Scheme
+from ..graph.recipe import UNROUNDED, Recipe
+from ..graph.span import WHOLE, Span
+from ..job import ModelJob
+from ..model import export_model
+from ..pack_texts import open_template
+from ..pair import PairRequest, model_job
+from ..proof.checks import opened
+from ..resume.unit import Unit
+from ..source import Source, find_weights, open_source
+from ..stages import Stages
 from .calibration import TOKENS, sample_texts
-from .checks import opened
-from .generation import read_generation
-from .job import ModelJob
-from .model import export_model
-from .onnx import WEIGHTS_FILE
-from .pack_texts import open_template
-from .pair import PairRequest, model_job
-from .quantize import Scheme
-from .recipe import UNROUNDED, Recipe
 from .scores import Scores, score_texts
-from .source import Source, find_weights, open_source
-from .span import WHOLE, Span
 from .speeds import TURNS, Speeds
-from .stages import Stages
 from .texts import ScoredText, read_texts, whole_texts
-from .unit import Unit
 
 __all__ = ["RECIPES", "Comparison", "Result", "compare_model"]
 

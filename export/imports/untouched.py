@@ -12,9 +12,9 @@ import numpy.typing as npt
 from edgedecode.errors import ExportError
 from edgedecode.types import FloatArray
 
-from .frameworks import reason_of
+from ..frameworks import reason_of
+from ..graph.passes.accuracy import exact_products
 from .graph_sizes import GraphSizes
-from .passes.accuracy import exact_products
 
 if TYPE_CHECKING:
     import onnx_ir as ir

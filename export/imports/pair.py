@@ -10,16 +10,16 @@ from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError
 from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest
 
-from .checks import CheckTexts
+from ..generation import read_generation
+from ..graph.span import LEAST_CONTEXT
+from ..new_folder import check_place, new_folder
+from ..pack_texts import TEMPLATE, TOKENIZER, check_tokenizers, copy_licenses, copy_texts, list_files, open_template
+from ..proof.checks import CheckTexts
+from ..proof.noise import POSITIONS
+from ..stages import Stages
 from .context_limit import context_limit
-from .generation import read_generation
-from .import_model import ImportJob, import_model
-from .new_folder import check_place, new_folder
-from .noise import POSITIONS
+from .model import ImportJob, import_model
 from .onnx_source import OnnxSource, open_onnx_source
-from .pack_texts import TEMPLATE, TOKENIZER, check_tokenizers, copy_licenses, copy_texts, list_files, open_template
-from .span import LEAST_CONTEXT
-from .stages import Stages
 
 __all__ = ["ImportRequest", "import_pair"]
 

@@ -14,9 +14,9 @@ from edgedecode.errors import ExportError, ManifestError
 from edgedecode.fields import Fields
 from edgedecode.tokenizer import Tokenizer
 
-from .frameworks import reason_of
-from .pack_texts import TOKENIZER
-from .source import read_json, read_license
+from ..frameworks import reason_of
+from ..pack_texts import TOKENIZER
+from ..source import read_json, read_license
 
 if TYPE_CHECKING:
     import onnx_ir as ir

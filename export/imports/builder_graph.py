@@ -6,15 +6,15 @@ import onnx_ir as ir
 
 from edgedecode.errors import ExportError
 
+from ..graph.passes.bias import tree_bias
+from ..graph.passes.lengths import direct_lengths
+from ..graph.passes.positions import explicit_positions
+from ..graph.passes.rows import picked_rows
+from ..graph.passes.shapes import declared_shapes
+from ..graph.passes.surgery import attention_nodes
+from ..graph.passes.tables import viewed_tables
 from .graph_sizes import GraphSizes, read_sizes
 from .onnx_source import OnnxSource
-from .passes.bias import tree_bias
-from .passes.lengths import direct_lengths
-from .passes.positions import explicit_positions
-from .passes.rows import picked_rows
-from .passes.shapes import declared_shapes
-from .passes.surgery import attention_nodes
-from .passes.tables import viewed_tables
 
 __all__ = ["cached_positions", "has_builder_attention", "read_builder_sizes", "rewrite_builder_graph", "window_of"]
 

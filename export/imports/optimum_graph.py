@@ -6,9 +6,9 @@ import onnx_ir as ir
 
 from edgedecode.errors import ExportError
 
+from ..graph.passes.head_rows import picked_head_rows
 from .graph_sizes import GraphSizes, read_sizes
 from .onnx_source import OnnxSource
-from .passes.head_rows import picked_head_rows
 
 __all__ = ["read_optimum_sizes", "rewrite_optimum_graph"]
 

@@ -6,10 +6,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .quiet import quiet
+from ..quiet import quiet
 
 if TYPE_CHECKING:
-    from .report import Report
+    from ..report import Report
 
 __all__ = ["add_optimum", "run_optimum"]
 
@@ -53,7 +53,7 @@ def add_optimum(parser: ArgumentParser) -> None:
 
 def run_optimum(arguments: Namespace) -> Report:
     """Export with optimum, whose graphs hold floats, and import what it made."""
-    from .frameworks import require_frameworks
+    from ..frameworks import require_frameworks
 
     for option, default in _OURS.items():
         if getattr(arguments, option) != default:
@@ -61,10 +61,10 @@ def run_optimum(arguments: Namespace) -> Report:
     if arguments.out is None:
         arguments.usage_error("the following arguments are required: --out")
     require_frameworks("import")
-    from .import_pair import ImportRequest
+    from ..report import LiveDisplay, pair_report, show_pair
+    from ..stages import Stages
     from .optimum import OptimumRequest, export_with_optimum
-    from .report import LiveDisplay, pair_report, show_pair
-    from .stages import Stages
+    from .pair import ImportRequest
 
     importing = ImportRequest(
         target=Path(),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edgedecode.types import FloatArray
 
-from .scale_search import as_scales, search_scales
+from ..rounding.scale_search import as_scales, search_scales
 
 __all__ = ["Blocks", "ByteArray", "Scheme", "dequantize", "quantize"]
 

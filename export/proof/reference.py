@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from edgedecode.types import FloatArray, LowRank
 
-from .quantize import Scheme, dequantize, quantize
-from .recipe import EMBEDDING, HEAD, UNROUNDED, Recipe, projection_name
-from .sources import Matrix
-from .windows import FULL, SLIDING, Windows
+from ..graph.quantize import Scheme, dequantize, quantize
+from ..graph.recipe import EMBEDDING, HEAD, UNROUNDED, Recipe, projection_name
+from ..graph.sources import Matrix
+from ..graph.windows import FULL, SLIDING, Windows
 
 if TYPE_CHECKING:
     import torch

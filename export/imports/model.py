@@ -13,16 +13,16 @@ from edgedecode.digests import file_sha256
 from edgedecode.errors import ExportError
 from edgedecode.manifest import Graph, ModelEntry, OutsideFile
 
+from ..graph.onnx import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE
+from ..graph.passes.accuracy import exact_products
+from ..proof.checks import CheckTexts, check_noise
+from ..stages import Stages
 from .builder_graph import has_builder_attention, read_builder_sizes, rewrite_builder_graph
-from .checks import CheckTexts, check_noise
+from .checks import check_import
 from .context_limit import ContextLimit
 from .graph_sizes import GraphSizes
-from .import_checks import check_import
-from .onnx import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE
 from .onnx_source import OnnxSource
 from .optimum_graph import read_optimum_sizes, rewrite_optimum_graph
-from .passes.accuracy import exact_products
-from .stages import Stages
 from .untouched import Untouched
 
 __all__ = ["ImportJob", "Imported", "import_model"]

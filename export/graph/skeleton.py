@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgedecode.errors import ExportError
 
-from .frameworks import reason_of
+from ..frameworks import reason_of
 from .rotary import per_layer_rotary, rotary_tables
 from .sources import Recorded, Stacked, StackedT
 from .windows import FULL, SLIDING

@@ -21,7 +21,7 @@ from edgedecode.errors import EdgeDecodeError, ExportError, ManifestError
 from edgedecode.fields import Fields, JsonValue
 from edgedecode.manifest import FileEntry, ModelEntry
 
-from .stages import Stages
+from ..stages import Stages
 
 __all__ = ["Unit"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from edgedecode.protocols import LanguageModel
 from edgedecode.types import FloatArray
 
-from .passes.kv8 import CacheScales
+from ..graph.passes.kv8 import CacheScales
 
 __all__ = ["calibrate_cache"]
 

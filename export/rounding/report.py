@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from .report import Report, stage_table, timings
+from ..report import Report, stage_table, timings
+from ..stages import StageRecord
 from .speeds import CONTEXT, ROUNDS, TURNS, WIDTHS
-from .stages import StageRecord
 
 if TYPE_CHECKING:
-    from .compare import Comparison, Result
+    from .comparison import Comparison, Result
 
 __all__ = ["comparison_report", "show_comparison"]
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError
 
-from .graph_options import read_span
+from ..graph_options import read_span
 
 if TYPE_CHECKING:
-    from .compare import Comparison
-    from .report import Report
+    from ..report import Report
+    from .comparison import Comparison
 
 __all__ = ["add_comparison", "check_comparison", "run_comparison"]
 
@@ -50,10 +50,10 @@ def check_comparison(arguments: Namespace) -> None:
 
 def run_comparison(arguments: Namespace) -> Report:
     """Compare the recipes on the target, then on the draft: print tables, write the drawing, return the values."""
-    from .compare import compare_model
-    from .compare_report import comparison_report, show_comparison
-    from .report import LiveDisplay
-    from .stages import Stages
+    from ..report import LiveDisplay
+    from ..stages import Stages
+    from .comparison import compare_model
+    from .report import comparison_report, show_comparison
 
     if arguments.plot is not None and not arguments.plot.absolute().parent.is_dir():
         raise ExportError(f"there is no folder {arguments.plot.absolute().parent} for the drawing")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from edgedecode.commands import Command
 
-from .arguments import count
-from .quiet import quiet
+from ..arguments import count
+from ..quiet import quiet
 
 __all__ = ["command"]
 
@@ -41,12 +41,12 @@ class ImportCommand:
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
-        from .frameworks import require_frameworks
+        from ..frameworks import require_frameworks
 
         require_frameworks("import")
-        from .import_pair import ImportRequest, import_pair
-        from .report import LiveDisplay, pair_report, show_pair
-        from .stages import Stages
+        from ..report import LiveDisplay, pair_report, show_pair
+        from ..stages import Stages
+        from .pair import ImportRequest, import_pair
 
         request = ImportRequest(
             target=arguments.onnx,

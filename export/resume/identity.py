@@ -20,8 +20,8 @@ import numpy as np
 import edgedecode
 from edgedecode.fields import JsonValue
 
-from .job import ModelJob
-from .source import Source
+from ..job import ModelJob
+from ..source import Source
 
 __all__ = ["canonical", "job_key"]
 
@@ -88,7 +88,7 @@ def _header(path: Path) -> str:
 
 def _code() -> str:
     """Digest of the export's own sources: whoever changes them starts anew."""
-    root = Path(__file__).parent
+    root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())

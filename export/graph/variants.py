@@ -12,15 +12,15 @@ from pathlib import Path
 from edgedecode.errors import ExportError
 from edgedecode.manifest import STACKS, Graph, ModelEntry
 
-from .cache_scales import calibrate_cache
-from .checks import CheckTexts, opened
+from ..proof.cache_scales import calibrate_cache
+from ..proof.checks import CheckTexts, opened
+from ..proof.reference import Reference
+from ..proof.variant_checks import check_hidden, check_int8_cache, check_lora
 from .graph_request import LORA_MODULES, GraphRequest
 from .onnx import EXACT_FILE, Drawing, write_exact
 from .passes.hidden import hidden_output
 from .passes.kv8 import int8_cache
 from .passes.lora import low_rank_deltas
-from .reference import Reference
-from .variant_checks import check_hidden, check_int8_cache, check_lora
 
 __all__ = ["VariantJob"]
 

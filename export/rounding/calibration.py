@@ -15,8 +15,8 @@ import numpy as np
 from edgedecode.protocols import LanguageModel
 from edgedecode.types import FloatArray
 
-from .recipe import EMBEDDING, HEAD, projection_name
-from .reference import Reference
+from ..graph.recipe import EMBEDDING, HEAD, projection_name
+from ..proof.reference import Reference
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,1 @@
+"""From a checkpoint to a graph over one weights file: structure, passes, stored weights."""

@@ -1,0 +1,1 @@
+"""Folders that other exporters made become packs."""

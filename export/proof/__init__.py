@@ -1,0 +1,1 @@
+"""What an export is checked against, and what is measured on it."""

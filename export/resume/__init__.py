@@ -1,0 +1,1 @@
+"""Finished steps of an export, kept until its pack is in place."""

@@ -1,0 +1,1 @@
+"""Which weights are rounded how: calibration, and recipes compared."""
