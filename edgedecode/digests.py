@@ -54,7 +54,7 @@ def check_files(
             )
     for name, outside in manifest.outside.items():
         stamps[name] = stamp = _outside_stamp(outside)
-        if known.get(name) != stamp and file_sha256(Path(outside.path)) != outside.sha256:
+        if known.get(name) != stamp and file_sha256(Path(outside.path), progress=progress) != outside.sha256:
             raise _foreign(outside, "has another content than what was imported")
     _refuse_unlisted(manifest, root)
     if stamps != known:

@@ -133,6 +133,8 @@ class ModelCard:
     """The projections an adapter may change, by their names in PEFT's `target_modules`."""
     kernel_noise: float | None = None
     """99.9th percentile of how far a gap between two leading logits moves between one-row and many-row kernels."""
+    notes: tuple[str, ...] = ()
+    """What a user must know of this export, a sentence each: where its context ends, and why."""
     weights_nbytes: int = 0
     threads: int | None = None
     """Threads the engine uses for it; None where the engine does not say."""

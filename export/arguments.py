@@ -10,7 +10,7 @@ __all__ = ["count", "positive"]
 def count(text: str) -> int:
     """Parse a whole number of 0 or more."""
     value = _number(text)
-    if value < 0 or value != int(value):
+    if not (0 <= value < 1e9 and value == int(value)):
         raise ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
     return int(value)
 

@@ -32,7 +32,7 @@ class ExportCommand:
 
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("--target", required=True, metavar="MODEL", help="folder or hub id of the large model")
-        parser.add_argument("--draft", metavar="MODEL", help="folder or hub id of the small model of the same family")
+        parser.add_argument("--draft", metavar="MODEL", help="folder or hub id of a small one with the same tokenizer")
         parser.add_argument(
             "--out", type=Path, metavar="PACK", help="folder to make; must not exist (needed to make a pack)"
         )
@@ -41,7 +41,6 @@ class ExportCommand:
         parser.add_argument(
             "--noise-positions",
             type=count,
-            default=2000,
             metavar="N",
             help="positions the kernels' noise is measured on (default 2000; 0: not measured)",
         )
@@ -96,7 +95,7 @@ def _make(arguments: Namespace) -> Report:
         name=arguments.name,
         license=arguments.license,
         span=read_span(arguments),
-        noise_positions=arguments.noise_positions,
+        noise_positions=2000 if arguments.noise_positions is None else arguments.noise_positions,
         graphs=graphs,
         gguf="gguf" in arguments.formats,
         gguf_kind=arguments.gguf_type or "",

@@ -21,6 +21,8 @@ __all__ = ["WEIGHTS", "Snapshot", "fetch_files", "find_snapshot"]
 _log = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors",)
+_DOUBLES = ("consolidated*.safetensors",)
+"""The same weights once more, in the layout of another program."""
 _TIMEOUT = 20.0
 
 
@@ -78,11 +80,12 @@ def fetch_files(
 
 
 def _at_the_top(patterns: Sequence[str]) -> dict[str, Any]:
-    return {"allow_patterns": list(patterns), "ignore_patterns": ["*/*"]}
+    return {"allow_patterns": list(patterns), "ignore_patterns": ["*/*", *_DOUBLES]}
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return "/" not in name and any(fnmatchcase(name, pattern) for pattern in patterns)
+    doubled = any(fnmatchcase(name, pattern) for pattern in _DOUBLES)
+    return "/" not in name and not doubled and any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _not_given(name: str, reason: str) -> ExportError:

@@ -22,9 +22,14 @@ from .source import Texts, open_texts
 __all__ = ["ModelForecast", "PairForecast", "forecast_pair", "time_class"]
 
 _STRUCTURE_SECONDS = 2.5, 3.0
-_WEIGHTS_SECONDS = 0.0, 24.0
-_PARITY_SECONDS = 0.2, 80.0
-"""A constant, and so much for each billion parameters."""
+_WEIGHTS_SECONDS = 0.0, 12.0
+_SEARCH_SECONDS = 0.0, 75.0
+_TEXT_SECONDS = 1.0, 180.0
+_IMPORTANCE_SECONDS = 1.0, 250.0
+_PARITY_SECONDS = 0.2, 50.0
+_VARIANT_SECONDS = 0.3, 20.0
+"""A constant, and so much for each billion parameters. Structure to parity are fitted to a 0.5B model in 4 bits and to
+the bundled pair; what calibration takes is estimated from its passes over 4,096 and 6,700 tokens."""
 _NOISE_SECONDS = 0.001, 0.07
 """For each position: a constant, and so much for each billion bytes of weights."""
 
@@ -119,30 +124,36 @@ def _model(role: str, model: Texts, request: PairRequest, notes: tuple[str, ...]
     context = request.span.context_of(model.shape)
     weights = weights_nbytes(model.shape, request.recipe.of(model.shape), context=context)
     tokenizer = model.folder / "tokenizer.json"
+    graph = _GRAPH_NBYTES + _LAYER_NBYTES * model.shape.layers
     texts = tokenizer.stat().st_size if role == "target" and tokenizer.is_file() else 0
     return ModelForecast(
         role=role,
         source=model.name if model.commit is None else f"{model.name}@{model.commit}",
         parameters=model.shape.parameters,
         weights_nbytes=weights,
-        nbytes=weights + _GRAPH_NBYTES + _LAYER_NBYTES * model.shape.layers + texts,
+        nbytes=weights + len(request.graphs.names) * graph + texts + (weights if request.gguf else 0),
         peak_nbytes=round(_PROCESS_NBYTES + _PEAK_WEIGHTS * weights),
         download_nbytes=model.download_nbytes,
-        stages=tuple(_stages(role, model.shape, weights, request.noise_positions)),
+        stages=tuple(_stages(role, model.shape, weights, request)),
         notes=(*notes, *request.span.notes_on(model.shape), *_unchecked(model)),
     )
 
 
-def _stages(role: str, shape: Shape, weights: int, positions: int) -> Iterator[StageForecast]:
-    for title, (start, each) in (
-        ("structure", _STRUCTURE_SECONDS),
-        ("weights", _WEIGHTS_SECONDS),
-        ("parity", _PARITY_SECONDS),
-    ):
+def _stages(role: str, shape: Shape, weights: int, request: PairRequest) -> Iterator[StageForecast]:
+    calibrated = request.recipe.calibrated
+    steps = [("structure", _STRUCTURE_SECONDS)]
+    if calibrated and request.calibration_text is None:
+        steps.append(("calibration text", _TEXT_SECONDS))
+    if calibrated:
+        steps.append(("importance", _IMPORTANCE_SECONDS))
+    steps += [("weights", _SEARCH_SECONDS if calibrated else _WEIGHTS_SECONDS), ("parity", _PARITY_SECONDS)]
+    steps += [(f"{name} graph", _VARIANT_SECONDS) for name in request.graphs.names[1:]]
+    steps += [("gguf", _WEIGHTS_SECONDS)] if request.gguf else []
+    for title, (start, each) in steps:
         yield StageForecast(f"{role}: {title}", start + each * shape.parameters / 1e9)
-    if positions:
+    if request.noise_positions:
         start, each = _NOISE_SECONDS
-        yield StageForecast(f"{role}: kernel noise", positions * (start + each * weights / 1e9))
+        yield StageForecast(f"{role}: kernel noise", request.noise_positions * (start + each * weights / 1e9))
 
 
 def _unchecked(model: Texts) -> Iterator[str]:

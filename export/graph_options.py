@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from .arguments import count
-from .graph.graph_request import GRAPHS, LORA_MODULES, GraphRequest
+from .graph.graph_request import DEFAULT_RANK, GRAPHS, LORA_MODULES, GraphRequest
 from .graph.span import LEAST_CONTEXT, Span
 
 __all__ = ["add_graphs", "read_graphs", "read_span"]
@@ -22,7 +22,7 @@ def add_graphs(parser: ArgumentParser) -> None:
         f"values in 8 bits (default: %(default)s, which is always there)",
     )
     group.add_argument(
-        "--lora-rank", type=count, default=16, metavar="N", help="largest rank of an adapter (default: %(default)s)"
+        "--lora-rank", type=count, metavar="N", help=f"largest rank of an adapter (default: {DEFAULT_RANK})"
     )
     group.add_argument(
         "--lora-modules",

@@ -44,8 +44,10 @@ class ModelJob:
 
     @property
     def nbytes(self) -> int:
-        """About how large the weights file becomes."""
-        return weights_nbytes(self.source.shape, self.recipe, context=self.context)
+        """About how large its files become; a model that is calibrated on its own text is written twice."""
+        weights = weights_nbytes(self.source.shape, self.recipe, context=self.context)
+        gguf = 0 if self.gguf is None else self.gguf.nbytes(self.recipe, self.source.shape)
+        return weights * (2 if self.recipe.calibrated and not self.calibration else 1) + gguf
 
 
 def weights_nbytes(shape: Shape, recipe: Recipe, *, context: int) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgedecode.errors import ExportError
 
-__all__ = ["check_place", "new_folder"]
+__all__ = ["check_place", "new_folder", "process_runs"]
 
 
 def check_place(out: Path, *, nbytes: int) -> None:
@@ -73,11 +73,12 @@ def _remove_abandoned(out: Path) -> None:
     """Remove what a killed process left of the same folder."""
     for folder in out.parent.glob(f".{glob.escape(out.name)}.partial-*"):
         owner = folder.name.rpartition("-")[2]
-        if owner.isdecimal() and not _running(int(owner)):
+        if owner.isdecimal() and not process_runs(int(owner)):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _running(process: int) -> bool:
+def process_runs(process: int) -> bool:
+    """Tell whether a process of this number is alive."""
     if os.name == "nt":  # there, a signal of 0 would end the process
         return True
     try:

@@ -13,7 +13,19 @@ from edgedecode.manifest import FileEntry, Generation
 from .generation import GenerationSource, read_chat_template
 from .source import license_files
 
-__all__ = ["TEMPLATE", "TOKENIZER", "check_tokenizers", "copy_licenses", "copy_texts", "list_files", "open_template"]
+__all__ = [
+    "NO_TEMPLATE",
+    "TEMPLATE",
+    "TOKENIZER",
+    "check_tokenizers",
+    "copy_licenses",
+    "copy_texts",
+    "list_files",
+    "open_template",
+]
+
+NO_TEMPLATE = "the source has no chat template: a plain one is used"
+"""A note for the manifest."""
 
 TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
 _LICENSES = "licenses"

@@ -20,7 +20,16 @@ from .graph.span import LEAST_CONTEXT, WHOLE, Span
 from .job import ModelJob
 from .model import export_model
 from .new_folder import check_place, new_folder
-from .pack_texts import TEMPLATE, TOKENIZER, check_tokenizers, copy_licenses, copy_texts, list_files, open_template
+from .pack_texts import (
+    NO_TEMPLATE,
+    TEMPLATE,
+    TOKENIZER,
+    check_tokenizers,
+    copy_licenses,
+    copy_texts,
+    list_files,
+    open_template,
+)
 from .proof.checks import CheckTexts
 from .proof.noise import POSITIONS
 from .resume.identity import job_key
@@ -31,8 +40,6 @@ from .source import Source, find_weights, open_source
 from .stages import Stages
 
 __all__ = ["PairPlan", "PairRequest", "export_pair", "model_job", "plan_pair"]
-
-NO_TEMPLATE = "the source has no chat template: a plain one is used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +141,9 @@ def model_job(
         check_engine(source.config, source.shape, name=source.name, body=request.recipe.body, head=request.recipe.head)
     except ManifestError as error:
         raise ExportError(f"{source.name}: {error}") from None
+    if role == "target":  # a draft may have less of both
+        request.span.check(source.shape, name=source.name)
+    request.graphs.check(source.shape.architecture, name=source.name)
     context = request.span.context_of(source.shape)
     if context < LEAST_CONTEXT:
         raise ExportError(f"{source.name} serves {context} positions: it cannot be checked below {LEAST_CONTEXT}")

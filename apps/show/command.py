@@ -64,9 +64,10 @@ def _verify(manifest: Manifest, root: Path) -> None:
 
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bars:
-        task = bars.add_task("hashing", total=manifest.nbytes)
+        outside = sum(file.nbytes for file in manifest.outside.values())
+        task = bars.add_task("hashing", total=manifest.nbytes + outside)
         check_files(manifest, root, full=True, progress=lambda nbytes: bars.advance(task, nbytes))
-    print(f"\nOK: all {len(manifest.files)} files are what the manifest says")
+    print(f"\nOK: all {len(manifest.files) + len(manifest.outside)} files are what the manifest says")
 
 
 command: Command = ShowCommand()

@@ -17,7 +17,13 @@ _DIGEST = 12
 """Characters of a digest that are shown; --json has all of them."""
 _ABSENT = "–"
 
-_WIRING = {"max_error": "whole", "crop_error": "after a crop", "pieces_error": "in pieces", "tree_error": "tree"}
+_WIRING = {
+    "max_error": "whole",
+    "crop_error": "after a crop",
+    "pieces_error": "in pieces",
+    "tree_error": "tree",
+    "branches_error": "16 branches",
+}
 _KERNELS = ("kernel_rms_error", "kernel_top1", "kernel_max_error")
 _LOSS = ("loss_rms", "loss_top1")
 _CONDITIONS = ("tokens", "deviation", "noise_largest", "noise_positions")
@@ -56,7 +62,7 @@ def model_table(manifest: Manifest, role: str) -> Table:
             "licence": entry.license,
             "sizes": f"{entry.layers} layers of width {entry.hidden_size}, {heads}, {entry.rows} rows",
             "context": f"{entry.context} positions" + (f", window of {entry.window}" if entry.window else ""),
-            "weights": f"{format_nbytes(manifest.files[entry.weights].nbytes)}, {_quantization(entry)}",
+            "weights": f"{format_nbytes(manifest.weights_nbytes(role))}, {_quantization(entry)}",
             **dict(_parity(entry.parity)),
             "kernel noise": _noise(entry),
             **{f"note {number}": note for number, note in enumerate(entry.notes, start=1)},
@@ -79,6 +85,8 @@ def file_table(manifest: Manifest) -> Table:
     table.columns[1].justify = "right"
     for name, file in manifest.files.items():
         table.add_row(Text(name), str(file.nbytes), file.sha256[:_DIGEST])
+    for outside in manifest.outside.values():
+        table.add_row(Text(f"outside: {outside.path}"), str(outside.nbytes), outside.sha256[:_DIGEST])
     return table
 
 

@@ -73,15 +73,18 @@ class Shape:
 
 
 def read_shape(config: Fields, *, name: str) -> Shape:
-    """Read the sizes of a config.json. Raises ExportError for an unknown architecture, or one with its own code."""
-    if config.values.get("auto_map"):
-        raise ExportError(
-            f"{name} brings its own Python code (auto_map in config.json), which is never run: "
-            f"take a model whose architecture transformers knows"
-        )
+    """Read the sizes of a config.json. Raises ExportError for an unknown architecture.
+
+    Code that a folder brings is never run: files of architectures that transformers knows by now often still name some.
+    """
     names = config.texts("architectures") if config.values.get("architectures") else ()
     if not names or names[0] not in ARCHITECTURES:
         found = names[0] if names else f"model_type {config.values.get('model_type')!r}"
+        if config.values.get("auto_map"):
+            raise ExportError(
+                f"{name} is a {found} that brings its own Python code (auto_map in config.json), which is never run: "
+                f"take a model whose architecture transformers knows; supported are {', '.join(ARCHITECTURES)}"
+            )
         raise ExportError(
             f"{name} is a {found}; supported are {', '.join(ARCHITECTURES)}, and with --exporter optimum whatever "
             f"optimum exports (chains only)"
@@ -115,6 +118,8 @@ def check_engine(config: Fields, shape: Shape, *, name: str, body: Scheme, head:
         )
     if shape.heads % shape.kv_heads:
         raise ExportError(f"{name} has {shape.heads} heads over {shape.kv_heads} key-value heads, which do not divide")
+    if config.values.get("use_bidirectional_attention"):
+        raise ExportError(f"{name} attends in both directions (use_bidirectional_attention): it does not write text")
     for kind in _rope_kinds(config):
         if kind not in _ROPE_KINDS:
             raise ExportError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["open_network"]
 
-_log = logging.getLogger(__name__)
+_HEAD = "lm_head.weight"
+_NO_WEIGHTS = ("rotary_emb.inv_freq", _HEAD)
+"""Tensors of older files that hold nothing of their own."""
+_ROWS = 4096
 
 
 def open_network(
@@ -52,8 +54,9 @@ def open_network(
 
 
 def _attention(config: Any) -> str:  # noqa: ANN401  (configurations share no typed attributes)
-    """The fused attention leaves a soft cap out without a word."""
-    return "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
+    """The fused attention leaves a soft cap out without a word, and Gemma 2 does not take it at all."""
+    eager = getattr(config, "attn_logit_softcapping", None) or config.model_type == "gemma2"
+    return "eager" if eager else "sdpa"
 
 
 def _revive_scale(network: PreTrainedModel) -> None:
@@ -84,8 +87,8 @@ def _check_class(network: PreTrainedModel, architecture: str, *, name: str) -> N
 
 def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name: str) -> None:
     wanted = dict(network.named_parameters(remove_duplicate=False))
-    if tied and "lm_head.weight" not in checkpoint.tensors:
-        wanted.pop("lm_head.weight", None)
+    if tied and _HEAD not in checkpoint.tensors:
+        wanted.pop(_HEAD, None)
     if missing := [tensor for tensor in wanted if tensor not in checkpoint.tensors]:
         raise ExportError(f"{name} lacks {len(missing)} tensors that its config.json asks for, {missing[0]} first")
     for tensor, parameter in wanted.items():
@@ -94,6 +97,30 @@ def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name
             raise ExportError(
                 f"{name}: config.json makes {tensor} {list(parameter.shape)}, the file has {list(found)}: one is wrong"
             )
-    for tensor in checkpoint.tensors:
-        if tensor not in wanted and not tensor.endswith(("rotary_emb.inv_freq", "lm_head.weight")):
-            _log.info("%s: the tensor %s is not used", name, tensor)
+    if tied:
+        _check_tied(network, checkpoint, name=name)
+    unused = [tensor for tensor in checkpoint.tensors if tensor not in wanted and not tensor.endswith(_NO_WEIGHTS)]
+    if unused:
+        raise ExportError(
+            f"{name}: the file has {len(unused)} tensors that its config.json has no place for, {unused[0]} first: "
+            f"one is wrong"
+        )
+
+
+def _check_tied(network: PreTrainedModel, checkpoint: Checkpoint, *, name: str) -> None:
+    """Raise ExportError for a head of its own where the configuration says that it is the embedding."""
+    head = checkpoint.tensors.get(_HEAD)
+    if head is None:
+        return
+    embedding: Any = network.get_input_embeddings()
+    table = next(
+        checkpoint.tensors[tensor] for tensor, parameter in network.named_parameters() if parameter is embedding.weight
+    )
+    if head.dtype != table.dtype or any(
+        not part.equal(other) for part, other in zip(head.split(_ROWS), table.split(_ROWS), strict=True)
+    ):
+        raise ExportError(
+            f"{name}: config.json says that head and embedding are one (tie_word_embeddings), the file has a different "
+            f"{_HEAD}: set tie_word_embeddings to false, or remove the tensor"
+        )
+    checkpoint.release()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgedecode.errors import ExportError
+
 from .architectures import Shape
 
 __all__ = ["DEFAULT_CONTEXT", "LEAST_CONTEXT", "WHOLE", "Span"]
@@ -28,13 +30,24 @@ class Span:
         """Return the positions that a model of this shape is exported for."""
         return min(self._possible(shape), self.context or DEFAULT_CONTEXT)
 
+    def check(self, shape: Shape, *, name: str) -> None:
+        """Raise ExportError where what was asked for is not to be had of this model."""
+        if self.long_rope and not self._switches(shape):
+            raise ExportError(f"{name} has no long rope: leave out --rope long")
+        if self.context is not None and self.context > self._possible(shape):
+            raise ExportError(f"{name} serves {self._possible(shape)} positions, not {self.context}: ask for less")
+        if self.long_rope and self.context_of(shape) <= shape.short_context:
+            raise ExportError(
+                f"{name} uses its short factors up to {shape.short_context} positions: leave out --rope long for a "
+                f"context of {self.context_of(shape)}"
+            )
+
     def notes_on(self, shape: Shape) -> tuple[str, ...]:
         """Say what a user must know of it, a sentence each."""
         context, notes = self.context_of(shape), []
         if context < self._possible(shape):
-            notes.append(
-                f"the context is limited to {context} of {self._possible(shape)} tokens: export with --context for more"
-            )
+            why = "as asked" if self.context else "export with --context for more"
+            notes.append(f"the context is limited to {context} of {self._possible(shape)} tokens: {why}")
         if self._switches(shape) and self.long_rope:
             notes.append(
                 f"long-rope factors throughout: texts of up to {shape.short_context} tokens are computed otherwise "

@@ -23,6 +23,7 @@ _OURS = {
     "graphs": "base",
     "formats": ("onnx",),
     "gguf_type": None,
+    "lora_rank": None,
     "lora_modules": "",
     "context": None,
     "rope": "short",
@@ -72,7 +73,7 @@ def run_optimum(arguments: Namespace) -> Report:
         out=arguments.out,
         name=arguments.name,
         license=arguments.license,
-        noise_positions=arguments.noise_positions,
+        noise_positions=2000 if arguments.noise_positions is None else arguments.noise_positions,
     )
     request = OptimumRequest(arguments.target, arguments.draft, arguments.make_environment, importing)
     with quiet(debug=arguments.debug), LiveDisplay() as display:

@@ -8,12 +8,21 @@ from pathlib import Path
 import edgedecode
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError
-from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest
+from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
 
 from ..generation import read_generation
 from ..graph.span import LEAST_CONTEXT
 from ..new_folder import check_place, new_folder
-from ..pack_texts import TEMPLATE, TOKENIZER, check_tokenizers, copy_licenses, copy_texts, list_files, open_template
+from ..pack_texts import (
+    NO_TEMPLATE,
+    TEMPLATE,
+    TOKENIZER,
+    check_tokenizers,
+    copy_licenses,
+    copy_texts,
+    list_files,
+    open_template,
+)
 from ..proof.checks import CheckTexts
 from ..proof.noise import POSITIONS
 from ..stages import Stages
@@ -70,12 +79,17 @@ def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
                 vocabulary_size=target.tokenizer.size,
                 chat_template=TEMPLATE if template is not None else None,
                 generation=generation,
-                models={role: model.entry for role, model in models.items()},
+                models={role: _noted(model.entry, role, template) for role, model in models.items()},
                 files=list_files(folder),
                 outside={model.entry.weights: model.outside for model in models.values() if model.outside is not None},
             )
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             return Manifest.load(folder)
+
+
+def _noted(entry: ModelEntry, role: str, template: ChatTemplate | None) -> ModelEntry:
+    """Say of the target that there was no chat template."""
+    return replace(entry, notes=(*entry.notes, NO_TEMPLATE)) if role == "target" and template is None else entry
 
 
 def _job(

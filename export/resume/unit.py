@@ -104,6 +104,9 @@ class Unit:
         if not self._steps:
             self.discard()
             return
+        for folder in self.folder.iterdir():  # what a killed step left beside the role's
+            if folder.is_dir() and folder.name != self.role:
+                shutil.rmtree(folder, ignore_errors=True)
         for path in self._present():
             if path.relative_to(self.folder).as_posix() not in self._files:
                 path.unlink(missing_ok=True)

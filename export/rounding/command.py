@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["add_comparison", "check_comparison", "run_comparison"]
 
-_MAKING = ("out", "bits", "block_size", "head_bits", "mixed", "calibrated", "name", "license")
+_MAKING = (
+    *("out", "name", "license", "bits", "block_size", "head_bits", "mixed", "calibrated"),
+    *("lora_rank", "lora_modules", "gguf_type", "dry_run", "no_cache"),
+)
 """Options that make one pack; a comparison makes its own."""
 
 
@@ -39,7 +42,11 @@ def add_comparison(parser: ArgumentParser) -> None:
 
 def check_comparison(arguments: Namespace) -> None:
     """End with a usage error where options do not go with --compare."""
-    if given := [f"--{name.replace('_', '-')}" for name in _MAKING if getattr(arguments, name)]:
+    given = [f"--{name.replace('_', '-')}" for name in _MAKING if getattr(arguments, name)]
+    given += ["--graphs"] if arguments.graphs != "base" else []
+    given += ["--formats"] if arguments.formats != ("onnx",) else []
+    given += ["--noise-positions"] if arguments.noise_positions is not None else []
+    if given:
         arguments.usage_error(f"argument --compare: it measures recipes of its own, leave out {', '.join(given)}")
     if arguments.plot is not None and arguments.plot.suffix != ".svg":
         arguments.usage_error(f"argument --plot: drawings are SVG, {str(arguments.plot)!r} must end in .svg")

@@ -5,6 +5,7 @@ The packs are made in a temporary folder, measured through the public runtime, a
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from ..graph.recipe import UNROUNDED, Recipe
 from ..graph.span import WHOLE, Span
 from ..job import ModelJob
 from ..model import export_model
+from ..new_folder import process_runs
 from ..pack_texts import open_template
 from ..pair import PairRequest, model_job
 from ..proof.checks import opened
@@ -215,4 +217,8 @@ def _temporary_folder(nbytes: int) -> tempfile.TemporaryDirectory[str]:
             f"about {nbytes / 1e6:.0f} MB are needed for the packs that are compared and {place} has "
             f"{free / 1e6:.0f} MB left: make room, or set EDGEDECODE_CACHE to another folder"
         )
-    return tempfile.TemporaryDirectory(prefix="packs-", dir=place)
+    for folder in place.glob("packs-*"):  # of a comparison that was killed
+        owner = folder.name.split("-")[1]
+        if owner.isdecimal() and not process_runs(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix=f"packs-{os.getpid()}-", dir=place)

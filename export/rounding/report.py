@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["comparison_report", "show_comparison"]
 
+_ENOUGH = 1000
+"""Scored tokens below which a warning is printed."""
+
 
 def show_comparison(comparison: Comparison, records: Sequence[StageRecord]) -> None:
     """Print the recipes' table and what it rests on."""
@@ -82,4 +85,12 @@ def _conditions(comparison: Comparison) -> list[str]:
         f"tokens/s: engine passes of one token behind at most {CONTEXT}; c(n): a pass of n tokens in the round's pass "
         f"of one; medians of {TURNS * ROUNDS} interleaved; a calibrated recipe is stored and runs as the one it is of",
         *(f"left out: {line}" for line in comparison.left_out),
+        *_warning(len(comparison.original.losses)),
     ]
+
+
+def _warning(scored: int) -> list[str]:
+    """Say when a text is too short to tell recipes apart."""
+    if scored >= _ENOUGH:
+        return []
+    return [f"{scored} tokens tell nothing finer than {1 / scored:.1%} of top-1: give --compare-text for more"]

@@ -60,8 +60,10 @@ class _Adapter:
         """Return the matrices with `scale` in the second ones. Raises BudgetExceeded before a copy is made."""
         if scale != self._scale:
             self._scaled, self._scale = self._matrices, 1.0
-            if scale != 1.0:
-                held = sum(pair.nbytes for pair in self._matrices.values())
+            held = sum(pair.nbytes for pair in self._matrices.values())
+            if scale == 1.0:
+                self._lease.resize(held)
+            else:
                 self._lease.resize(held + sum(pair.second.nbytes for pair in self._matrices.values()))
                 self._scaled = {
                     name: _Matrices(pair.first, pair.second * np.float32(scale))

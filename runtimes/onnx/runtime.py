@@ -104,6 +104,7 @@ class OnnxRuntime:
                 lora_rank=graph.lora_rank,
                 lora_modules=graph.lora_modules,
                 kernel_noise=entry.kernel_noise,
+                notes=entry.notes,
                 weights_nbytes=footprint.weights_nbytes,
                 threads=threads,
             )

@@ -11,7 +11,7 @@ import pytest
 
 from edgedecode.cli import main
 from edgedecode.hub import BUNDLED_PACK
-from edgedecode.manifest import MANIFEST_NAME, Graph, Manifest
+from edgedecode.manifest import MANIFEST_NAME, Graph, Manifest, OutsideFile
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
@@ -104,3 +104,23 @@ def test_what_is_no_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     )
     assert main(["show", "no/such/pack"]) == 1
     assert "it is no hub id" in capsys.readouterr().err
+
+
+def test_weights_outside_the_pack(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `import` leaves them: shown by their path, and hashed by --verify."""
+    manifest = Manifest.load(copy)
+    outside = tmp_path / "elsewhere" / "weights.bin"
+    outside.parent.mkdir()
+    shutil.move(copy / "target" / "weights.bin", outside)
+    file = manifest.files["target/weights.bin"]
+    files = {name: entry for name, entry in manifest.files.items() if name != "target/weights.bin"}
+    moved = OutsideFile(str(outside), file.nbytes, file.sha256)
+    changed = replace(manifest, files=files, outside={"target/weights.bin": moved})
+    (copy / MANIFEST_NAME).write_text(changed.to_json(), encoding="utf-8")
+    assert main(["show", str(copy), "--verify"]) == 0
+    printed = capsys.readouterr().out
+    assert f"outside: {outside}" in printed
+    assert f"OK: all {len(manifest.files)} files are what the manifest says" in printed
+    outside.write_bytes(outside.read_bytes()[:-1] + b"x")
+    assert main(["show", str(copy), "--verify"]) == 1
+    assert "elsewhere/weights.bin" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import edgedecode
 from edgedecode import SessionOptions
@@ -192,9 +193,39 @@ def test_the_context_is_as_asked(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", TinyModel())
     entry = export_span(folder, tmp_path / "pack", Span(context=128)).models["target"]
     assert entry.context == 128
-    assert entry.notes == ("the context is limited to 128 of 256 tokens: export with --context for more",)
-    larger = export_span(folder, tmp_path / "larger", Span(context=4096)).models["target"]
-    assert (larger.context, larger.notes) == (256, ())
+    assert entry.notes == ("the context is limited to 128 of 256 tokens: as asked",)
+
+
+@pytest.mark.parametrize(
+    ("tiny", "span", "message"),
+    [
+        (TinyModel(), Span(context=4096), "serves 256 positions, not 4096"),
+        (TinyModel(), Span(long_rope=True), "has no long rope"),
+        (LONG, Span(context=100), "serves 64 positions, not 100"),
+        (LONG, Span(context=64, long_rope=True), "uses its short factors up to 64 positions"),
+    ],
+)
+def test_positions_that_are_not_to_be_had(tiny: TinyModel, span: Span, message: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", tiny)
+    with pytest.raises(ExportError, match=message):
+        export_span(folder, tmp_path / "pack", span)
+
+
+def test_code_in_the_folder_of_a_known_architecture_is_not_run(tmp_path: Path) -> None:
+    """As Phi-3's files on the hub name some."""
+    folder = write_model(tmp_path / "model", SHAPES["phi3"])
+    rewrite_config(folder, lambda config: config.update(auto_map={"AutoModelForCausalLM": "modeling_phi3.Phi3"}))
+    (folder / "modeling_phi3.py").write_text("raise SystemExit('was run')")
+    assert export(folder, tmp_path / "pack", stored=recipe(32)).models["target"].window == 24
+
+
+def test_gemma2_without_caps(tmp_path: Path) -> None:
+    caps = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 24}
+    folder = write_model(tmp_path / "model", TinyModel(family="gemma2", tied=True, more={"sliding_window": 24, **caps}))
+    manifest = export(folder, tmp_path / "pack", stored=recipe(32))
+    tokens = random_tokens(60)
+    expected = framework_logits(folder, tokens)
+    assert np.abs(engine_logits(manifest, tmp_path / "pack", tokens) - expected).max() < 1e-3
 
 
 def rewrite_config(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -254,3 +285,14 @@ def test_other_families_are_inflated(family: str, tmp_path: Path) -> None:
     inflate_model(str(folder), tmp_path / "out", weights_nbytes=10**6, seed=0, stages=Stages())
     tokens = random_tokens(40)
     assert np.abs(framework_logits(tmp_path / "out", tokens) - framework_logits(folder, tokens)).max() < 1e-4
+
+
+def test_a_head_that_is_the_embedding_once_more_is_tied(tmp_path: Path) -> None:
+    """Some files hold the tied table twice."""
+    folder = write_model(tmp_path / "model", TinyModel(tied=True))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    save_file(tensors, folder / "model.safetensors")
+    export(folder, tmp_path / "pack", stored=recipe(8))
+    alone = export(write_model(tmp_path / "alone", TinyModel(tied=True)), tmp_path / "pack2", stored=recipe(8))
+    assert Manifest.load(tmp_path / "pack").files["target/weights.bin"] == alone.files["target/weights.bin"]

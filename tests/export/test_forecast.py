@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from edgedecode.cli import main
 from edgedecode.errors import ExportError, IncompatiblePair
 from edgedecode.export.forecast import PairForecast, forecast_pair, time_class
+from edgedecode.export.graph.graph_request import GraphRequest
 from edgedecode.export.pair import PairRequest
 from tests.small_tokenizers import byte_fallback
 
@@ -84,7 +86,7 @@ def test_the_table_and_the_json_line(large: Path, capsys: pytest.CaptureFixture[
     assert "dry run: nothing was made. The pack would weigh about 43" in printed
     report = json.loads(printed.splitlines()[-1])
     assert (report["dry_run"], report["time_class"], report["cores"]) == (True, "minutes", 2)
-    assert report["models"]["target"]["stages"]["target: weights"] == "minutes"
+    assert report["models"]["target"]["stages"]["target: weights"] == "about a minute"
     assert len(report["models"]["target"]["notes"]) == 2
 
 
@@ -115,3 +117,14 @@ def test_a_real_run_needs_a_place(capsys: pytest.CaptureFixture[str]) -> None:
         main(["export", "--target", "x"])
     assert caught.value.code == 2
     assert "the following arguments are required: --out" in capsys.readouterr().err
+
+
+def test_what_is_asked_for_is_forecast(large: Path) -> None:
+    plain = PairRequest(str(large), None, Path(), recipe(4))
+    more = replace(
+        plain, recipe=replace(recipe(4), calibrated=True), graphs=GraphRequest(("base", "hidden", "kv8")), gguf=True
+    )
+    titles = [[stage.title for stage in forecast_pair(request, out=None).models[0].stages] for request in (plain, more)]
+    added = [title.removeprefix("target: ") for title in titles[1] if title not in titles[0]]
+    assert added == ["calibration text", "importance", "hidden graph", "kv8 graph", "gguf"]
+    assert forecast_pair(more, out=None).nbytes > 1.9 * forecast_pair(plain, out=None).nbytes

@@ -94,7 +94,13 @@ def not_a_number(tensors: dict[str, np.ndarray]) -> None:
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown architecture": (configure(architectures=["MambaForCausalLM"]), "MambaForCausalLM; supported are GemmaFor"),
     "no architecture": (configure(architectures=None), "model_type 'llama'; supported are GemmaForCausalLM"),
-    "its own code": (configure(auto_map={"AutoModel": "x.Y"}), "brings its own Python code"),
+    "its own code": (
+        configure(architectures=["OwnForCausalLM"], auto_map={"AutoModel": "x.Y"}),
+        "OwnForCausalLM that brings its own Python code",
+    ),
+    "both directions": (configure(use_bidirectional_attention=True), "attends in both directions"),
+    "fewer layers than the file": (configure(num_hidden_layers=1), "has 9 tensors that its config.json has no place"),
+    "a head beside a tied one": (configure(tie_word_embeddings=True), "has a different lm_head.weight: set tie_word"),
     "quantized already": (configure(quantization_config={"quant_method": "gptq"}), "already quantized .gptq.*original"),
     "odd heads": (configure(head_dim=24), "heads of 24.*multiples of 16"),
     "odd blocks": (configure(intermediate_size=100), "intermediate_size 100.*block size 32.*--bits 16"),

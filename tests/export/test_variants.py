@@ -186,7 +186,7 @@ def test_an_int8_cache_that_loses_too_much_is_refused(
 
 
 def test_modules_the_model_lacks_are_refused(llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="no projection gate_up_proj: --lora-modules may name q_proj"):
+    with pytest.raises(InputError, match="no projection gate_up_proj: --lora-modules may name q_proj"):
         export(llama, tmp_path / "pack", graphs=GraphRequest(("base", "lora"), lora_modules=("q_proj", "gate_up_proj")))
 
 
@@ -195,6 +195,8 @@ def test_modules_the_model_lacks_are_refused(llama: Path, tmp_path: Path) -> Non
     [
         ("base,kv4", 16, "", "no graph is called 'kv4'"),
         ("lora", 0, "", "--lora-rank 0"),
+        ("kv8", 8, "", "are for a lora graph: add it to --graphs"),
+        ("base", None, "q_proj", "are for a lora graph: add it to --graphs"),
         ("lora", 4, "q,k_proj", "no projection is called 'q'"),
     ],
 )
@@ -204,7 +206,7 @@ def test_a_request_that_cannot_be_meant(graphs: str, rank: int, modules: str, wo
 
 
 def test_a_request_always_has_the_base_graph_first() -> None:
-    assert GraphRequest.of("kv8, hidden,kv8", lora_rank=16) == GraphRequest(("base", "hidden", "kv8"))
+    assert GraphRequest.of("kv8, hidden,kv8") == GraphRequest(("base", "hidden", "kv8"))
 
 
 def test_from_the_command_line_to_an_int8_answer(
