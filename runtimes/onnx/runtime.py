@@ -7,17 +7,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from edgedecode.errors import InputError, ManifestError
+from edgedecode.errors import CapabilityError, InputError, ManifestError
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import Device, LanguageModel
 from edgedecode.types import ModelCard
 
+from ..threads import default_threads
 from .footprint import ENGINE_NBYTES, plan_footprint
 from .graph import check_contract, import_engine, open_session
 from .model import OnnxModel
 from .providers import PROVIDERS, choose_provider
-from .threads import default_threads
 
 __all__ = ["OnnxRuntime"]
 
@@ -63,6 +63,11 @@ class OnnxRuntime:
         chosen = choose_provider(provider, installed=self._engine.get_available_providers())
         if threads is not None and threads < 1:
             raise InputError(f"{threads} threads: give 1 or more")
+        if not entry.graphs:
+            raise CapabilityError(
+                f"the pack holds no ONNX graphs of the model {name}: export it with --formats onnx,gguf, "
+                f"or use --runtime llama"
+            )
         graph = entry.graphs.get("base")
         if graph is None:
             raise ManifestError(f"the model {name} has no base graph: export the pack again")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from edgedecode.testing import TableModel, toy_tables
 from tests.contract.toy_graph import ToyShape, write_toy
 
 PACK = os.environ.get("EDGEDECODE_CONTRACT_PACK")
-NAMES = ["toy", "table", *(["pack"] if PACK else [])]
+NAMES = ["toy", "llama", "table", *(["pack"] if PACK else [])]
 
 
 class Opener:
@@ -59,8 +60,68 @@ def opener(tmp_path_factory: pytest.TempPathFactory) -> Opener:
     return Opener(tmp_path_factory.mktemp("toys"))
 
 
+def open_gguf(
+    entry: ModelEntry, root: Path, *, budget: Budget, needs: tuple[str, ...] = (), threads: int = 1
+) -> LanguageModel:
+    """Open an entry's GGUF file with llama.cpp; skips where it is not installed."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        pytest.skip("the llama extra is not installed")
+    from edgedecode.runtimes.llama import LlamaRuntime
+
+    model: LanguageModel = LlamaRuntime().open(
+        entry,
+        root,
+        name="target",
+        vocabulary_size=entry.rows,
+        budget=budget,
+        threads=threads,
+        provider="cpu",
+        needs=needs,
+    )
+    return model
+
+
+class GgufOpener:
+    """Opens toy models on llama.cpp, one folder a shape and architecture."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries: dict[tuple[ToyShape, str], ModelEntry] = {}
+
+    def root(self, shape: ToyShape, architecture: str = "qwen2") -> Path:
+        return self._folder / f"{architecture}-{abs(hash(shape)):x}"
+
+    def entry(self, shape: ToyShape, architecture: str = "qwen2") -> ModelEntry:
+        if (shape, architecture) not in self._entries:
+            write_toy_gguf = pytest.importorskip("tests.contract.toy_gguf", reason="gguf is missing").write_toy_gguf
+            root = self.root(shape, architecture)
+            self._entries[shape, architecture] = write_toy_gguf(root, shape, architecture=architecture)
+        return self._entries[shape, architecture]
+
+    def __call__(
+        self,
+        shape: ToyShape | None = None,
+        *,
+        architecture: str = "qwen2",
+        budget: Budget | None = None,
+        needs: tuple[str, ...] = (),
+    ) -> LanguageModel:
+        shape = shape or ToyShape()
+        entry = self.entry(shape, architecture)
+        return open_gguf(entry, self.root(shape, architecture), budget=budget or Budget(), needs=needs)
+
+
+@pytest.fixture(scope="session")
+def gguf_opener(tmp_path_factory: pytest.TempPathFactory) -> GgufOpener:
+    return GgufOpener(tmp_path_factory.mktemp("ggufs"))
+
+
 def _toy(opener: Opener) -> LanguageModel:
     return opener()
+
+
+def _llama(opener: Opener) -> LanguageModel:
+    return GgufOpener(opener.root(ToyShape()).with_name("ggufs"))()
 
 
 def _table(opener: Opener) -> LanguageModel:
@@ -72,7 +133,7 @@ def _pack(opener: Opener) -> LanguageModel:
     return open_entry(Manifest.load(root).models["target"], root, budget=Budget())
 
 
-MAKERS: dict[str, Callable[[Opener], LanguageModel]] = {"toy": _toy, "table": _table, "pack": _pack}
+MAKERS: dict[str, Callable[[Opener], LanguageModel]] = {"toy": _toy, "llama": _llama, "table": _table, "pack": _pack}
 
 
 @pytest.fixture(scope="session", params=NAMES)
