@@ -104,6 +104,7 @@ class LlamaRuntime:
                 vocabulary_size=min(entry.rows, vocabulary_size),
                 context=min(entry.context, header.context or entry.context),
                 tree=not weights.rigid,
+                rollback=not weights.rigid,
                 kv_types=(kv_type,),
                 weights_nbytes=lease.nbytes,
                 threads=threads or default_threads(file_nbytes),

@@ -82,33 +82,35 @@ def open_gguf(
 
 
 class GgufOpener:
-    """Opens toy models on llama.cpp, one folder a shape and architecture."""
+    """Opens toy models on llama.cpp, one folder a shape, architecture and quantization."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._entries: dict[tuple[ToyShape, str], ModelEntry] = {}
+        self._entries: dict[Path, ModelEntry] = {}
 
-    def root(self, shape: ToyShape, architecture: str = "qwen2") -> Path:
-        return self._folder / f"{architecture}-{abs(hash(shape)):x}"
+    def root(self, shape: ToyShape, architecture: str = "qwen2", quantization: str = "") -> Path:
+        return self._folder / f"{architecture}{quantization}-{abs(hash(shape)):x}"
 
-    def entry(self, shape: ToyShape, architecture: str = "qwen2") -> ModelEntry:
-        if (shape, architecture) not in self._entries:
+    def entry(self, shape: ToyShape, architecture: str = "qwen2", quantization: str = "") -> ModelEntry:
+        root = self.root(shape, architecture, quantization)
+        if root not in self._entries:
             write_toy_gguf = pytest.importorskip("tests.contract.toy_gguf", reason="gguf is missing").write_toy_gguf
-            root = self.root(shape, architecture)
-            self._entries[shape, architecture] = write_toy_gguf(root, shape, architecture=architecture)
-        return self._entries[shape, architecture]
+            self._entries[root] = write_toy_gguf(root, shape, architecture=architecture, quantization=quantization)
+        return self._entries[root]
 
     def __call__(
         self,
         shape: ToyShape | None = None,
         *,
         architecture: str = "qwen2",
+        quantization: str = "",
         budget: Budget | None = None,
         needs: tuple[str, ...] = (),
     ) -> LanguageModel:
         shape = shape or ToyShape()
-        entry = self.entry(shape, architecture)
-        return open_gguf(entry, self.root(shape, architecture), budget=budget or Budget(), needs=needs)
+        entry = self.entry(shape, architecture, quantization)
+        root = self.root(shape, architecture, quantization)
+        return open_gguf(entry, root, budget=budget or Budget(), needs=needs)
 
 
 @pytest.fixture(scope="session")
