@@ -57,7 +57,7 @@ class Engine:
         self.api = _import()
         self._logger = logging.getLogger("edgedecode.llama")
         self._lines: list[str] = []
-        self._last_error = ""
+        self._errors: list[str] = []
         # The library calls its log as long as it lives, which is longer than this object: the callback stays with it.
         self.api.edgedecode_log = self.api.llama_log_callback(self._log)
         self.api.llama_log_set(self.api.edgedecode_log, ctypes.c_void_p(0))
@@ -71,7 +71,7 @@ class Engine:
         self._begin()
         native = self.api.llama_model_load_from_file(str(path).encode(), options)
         if not native:
-            raise ManifestError(f"{path} cannot be loaded ({self.last_error}): export or import the pack again")
+            raise ManifestError(f"{path} cannot be loaded ({self.reason()}): export or import the pack again")
         return Weights(self, native)
 
     def context(self, weights: Weights, plan: ContextPlan) -> Untyped:
@@ -91,7 +91,7 @@ class Engine:
         self._begin()
         context = self.api.llama_init_from_model(weights.native, options)
         if not context:
-            raise RuntimeUnavailable(f"llama.cpp made no context of {plan.cells} positions ({self.last_error})")
+            raise RuntimeUnavailable(f"llama.cpp made no context of {plan.cells} positions ({self.reason()})")
         return context
 
     def reported(self) -> dict[str, int]:
@@ -105,21 +105,20 @@ class Engine:
             sizes[kind] = sizes.get(kind, 0) + int(float(size) * MIB) + ROUNDING_NBYTES
         return sizes
 
-    @property
-    def last_error(self) -> str:
-        """The newest error line of the engine, without the function's name."""
-        return self._last_error or "it gives no reason"
+    def reason(self, *, newest: bool = False) -> str:
+        """Return the first error line since the last load or context (later ones are vaguer), or the newest."""
+        return self._errors[-1 if newest else 0] if self._errors else "it gives no reason"
 
     def _begin(self) -> None:
         self._lines.clear()
-        self._last_error = ""
+        self._errors.clear()
 
     def _log(self, level: int, text: bytes, _: object) -> None:
         line = text.decode("utf-8", "replace")
         if " buffer size = " in line:
             self._lines.append(line)
         if level == ERROR and line.strip():
-            self._last_error = line.strip().partition(": ")[2] or line.strip()
+            self._errors = [*self._errors[:1], line.strip().partition(": ")[2] or line.strip()]
         if self._logger.isEnabledFor(logging.DEBUG):
             self._logger.debug("%s", line.rstrip("\n"))
 
