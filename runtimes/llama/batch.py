@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .engine import Untyped
+from .log import Untyped
 
 __all__ = ["Batch"]
 

@@ -15,7 +15,8 @@ from edgedecode.memory import Lease
 from edgedecode.types import FloatArray
 
 from .batch import Batch
-from .engine import ContextPlan, Untyped, Weights
+from .engine import ContextPlan, Weights
+from .log import Untyped
 
 __all__ = ["Context"]
 
@@ -46,7 +47,7 @@ class Context:
         assert self.batch.outputs <= self.plan.outputs, "more outputs abort the process"
         status = self._api.llama_decode(self._native, self.batch.value)
         if status:
-            reason = "it finds no room in its cache" if status == NO_ROOM else self._engine.reason(newest=True)
+            reason = "it finds no room in its cache" if status == NO_ROOM else self._engine.log.reason(newest=True)
             raise RuntimeUnavailable(f"llama.cpp failed in a pass of {count} rows ({reason}, code {status})")
 
     def logits(self, count: int, *, rows: int) -> FloatArray:

@@ -6,20 +6,16 @@ Only the low-level bindings are used. Everything that could make the native code
 from __future__ import annotations
 
 import ctypes
-import logging
-import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeAlias
 from weakref import finalize
 
 from edgedecode.errors import ManifestError, RuntimeUnavailable
 
-__all__ = ["EXACT", "INSTALL", "KV_TYPES", "ContextPlan", "Engine", "Untyped", "Weights", "engine_version"]
+from .log import Log, Untyped
 
-Untyped: TypeAlias = Any
-"""A value of the engine, whose bindings are typed loosely."""
+__all__ = ["EXACT", "INSTALL", "KV_TYPES", "ContextPlan", "Engine", "Weights", "engine_version"]
 
 INSTALL = "pip install 'edgedecode[llama]'"
 KV_TYPES = {"float32": 0, "float16": 1, "int8": 8}
@@ -28,11 +24,6 @@ EXACT = "float32"
 """The type whose attention is computed as it stands. The engine's flash attention rounds float32 to float16 first (an
 error of 4e-3 in the toy's logits, against 1e-6 without); the other types need it, or gain by it."""
 MMAP, NO_MMAP = 1, 0
-ERROR = 4
-MIB = 2**20
-ROUNDING_NBYTES = MIB // 200
-"""The engine prints sizes in hundredths of a MiB."""
-_SIZE = re.compile(r"(\S+) +(output|KV|RS|compute|model) buffer size = *([0-9.]+) MiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +39,27 @@ class ContextPlan:
 
 
 class Engine:
-    """The loaded library and its log, which goes to the logger `edgedecode.llama` at level DEBUG.
+    """The loaded library and its log.
 
     Importing may take the process down where the native code does not suit the processor: probe first.
     """
 
     def __init__(self) -> None:
         self.api = _import()
-        self._logger = logging.getLogger("edgedecode.llama")
-        self._lines: list[str] = []
-        self._errors: list[str] = []
-        # The library calls its log as long as it lives, which is longer than this object: the callback stays with it.
-        self.api.edgedecode_log = self.api.llama_log_callback(self._log)
-        self.api.llama_log_set(self.api.edgedecode_log, ctypes.c_void_p(0))
+        self.log = Log.of(self.api)
         self.api.llama_backend_init()
 
     def load(self, path: Path, *, mmap: bool) -> Weights:
         """Load the weights at `path`. Raises ManifestError with the engine's own reason."""
         options = self.api.llama_model_default_params()
+        nothing = (ctypes.c_void_p * 1)(None)  # a list of no devices: a build for a GPU must not use one unasked
+        options.devices = ctypes.cast(nothing, ctypes.c_void_p)
         options.n_gpu_layers = 0
         options.load_mode = MMAP if mmap else NO_MMAP
-        self._begin()
+        self.log.begin()
         native = self.api.llama_model_load_from_file(str(path).encode(), options)
         if not native:
-            raise ManifestError(f"{path} cannot be loaded ({self.reason()}): export or import the pack again")
+            raise ManifestError(f"{path} cannot be loaded ({self.log.reason()}): export or import the pack again")
         return Weights(self, native)
 
     def context(self, weights: Weights, plan: ContextPlan) -> Untyped:
@@ -84,43 +72,16 @@ class Engine:
         options.n_threads = options.n_threads_batch = plan.threads
         options.type_k = options.type_v = KV_TYPES[plan.kv_type]
         options.flash_attn_type = int(plan.kv_type != EXACT)
+        options.offload_kqv = options.op_offload = False
         options.kv_unified = True  # else the cells are divided among the sequences
         options.swa_full = True  # window layers keep everything: trees, and going back, need it
         options.embeddings = False  # would output every row, and outputs are counted
         options.no_perf = True
-        self._begin()
+        self.log.begin()
         context = self.api.llama_init_from_model(weights.native, options)
         if not context:
-            raise RuntimeUnavailable(f"llama.cpp made no context of {plan.cells} positions ({self.reason()})")
+            raise RuntimeUnavailable(f"llama.cpp made no context of {plan.cells} positions ({self.log.reason()})")
         return context
-
-    def reported(self) -> dict[str, int]:
-        """Return the buffers' sizes in bytes, rounded up, that the engine reported since the last load or context.
-
-        Kinds: output, KV, RS (recurrent), compute, model (copies of weights), mapped (weights used from the file).
-        """
-        sizes: dict[str, int] = {}
-        for place, kind, size in _SIZE.findall("".join(self._lines)):
-            kind = "mapped" if place.endswith("_Mapped") else kind
-            sizes[kind] = sizes.get(kind, 0) + int(float(size) * MIB) + ROUNDING_NBYTES
-        return sizes
-
-    def reason(self, *, newest: bool = False) -> str:
-        """Return the first error line since the last load or context (later ones are vaguer), or the newest."""
-        return self._errors[-1 if newest else 0] if self._errors else "it gives no reason"
-
-    def _begin(self) -> None:
-        self._lines.clear()
-        self._errors.clear()
-
-    def _log(self, level: int, text: bytes, _: object) -> None:
-        line = text.decode("utf-8", "replace")
-        if " buffer size = " in line:
-            self._lines.append(line)
-        if level == ERROR and line.strip():
-            self._errors = [*self._errors[:1], line.strip().partition(": ")[2] or line.strip()]
-        if self._logger.isEnabledFor(logging.DEBUG):
-            self._logger.debug("%s", line.rstrip("\n"))
 
 
 class Weights:

@@ -121,7 +121,7 @@ class LlamaModel:
         context = Context(self._weights, engine.context(self._weights, plan.context), plan=plan.context, lease=lease)
         self._contexts.add(context)
         try:
-            lease.resize(sum(engine.reported().values()) + plan.work_nbytes)
+            lease.resize(sum(engine.log.sizes().values()) + plan.work_nbytes)
         except BaseException:
             context.close()
             raise

@@ -97,7 +97,7 @@ class LlamaRuntime:
             undo.callback(weights.close)
             _check_kind(weights, header, name=name, needs=needs)
             mapped = file_nbytes if self._mmap else 0
-            lease.resize(planned - file_nbytes - header.quantized_nbytes + mapped + engine.reported().get("model", 0))
+            lease.resize(planned - file_nbytes - header.quantized_nbytes + mapped + engine.log.sizes().get("model", 0))
             card = ModelCard(
                 name=name,
                 rows=entry.rows,

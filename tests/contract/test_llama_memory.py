@@ -75,7 +75,7 @@ def test_a_state_declares_what_the_engine_reports(
     reserve = budget.reserve
     budget.reserve = lambda name, nbytes, **options: (asked.append(nbytes), reserve(name, nbytes, **options))[1]  # type: ignore[method-assign]
     state = model.new_state(capacity, rows=rows)
-    reported = model._weights.engine.reported()
+    reported = model._weights.engine.log.sizes()
     assert set(reported) == {"output", "KV", "compute"}
     cells = 2 * 2 * 4 * 64 * capacity * {"kv:float32": 4, "kv:float16": 2, "kv:int8": 34 / 32}[needs[0]]
     assert reported["KV"] == pytest.approx(cells, abs=20_000)
@@ -85,6 +85,15 @@ def test_a_state_declares_what_the_engine_reports(
     assert work <= 2 * MIB, "kernels' own buffers, which the engine does not report"
     assert asked[0] <= 2 * state.nbytes + 4 * MIB, "and is no fantasy"
     model.close()
+
+
+def test_every_runtime_reads_the_one_log(gguf_opener: GgufOpener) -> None:
+    first = gguf_opener()
+    alone = first.new_state(256).nbytes
+    second = gguf_opener()
+    assert first.new_state(256).nbytes == second.new_state(256).nbytes == alone
+    first.close()
+    second.close()
 
 
 def test_close_gives_everything_back(gguf_opener: GgufOpener) -> None:
@@ -152,13 +161,13 @@ def test_a_state_that_does_not_fit_is_refused_before_it_is_made(
 def test_a_state_that_reports_more_than_planned_is_refused_too(
     gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgedecode.runtimes.llama.engine import Engine
+    from edgedecode.runtimes.llama.log import Log
 
     budget = Budget()
     model = gguf_opener(budget=budget)
     leases = budget.leases
     budget.limit_nbytes = budget.used_nbytes + 20 * MIB
-    monkeypatch.setattr(Engine, "reported", lambda engine: {"compute": 21 * MIB})
+    monkeypatch.setattr(Log, "sizes", lambda log: {"compute": 21 * MIB})
     with pytest.raises(BudgetExceeded, match="kv:target"):
         model.new_state(100)
     assert budget.leases == leases
