@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgedecode.manifest import ModelEntry
+from edgedecode.types import ModelCard
 
 from .engine import EXACT, ContextPlan
 from .header import Header
@@ -50,8 +51,12 @@ class StatePlan:
         return self.kv_nbytes + self.output_nbytes + self.compute_nbytes + self.work_nbytes
 
 
-def plan_state(entry: ModelEntry, header: Header, *, capacity: int, rows: int, kv_type: str, threads: int) -> StatePlan:
-    """Plan a state of `capacity` rows of which one pass is asked for `rows` logits rows."""
+def plan_state(entry: ModelEntry, header: Header, *, card: ModelCard, capacity: int, rows: int) -> StatePlan:
+    """Plan a state of `capacity` rows of which one pass is asked for `rows` logits rows.
+
+    What recurrent layers keep is not in the header: the engine's report adds it.
+    """
+    kv_type, threads = card.kv_types[0], card.threads or 1
     cells = capacity + -capacity % CELL_GRID
     outputs = max(LEAST_OUTPUTS, min(rows, MOST_OUTPUTS))
     scores = FLOAT_NBYTES * cells * header.heads if kv_type == EXACT else 0
@@ -59,15 +64,21 @@ def plan_state(entry: ModelEntry, header: Header, *, capacity: int, rows: int, k
     mlp = header.mlp_size or 4 * header.hidden_size
     attention = header.heads * header.head_size
     row = FLOAT_NBYTES * (8 * header.hidden_size + 3 * mlp + 4 * attention)
-    mask = 2 * (FLOAT_NBYTES + 2) * cells * width  # window layers have a second one; kept as float32 and float16
+    masks = 2 if header.window else 1
+    mask = masks * cells * width * (FLOAT_NBYTES if kv_type == EXACT else 2)
     values = 2 * entry.layers * entry.kv_heads * entry.head_size
     return StatePlan(
         context=ContextPlan(
-            cells=cells, rows_per_pass=width, sequences=outputs, outputs=outputs, kv_type=kv_type, threads=threads
+            cells=cells,
+            rows_per_pass=width,
+            sequences=outputs if card.tree else 1,
+            outputs=outputs,
+            kv_type=kv_type,
+            threads=threads,
         ),
         kv_nbytes=int(cells * values * KV_VALUE_NBYTES[kv_type]),
         output_nbytes=outputs * row_nbytes(entry),
-        compute_nbytes=width * (row + 2 * scores) + outputs * row_nbytes(entry) + mask + 2 * MIB,
+        compute_nbytes=width * (row + scores * 5 // 4) + outputs * row_nbytes(entry) + mask + MIB,
         work_nbytes=width * FLOAT_NBYTES * max(mlp, attention, header.hidden_size) + threads * TILE_NBYTES,
     )
 

@@ -64,14 +64,7 @@ class LlamaModel:
             raise CapabilityError(f"a state of {capacity} rows: {self._card.name} holds {self._card.context} at most")
         if self._weights.closed:
             raise CapabilityError(f"the model {self._card.name} is closed")
-        plan = plan_state(
-            self._entry,
-            self._header,
-            capacity=capacity,
-            rows=rows,
-            kv_type=self._card.kv_types[0],
-            threads=self._card.threads or 1,
-        )
+        plan = plan_state(self._entry, self._header, card=self._card, capacity=capacity, rows=rows)
         lease = self._budget.reserve(f"kv:{self._card.name}", plan.nbytes)
         try:
             return self._make_state(plan, capacity, lease=lease)

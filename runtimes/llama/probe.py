@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import signal
 import subprocess
@@ -99,7 +100,12 @@ def _ask_child(version: str, python: Sequence[str], *, timeout: float) -> tuple[
         model.write_bytes(tiny_model())
         try:
             done = subprocess.run(
-                [*python, str(model)], capture_output=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
+                [*python, str(model)],
+                env=os.environ | {"GGML_NO_BACKTRACE": "1"},
+                capture_output=True,
+                timeout=timeout,
+                check=False,
+                stdin=subprocess.DEVNULL,
             )
         except subprocess.TimeoutExpired:
             return Finding(False, f"its tiny test model took more than {timeout:g} s"), False

@@ -192,17 +192,17 @@ def test_more_rows_than_planned_are_leased_before_they_are_gathered(gguf_opener:
 
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
-@pytest.mark.parametrize("kv_type", ["float32", "float16", "int8"])
-def test_the_plan_bounds_what_is_measured(gguf_opener: GgufOpener, kv_type: str) -> None:
+@pytest.mark.parametrize(
+    ("kv_type", "quantization"),
+    [("float32", ""), ("float16", ""), ("int8", ""), ("float16", "Q4_0"), ("float16", "Q8_0")],
+)
+def test_the_plan_bounds_what_is_measured(gguf_opener: GgufOpener, kv_type: str, quantization: str) -> None:
     gguf_opener().close()  # skips where the engine is missing
-    arguments = [
-        str(gguf_opener.root(LARGE)),
-        json.dumps(asdict(gguf_opener.entry(LARGE))),
-        json.dumps([f"kv:{kv_type}"]),
-    ]
+    entry, root = gguf_opener.entry(LARGE, quantization=quantization), gguf_opener.root(LARGE, "qwen2", quantization)
+    arguments = [str(root), json.dumps(asdict(entry)), json.dumps([f"kv:{kv_type}"])]
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True, timeout=120
     )
     figures = json.loads(done.stdout)
-    print(kv_type, {name: round(value / MIB, 1) for name, value in figures.items()})
+    print(kv_type, quantization, {name: round(value / MIB, 1) for name, value in figures.items()})
     assert figures["used"] <= figures["planned"]
