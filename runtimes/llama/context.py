@@ -60,29 +60,31 @@ class Context:
 
     def copy(self, source: int, target: int, *, start: int, stop: int) -> None:
         """Let sequence `target` hold the cells of `source` at positions start to stop, too."""
-        self._api.llama_memory_seq_cp(self._memory, source, target, start, stop)
+        self._api.llama_memory_seq_cp(self._open_memory(), source, target, start, stop)
 
-    def remove(self, id: int, position: int) -> None:
-        """Drop what a sequence holds from `position` on. Raises CapabilityError where the memory cannot."""
-        if not self._api.llama_memory_seq_rm(self._memory, id, position, TO_THE_END):
-            raise CapabilityError(f"llama.cpp cannot drop the positions from {position} on of this model's memory")
-
-    def keep_only(self, id: int) -> None:
-        """Drop every other sequence."""
-        self._api.llama_memory_seq_keep(self._memory, id)
+    def remove(self, id: int, start: int, stop: int = TO_THE_END) -> None:
+        """Drop what a sequence holds from `start` on. Raises CapabilityError where the memory cannot."""
+        if not self._api.llama_memory_seq_rm(self._open_memory(), id, start, stop):
+            raise CapabilityError(f"llama.cpp cannot drop the positions from {start} on of this model's memory")
 
     def clear(self) -> None:
         """Drop everything."""
-        self._api.llama_memory_clear(self._memory, False)
+        self._api.llama_memory_clear(self._open_memory(), False)
 
     def first_position(self) -> int:
         """Return the oldest position that sequence 0 holds everywhere; -1 when it is empty."""
-        return int(self._api.llama_memory_seq_pos_min(self._memory, 0))
+        return int(self._api.llama_memory_seq_pos_min(self._open_memory(), 0))
 
     def close(self) -> None:
         """Free the context and give its lease back. Idempotent."""
         self._native = self._memory = None
         self._free()
+
+    def _open_memory(self) -> Untyped:
+        """Return the native memory: without it a call would take the process down."""
+        if self._memory is None:
+            raise CapabilityError("the state is closed: make another with new_state")
+        return self._memory
 
 
 def _free(weights: Weights, native: Untyped, lease: Lease) -> None:

@@ -31,6 +31,8 @@ MOST_OUTPUTS = 128
 VOCABULARY_NBYTES = 400
 """A token's text and its places in the engine's own tables; the engine wants them though we never ask it for text."""
 KV_VALUE_NBYTES = {"float32": 4.0, "float16": 2.0, "int8": 34 / 32}
+CELL_NBYTES = 48
+"""What a sequence's index of its cells takes for each."""
 TILE_NBYTES = 512 * 1024
 """Each thread's tiles of the attention."""
 
@@ -44,7 +46,7 @@ class StatePlan:
     output_nbytes: int
     compute_nbytes: int
     work_nbytes: int
-    """What the engine's kernels allocate at the first pass and do not report."""
+    """What the engine allocates while it runs and does not report: kernels' buffers, indexes of cells."""
 
     @property
     def nbytes(self) -> int:
@@ -67,6 +69,7 @@ def plan_state(entry: ModelEntry, header: Header, *, card: ModelCard, capacity: 
     masks = 2 if header.window else 1
     mask = masks * cells * width * (FLOAT_NBYTES if kv_type == EXACT else 2)
     values = 2 * entry.layers * entry.kv_heads * entry.head_size
+    index = CELL_NBYTES * cells * (outputs if card.tree else 1)
     return StatePlan(
         context=ContextPlan(
             cells=cells,
@@ -79,7 +82,7 @@ def plan_state(entry: ModelEntry, header: Header, *, card: ModelCard, capacity: 
         kv_nbytes=int(cells * values * KV_VALUE_NBYTES[kv_type]),
         output_nbytes=outputs * row_nbytes(entry),
         compute_nbytes=width * (row + scores * 5 // 4) + outputs * row_nbytes(entry) + mask + MIB,
-        work_nbytes=width * FLOAT_NBYTES * max(mlp, attention, header.hidden_size) + threads * TILE_NBYTES,
+        work_nbytes=width * FLOAT_NBYTES * max(mlp, attention, header.hidden_size) + threads * TILE_NBYTES + index,
     )
 
 

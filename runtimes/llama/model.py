@@ -124,7 +124,7 @@ class LlamaModel:
         self, state: LlamaState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
     ) -> FloatArray:
         """Run the passes that append `tokens` and return the logits of `rows`."""
-        ascending = sorted(set(rows))
+        ascending = rows if isinstance(rows, range) else sorted(set(rows))
         plan = state.context.plan
         pieces = list(pieces_of(len(tokens), ascending, width=plan.rows_per_pass, outputs=plan.outputs))
         several = sum(bool(piece.rows) for piece in pieces) > 1
@@ -145,7 +145,7 @@ class LlamaModel:
                 filled += len(found)
             else:
                 logits = found
-        return logits if ascending == list(rows) else logits[places(rows, ascending)]
+        return logits if ascending is rows or ascending == list(rows) else logits[places(rows, ascending)]
 
     def _gather(self, count: int) -> FloatArray:
         """Return an array of our own for `count` rows. Raises BudgetExceeded before it grows."""

@@ -20,7 +20,7 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Before the pass: copy `source`'s first `positions` positions to the new id `target`."""
+    """Before the pass: the new id `target` must hold `source`'s first `positions` positions, too."""
 
     source: int
     target: int

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from edgedecode.errors import CapabilityError, InputError
 
 from .context import Context
-from .sequences import Mark, Sequences
+from .sequences import Fork, Mark, Sequences
 
 __all__ = ["LlamaState"]
 
@@ -30,6 +30,9 @@ class LlamaState:
         self._length = self._pending = 0
         self._branches: Sequences | None = None
         """The pending rows' shape; None: a chain."""
+        self._held = [0] * context.plan.sequences
+        """Per id but 0: how many settled positions it still holds from an earlier tree. The engine changes cells one by
+        one, at a price: with this a tree of the next round costs its new positions, not the whole text."""
         self._torn = False
         """Whether the context may hold rows that are not counted: a pass failed or was interrupted."""
 
@@ -86,8 +89,8 @@ class LlamaState:
     def crop(self, length: int) -> None:
         if not 0 <= length <= self._length:
             raise CapabilityError(f"cannot go back to length {length}: {self._length} positions are settled")
-        if length == 0 and not self.closed:
-            self.context.clear()
+        if length == 0:
+            self._clear()
         elif self._torn or self._pending or length < self._length:
             self._cut(length)
         self._torn = False
@@ -140,12 +143,17 @@ class LlamaState:
     def _write_tree(self, branches: Sequences, tokens: Sequence[int], *, parents: Sequence[int]) -> None:
         plan = branches.grow(parents)
         for fork in plan.forks:
-            self.context.copy(fork.source, fork.target, start=0, stop=fork.positions)
+            self._copy(fork)
         positions = [self._length + depth for depth in plan.depths]
         self.context.batch.tree(tokens, positions=positions, ids=plan.ids)
 
+    def _copy(self, fork: Fork) -> None:
+        self.context.copy(fork.source, fork.target, start=self._held[fork.target], stop=fork.positions)
+        if self._window and (first := self.context.first_position()) > 0:
+            self.context.remove(fork.target, 0, first)  # the engine wants sequences that share a row to start alike
+
     def _cut(self, length: int, *, id: int = 0) -> None:
-        """Leave the first `length` positions of one branch, on sequence 0, and nothing else."""
+        """Leave the first `length` positions of one branch, on sequence 0, and what is settled of the others."""
         oldest = self.oldest_crop
         if length < oldest:
             raise CapabilityError(
@@ -154,17 +162,26 @@ class LlamaState:
         self.context.remove(0, self._length if id else length)
         if id:
             self.context.copy(id, 0, start=self._length, stop=length)
-        if self._branches is not None or self._torn:
-            self.context.keep_only(0)
+        floor = min(self._length, length)
+        used = () if self._branches is None else self._branches.ids
+        for other in range(1, len(self._held)):
+            if other in used or self._torn or self._held[other] > floor:
+                self._held[other] = floor if other in used else min(self._held[other], floor)
+                self.context.remove(other, self._held[other])
 
     def _mend(self) -> None:
         """Drop what a failed or interrupted pass left in the context."""
         if self._rigid:
             raise CapabilityError("a pass was interrupted and this model's memory cannot drop it: read again from 0")
         branches = self._branches or Sequences(self._pending, most=1, settled=self._length)
-        for id in range(self.context.plan.sequences):
-            self.context.remove(id, branches.end(id) if id in branches.ids else 0)
+        for id, held in enumerate(self._held):
+            self.context.remove(id, branches.end(id) if id in branches.ids else held)
         self._torn = False
+
+    def _clear(self) -> None:
+        if not self.closed:
+            self.context.clear()
+        self._held = [0] * len(self._held)
 
     def _settle(self, length: int) -> None:
         self._length, self._pending, self._branches = length, 0, None

@@ -179,6 +179,60 @@ def test_rounds_of_trees_fill_the_holes(model: Any) -> None:
     assert_close(model.forward([5], state).logits[0].copy(), logits_of(model, [*text[:100], 5])[-1])
 
 
+@pytest.mark.parametrize(("architecture", "window", "bound"), [("qwen2", 0, 1e-4), ("gemma2", 12, 5e-3)], ids=str)
+def test_a_long_life_equals_fresh_reading(
+    gguf_opener: GgufOpener, architecture: str, window: int, bound: float
+) -> None:
+    """Trees, chains, crops, kept branches and failed passes in any order; what is settled always reads the same."""
+    model: Any = gguf_opener(ToyShape(window=window), architecture=architecture)
+    rng, text, checked = np.random.default_rng(8), list(TOKENS[:5]), 0
+    state = settled(model, text, capacity=256)
+    for _ in range(150):
+        parents, nodes = grow_tree(model, state, rng)
+        if rng.random() < 0.2:
+            state.context._api, api = Spy(state.context._api, fail_at=1, error=-2), state.context._api
+            with pytest.raises(RuntimeUnavailable):
+                model.forward([1, 2], state, parents=[-1, -1], rows="none")
+            state.context._api = api
+        path: list[int] = []
+        leaf = int(rng.integers(-1, len(nodes)))
+        while leaf >= 0:
+            path.insert(0, leaf)
+            leaf = parents[leaf]
+        state.keep(path)
+        text += [nodes[node] for node in path]
+        if rng.random() < 0.15 or len(text) > 225:
+            length = int(rng.integers(min(len(text), state.oldest_crop), len(text) + 1)) // 2 * 2
+            if length >= state.oldest_crop or length == 0:
+                state.crop(length)
+                del text[length:]
+        assert state.length == len(text)
+        found = model.forward([9], state).logits[0].copy()
+        np.testing.assert_allclose(found, logits_of(model, [*text, 9])[-1], rtol=0, atol=bound)
+        state.crop(len(text))
+        checked += len(path)
+    assert checked > 100
+    model.close()
+
+
+def grow_tree(model: Any, state: Any, rng: np.random.Generator) -> tuple[list[int], list[int]]:
+    """Append a random tree in one to three passes; return its parents and tokens."""
+    parents: list[int] = []
+    nodes: list[int] = []
+    for _ in range(int(rng.integers(1, 4))):
+        start, count = len(nodes), int(rng.integers(1, 5))
+        chain = rng.random() < 0.3
+        parents += [
+            node - 1 if chain else int(rng.integers(max(-1, node - 2), node)) for node in range(start, start + count)
+        ]
+        nodes += [int(token) for token in rng.integers(0, 128, count)]
+        try:
+            model.forward(nodes[start:], state, parents=parents[start:], rows="none")
+        except CapabilityError:  # more branches than the state has: nothing was appended
+            del parents[start:], nodes[start:]
+    return parents, nodes
+
+
 # -- failures ------------------------------------------------------------------------------------------------------
 
 

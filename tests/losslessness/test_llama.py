@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -121,7 +120,8 @@ def test_trees_of_scattered_truth(target: LanguageModel, length: int, sampling: 
 
 
 def test_a_pack_s_pair_says_what_it_says_plainly(tmp_path: Path, gguf_toys: GgufOpener) -> None:
-    edgedecode: Any = pytest.importorskip("edgedecode")
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    import edgedecode
     from tests.contract.gguf_pack import write_pack
 
     root = write_pack(tmp_path / "pack", gguf_toys)
