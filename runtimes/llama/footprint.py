@@ -62,19 +62,23 @@ def plan_state(entry: ModelEntry, header: Header, *, card: ModelCard, capacity: 
     cells = capacity + -capacity % CELL_GRID
     outputs = max(LEAST_OUTPUTS, min(rows, MOST_OUTPUTS))
     scores = FLOAT_NBYTES * cells * header.heads if kv_type == EXACT else 0
-    width = max(LEAST_ROWS_PER_PASS, min(ROWS_PER_PASS, SCORES_NBYTES // scores if scores else ROWS_PER_PASS))
+    sequences = outputs if card.tree else 1
+    # The engine reserves a row for every sequence, so fewer rows than those would save nothing.
+    width = max(
+        LEAST_ROWS_PER_PASS, sequences, min(ROWS_PER_PASS, SCORES_NBYTES // scores if scores else ROWS_PER_PASS)
+    )
     mlp = header.mlp_size or 4 * header.hidden_size
     attention = header.heads * header.head_size
     row = FLOAT_NBYTES * (8 * header.hidden_size + 3 * mlp + 4 * attention)
     masks = 2 if header.window else 1
     mask = masks * cells * width * (FLOAT_NBYTES if kv_type == EXACT else 2)
     values = 2 * entry.layers * entry.kv_heads * entry.head_size
-    index = CELL_NBYTES * cells * (outputs if card.tree else 1)
+    index = CELL_NBYTES * cells * sequences
     return StatePlan(
         context=ContextPlan(
             cells=cells,
             rows_per_pass=width,
-            sequences=outputs if card.tree else 1,
+            sequences=sequences,
             outputs=outputs,
             kv_type=kv_type,
             threads=threads,

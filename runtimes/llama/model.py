@@ -58,7 +58,7 @@ class LlamaModel:
         return self._card
 
     def new_state(self, capacity: int, *, rows: int = 1) -> State:
-        if capacity < 1 or rows < 1:
+        if capacity < 1 or rows < 0:
             raise InputError(f"a state of {capacity} rows, {rows} of logits: give 1 or more")
         if capacity > self._card.context:
             raise CapabilityError(f"a state of {capacity} rows: {self._card.name} holds {self._card.context} at most")
@@ -124,7 +124,7 @@ class LlamaModel:
         self, state: LlamaState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
     ) -> FloatArray:
         """Run the passes that append `tokens` and return the logits of `rows`."""
-        ascending = rows if isinstance(rows, range) else sorted(set(rows))
+        ascending = rows if isinstance(rows, range) and rows.step > 0 else sorted(set(rows))
         plan = state.context.plan
         pieces = list(pieces_of(len(tokens), ascending, width=plan.rows_per_pass, outputs=plan.outputs))
         several = sum(bool(piece.rows) for piece in pieces) > 1

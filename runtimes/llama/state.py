@@ -148,9 +148,11 @@ class LlamaState:
         self.context.batch.tree(tokens, positions=positions, ids=plan.ids)
 
     def _copy(self, fork: Fork) -> None:
-        self.context.copy(fork.source, fork.target, start=self._held[fork.target], stop=fork.positions)
-        if self._window and (first := self.context.first_position()) > 0:
-            self.context.remove(fork.target, 0, first)  # the engine wants sequences that share a row to start alike
+        start = self._held[fork.target]
+        if self._window and self.context.first_position() > 0:
+            self.context.remove(fork.target, 0)  # ids that share a row must start alike: copy what is left, all of it
+            start = 0
+        self.context.copy(fork.source, fork.target, start=start, stop=fork.positions)
 
     def _cut(self, length: int, *, id: int = 0) -> None:
         """Leave the first `length` positions of one branch, on sequence 0, and what is settled of the others."""

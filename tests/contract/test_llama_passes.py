@@ -105,7 +105,9 @@ def test_quantized_weights_have_half_precision_keys(gguf_opener: GgufOpener) -> 
 # -- passes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", ["last", "none", "all", [3, 127, 128, 499], [499, 0, 300, 0]], ids=str)
+@pytest.mark.parametrize(
+    "rows", ["last", "none", "all", [3, 127, 128, 499], [499, 0, 300, 0], range(5, -1, -1)], ids=str
+)
 def test_a_long_pass_is_split_and_equals_short_ones(model: Any, rows: Any) -> None:
     state = model.new_state(LONG)
     whole = np.concatenate([model.forward([token], state).logits.copy() for token in TOKENS])
@@ -302,7 +304,7 @@ ABORTS: dict[str, tuple[Callable[[Any, Any], object], type[Exception]]] = {
     "a position before all": (lambda model, state: state.crop(-1), CapabilityError),
     "a path of nothing": (lambda model, state: state.keep([0]), InputError),
     "no cells": (lambda model, state: model.new_state(0), InputError),
-    "no outputs": (lambda model, state: model.new_state(8, rows=0), InputError),
+    "no outputs": (lambda model, state: model.new_state(8, rows=-1), InputError),
     "more cells than the context": (lambda model, state: model.new_state(513), CapabilityError),
     "a closed state": (lambda model, state: (state.close(), model.forward([1], state)), CapabilityError),
     "a closed model": (lambda model, state: (model.close(), model.forward([1], state)), CapabilityError),
