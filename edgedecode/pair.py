@@ -126,7 +126,7 @@ class Pair:
 
     def draft_max(self, options: SessionOptions) -> int:
         """Return the fixed draft length these options mean."""
-        if options.drafter == "none":
+        if not self._drops_drafts(options) or options.drafter == "none":
             return 0
         return DEFAULT_DRAFT_MAX if options.draft_max is None else options.draft_max
 
@@ -151,6 +151,18 @@ class Pair:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _drops_drafts(self, options: SessionOptions) -> bool:
+        """Tell whether the target can drop a rejected draft. Raises CapabilityError where it must and cannot."""
+        if self.target.card.rollback:
+            return True
+        drafts = options.drafter != "none" and (options.drafter is not None or options.draft_max)
+        if drafts or options.reproducible:
+            wanted = "--reproducible pads its passes with rows" if options.reproducible else "drafts are rows"
+            raise CapabilityError(
+                f"{wanted} that this target's recurrent layers cannot drop again: decode it plainly (--drafter none)"
+            )
+        return False
 
     def _open(self, role: str) -> LanguageModel:
         entry = self.manifest.located(role)

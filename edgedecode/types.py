@@ -122,6 +122,8 @@ class ModelCard:
     widths: tuple[int, ...] | None = None
     """Pass widths of a static-shape provider; None: any width."""
     tree: bool = True
+    rollback: bool = True
+    """Whether a state can drop its newest rows; recurrent layers cannot, and without it nothing can be drafted."""
     kv_types: tuple[str, ...] = ("float32",)
     hidden_size: int = 0
     """Size of the hidden output; 0: the graph has none."""

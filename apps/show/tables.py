@@ -26,6 +26,8 @@ _WIRING = {
 }
 _KERNELS = ("kernel_rms_error", "kernel_top1", "kernel_max_error")
 _LOSS = ("loss_rms", "loss_top1")
+_VARIANTS = {"hidden_max_error": "hidden", "lora_max_error": "lora with an adapter"}
+_CACHE = ("kv8_rms_error", "kv8_top1")
 _CONDITIONS = ("tokens", "deviation", "noise_largest", "noise_positions")
 
 
@@ -110,7 +112,12 @@ def _parity(numbers: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     if all(name in numbers for name in _LOSS):
         rms, same = (numbers[name] for name in _LOSS)
         yield "loss", f"of the rounded weights {rms:.1%}, same leading token {same:.1%}"
-    known = {*_WIRING, *_KERNELS, *_LOSS, *_CONDITIONS}
+    if variants := {title: numbers[name] for name, title in _VARIANTS.items() if name in numbers}:
+        yield "graphs", ", ".join(f"{title} {error:.1e}" for title, error in variants.items()) + " (largest error)"
+    if all(name in numbers for name in _CACHE):
+        rms, same = (numbers[name] for name in _CACHE)
+        yield "int8 cache", f"of keys and values {rms:.1%}, same leading token {same:.1%}"
+    known = {*_WIRING, *_KERNELS, *_LOSS, *_CONDITIONS, *_VARIANTS, *_CACHE}
     if others := [f"{name} {value:.3g}" for name, value in numbers.items() if name not in known]:
         yield "parity", ", ".join(others)
 

@@ -26,6 +26,10 @@ class ModelSource:
     def open(self, setting: DraftSetting) -> Drafter:
         if setting.draft_model is None:
             raise CapabilityError("this pack has no draft model: use --drafter ngram, or export the pack with --draft")
+        if not setting.draft_model.card.rollback:
+            raise CapabilityError(
+                "this pack's draft model has recurrent layers, which cannot drop a draft: use --drafter ngram"
+            )
         return ModelDrafter(setting.draft_model, setting)
 
 

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from edgedecode.errors import CapabilityError
 from edgedecode.manifest import ModelEntry
 
+from ..threads import default_threads
 from .choice import choose_graph
 from .concat_model import CONCAT
 from .graph import FULL_BIAS, WINDOW_BIAS, Untyped, import_engine, open_session
 from .providers import choose_provider
-from .threads import default_threads
 
 __all__ = ["BareLoop"]
 

@@ -7,12 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from edgedecode.errors import InputError
+from edgedecode.errors import CapabilityError, InputError
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import Device, LanguageModel
 from edgedecode.types import ModelCard
 
+from ..threads import default_threads
 from .choice import choose_graph, file_nbytes
 from .concat_footprint import widen_footprint
 from .concat_model import CONCAT, ConcatModel
@@ -20,7 +21,6 @@ from .footprint import ENGINE_NBYTES, plan_footprint
 from .graph import check_concat_contract, check_contract, import_engine, open_session
 from .model import OnnxModel
 from .providers import PROVIDERS, choose_provider
-from .threads import default_threads
 
 __all__ = ["OnnxRuntime"]
 
@@ -70,6 +70,11 @@ class OnnxRuntime:
         chosen = choose_provider(provider, installed=self._engine.get_available_providers())
         if threads is not None and threads < 1:
             raise InputError(f"{threads} threads: give 1 or more")
+        if not entry.graphs:
+            raise CapabilityError(
+                f"the pack holds no ONNX graphs of the model {name}: export it with --formats onnx,gguf, "
+                f"or use --runtime llama"
+            )
         graph = choose_graph(entry, root, name=name, needs=needs)
         path, weights = root / graph.file, root / entry.weights
         footprint = plan_footprint(

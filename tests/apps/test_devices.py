@@ -44,4 +44,4 @@ def test_the_table_and_the_json_line(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_an_unknown_runtime_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--runtime", "abacus"]) == 1
-    assert capsys.readouterr().err == "edgedecode: there is no runtime 'abacus'; installed: onnx\n"
+    assert capsys.readouterr().err == "edgedecode: there is no runtime 'abacus'; installed: llama, onnx\n"

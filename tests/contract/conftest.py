@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.contract.concat_graph import write_concat
 from tests.contract.toy_graph import ToyShape, write_toy
 
 PACK = os.environ.get("EDGEDECODE_CONTRACT_PACK")
-NAMES = ["toy", "toy hidden", "toy lora", "toy kv8", "table", "concat", *(["pack"] if PACK else [])]
+NAMES = ["toy", "toy hidden", "toy lora", "toy kv8", "llama", "table", "concat", *(["pack"] if PACK else [])]
 
 
 class Opener:
@@ -79,12 +80,74 @@ def opener(tmp_path_factory: pytest.TempPathFactory) -> Opener:
     return Opener(tmp_path_factory.mktemp("toys"))
 
 
+def open_gguf(
+    entry: ModelEntry, root: Path, *, budget: Budget, needs: tuple[str, ...] = (), threads: int = 1
+) -> LanguageModel:
+    """Open an entry's GGUF file with llama.cpp; skips where it is not installed."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        pytest.skip("the llama extra is not installed")
+    from edgedecode.runtimes.llama import LlamaRuntime
+
+    model: LanguageModel = LlamaRuntime().open(
+        entry,
+        root,
+        name="target",
+        vocabulary_size=entry.rows,
+        budget=budget,
+        threads=threads,
+        provider="cpu",
+        needs=needs,
+    )
+    return model
+
+
+class GgufOpener:
+    """Opens toy models on llama.cpp, one folder a shape, architecture and quantization."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries: dict[Path, ModelEntry] = {}
+
+    def root(self, shape: ToyShape, architecture: str = "qwen2", quantization: str = "") -> Path:
+        return self._folder / f"{architecture}{quantization}-{abs(hash(shape)):x}"
+
+    def entry(self, shape: ToyShape, architecture: str = "qwen2", quantization: str = "") -> ModelEntry:
+        root = self.root(shape, architecture, quantization)
+        if root not in self._entries:
+            write_toy_gguf = pytest.importorskip("tests.contract.toy_gguf", reason="gguf is missing").write_toy_gguf
+            self._entries[root] = write_toy_gguf(root, shape, architecture=architecture, quantization=quantization)
+        return self._entries[root]
+
+    def __call__(
+        self,
+        shape: ToyShape | None = None,
+        *,
+        architecture: str = "qwen2",
+        quantization: str = "",
+        budget: Budget | None = None,
+        needs: tuple[str, ...] = (),
+    ) -> LanguageModel:
+        shape = shape or ToyShape()
+        entry = self.entry(shape, architecture, quantization)
+        root = self.root(shape, architecture, quantization)
+        return open_gguf(entry, root, budget=budget or Budget(), needs=needs)
+
+
+@pytest.fixture(scope="session")
+def gguf_opener(tmp_path_factory: pytest.TempPathFactory) -> GgufOpener:
+    return GgufOpener(tmp_path_factory.mktemp("ggufs"))
+
+
 def _toy(opener: Opener) -> LanguageModel:
     return opener()
 
 
 def _toy_of(*needs: str) -> Callable[[Opener], LanguageModel]:
     return lambda opener: opener(ToyShape(graphs=("base", "hidden", "lora", "kv8")), needs=needs)
+
+
+def _llama(opener: Opener) -> LanguageModel:
+    return GgufOpener(opener.root(ToyShape()).with_name("ggufs"))()
 
 
 def _table(opener: Opener) -> LanguageModel:
@@ -105,6 +168,7 @@ MAKERS: dict[str, Callable[[Opener], LanguageModel]] = {
     "toy hidden": _toy_of("hidden"),
     "toy lora": _toy_of("lora"),
     "toy kv8": _toy_of("kv:int8"),
+    "llama": _llama,
     "table": _table,
     "concat": _concat,
     "pack": _pack,

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,30 @@ def test_a_target_alone_drafts_with_ngrams() -> None:
     assert pair.session().drafter_name == "ngram"
     with pytest.raises(CapabilityError, match="no draft model"):
         pair.session(SessionOptions(drafter="model"))
+
+
+def test_a_target_that_cannot_drop_rows_is_decoded_without_drafts() -> None:
+    pair: Any = ascii_pair()
+    pair.target.card = replace(pair.target.card, rollback=False)
+    session = pair.session()
+    assert session.drafter_name == "none"
+    assert session.generate("hello", max_tokens=8).stats.proposed == 0
+    for options in (
+        SessionOptions(drafter="ngram"),
+        SessionOptions(draft_max=2),
+        SessionOptions(drafter="model"),
+        SessionOptions(reproducible=True),
+        SessionOptions(drafter="none", reproducible=True),
+    ):
+        with pytest.raises(CapabilityError, match="--drafter none"):
+            pair.session(options)
+
+
+def test_a_draft_model_that_cannot_drop_rows_is_refused() -> None:
+    pair: Any = ascii_pair()
+    pair.draft.card = replace(pair.draft.card, rollback=False)
+    with pytest.raises(CapabilityError, match="--drafter ngram"):
+        pair.session()
 
 
 def test_one_drafter_source_serves_every_session() -> None:

@@ -1,0 +1,86 @@
+"""Reads GGUF's typed fields from bytes, never past their end. Knows encodings, not what fields mean."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import TypeAlias
+
+__all__ = ["FieldReader", "Truncated", "Value"]
+
+Value: TypeAlias = int | float | str
+"""A field's value; of an array, how many elements it has (per-layer integers: the largest)."""
+
+FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""struct's letters by GGUF value type."""
+TEXT, ARRAY = 8, 9
+PER_LAYER = 4096
+"""Arrays of at most so many integers are read (one a layer); longer ones, such as token types, are skipped."""
+
+
+class Truncated(Exception):
+    """The bytes end, or cannot be what they claim to be; says where."""
+
+
+class FieldReader:
+    """Walks a GGUF header from `offset` on. Every method raises Truncated at the end of the bytes."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content = content
+        self._size = len(content)
+        self.offset = 0
+
+    def take(self, count: int) -> bytes:
+        """Return the next `count` bytes."""
+        start = self._advance(count)
+        return self._content[start : self.offset]
+
+    def integer(self, letter: str) -> int:
+        """Return the next number of struct's format `letter`, little-endian."""
+        form = "<" + letter
+        (value,) = struct.unpack_from(form, self._content, self._advance(struct.calcsize(form)))
+        return int(value)
+
+    def text(self) -> str:
+        """Return the next string, undecodable bytes replaced."""
+        return self.take(self.integer("Q")).decode("utf-8", "replace")
+
+    def field(self) -> tuple[str, Value]:
+        """Return the next key and value."""
+        key = self.text()
+        return key, self._value(self.integer("I"), key)
+
+    def _value(self, kind: int, key: str) -> Value:
+        if kind == TEXT:
+            return self.text()
+        if kind == ARRAY:
+            return self._array(self.integer("I"), self.integer("Q"), key)
+        form = "<" + self._letter(kind, key)
+        (value,) = struct.unpack_from(form, self._content, self._advance(struct.calcsize(form)))
+        return float(value) if isinstance(value, float) else int(value)
+
+    def _array(self, kind: int, count: int, key: str) -> int:
+        letter = "" if kind == TEXT else self._letter(kind, key)
+        nbytes = struct.calcsize("<" + letter) if letter else 8  # a text takes its length at least
+        if count * nbytes > self._size:
+            raise Truncated(f"the field {key[:40]!r} claims {count} elements")
+        if kind == TEXT:
+            for _ in range(count):
+                self._advance(self.integer("Q"))
+            return count
+        start = self._advance(count * nbytes)
+        if letter in "fd" or not 0 < count <= PER_LAYER:
+            return count
+        return int(max(struct.unpack_from(f"<{count}{letter}", self._content, start)))
+
+    def _letter(self, kind: int, key: str) -> str:
+        if kind not in FORMATS:
+            raise Truncated(f"the field {key[:40]!r} has the unknown type {kind}")
+        return FORMATS[kind]
+
+    def _advance(self, count: int) -> int:
+        start = self.offset
+        if count > self._size - start:
+            raise Truncated(f"{count} bytes are missing at {start}")
+        self.offset = start + count
+        return start

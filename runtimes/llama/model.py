@@ -1,0 +1,177 @@
+"""A model on llama.cpp: turns rows to append into engine passes. Knows no text, drafting or sampling.
+
+A pass has at most the rows and outputs its context was made for, since more abort the process; longer requests are
+split. The outputs of one pass are read in place, those of several are gathered in an array of our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from weakref import WeakSet
+
+import numpy as np
+
+from edgedecode.errors import CapabilityError, InputError
+from edgedecode.manifest import ModelEntry
+from edgedecode.memory import Budget, Lease
+from edgedecode.protocols import State
+from edgedecode.types import AdapterUse, FloatArray, ModelCard, Output, RowRequest
+
+from .context import Context
+from .engine import Weights
+from .footprint import StatePlan, plan_state, row_nbytes
+from .header import Header
+from .requests import continues, pieces_of, places, wanted_rows
+from .state import LlamaState
+
+__all__ = ["LlamaModel"]
+
+
+class LlamaModel:
+    """Implements `LanguageModel` over loaded weights, which it owns with the `leases` given."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        entry: ModelEntry,
+        header: Header,
+        card: ModelCard,
+        budget: Budget,
+        leases: Sequence[Lease],
+    ) -> None:
+        self._weights = weights
+        self._entry = entry
+        self._header = header
+        self._card = card
+        self._budget = budget
+        self._leases = list(leases)
+        self._gathered_lease = budget.reserve(f"logits:{card.name}", 0)
+        self._gathered: FloatArray = np.empty((0, card.rows), np.float32)
+        self._contexts: WeakSet[Context] = WeakSet()
+        self._lock = Lock()
+        self._window, self._rigid = weights.window, weights.rigid
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    def new_state(self, capacity: int, *, rows: int = 1) -> State:
+        if capacity < 1 or rows < 0:
+            raise InputError(f"a state of {capacity} rows, {rows} of logits: give 1 or more")
+        if capacity > self._card.context:
+            raise CapabilityError(f"a state of {capacity} rows: {self._card.name} holds {self._card.context} at most")
+        if self._weights.closed:
+            raise CapabilityError(f"the model {self._card.name} is closed")
+        plan = plan_state(self._entry, self._header, card=self._card, capacity=capacity, rows=rows)
+        lease = self._budget.reserve(f"kv:{self._card.name}", plan.nbytes)
+        try:
+            return self._make_state(plan, capacity, lease=lease)
+        except BaseException:
+            lease.release()
+            raise
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: RowRequest = "last",
+        adapter: AdapterUse | None = None,
+    ) -> Output:
+        if adapter is not None:
+            raise CapabilityError(f"{self._card.name} applies no adapters here: {adapter.name!r} cannot be used")
+        count = len(tokens)
+        wanted = wanted_rows(rows, count=count)
+        with self._lock:
+            own = self._own(state)
+            self._check_tokens(tokens)
+            above = self._parents(own, parents, count=count)
+            mark = own.begin(count, above)
+            try:
+                logits = self._append(own, tokens, parents=above, rows=wanted)
+            except BaseException:
+                own.undo(mark)
+                raise
+            own.commit(count)
+        return Output(logits)
+
+    def close(self) -> None:
+        """Close every state and give the memory back; waits for a pass that is running. Idempotent."""
+        with self._lock:
+            for context in list(self._contexts):  # also those that only a view still holds
+                context.close()
+            self._weights.close()
+            self._gathered = np.empty((0, self._card.rows), np.float32)
+            for lease in (*self._leases, self._gathered_lease):
+                lease.release()
+
+    def _make_state(self, plan: StatePlan, capacity: int, *, lease: Lease) -> LlamaState:
+        """Make the context, and set the lease to what the engine reports of it."""
+        engine = self._weights.engine
+        context = Context(self._weights, engine.context(self._weights, plan.context), plan=plan.context, lease=lease)
+        self._contexts.add(context)
+        try:
+            lease.resize(sum(engine.log.sizes().values()) + plan.work_nbytes)
+        except BaseException:
+            context.close()
+            raise
+        return LlamaState(context, capacity=capacity, window=self._window, rigid=self._rigid, owner=self)
+
+    def _append(
+        self, state: LlamaState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
+    ) -> FloatArray:
+        """Run the passes that append `tokens` and return the logits of `rows`."""
+        ascending = rows if isinstance(rows, range) and rows.step > 0 else sorted(set(rows))
+        plan = state.context.plan
+        pieces = list(pieces_of(len(tokens), ascending, width=plan.rows_per_pass, outputs=plan.outputs))
+        several = sum(bool(piece.rows) for piece in pieces) > 1
+        logits = self._gather(len(ascending) if several else 0)
+        filled = 0
+        for piece in pieces:
+            state.append(
+                tokens[piece.start : piece.stop],
+                start=state.pending + piece.start,
+                parents=None if parents is None else parents[piece.start : piece.stop],
+                rows=[row - piece.start for row in piece.rows],
+            )
+            if not piece.rows:
+                continue
+            found = state.context.logits(len(piece.rows), rows=self._card.rows)
+            if several:
+                logits[filled : filled + len(found)] = found
+                filled += len(found)
+            else:
+                logits = found
+        return logits if ascending is rows or ascending == list(rows) else logits[places(rows, ascending)]
+
+    def _gather(self, count: int) -> FloatArray:
+        """Return an array of our own for `count` rows. Raises BudgetExceeded before it grows."""
+        if len(self._gathered) < count:
+            self._gathered_lease.resize(count * row_nbytes(self._entry))
+            self._gathered = np.empty((count, self._card.rows), np.float32)
+        return self._gathered[:count]
+
+    def _parents(self, state: LlamaState, parents: Sequence[int] | None, *, count: int) -> Sequence[int] | None:
+        """Return the rows' parents where the state is, or becomes, a tree; None for a chain."""
+        after = state.pending
+        if parents is not None and not continues(parents, count=count, after=after):
+            if not self._card.tree:
+                raise CapabilityError(f"{self._card.name} reads chains only: its memory has no branches")
+            return parents
+        return range(after - 1, after - 1 + count) if state.branched else None
+
+    def _own(self, state: State) -> LlamaState:
+        if not isinstance(state, LlamaState) or state.owner is not self:
+            raise InputError(f"the state was not made by {self._card.name}'s new_state")
+        if self._weights.closed or state.closed:
+            raise CapabilityError(f"{self._card.name} or its state is closed")
+        return state
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        if not len(tokens):
+            raise InputError("a forward pass needs at least one token")
+        if min(tokens) < 0 or max(tokens) >= self._card.rows:
+            raise InputError(f"token ids go from 0 to {self._card.rows - 1}, not {min(tokens)} to {max(tokens)}")

@@ -1,0 +1,167 @@
+"""Tries the engine in a child process before this one loads it: a build for other processors dies at its first product.
+
+The finding is kept in the user's cache for this wheel, library and processor, so that it is asked for once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from edgedecode.folders import cache_folder
+
+from .engine import INSTALL, Engine
+from .tiny import tiny_model
+
+__all__ = ["Finding", "decode_tiny", "probe_engine"]
+
+TIMEOUT_SECONDS = 60.0
+REBUILD = 'CMAKE_ARGS="-DGGML_NATIVE=OFF" pip install --force-reinstall --no-binary :all: --no-deps llama-cpp-python=='
+LASTING = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGABRT", "SIGFPE")
+"""Signals that the same build sends again; others (memory ran out, a user's stop) are not remembered."""
+_CODE = "import sys; from edgedecode.runtimes.llama.probe import decode_tiny; decode_tiny(sys.argv[1])"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Whether the engine runs here, or why not and what to do."""
+
+    works: bool
+    reason: str = ""
+
+
+def probe_engine(version: str, *, python: Sequence[str] | None = None, timeout: float = TIMEOUT_SECONDS) -> Finding:
+    """Return whether this wheel runs on this processor: the cached finding, else a child process's.
+
+    python: the command that decodes the model whose path follows (tests use another one).
+    """
+    path = _cache_path(version)
+    known = _load(path)
+    if known is not None:
+        return known
+    finding, lasting = _ask_child(version, python or (sys.executable, "-c", _CODE), timeout=timeout)
+    if lasting and path is not None:
+        _store(path, finding)
+    return finding
+
+
+def decode_tiny(path: str) -> None:
+    """Load the model at `path` and run a pass of one row and one of several, as the child process does."""
+    from edgedecode.manifest import ModelEntry
+    from edgedecode.memory import Budget
+    from edgedecode.types import ModelCard
+
+    from .header import read_header
+    from .model import LlamaModel
+
+    engine, header = Engine(), read_header(Path(path))
+    entry = ModelEntry(
+        architecture=header.architecture,
+        rows=header.rows,
+        context=header.context,
+        hidden_size=header.hidden_size,
+        layers=header.layers,
+        kv_heads=header.kv_heads,
+        head_size=header.head_size,
+        parameters=1,
+        weights="",
+        graphs={},
+        bits=4,
+        block_size=32,
+        head_bits=8,
+        license="",
+        source="",
+    )
+    card = ModelCard(
+        name="probe", rows=entry.rows, vocabulary_size=entry.rows, context=entry.context, kv_types=("float16",)
+    )
+    weights = engine.load(Path(path), mmap=True)
+    model = LlamaModel(weights, entry=entry, header=header, card=card, budget=Budget(), leases=[])
+    state = model.new_state(64)
+    model.forward(range(20), state)
+    model.forward([1], state)
+    model.close()
+
+
+def _ask_child(version: str, python: Sequence[str], *, timeout: float) -> tuple[Finding, bool]:
+    """Return the finding, and whether it will be the same tomorrow."""
+    with tempfile.TemporaryDirectory(prefix="edgedecode-") as folder:
+        model = Path(folder) / "tiny.gguf"
+        model.write_bytes(tiny_model())
+        try:
+            done = subprocess.run(
+                [*python, str(model)],
+                env=os.environ | {"GGML_NO_BACKTRACE": "1"},
+                capture_output=True,
+                timeout=timeout,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired:
+            return Finding(False, f"its tiny test model took more than {timeout:g} s"), False
+        except OSError as error:
+            return Finding(False, f"it could not be tried: {error.strerror or error}"), False
+    if done.returncode == 0:
+        return Finding(True), True
+    if done.returncode < 0:
+        name = _signal_name(-done.returncode)
+        return Finding(False, f"its native code died with {name}; rebuild it: {REBUILD}{version}"), name in LASTING
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    return Finding(False, f"{lines[-1] if lines else f'exit code {done.returncode}'} ({INSTALL})"), False
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _cache_path(version: str) -> Path | None:
+    folder = cache_folder("engines")
+    if folder is None:
+        return None
+    facts = "\n".join([version, *_library(), *_processor()])
+    return folder / f"llama-{hashlib.sha256(facts.encode()).hexdigest()[:24]}.json"
+
+
+def _library() -> list[str]:
+    """Return what changes when the wheel is built again: its libraries' sizes and times. Imports nothing of it."""
+    spec = find_spec("llama_cpp")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    files = [path for folder in folders for path in sorted((Path(folder) / "lib").glob("*")) if path.is_file()]
+    return [f"{path}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files]
+
+
+def _processor() -> list[str]:
+    """Return what decides whether native code runs: the processor's model and flags where Linux tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return [platform.platform(), platform.processor()]
+    return sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+
+
+def _load(path: Path | None) -> Finding | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")) if path is not None else None
+        return Finding(works=bool(value["works"]), reason=str(value["reason"])) if value else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _store(path: Path, finding: Finding) -> None:
+    try:
+        path.write_text(json.dumps(asdict(finding)), encoding="utf-8")
+    except OSError:  # a full or read-only cache only means that the next start asks again
+        path.unlink(missing_ok=True)

@@ -1,0 +1,155 @@
+"""The llama.cpp engine as a `Runtime`: lists its device and opens a pack's GGUF files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from edgedecode.errors import CapabilityError, InputError, ManifestError, RuntimeUnavailable
+from edgedecode.manifest import ModelEntry
+from edgedecode.memory import Budget, Lease
+from edgedecode.protocols import Device, LanguageModel
+from edgedecode.types import ModelCard
+
+from ..threads import default_threads
+from .engine import EXACT, INSTALL, KV_TYPES, Engine, Weights, engine_version
+from .footprint import ENGINE_NBYTES, weights_nbytes
+from .header import Header, check_header, read_header
+from .model import LlamaModel
+from .probe import Finding, probe_engine
+
+__all__ = ["LlamaRuntime"]
+
+PROVIDER = "cpu"
+OFFERED = {"tree", *(f"kv:{name}" for name in KV_TYPES)}
+INT8_BLOCK = 32
+
+
+class LlamaRuntime:
+    """Implements `Runtime`. Raises RuntimeUnavailable when llama-cpp-python is not installed.
+
+    The engine is loaded by the first `open`, once a child process has shown that it runs here. mmap: read weights from
+    the mapped file; False copies them, for file systems that map badly.
+    """
+
+    def __init__(self, *, mmap: bool = True) -> None:
+        version = engine_version()
+        if version is None:
+            raise RuntimeUnavailable(f"llama.cpp is not installed (no llama-cpp-python here): {INSTALL}")
+        self._version = version
+        self._mmap = mmap
+        self._engine: Engine | None = None
+        self._code: WeakKeyDictionary[Budget, Lease] = WeakKeyDictionary()
+        """Per budget: the engine's own pages. They stay while the process lives, so this lease outlives the models."""
+
+    @property
+    def name(self) -> str:
+        return "llama"
+
+    def devices(self) -> Sequence[Device]:
+        """Return the processor, and whether the engine runs on it: a child process tries a tiny model."""
+        finding = self._probe()
+        return [
+            Device(
+                runtime=self.name,
+                provider=PROVIDER,
+                description=f"llama.cpp on the processor, llama-cpp-python {self._version}",
+                available=finding.works,
+                reason=finding.reason,
+            )
+        ]
+
+    def open(
+        self,
+        entry: ModelEntry,
+        root: Path,
+        *,
+        name: str,
+        vocabulary_size: int,
+        budget: Budget,
+        threads: int | None,
+        provider: str,
+        needs: Collection[str] = (),
+    ) -> LanguageModel:
+        if provider != PROVIDER:
+            raise CapabilityError(f"llama.cpp has no provider {provider!r} here; it has: {PROVIDER}")
+        if threads is not None and threads < 1:
+            raise InputError(f"{threads} threads: give 1 or more")
+        if not entry.gguf:
+            raise CapabilityError(
+                f"the pack holds no GGUF file of the model {name}: export it with --formats onnx,gguf, "
+                f"or use --runtime onnx"
+            )
+        kv_type = _kv_type(entry, name, needs=needs)
+        path = root / entry.gguf
+        header = read_header(path)
+        check_header(header, entry, path=path)
+        file_nbytes = path.stat().st_size
+        with ExitStack() as undo:  # gives every lease back when a later step fails
+            code = self._code.get(budget) or undo.enter_context(budget.reserve("llama.cpp code", ENGINE_NBYTES))
+            planned = weights_nbytes(entry, header, file_nbytes=file_nbytes)
+            lease = undo.enter_context(budget.reserve(f"weights:{name}", planned))
+            engine = self._load_engine()
+            weights = engine.load(path, mmap=self._mmap)
+            undo.callback(weights.close)
+            _check_kind(weights, header, name=name, needs=needs)
+            mapped = file_nbytes if self._mmap else 0
+            lease.resize(planned - file_nbytes - header.quantized_nbytes + mapped + engine.log.sizes().get("model", 0))
+            card = ModelCard(
+                name=name,
+                rows=entry.rows,
+                vocabulary_size=min(entry.rows, vocabulary_size),
+                context=min(entry.context, header.context or entry.context),
+                tree=not weights.rigid,
+                rollback=not weights.rigid,
+                kv_types=(kv_type,),
+                weights_nbytes=lease.nbytes,
+                threads=threads or default_threads(file_nbytes),
+            )
+            model = LlamaModel(weights, entry=entry, header=header, card=card, budget=budget, leases=[lease])
+            undo.pop_all()
+            self._code[budget] = code
+        return model
+
+    def _probe(self) -> Finding:
+        return probe_engine(self._version)
+
+    def _load_engine(self) -> Engine:
+        if self._engine is None:
+            finding = self._probe()
+            if not finding.works:
+                raise RuntimeUnavailable(f"llama.cpp does not run here: {finding.reason}")
+            self._engine = Engine()
+        return self._engine
+
+
+def _kv_type(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
+    """Return how keys and values are kept: as asked, else float32 beside float weights and float16 beside others."""
+    if missing := sorted(set(needs) - OFFERED):
+        raise CapabilityError(f"llama.cpp offers no {', '.join(missing)} for the model {name}: use --runtime onnx")
+    asked = [need.partition(":")[2] for need in needs if need.startswith("kv:")]
+    if len(asked) > 1:
+        raise CapabilityError(f"keys and values have one type, not {' and '.join(sorted(asked))}")
+    kv_type = asked[0] if asked else EXACT if entry.bits == 32 else "float16"
+    if kv_type == "int8" and entry.head_size % INT8_BLOCK:
+        raise CapabilityError(
+            f"int8 keys and values need heads of a multiple of {INT8_BLOCK}; the model {name} has {entry.head_size}"
+        )
+    return kv_type
+
+
+def _check_kind(weights: Weights, header: Header, *, name: str, needs: Collection[str]) -> None:
+    """Refuse what is no decoder with the header's rows, and trees where layers are recurrent."""
+    if weights.rows != header.rows:
+        raise ManifestError(
+            f"llama.cpp reads {weights.rows} tokens in the model {name} of {header.rows} rows: export it again"
+        )
+    if not weights.decoder:
+        raise CapabilityError(f"the model {name} ({header.architecture}) is no decoder: it cannot be run here")
+    if weights.rigid and "tree" in needs:
+        raise CapabilityError(f"the model {name} ({header.architecture}) has recurrent layers: it reads no trees")
+    if weights.rigid:
+        logging.getLogger("edgedecode").info("%s has recurrent layers: it is decoded without drafts", name)

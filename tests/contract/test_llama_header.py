@@ -1,0 +1,145 @@
+"""GGUF headers: every damage is one clear line before native code sees the file; needs no engine."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgedecode.errors import ManifestError
+from edgedecode.runtimes.llama.header import check_header, read_header
+from edgedecode.runtimes.llama.tiny import CONTEXT, HEAD_SIZE, HEADS, HIDDEN, MLP, ROWS, tiny_model
+from tests.contract.conftest import GgufOpener
+from tests.contract.toy_graph import ToyShape
+
+TINY = tiny_model()
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def with_field(name: str, kind: int, value: bytes) -> bytes:
+    """The tiny model with one more field."""
+    (count,) = struct.unpack_from("<Q", TINY, 16)
+    field = text(name) + struct.pack("<I", kind) + value
+    grown = TINY[:16] + struct.pack("<Q", count + 1) + field + TINY[24:]
+    return grown + bytes(64)  # the data moves to the next aligned byte
+
+
+def refused(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises(ManifestError) as caught:
+        read_header(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.gguf"
+
+
+def test_the_tiny_model_is_read(path: Path) -> None:
+    path.write_bytes(TINY)
+    header = read_header(path)
+    assert (header.architecture, header.layers, header.rows, header.context) == ("llama", 1, ROWS, CONTEXT)
+    assert (header.hidden_size, header.mlp_size) == (HIDDEN, MLP)
+    assert (header.heads, header.kv_heads, header.head_size) == (HEADS, HEADS, HEAD_SIZE)
+    assert 7 * HIDDEN * HIDDEN // 2 < header.quantized_nbytes < len(TINY)
+
+
+def test_a_file_of_the_gguf_package_is_read_and_compared(gguf_opener: GgufOpener) -> None:
+    shape = ToyShape(window=40)
+    entry = gguf_opener.entry(shape)
+    path = gguf_opener.root(shape) / entry.gguf
+    header = read_header(path)
+    assert (header.rows, header.layers, header.kv_heads, header.head_size) == (128, 2, 2, 16)
+    assert (header.heads, header.context, header.window, header.quantized_nbytes) == (4, 512, 40, 0)
+    check_header(header, entry, path=path)
+    for changed in ({"rows": 130}, {"layers": 3}, {"hidden_size": 65}, {"kv_heads": 1}, {"head_size": 8}):
+        with pytest.raises(ManifestError, match="manifest says"):
+            check_header(header, replace(entry, **changed), path=path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0001, 0.001, 0.002, 0.5, 0.999])
+def test_truncated_files(path: Path, share: float) -> None:
+    message = refused(path, TINY[: int(len(TINY) * share)])
+    assert "truncated" in message or "empty" in message
+
+
+def test_every_cut_within_the_header_is_noticed(path: Path) -> None:
+    for end in range(4, 1500, 7):
+        refused(path, TINY[:end])
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="cannot be read"):
+        read_header(tmp_path / "none.gguf")
+    with pytest.raises(ManifestError, match="cannot be read"):
+        read_header(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (b"GGML" + TINY[4:], "no GGUF file"),
+        (b"PK\3\4" + TINY[4:], "no GGUF file"),
+        (b"GGUF" + struct.pack(">I", 3) + TINY[8:], "big-endian"),
+        (b"GGUF" + struct.pack("<I", 4) + TINY[8:], "version 4, this edgedecode reads up to 3: upgrade"),
+        (b"GGUF" + struct.pack("<I", 1) + TINY[8:], "too old"),
+        (b"GGUF" + struct.pack("<I", 0) + TINY[8:], "too old"),
+        (b"GGUF" + struct.pack("<IQ", 3, 2**40) + TINY[16:], "truncated or damaged"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 5, 2**63) + TINY[24:], "truncated or damaged"),
+    ],
+)
+def test_foreign_newer_and_damaged_starts(path: Path, start: bytes, words: str) -> None:
+    assert words in refused(path, start)
+
+
+def test_split_files(path: Path) -> None:
+    content = with_field("split.count", 2, struct.pack("<H", 3))
+    assert "part 1 of 3 of a split file" in refused(path, content)
+
+
+def test_a_vocabulary_alone(path: Path) -> None:
+    fields = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    assert "vocabulary" in refused(path, b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + fields)
+
+
+def test_no_language_model(path: Path) -> None:
+    assert "no language model" in refused(path, TINY.replace(b"token_embd.weight", b"token_embd.wEight"))
+
+
+def test_tokens_that_are_not_the_rows(path: Path) -> None:
+    tokens = struct.pack("<IQ", 8, 2) + text("a") + text("b")
+    assert "lists 2 tokens for 64 rows" in refused(path, with_field("tokenizer.ggml.tokens", 9, tokens))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(99, b""), (9, struct.pack("<IQ", 4, 2**50)), (9, struct.pack("<IQ", 9, 1)), (9, struct.pack("<IQ", 77, 1))],
+)
+def test_fields_that_cannot_be(path: Path, kind: int, value: bytes) -> None:
+    assert "truncated or damaged" in refused(path, with_field("some.field", kind, value))
+
+
+@pytest.mark.parametrize("kind", [4, 40, 1000])
+def test_an_unknown_tensor_type(path: Path, kind: int) -> None:
+    place = TINY.index(b"output_norm.weight") + len("output_norm.weight") + 12
+    assert "unknown type" in refused(path, TINY[:place] + struct.pack("<I", kind) + TINY[place + 4 :])
+
+
+def test_a_tensor_off_the_grid_or_beyond_the_end(path: Path) -> None:
+    place = TINY.index(b"output_norm.weight") + len("output_norm.weight") + 16
+    for offset, words in ((3, "off the grid"), (2**40, "ends at byte")):
+        assert words in refused(path, TINY[:place] + struct.pack("<Q", offset) + TINY[place + 8 :])
+
+
+def test_fields_of_layers_are_the_largest(path: Path) -> None:
+    path.write_bytes(with_field("llama.attention.sliding_window", 9, struct.pack("<IQ3I", 4, 3, 7, 9, 8)))
+    assert read_header(path).window == 9

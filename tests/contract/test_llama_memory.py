@@ -1,0 +1,208 @@
+"""llama.cpp's bytes: leased before they are allocated, set to what the engine reports, and above what is measured."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgedecode.errors import BudgetExceeded
+from edgedecode.memory import Budget
+from tests.contract.conftest import GgufOpener
+from tests.contract.toy_graph import ToyShape
+
+MIB = 2**20
+LARGE = ToyShape(layers=2, hidden=512, heads=8, kv_heads=4, head_size=64, mlp=2048, rows=8192, context=2048)
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.memory import Budget, resident_nbytes
+from edgedecode.runtimes.llama import LlamaRuntime
+fields = json.loads(sys.argv[2])
+fields["graphs"] = {}
+entry, budget, runtime = ModelEntry(**fields), Budget(), LlamaRuntime()
+before = resident_nbytes()
+model = runtime.open(entry, Path(sys.argv[1]), name="target", vocabulary_size=entry.rows, budget=budget, threads=1,
+                     provider="cpu", needs=json.loads(sys.argv[3]))
+state, peak = model.new_state(1024, rows=16), 0
+for start in range(0, 1024, 256):
+    model.forward([token % entry.rows for token in range(start, start + 256)], state)
+    peak = max(peak, resident_nbytes())
+state.crop(0)
+for start in range(0, entry.rows, 128):  # every page of the embedding
+    model.forward([token % entry.rows for token in range(start, start + 128)], state, rows="none")
+    state.crop(0)
+model.forward(list(range(16)), state, parents=[-1] * 16, rows="all")
+peak = max(peak, resident_nbytes())
+print(json.dumps({"used": peak - before, "planned": budget.used_nbytes}))
+"""
+
+
+def sum_of(budget: Budget, prefix: str) -> int:
+    return sum(lease.nbytes for lease in budget.leases if lease.name.startswith(prefix))
+
+
+def test_states_are_charged_whole_and_at_once(gguf_opener: GgufOpener) -> None:
+    budget = Budget()
+    model = gguf_opener(budget=budget)
+    before = budget.used_nbytes
+    state = model.new_state(100)
+    assert state.nbytes == budget.used_nbytes - before == sum_of(budget, "kv:")
+    assert state.nbytes >= 2 * 2 * 2 * 16 * 4 * 256
+    model.forward(list(range(90)), state, rows="none")
+    assert state.nbytes == sum_of(budget, "kv:")
+    state.close()
+    assert sum_of(budget, "kv:") == 0
+    model.close()
+
+
+@pytest.mark.parametrize("needs", [("kv:float32",), ("kv:float16",), ("kv:int8",)], ids=str)
+@pytest.mark.parametrize(("capacity", "rows"), [(256, 1), (2048, 17)])
+def test_a_state_declares_what_the_engine_reports(
+    gguf_opener: GgufOpener, needs: tuple[str, ...], capacity: int, rows: int
+) -> None:
+    budget = Budget()
+    model: Any = gguf_opener(LARGE, budget=budget, needs=needs)
+    asked: list[int] = []
+    reserve = budget.reserve
+    budget.reserve = lambda name, nbytes, **options: (asked.append(nbytes), reserve(name, nbytes, **options))[1]  # type: ignore[method-assign]
+    state = model.new_state(capacity, rows=rows)
+    reported = model._weights.engine.log.sizes()
+    assert set(reported) == {"output", "KV", "compute"}
+    cells = 2 * 2 * 4 * 64 * capacity * {"kv:float32": 4, "kv:float16": 2, "kv:int8": 34 / 32}[needs[0]]
+    assert reported["KV"] == pytest.approx(cells, abs=20_000)
+    assert reported["output"] == pytest.approx(max(8, rows) * 4 * 8192, abs=20_000)
+    assert sum(reported.values()) <= state.nbytes <= asked[0], "the plan bounds it"
+    work = state.nbytes - sum(reported.values())
+    assert work <= 2 * MIB + 48 * capacity * max(8, rows), "kernels' own buffers, which the engine does not report"
+    assert asked[0] <= 2 * state.nbytes + 4 * MIB, "and is no fantasy"
+    model.close()
+
+
+def test_every_runtime_reads_the_one_log(gguf_opener: GgufOpener) -> None:
+    first = gguf_opener()
+    alone = first.new_state(256).nbytes
+    second = gguf_opener()
+    assert first.new_state(256).nbytes == second.new_state(256).nbytes == alone
+    first.close()
+    second.close()
+
+
+def test_close_gives_everything_back(gguf_opener: GgufOpener) -> None:
+    budget = Budget()
+    model = gguf_opener(budget=budget)
+    states = [model.new_state(50), model.new_state(60)]
+    model.forward([1, 2, 3], states[0], parents=[-1, -1, 0], rows="all")
+    model.close()
+    model.close()
+    assert [lease.name for lease in budget.leases] == ["llama.cpp code"], "the engine's pages stay with the process"
+
+
+def test_a_state_that_is_dropped_gives_its_lease_back(gguf_opener: GgufOpener) -> None:
+    budget = Budget()
+    model = gguf_opener(budget=budget)
+    state = model.new_state(100)
+    assert sum_of(budget, "kv:") == state.nbytes
+    del state
+    gc.collect()
+    assert sum_of(budget, "kv:") == 0
+    model.close()
+
+
+def test_a_model_that_is_dropped_goes_after_its_states(gguf_opener: GgufOpener) -> None:
+    budget = Budget()
+    model: Any = gguf_opener(budget=budget)
+    state = model.new_state(100)
+    model.itself, state.model = model, model  # a cycle: everything goes in one collection, in any order
+    del model, state
+    gc.collect()
+    assert sum_of(budget, "kv:") == 0
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
+    gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgedecode.runtimes.llama.engine import Engine
+
+    gguf_opener.entry(LARGE)
+    monkeypatch.setattr(Engine, "load", None)
+    for limit, words in ((10 * MIB, "llama.cpp code"), (20 * MIB, "weights:target")):
+        budget = Budget(limit)
+        with pytest.raises(BudgetExceeded, match=words):
+            gguf_opener(LARGE, budget=budget)
+        assert budget.leases == ()
+
+
+def test_a_state_that_does_not_fit_is_refused_before_it_is_made(
+    gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgedecode.runtimes.llama.engine import Engine
+
+    budget = Budget()
+    model = gguf_opener(LARGE, budget=budget)
+    budget.limit_nbytes = budget.used_nbytes + 2 * MIB
+    leases = budget.leases
+    monkeypatch.setattr(Engine, "context", None)
+    with pytest.raises(BudgetExceeded, match="kv:target"):
+        model.new_state(2048)
+    assert budget.leases == leases
+    budget.limit_nbytes = None
+    model.close()
+
+
+def test_a_state_that_reports_more_than_planned_is_refused_too(
+    gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgedecode.runtimes.llama.log import Log
+
+    budget = Budget()
+    model = gguf_opener(budget=budget)
+    leases = budget.leases
+    budget.limit_nbytes = budget.used_nbytes + 20 * MIB
+    monkeypatch.setattr(Log, "sizes", lambda log: {"compute": 21 * MIB})
+    with pytest.raises(BudgetExceeded, match="kv:target"):
+        model.new_state(100)
+    assert budget.leases == leases
+    model.close()
+
+
+def test_more_rows_than_planned_are_leased_before_they_are_gathered(gguf_opener: GgufOpener) -> None:
+    budget = Budget()
+    model = gguf_opener(budget=budget)
+    state = model.new_state(300)
+    model.forward([1], state)
+    budget.limit_nbytes = budget.used_nbytes
+    with pytest.raises(BudgetExceeded, match="logits:target"):
+        model.forward([1] * 200, state, rows="all")
+    assert state.pending == 1
+    assert model.forward([2], state).logits.shape == (1, 128)
+    budget.limit_nbytes = None
+    model.forward([1] * 200, state, rows="all")
+    assert sum_of(budget, "logits:") == 200 * 128 * 4
+    model.close()
+
+
+@pytest.mark.memory
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
+@pytest.mark.parametrize(
+    ("kv_type", "quantization"),
+    [("float32", ""), ("float16", ""), ("int8", ""), ("float16", "Q4_0"), ("float16", "Q8_0")],
+)
+def test_the_plan_bounds_what_is_measured(gguf_opener: GgufOpener, kv_type: str, quantization: str) -> None:
+    gguf_opener().close()  # skips where the engine is missing
+    entry, root = gguf_opener.entry(LARGE, quantization=quantization), gguf_opener.root(LARGE, "qwen2", quantization)
+    arguments = [str(root), json.dumps(asdict(entry)), json.dumps([f"kv:{kv_type}"])]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True, timeout=120
+    )
+    figures = json.loads(done.stdout)
+    print(kv_type, quantization, {name: round(value / MIB, 1) for name, value in figures.items()})
+    assert figures["used"] <= figures["planned"]

@@ -1,0 +1,140 @@
+"""The toy graph's model as a GGUF file, so that two engines can be compared; and toys with windows or recurrent layers.
+
+Needs gguf beside what the toy graph needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from onnx import numpy_helper
+
+from edgedecode.manifest import ModelEntry
+from tests.contract.toy_graph import ToyGraph, ToyShape, write_toy
+
+GGUF = "model.gguf"
+Floats = npt.NDArray[np.float32]
+NAMES = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
+NAMES |= {name: f"ffn_{name}" for name in ("gate", "up", "down")}
+STATE_SIZE, RANK, KERNEL = 8, 4, 4
+"""Sizes of the recurrent toy."""
+
+
+def write_toy_gguf(
+    folder: Path, shape: ToyShape | None = None, *, architecture: str = "qwen2", quantization: str = ""
+) -> ModelEntry:
+    """Write the float toy of this shape as ONNX and GGUF into `folder` and return its entry.
+
+    architecture: llama and qwen2 are the very model of the graph; gemma2 has windows in even layers, mamba is recurrent
+    and takes only hidden size, layers and rows from the shape. quantization: Q4_0 or Q8_0 for the GGUF's matrices.
+    """
+    shape = shape or ToyShape()
+    assert shape.bits == 32
+    entry = write_toy(folder, shape)
+    tensors = _recurrent(shape) if architecture == "mamba" else _transformer(shape, architecture=architecture)
+    writer = GGUFWriter(folder / GGUF, architecture)
+    _fields(writer, shape, recurrent=architecture == "mamba")
+    for name, values in tensors.items():
+        _add(writer, name, np.ascontiguousarray(values, np.float32), quantization=quantization)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    bits = {"": 32, "Q8_0": 8, "Q4_0": 4}[quantization]
+    return replace(entry, gguf=GGUF, architecture=architecture, bits=bits)
+
+
+def _add(writer: GGUFWriter, name: str, values: Floats, *, quantization: str) -> None:
+    if quantization and values.ndim == 2:
+        kind = GGMLQuantizationType[quantization]
+        writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+    else:
+        writer.add_tensor(name, values)
+
+
+def _fields(writer: GGUFWriter, shape: ToyShape, *, recurrent: bool) -> None:
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(shape.rows)
+    writer.add_tokenizer_model("none")
+    if recurrent:
+        writer.add_feed_forward_length(0)
+        writer.add_head_count(0)
+        writer.add_ssm_conv_kernel(KERNEL)
+        writer.add_ssm_inner_size(2 * shape.hidden)
+        writer.add_ssm_state_size(STATE_SIZE)
+        writer.add_ssm_time_step_rank(RANK)
+        return
+    writer.add_feed_forward_length(shape.mlp)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_size)
+    writer.add_value_length(shape.head_size)
+    writer.add_rope_dimension_count(shape.head_size)
+    writer.add_rope_freq_base(10000.0)
+    if shape.window:
+        writer.add_sliding_window(shape.window)
+
+
+def _transformer(shape: ToyShape, *, architecture: str) -> dict[str, Floats]:
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in ToyGraph(shape).build().graph.initializer}
+    ones = np.ones(shape.hidden, np.float32)
+    found = {"token_embd.weight": tensors["embedding"], "output_norm.weight": ones}
+    if architecture != "gemma2":
+        found["output.weight"] = tensors["head.weight"].T
+    norms = ["attn_norm", "ffn_norm", *(["post_attention_norm", "post_ffw_norm"] if architecture == "gemma2" else [])]
+    for layer in range(shape.layers):
+        found |= _block(tensors, shape, layer=layer, architecture=architecture)
+        found |= {f"blk.{layer}.{norm}.weight": ones for norm in norms}
+    return found
+
+
+def _block(tensors: Mapping[str, Floats], shape: ToyShape, *, layer: int, architecture: str) -> dict[str, Floats]:
+    block = {NAMES[name]: tensors[f"layer{layer}.{name}.weight"].T for name in NAMES}
+    if architecture == "llama":
+        block["attn_q"] = _interleaved(block["attn_q"], shape.heads)
+        block["attn_k"] = _interleaved(block["attn_k"], shape.kv_heads)
+    found = {f"blk.{layer}.{name}.weight": values for name, values in block.items()}
+    if architecture == "qwen2":
+        biased = ("attn_q", "attn_k", "attn_v")
+        found |= {f"blk.{layer}.{name}.bias": np.zeros(len(block[name]), np.float32) for name in biased}
+    return found
+
+
+def _interleaved(matrix: Floats, heads: int) -> Floats:
+    """Order the rows as Llama's rotation wants them: halves of a head side by side become pairs."""
+    outer, inner = matrix.shape
+    return matrix.reshape(heads, 2, outer // heads // 2, inner).swapaxes(1, 2).reshape(outer, inner)
+
+
+def _recurrent(shape: ToyShape) -> dict[str, Floats]:
+    rng = np.random.default_rng(shape.seed)
+    wide = 2 * shape.hidden
+
+    def normal(*sizes: int) -> Floats:
+        return (rng.standard_normal(sizes) * sizes[-1] ** -0.5).astype(np.float32)
+
+    found = {"token_embd.weight": normal(shape.rows, shape.hidden) * 8, "output_norm.weight": np.ones(shape.hidden)}
+    for layer in range(shape.layers):
+        block = {
+            "attn_norm.weight": np.ones(shape.hidden, np.float32),
+            "ssm_in.weight": normal(2 * wide, shape.hidden),
+            "ssm_conv1d.weight": normal(wide, KERNEL),
+            "ssm_conv1d.bias": np.zeros(wide, np.float32),
+            "ssm_x.weight": normal(RANK + 2 * STATE_SIZE, wide),
+            "ssm_dt.weight": normal(wide, RANK),
+            "ssm_dt.bias": np.zeros(wide, np.float32),
+            "ssm_a": -np.exp(normal(wide, STATE_SIZE)),
+            "ssm_d": np.ones(wide, np.float32),
+            "ssm_out.weight": normal(shape.hidden, wide),
+        }
+        found |= {f"blk.{layer}.{name}": values for name, values in block.items()}
+    return found

@@ -1,0 +1,138 @@
+"""Losslessness on llama.cpp: the loop's text is plain decoding's, token for token, in float, with chains and trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode.drafters.model import ModelSource
+from edgedecode.drafters.ngram import NgramSource
+from edgedecode.loop import DecodeSetting, decode
+from edgedecode.memory import Budget
+from edgedecode.policy import FixedLength
+from edgedecode.protocols import Drafter, DraftSetting, LanguageModel, UniformSource
+from edgedecode.sampling import Noise, Sampler, SamplingOptions
+from edgedecode.stats import Stats
+from edgedecode.types import Draft
+from tests.contract.conftest import GgufOpener
+from tests.contract.toy_graph import ToyShape
+from tests.toys import CallDrafter, check_accounts
+
+GREEDY, WARM = SamplingOptions(), SamplingOptions(temperature=0.8, top_p=0.95)
+TARGET = ToyShape()
+DRAFTS = {"equal": TARGET, "differs": replace(TARGET, layers=1), "hostile": replace(TARGET, seed=99)}
+PROMPT = [int(token) for token in np.random.default_rng(2).integers(0, 128, 12)] * 2
+NEW = 60
+
+
+@pytest.fixture(scope="module")
+def gguf_toys(tmp_path_factory: pytest.TempPathFactory) -> GgufOpener:
+    return GgufOpener(tmp_path_factory.mktemp("ggufs"))
+
+
+@pytest.fixture(scope="module")
+def target(gguf_toys: GgufOpener) -> Iterator[LanguageModel]:
+    model = gguf_toys(TARGET)
+    yield model
+    model.close()
+
+
+def say(
+    model: LanguageModel, sampling: SamplingOptions, *, drafter: Drafter | None = None, draft_max: int = 0
+) -> tuple[list[int], Stats]:
+    """Decode after the prompt, on a state whose every settled row is checked by the text itself."""
+    state = model.new_state(len(PROMPT) + NEW + 1, rows=draft_max + 1)
+    tokens, stats = list(PROMPT), Stats()
+    setting = DecodeSetting(
+        sampler=Sampler(sampling, vocabulary_size=model.card.vocabulary_size),
+        noise=Noise(11),
+        drafter=drafter,
+        draft_noise=Noise(11, stream=1),
+        policy=FixedLength(draft_max),
+    )
+    for _ in decode(model, state, tokens=tokens, max_tokens=NEW, setting=setting, stats=stats):
+        assert (state.pending, state.length) == (0, len(tokens) - 1)
+    state.close()
+    check_accounts(stats, emitted=len(tokens) - len(PROMPT))
+    return tokens[len(PROMPT) :], stats
+
+
+def setting(model: LanguageModel | None, sampling: SamplingOptions) -> DraftSetting:
+    return DraftSetting(
+        budget=Budget(), sampling=sampling, vocabulary_size=128, capacity=len(PROMPT) + NEW + 1, draft_model=model
+    )
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("quality", DRAFTS)
+@pytest.mark.parametrize("length", [1, 2, 4, 8, 16])
+def test_chains_of_a_draft_model(
+    target: LanguageModel, gguf_toys: GgufOpener, quality: str, length: int, sampling: SamplingOptions
+) -> None:
+    plain, _ = say(target, sampling)
+    draft = gguf_toys(DRAFTS[quality])
+    drafter = ModelSource().open(setting(draft, sampling))
+    found, stats = say(target, sampling, drafter=drafter, draft_max=length)
+    assert found == plain
+    assert stats.proposed > 0
+    assert stats.accepted > 0 or quality != "equal"
+    assert stats.corrections > 0 or quality == "equal"
+    drafter.close()
+    draft.close()
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 8, 16])
+def test_chains_of_ngrams(target: LanguageModel, length: int) -> None:
+    plain, _ = say(target, GREEDY)
+    drafter = NgramSource().open(setting(None, GREEDY))
+    found, stats = say(target, GREEDY, drafter=drafter, draft_max=length)
+    assert found == plain
+    assert stats.proposed > 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("length", [2, 4, 8, 16])
+def test_trees_of_scattered_truth(target: LanguageModel, length: int, sampling: SamplingOptions) -> None:
+    plain, _ = say(target, sampling)
+    truth, rng = [*PROMPT, *plain], np.random.default_rng(length)
+
+    def bush(context: Sequence[int], limit: int, _: UniformSource) -> Draft:
+        """A random tree whose tokens are right at half of its nodes, so that paths are short, long and branch."""
+        parents, depths, tokens = [], [], []
+        for node in range(limit):
+            parent = int(rng.integers(max(-1, node - 3), node))
+            parents.append(parent)
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+            place = len(context) + depths[node]
+            right = truth[place] if place < len(truth) else 0
+            tokens.append(right if rng.random() < 0.6 else (right + node + 1) % 128)
+        return Draft(tuple(tokens), parents=tuple(parents), source="bush")
+
+    drafter = CallDrafter(bush)
+    found, stats = say(target, sampling, drafter=drafter, draft_max=length)
+    assert found == plain
+    assert stats.accepted > 0
+    assert stats.corrections > 0
+
+
+def test_a_pack_s_pair_says_what_it_says_plainly(tmp_path: Path, gguf_toys: GgufOpener) -> None:
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    import edgedecode
+    from tests.contract.gguf_pack import write_pack
+
+    root = write_pack(tmp_path / "pack", gguf_toys)
+    with edgedecode.load(root, runtime="llama") as pair:
+        assert pair.target.card.kv_types == ("float32",)
+        texts = set()
+        for drafter in ("none", "model", "ngram"):
+            options = edgedecode.SessionOptions(
+                sampling=GREEDY, drafter=drafter, draft_max=4, seed=7, ignore_eos=True, context=300
+            )
+            with pair.session(options) as session:
+                texts.add(session.generate("hello", max_tokens=40).tokens)
+                session.generate("again", max_tokens=8)
+        assert len(texts) == 1
