@@ -47,7 +47,7 @@ class Recipe:
         same = len(raised) == 2 and self.edges == self.head
         parts = [self.body.name.replace(",", "")]
         if self.edges is not None:
-            where = f"layers 0 and {self.layers - 1}" if self.layers else "first and last layer"
+            where = f"layers 0 and {self.layers - 1}" if self.layers > 1 else "first and last layer"
             parts.append(f"{where}{' and head' if same else ''} {_width(self.edges)}")
         if self.head != self.body and not same:
             parts.append(f"head {_width(self.head)}")

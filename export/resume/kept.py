@@ -118,7 +118,7 @@ def _locked(path: Path, locks: ExitStack) -> bool:
 
 def _prune(folder: Path, *, room: int) -> None:
     """Remove abandoned entries: old ones, and the oldest until all fit into `room` bytes. None that is in use."""
-    for entry in sorted(_entries(folder), key=_age):
+    for entry in sorted(_entries(folder), key=_age):  # the newest first: they keep the room
         room -= _nbytes(entry)
         if room >= 0 and _age(entry) < _OLDEST_SECONDS:
             continue

@@ -18,11 +18,12 @@ from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import State
 from edgedecode.types import AdapterUse, FloatArray, ModelCard, Output, RowRequest
 
+from ..rows import continues, wanted_rows
 from .context import Context
 from .engine import Weights
 from .footprint import StatePlan, plan_state, row_nbytes
 from .header import Header
-from .requests import continues, pieces_of, places, wanted_rows
+from .requests import pieces_of, places
 from .state import LlamaState
 
 __all__ = ["LlamaModel"]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgedecode.errors import CapabilityError, InputError
+from edgedecode.errors import CapabilityError
 
+from ..rows import check_chain, check_crop, check_kept, check_room
 from .context import Context
 from .sequences import Fork, Mark, Sequences
 
@@ -73,12 +74,9 @@ class LlamaState:
 
     def keep(self, path: Sequence[int]) -> None:
         count = len(path)
-        if count > self._pending:
-            raise InputError(f"{count} pending rows cannot be kept: there are {self._pending}")
+        check_kept(path, pending=self._pending)
         if self._branches is None:
-            for index, node in enumerate(path):
-                if node != index:
-                    raise InputError(f"pending row {node} is not row {index} of the chain: keep its first rows")
+            check_chain(path)
             if count < self._pending:
                 self._cut(self._length + count)
         else:
@@ -87,8 +85,7 @@ class LlamaState:
         self._settle(self._length + count)
 
     def crop(self, length: int) -> None:
-        if not 0 <= length <= self._length:
-            raise CapabilityError(f"cannot go back to length {length}: {self._length} positions are settled")
+        check_crop(length, settled=self._length)
         if length == 0:
             self._clear()
         elif self._torn or self._pending or length < self._length:
@@ -100,12 +97,7 @@ class LlamaState:
         """Check that `count` rows fit, and return how the tree is now, for `undo`."""
         if self._torn:
             self._mend()
-        used = self._length + self._pending
-        if used + count > self._capacity:
-            raise CapabilityError(
-                f"{count} more rows do not fit the state: {used} of {self._capacity} are used (shorten the prompt, "
-                f"or raise --ctx-size)"
-            )
+        check_room(count, used=self._length + self._pending, capacity=self._capacity)
         mark = None if self._branches is None else self._branches.mark()
         if parents is not None and self._branches is None:
             self._branches = Sequences(self._pending, most=self.context.plan.sequences, settled=self._length)

@@ -17,10 +17,10 @@ from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import State
 from edgedecode.types import AdapterUse, FloatArray, IntArray, ModelCard, Output, RowRequest
 
+from ..rows import wanted_rows
 from .concat_state import ConcatState, concat_state_nbytes
 from .footprint import FLOAT_NBYTES, Footprint
 from .graph import Untyped, cache_names, first_line
-from .requests import wanted_rows
 
 __all__ = ["CONCAT", "ConcatModel"]
 
@@ -103,7 +103,7 @@ class ConcatModel:
     ) -> Output:
         if adapter is not None:
             raise CapabilityError(f"{self._card.name} has no adapter inputs: {adapter.name!r} cannot be applied")
-        wanted = wanted_rows(rows, len(tokens))
+        wanted = wanted_rows(rows, count=len(tokens))
         with self._lock:
             own = self._own(state)
             self._check_tokens(tokens)

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from edgedecode.errors import CapabilityError, InputError
+from edgedecode.errors import CapabilityError
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Lease
 from edgedecode.types import FloatArray
 
+from ..rows import check_chain, check_crop, check_kept, check_room, continues
 from .footprint import FLOAT_NBYTES
 
 __all__ = ["ConcatState", "concat_state_nbytes"]
@@ -70,35 +71,19 @@ class ConcatState:
         return self.binding is None
 
     def keep(self, path: Sequence[int]) -> None:
-        if len(path) > self._pending:
-            raise InputError(f"{len(path)} pending rows cannot be kept: there are {self._pending}")
-        for index, node in enumerate(path):
-            if node != index:
-                raise InputError(f"pending row {node} is not row {index} of the chain: keep its first rows")
+        check_kept(path, pending=self._pending)
+        check_chain(path)
         self._length, self._pending = self._length + len(path), 0
 
     def crop(self, length: int) -> None:
-        if not 0 <= length <= self._length:
-            raise CapabilityError(f"cannot go back to length {length}: {self._length} positions are settled")
+        check_crop(length, settled=self._length)
         self._length, self._pending = length, 0
 
     def check(self, count: int, *, parents: Sequence[int] | None, name: str) -> None:
         """Raise unless `count` rows fit and continue the chain."""
-        used = self._length + self._pending
-        if used + count > self._capacity:
-            raise CapabilityError(
-                f"{count} more rows do not fit the state: {used} of {self._capacity} are used (shorten the prompt, "
-                f"or raise --ctx-size)"
-            )
-        if parents is None:
-            return
-        if len(parents) != count:
-            raise InputError(f"{len(parents)} parents for {count} tokens")
-        for index, parent in enumerate(parents, self._pending):
-            if not -1 <= parent < index:
-                raise InputError(f"row {index} has parent {parent}: parents come before their children, -1 is the root")
-            if parent != index - 1:
-                raise CapabilityError(f"{name} has no tree attention: its graph reads chains only")
+        check_room(count, used=self._length + self._pending, capacity=self._capacity)
+        if parents is not None and not continues(parents, count=count, after=self._pending):
+            raise CapabilityError(f"{name} has no tree attention: its graph reads chains only")
 
     def trim(self, rows: int) -> None:
         """Leave the first `rows` stored rows, side by side."""

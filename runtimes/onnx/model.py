@@ -18,12 +18,12 @@ from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import State
 from edgedecode.types import AdapterUse, LowRank, ModelCard, Output, RowRequest
 
+from ..rows import wanted_rows
 from .adapters import Adapters
 from .biases import Biases
 from .buffers import Buffers
 from .footprint import FLOAT_NBYTES, Footprint
 from .graph import Untyped, cache_names, first_line
-from .requests import wanted_rows
 from .state import OnnxState, state_nbytes
 
 __all__ = ["OnnxModel"]
@@ -107,7 +107,7 @@ class OnnxModel:
         adapter: AdapterUse | None = None,
     ) -> Output:
         count = len(tokens)
-        wanted = wanted_rows(rows, count)
+        wanted = wanted_rows(rows, count=count)
         with self._lock:
             own = self._own(state)
             self._check_tokens(tokens)

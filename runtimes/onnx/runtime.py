@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from edgedecode.errors import CapabilityError, InputError
+from edgedecode.errors import InputError
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import Device, LanguageModel
@@ -70,11 +70,6 @@ class OnnxRuntime:
         chosen = choose_provider(provider, installed=self._engine.get_available_providers())
         if threads is not None and threads < 1:
             raise InputError(f"{threads} threads: give 1 or more")
-        if not entry.graphs:
-            raise CapabilityError(
-                f"the pack holds no ONNX graphs of the model {name}: export it with --formats onnx,gguf, "
-                f"or use --runtime llama"
-            )
         graph = choose_graph(entry, root, name=name, needs=needs)
         path, weights = root / graph.file, root / entry.weights
         footprint = plan_footprint(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.errors import CapabilityError, InputError
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Lease
 
+from ..rows import check_chain, check_crop, check_kept, check_room, continues
 from .ancestors import Ancestors
 
 __all__ = ["OnnxState", "state_nbytes"]
@@ -79,31 +79,22 @@ class OnnxState:
 
     def keep(self, path: Sequence[int]) -> None:
         count = len(path)
-        if count > self._pending:
-            raise InputError(f"{count} pending rows cannot be kept: there are {self._pending}")
+        check_kept(path, pending=self._pending)
         if self.tree is None:
-            for index, node in enumerate(path):
-                if node != index:
-                    raise InputError(f"pending row {node} is not row {index} of the chain: keep its first rows")
+            check_chain(path)
         elif count:
             self.tree.check_path(path, pending=self._pending)
             self._gather(path)
         self._settle(self._length + count)
 
     def crop(self, length: int) -> None:
-        if not 0 <= length <= self._length:
-            raise CapabilityError(f"cannot go back to length {length}: {self._length} positions are settled")
+        check_crop(length, settled=self._length)
         self._settle(length)
 
     def grow(self, count: int, *, parents: Sequence[int] | None) -> None:
         """Check that `count` rows fit and hang them into the tree. They are pending only after `commit`."""
-        used = self._length + self._pending
-        if used + count > self._capacity:
-            raise CapabilityError(
-                f"{count} more rows do not fit the state: {used} of {self._capacity} are used (shorten the prompt, "
-                f"or raise --ctx-size)"
-            )
-        if parents is not None and not _continues(parents, count=count, after=self._pending):
+        check_room(count, used=self._length + self._pending, capacity=self._capacity)
+        if parents is not None and not continues(parents, count=count, after=self._pending):
             if self.tree is None:
                 self.tree = Ancestors(self._pending)
             self.tree.grow(parents, after=self._pending)
@@ -129,15 +120,3 @@ class OnnxState:
 
     def _settle(self, length: int) -> None:
         self._length, self._pending, self.tree = length, 0, None
-
-
-def _continues(parents: Sequence[int], *, count: int, after: int) -> bool:
-    """Tell whether each row continues the one before it. Raises InputError when they are no tree."""
-    if len(parents) != count:
-        raise InputError(f"{len(parents)} parents for {count} tokens")
-    chain = True
-    for index, parent in enumerate(parents, after):
-        if not -1 <= parent < index:
-            raise InputError(f"row {index} has parent {parent}: parents come before their children, -1 is the root")
-        chain = chain and parent == index - 1
-    return chain

@@ -1,0 +1,63 @@
+"""What every model and state checks of rows that are to be computed, appended, kept or dropped. Knows counts only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgedecode.errors import CapabilityError, InputError
+from edgedecode.types import RowRequest
+
+__all__ = ["check_chain", "check_crop", "check_kept", "check_room", "continues", "wanted_rows"]
+
+
+def check_room(count: int, *, used: int, capacity: int) -> None:
+    """Raise CapabilityError unless `count` more rows fit."""
+    if used + count > capacity:
+        raise CapabilityError(
+            f"{count} more rows do not fit the state: {used} of {capacity} are used (shorten the prompt, "
+            f"or raise --ctx-size)"
+        )
+
+
+def check_kept(path: Sequence[int], *, pending: int) -> None:
+    """Raise InputError when more rows are to be kept than are pending."""
+    if len(path) > pending:
+        raise InputError(f"{len(path)} pending rows cannot be kept: there are {pending}")
+
+
+def check_chain(path: Sequence[int]) -> None:
+    """Raise InputError unless `path` is the first rows of a chain."""
+    for index, node in enumerate(path):
+        if node != index:
+            raise InputError(f"pending row {node} is not row {index} of the chain: keep its first rows")
+
+
+def check_crop(length: int, *, settled: int) -> None:
+    """Raise CapabilityError unless a state of `settled` positions can be cut to `length`."""
+    if not 0 <= length <= settled:
+        raise CapabilityError(f"cannot go back to length {length}: {settled} positions are settled")
+
+
+def continues(parents: Sequence[int], *, count: int, after: int) -> bool:
+    """Tell whether each row continues the one before it. Raises InputError when they are no tree."""
+    if len(parents) != count:
+        raise InputError(f"{len(parents)} parents for {count} tokens")
+    chain = True
+    for index, parent in enumerate(parents, after):
+        if not -1 <= parent < index:
+            raise InputError(f"row {index} has parent {parent}: parents come before their children, -1 is the root")
+        chain = chain and parent == index - 1
+    return chain
+
+
+def wanted_rows(rows: RowRequest, *, count: int) -> Sequence[int]:
+    """Return the indices of the rows asked for, of `count`. Raises InputError."""
+    if isinstance(rows, str):
+        if rows == "last":
+            return (count - 1,)
+        if rows not in ("none", "all"):
+            raise InputError(f"rows {rows!r}: none, last, all, or indices")
+        return range(count if rows == "all" else 0)
+    if len(rows) and not (0 <= min(rows) <= max(rows) < count and len(rows) <= count):
+        raise InputError(f"rows {list(rows)[:8]} of a pass of {count} rows")
+    return rows
