@@ -26,8 +26,6 @@ def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[
             f"the pack holds no ONNX graphs of the model {name}: export it with --formats onnx,gguf, "
             f"or use --runtime llama"
         )
-    if "base" not in entry.graphs:
-        raise ManifestError(f"the model {name} has no base graph: export the pack again")
     kv_type = "int8" if INT8_KV in needs else "float32"
     wanted = set(needs) - {INT8_KV}
     serving = [

@@ -82,10 +82,6 @@ def test_sizes_that_differ_from_the_manifest(pack: Path, entry: ModelEntry) -> N
     assert "unknown input" in refused(replace(entry, layers=1), pack)
 
 
-def test_no_base_graph_in_the_manifest(pack: Path, entry: ModelEntry) -> None:
-    assert "no base graph" in refused(replace(entry, graphs={"lora": entry.graphs["base"]}), pack)
-
-
 def test_a_pack_without_graphs(pack: Path, entry: ModelEntry) -> None:
     with pytest.raises(CapabilityError, match=r"no ONNX graphs .*--formats onnx,gguf.*--runtime llama"):
         open_entry(replace(entry, graphs={}), pack, budget=Budget())
