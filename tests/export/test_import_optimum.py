@@ -18,6 +18,7 @@ from edgedecode.errors import CapabilityError, ExportError
 from edgedecode.export.graph.passes.head_rows import picked_head_rows
 from edgedecode.export.imports.onnx_source import open_onnx_source
 from edgedecode.export.imports.pair import ImportRequest, import_pair
+from edgedecode.export.pack_texts import NO_TEMPLATE
 from edgedecode.export.stages import Stages
 from edgedecode.manifest import Manifest
 from tests.optimum_layout import FOLDER, load_recipe
@@ -78,7 +79,7 @@ def test_it_reads_chains_of_any_kind(folder: Path, tmp_path: Path) -> None:
     entry = manifest.models["target"]
     assert entry.graphs["base"].capabilities == ("concat", "rows")
     assert (entry.layers, entry.kv_heads, entry.head_size, entry.hidden_size, entry.bits) == (2, 2, 6, 24, 32)
-    assert (entry.context, entry.notes, entry.window) == (256, (), 0)
+    assert (entry.context, entry.notes, entry.window) == (256, (NO_TEMPLATE,), 0)
     assert manifest.generation.end_token_ids == (3,)
     assert not manifest.outside  # the weights came inside the graph, and lie in the pack now
     assert (tmp_path / "pack" / "licenses" / "target" / "LICENSE").is_file()
@@ -157,7 +158,7 @@ def test_a_window_that_the_graph_lost_limits_the_context(
     folder = write_folder(tmp_path / "folder", graph=drawn(tmp_path, window=honoured), **config)
     entry = imported(folder, tmp_path / "pack").models["target"]
     assert entry.context == context
-    assert entry.notes == (() if note is None else (f"{note}, of 256",))
+    assert entry.notes == (NO_TEMPLATE,) if note is None else (f"{note}, of 256", NO_TEMPLATE)
 
 
 def without_input(name: str) -> Callable[[ir.Model], None]:
