@@ -158,7 +158,8 @@ def test_a_window_that_the_graph_lost_limits_the_context(
     folder = write_folder(tmp_path / "folder", graph=drawn(tmp_path, window=honoured), **config)
     entry = imported(folder, tmp_path / "pack").models["target"]
     assert entry.context == context
-    assert entry.notes == (NO_TEMPLATE,) if note is None else (f"{note}, of 256", NO_TEMPLATE)
+    limits = () if note is None else (f"{note}, of 256",)
+    assert entry.notes == (*limits, NO_TEMPLATE)
 
 
 def without_input(name: str) -> Callable[[ir.Model], None]:
