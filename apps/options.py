@@ -38,9 +38,9 @@ def add_pack_options(parser: ArgumentParser) -> None:
     group.add_argument(
         "--kv-type",
         choices=KV_TYPES,
-        default=KV_TYPES[0],
-        help="how keys and values are kept; int8 takes a quarter of the memory, changes results slightly (lossy) and "
-        "needs a pack exported with --graphs base,kv8 (default: %(default)s)",
+        help="how keys and values are kept; int8 takes a quarter of float32's memory and changes results slightly "
+        "(lossy). onnx: float32 (default), or int8 with a pack exported with --graphs base,kv8; llama: float32 beside "
+        "float weights, else float16 (defaults), or int8",
     )
     group.add_argument("--verify", action="store_true", help="check every file's digest before loading")
 

@@ -21,7 +21,7 @@ from edgedecode.tokenizer import Tokenizer
 
 __all__ = ["KV_TYPES", "Pair", "load"]
 
-KV_TYPES = ("float32", "int8")
+KV_TYPES = ("float32", "float16", "int8")
 DEFAULT_DRAFT_MAX = 2
 
 
@@ -33,14 +33,14 @@ def load(
     provider: str = "cpu",
     threads: int | None = None,
     verify: bool = False,
-    kv_type: str = "float32",
+    kv_type: str | None = None,
 ) -> Pair:
     """Open a pack: a folder, a hub id, or None for the bundled one.
 
     memory: the budget in bytes, or text such as "800MB"; None: no limit. runtime: an installed engine's name, or an
     engine of your own. threads: None chooses for this machine. verify: hash every file now (else only at the first
-    opening, size and time afterwards). kv_type: "int8" keeps the target's keys and values in 8 bits, and the draft's
-    where its pack has such a graph: a quarter of the memory, and answers that may differ slightly from float ones.
+    opening, size and time afterwards). kv_type: how keys and values are kept, the draft's too where it can; None: as
+    the engine does by itself. "int8" takes a quarter of float32's memory, and answers may differ slightly.
     The draft model is loaded by the first session that uses it.
     Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
     pack does not offer.
@@ -48,8 +48,8 @@ def load(
     limit = parse_nbytes(memory) if isinstance(memory, str) else memory
     if threads is not None and not 1 <= threads <= 1024:
         raise InputError(f"{threads} threads are out of range: 1 to 1024")
-    if kv_type not in KV_TYPES:
-        raise InputError(f"no KV type is called {kv_type!r}: it is {' or '.join(KV_TYPES)}")
+    if kv_type is not None and kv_type not in KV_TYPES:
+        raise InputError(f"no KV type is called {kv_type!r}: it is {', '.join(KV_TYPES)}")
     engine = find_runtime(runtime) if isinstance(runtime, str) else runtime
     root = find_pack(pack)
     manifest = Manifest.load(root)
@@ -86,7 +86,7 @@ class Pair:
         budget: Budget,
         provider: str = "cpu",
         threads: int | None = None,
-        kv_type: str = "float32",
+        kv_type: str | None = None,
     ) -> None:
         self.manifest = manifest
         self.root = root
@@ -165,6 +165,17 @@ class Pair:
         return False
 
     def _open(self, role: str) -> LanguageModel:
+        """Open a role's model with the KV type asked for; nobody asked it of a draft, which may have another only."""
+        if self._kv_type is None:
+            return self._open_with(role, needs=())
+        try:
+            return self._open_with(role, needs=(f"kv:{self._kv_type}",))
+        except CapabilityError:
+            if role == "target":
+                raise
+            return self._open_with(role, needs=())
+
+    def _open_with(self, role: str, *, needs: Sequence[str]) -> LanguageModel:
         entry = self.manifest.located(role)
         if self._provider != "cpu" and self._provider not in {device.provider for device in self._engine.devices()}:
             known = ", ".join(device.provider for device in self._engine.devices())
@@ -177,15 +188,8 @@ class Pair:
             budget=self.budget,
             threads=self._threads,
             provider=self._provider,
-            needs=self._needs(role),
+            needs=needs,
         )
-
-    def _needs(self, role: str) -> Sequence[str]:
-        """Return what the role's graph must offer. Nobody asked for a draft of 8 bits: it may have float only."""
-        kv_types = {graph.kv_type for graph in self.manifest.models[role].graphs.values()}
-        if self._kv_type == "float32" or (role != "target" and self._kv_type not in kv_types):
-            return ()
-        return (f"kv:{self._kv_type}",)
 
 
 def _process_nbytes(budget: Budget) -> int:

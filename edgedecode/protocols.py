@@ -218,8 +218,8 @@ class Runtime(Protocol):
     ) -> LanguageModel:
         """Load one model of the pack at `root`; the tokenizer knows `vocabulary_size` ids, rows above are padding.
 
-        needs: what its graph must offer beside chains: "tree", "hidden", "lora", or "kv:int8". Of the graphs that offer
-        it the smallest is opened; CapabilityError when there is none.
+        needs: what its graph must offer beside chains: "tree", "hidden", "lora", or a KV type such as "kv:int8". Of the
+        graphs that offer it the smallest is opened; CapabilityError when there is none.
         Raises RuntimeUnavailable, CapabilityError or BudgetExceeded.
         """
         ...

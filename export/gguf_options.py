@@ -33,7 +33,7 @@ def check_gguf_options(arguments: Namespace) -> None:
 
 
 def _formats(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
+    names = tuple(dict.fromkeys(text.split(",")))
     if not set(names) <= {"onnx", "gguf"}:
         raise ArgumentTypeError(f"{text!r} is no list of onnx and gguf")
     if "onnx" not in names:

@@ -15,7 +15,10 @@ __all__ = ["answer", "probe"]
 
 TIMEOUT_SECONDS = 120.0
 _MARK = "edgedecode-devices:"
-_CODE = "import sys; from edgedecode.apps.devices.probe import answer; answer(sys.argv[1])"
+_CODE = (
+    "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
+    "from edgedecode.apps.devices.probe import answer; answer(sys.argv[1])"
+)
 
 
 def probe(runtime: str, *, timeout: float = TIMEOUT_SECONDS, python: Sequence[str] | None = None) -> list[Device]:

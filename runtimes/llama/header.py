@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 
 from edgedecode.errors import ManifestError
@@ -61,6 +61,9 @@ BLOCKS: dict[int, tuple[int, int]] = {
 """Values a block and bytes a block, by tensor type."""
 FLOAT_TYPES = (0, 1, 28, 30)
 EMBEDDING = "token_embd.weight"
+_LEAST_ALIGNMENT = 32
+_POSITIVE = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "rope.freq_base")
+"""Numbers that the engine asserts, or computes nonsense with, unless they are finite and above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,9 @@ def _tensor(reader: FieldReader, path: Path) -> _Tensor:
 
 
 def _check_ends(tensors: list[_Tensor], fields: Mapping[str, Value], *, start: int, nbytes: int) -> None:
-    alignment = _integer(fields, "general.alignment") or 32
+    alignment = _integer(fields, "general.alignment") or _LEAST_ALIGNMENT
+    if alignment % _LEAST_ALIGNMENT:
+        raise Truncated(f"its tensors are aligned to {alignment} bytes, the engine wants {_LEAST_ALIGNMENT}")
     start += -start % alignment
     for tensor in tensors:
         if tensor.offset % alignment:
@@ -198,6 +203,10 @@ def _header(fields: Mapping[str, Value], tensors: list[_Tensor], path: Path) -> 
     if not isinstance(architecture, str) or embedding is None or len(embedding.shape) != 2:
         raise ManifestError(f"{path} holds no language model (no architecture or embedding): export the pack again")
     hidden, rows = embedding.shape
+    for name in _POSITIVE:
+        value = fields.get(f"{architecture}.{name}", 1.0)
+        if not (isinstance(value, (int, float)) and isfinite(value) and value > 0):
+            raise Truncated(f"its {name} is {value}")
 
     def size(name: str) -> int:
         return _integer(fields, f"{architecture}.{name}")
@@ -205,6 +214,8 @@ def _header(fields: Mapping[str, Value], tensors: list[_Tensor], path: Path) -> 
     listed = fields.get("tokenizer.ggml.tokens") or size("vocab_size") or rows
     if listed != rows:
         raise ManifestError(f"{path} lists {listed} tokens for {rows} rows: export the pack again")
+    if not size("block_count"):
+        raise Truncated("it has no layers")
     heads = size("attention.head_count")
     return Header(
         architecture=architecture,

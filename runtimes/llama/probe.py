@@ -29,7 +29,10 @@ TIMEOUT_SECONDS = 60.0
 REBUILD = 'CMAKE_ARGS="-DGGML_NATIVE=OFF" pip install --force-reinstall --no-binary :all: --no-deps llama-cpp-python=='
 LASTING = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGABRT", "SIGFPE")
 """Signals that the same build sends again; others (memory ran out, a user's stop) are not remembered."""
-_CODE = "import sys; from edgedecode.runtimes.llama.probe import decode_tiny; decode_tiny(sys.argv[1])"
+_CODE = (
+    "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
+    "from edgedecode.runtimes.llama.probe import decode_tiny; decode_tiny(sys.argv[1])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,8 @@ def _ask_child(version: str, python: Sequence[str], *, timeout: float) -> tuple[
         name = _signal_name(-done.returncode)
         return Finding(False, f"its native code died with {name}; rebuild it: {REBUILD}{version}"), name in LASTING
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return Finding(False, f"{lines[-1] if lines else f'exit code {done.returncode}'} ({INSTALL})"), False
+    said = lines[-1].removeprefix("edgedecode.errors.RuntimeUnavailable: ") if lines else f"exit code {done.returncode}"
+    return Finding(False, said if INSTALL in said else f"{said} ({INSTALL})"), False
 
 
 def _signal_name(number: int) -> str:

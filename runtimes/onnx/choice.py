@@ -11,6 +11,7 @@ from edgedecode.manifest import Graph, ModelEntry
 __all__ = ["INT8_KV", "choose_graph", "file_nbytes"]
 
 INT8_KV = "kv:int8"
+_KV = "kv:"
 _EXPORTED_AS = {"hidden": "hidden", "lora": "lora", INT8_KV: "kv8"}
 """The graph that offers a need, by its name in `export --graphs`."""
 
@@ -26,10 +27,11 @@ def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[
             f"the pack holds no ONNX graphs of the model {name}: export it with --formats onnx,gguf, "
             f"or use --runtime llama"
         )
-    kv_type = "int8" if INT8_KV in needs else "float32"
-    wanted = set(needs) - {INT8_KV}
+    asked = {need for need in needs if need.startswith(_KV)}
+    kv_types = {need.removeprefix(_KV) for need in asked} or {"float32"}
+    wanted = set(needs) - asked
     serving = [
-        graph for graph in entry.graphs.values() if graph.kv_type == kv_type and wanted <= set(graph.capabilities)
+        graph for graph in entry.graphs.values() if {graph.kv_type} == kv_types and wanted <= set(graph.capabilities)
     ]
     if not serving:
         raise CapabilityError(_refusal(entry, name, needs=needs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +46,14 @@ def test_the_table_and_the_json_line(capsys: pytest.CaptureFixture[str]) -> None
 def test_an_unknown_runtime_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--runtime", "abacus"]) == 1
     assert capsys.readouterr().err == "edgedecode: there is no runtime 'abacus'; installed: llama, onnx\n"
+
+
+def test_files_in_the_working_folder_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('was imported')")
+    monkeypatch.chdir(tmp_path)
+    assert main(["devices", "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert "was imported" not in printed
+    assert any(device["available"] for device in json.loads(printed.splitlines()[-1])["devices"])

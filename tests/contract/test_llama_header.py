@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import ManifestError
+from edgedecode.runtimes.llama.fields import FieldReader
 from edgedecode.runtimes.llama.header import check_header, read_header
 from edgedecode.runtimes.llama.tiny import CONTEXT, HEAD_SIZE, HEADS, HIDDEN, MLP, ROWS, tiny_model
 from tests.contract.conftest import GgufOpener
@@ -143,3 +144,25 @@ def test_a_tensor_off_the_grid_or_beyond_the_end(path: Path) -> None:
 def test_fields_of_layers_are_the_largest(path: Path) -> None:
     path.write_bytes(with_field("llama.attention.sliding_window", 9, struct.pack("<IQ3I", 4, 3, 7, 9, 8)))
     assert read_header(path).window == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "value", "words"),
+    [
+        ("general.alignment", 4, struct.pack("<I", 8), "aligned to 8 bytes, the engine wants 32"),
+        ("llama.block_count", 4, struct.pack("<I", 0), "has no layers"),
+        ("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", float("nan")), "epsilon is nan"),
+        ("llama.rope.freq_base", 6, struct.pack("<f", 0.0), "freq_base is 0.0"),
+        ("llama.rope.freq_base", 6, struct.pack("<f", float("inf")), "freq_base is inf"),
+    ],
+)
+def test_numbers_that_the_engine_asserts(path: Path, name: str, kind: int, value: bytes, words: str) -> None:
+    """The last field of a name counts here, so that one more is a changed one."""
+    (count,) = struct.unpack_from("<Q", TINY, 16)
+    reader = FieldReader(TINY)
+    reader.offset = 24
+    for _ in range(count):
+        reader.field()
+    field = text(name) + struct.pack("<I", kind) + value
+    changed = TINY[:16] + struct.pack("<Q", count + 1) + TINY[24 : reader.offset] + field + TINY[reader.offset :]
+    assert words in refused(path, changed + bytes(128))

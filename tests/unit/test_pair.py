@@ -197,3 +197,33 @@ def test_a_downloaded_pack_may_not_name_files_elsewhere(pack: Path, tmp_path: Pa
     pack.rename(downloaded)
     with pytest.raises(ManifestError, match=r"downloaded and names files outside itself.*refused.* --copy"):
         load(downloaded)
+
+
+class OneKvType(TableRuntime):
+    """Offers int8 keys and values for the target alone, and notes what each role was opened with."""
+
+    def open(self, entry: Any, root: Path, *, name: str, needs: Sequence[str] = (), **more: Any) -> Any:
+        if "kv:int8" in needs and name == "draft":
+            raise CapabilityError("the draft has no such keys")
+        self.needs = {**getattr(self, "needs", {}), name: tuple(needs)}
+        return super().open(entry, root, name=name, **more)
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "target", "draft"),
+    [(None, (), ()), ("float32", ("kv:float32",), ("kv:float32",)), ("int8", ("kv:int8",), ())],
+)
+def test_an_explicit_kv_type_is_asked_of_the_engine(
+    pack: Path, kv_type: str | None, target: tuple[str, ...], draft: tuple[str, ...]
+) -> None:
+    """Also float32, which is not every engine's own choice; a draft may keep another."""
+    tables = toy_tables(byte_tokenizer().size, seed=0)
+    runtime = OneKvType({"target": tables, "draft": tables}, context=64)
+    with load(pack, runtime=runtime, kv_type=kv_type) as pair:
+        assert pair.draft is not None
+    assert runtime.needs == {"target": target, "draft": draft}
+
+
+def test_an_unknown_kv_type(pack: Path) -> None:
+    with pytest.raises(InputError, match="'int4': it is float32, float16, int8"):
+        load(pack, kv_type="int4")
