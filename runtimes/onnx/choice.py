@@ -53,7 +53,8 @@ def _refusal(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
     )
     graphs = ",".join(["base", *(_EXPORTED_AS[need] for need in _EXPORTED_AS if need in needs)])
     several = "" if graphs.count(",") < 2 else " (no one graph offers them together)"
+    way_out = f"export the pack again with --graphs {graphs}" if graphs != "base" else "leave it to the default"
     return (
         f"the pack's {name} has no graph that offers {' and '.join(sorted(needs)) or 'float32 KV'}{several}; it has "
-        f"{offered}: export the pack again with --graphs {graphs}"
+        f"{offered}: {way_out}"
     )

@@ -61,6 +61,7 @@ def test_the_smallest_graph_that_serves_is_opened(
         (("base", "hidden", "lora"), ("lora", "hidden"), "offers hidden and lora.*no one graph"),
         (("base", "hidden", "kv8"), ("kv:int8", "hidden"), "offers hidden and kv:int8"),
         (("kv8",), (), "offers float32 KV"),
+        (("base",), ("kv:float16",), "offers kv:float16.*base: tree, rows, float32 KV: leave it to the default"),
     ],
     ids=str,
 )
