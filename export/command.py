@@ -19,6 +19,7 @@ from .rounding.command import add_comparison, check_comparison, run_comparison
 
 if TYPE_CHECKING:
     from .pair import PairRequest
+    from .proof.noise import POSITIONS
     from .report import Report
 
 __all__ = ["export"]
@@ -95,7 +96,7 @@ def _make(arguments: Namespace) -> Report:
         name=arguments.name,
         license=arguments.license,
         span=read_span(arguments),
-        noise_positions=2000 if arguments.noise_positions is None else arguments.noise_positions,
+        noise_positions=POSITIONS if arguments.noise_positions is None else arguments.noise_positions,
         graphs=graphs,
         gguf="gguf" in arguments.formats,
         gguf_kind=arguments.gguf_type or "",

@@ -19,7 +19,7 @@ from .graph.onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw, write_exact
 from .graph.variants import VariantJob
 from .graph.windows import Windows, find_windows
 from .job import ModelJob
-from .proof.checks import check_noise, check_parity, opened
+from .proof.checks import check_noise, check_parity, opened, with_noise
 from .proof.reference import Reference
 from .resume.unit import Unit
 from .rounding.calibration import TOKENS, Tokens, find_importance, sample_texts
@@ -186,8 +186,7 @@ def _drawing(job: ModelJob, network: PreTrainedModel, *, windows: Windows) -> Dr
 def _with_noise(entry: ModelEntry, job: ModelJob, *, pack: Path, stages: Stages) -> ModelEntry:
     with stages.stage(f"{job.role}: kernel noise", job.texts.noise_positions) as advance:
         noise = check_noise(entry, pack, texts=job.texts, progress=advance)
-    measured = {"noise_largest": noise.largest, "noise_positions": float(noise.positions)}
-    return replace(entry, kernel_noise=noise.percentile, parity={**entry.parity, **measured})
+    return with_noise(entry, noise)
 
 
 def _entry(job: ModelJob, drawing: Drawing, *, parameters: int, window: int) -> ModelEntry:

@@ -5,9 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.types import RowRequest
+from edgedecode.types import ModelCard, RowRequest
 
-__all__ = ["check_chain", "check_crop", "check_kept", "check_room", "continues", "wanted_rows"]
+__all__ = [
+    "LEAST_ROWS",
+    "check_capacity",
+    "check_chain",
+    "check_crop",
+    "check_kept",
+    "check_room",
+    "check_tokens",
+    "continues",
+    "wanted_rows",
+]
+
+LEAST_ROWS = 2
+"""Kernels for one row round differently from those for several. Of a pass of two and more, two rows are computed where
+one is asked for, so that a row's logits do not depend on how many of its neighbours' were wanted."""
+
+
+def check_capacity(capacity: int, card: ModelCard) -> None:
+    """Raise InputError or CapabilityError unless a model of this card can have a state of `capacity` rows."""
+    if capacity < 1:
+        raise InputError(f"a state of {capacity} rows: give 1 or more")
+    if capacity > card.context:
+        raise CapabilityError(f"a state of {capacity} rows: {card.name} holds {card.context} at most")
+
+
+def check_tokens(tokens: Sequence[int], card: ModelCard) -> None:
+    """Raise InputError unless there are tokens, all of them ids the model has a row for."""
+    if not len(tokens):
+        raise InputError("a forward pass needs at least one token")
+    if min(tokens) < 0 or max(tokens) >= card.rows:
+        raise InputError(f"token ids go from 0 to {card.rows - 1}, not {min(tokens)} to {max(tokens)}")
 
 
 def check_room(count: int, *, used: int, capacity: int) -> None:

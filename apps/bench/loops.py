@@ -78,7 +78,7 @@ def open_loops(arguments: Namespace, pair: Pair, *, settings: Settings) -> tuple
             reasons.append(f"{name}: no folder given (--against-genai FOLDER, made by its builder on the same weights)")
             continue
         if "float32" not in pair.target.card.kv_types:
-            reasons.append(f"{name}: keeps keys and values as floats, measure it without --kv-type")
+            reasons.append(f"{name}: it keeps keys and values in float32, which this run does not")
             continue
         try:
             factory = cast(LoopFactory, entry.load())

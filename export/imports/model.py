@@ -15,7 +15,7 @@ from edgedecode.manifest import Graph, ModelEntry, OutsideFile
 
 from ..graph.onnx import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE
 from ..graph.passes.accuracy import exact_products
-from ..proof.checks import CheckTexts, check_noise
+from ..proof.checks import CheckTexts, check_noise, with_noise
 from ..stages import Stages
 from .builder_graph import has_builder_attention, read_builder_sizes, rewrite_builder_graph
 from .checks import check_import
@@ -145,10 +145,7 @@ def _write_exact(folder: Path) -> None:
 def _with_noise(imported: Imported, job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
     with stages.stage(f"{job.role}: kernel noise", job.texts.noise_positions) as advance:
         noise = check_noise(imported.located, pack, texts=job.texts, progress=advance)
-    measured = {"noise_largest": noise.largest, "noise_positions": float(noise.positions)}
-    entry = imported.entry
-    entry = replace(entry, kernel_noise=noise.percentile, parity={**entry.parity, **measured})
-    return replace(imported, entry=entry)
+    return replace(imported, entry=with_noise(imported.entry, noise))
 
 
 def _entry(job: ImportJob, sizes: GraphSizes, capabilities: tuple[str, ...]) -> ModelEntry:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..quiet import quiet
 
 if TYPE_CHECKING:
+    from ..proof.noise import POSITIONS
     from ..report import Report
 
 __all__ = ["add_optimum", "run_optimum"]
@@ -73,7 +74,7 @@ def run_optimum(arguments: Namespace) -> Report:
         out=arguments.out,
         name=arguments.name,
         license=arguments.license,
-        noise_positions=2000 if arguments.noise_positions is None else arguments.noise_positions,
+        noise_positions=POSITIONS if arguments.noise_positions is None else arguments.noise_positions,
     )
     request = OptimumRequest(arguments.target, arguments.draft, arguments.make_environment, importing)
     with quiet(debug=arguments.debug), LiveDisplay() as display:

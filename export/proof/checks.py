@@ -19,7 +19,7 @@ from .noise import POSITIONS, KernelNoise, measure_noise
 from .parity import NODES, ParityText, check_exact, check_kernels, measure_loss, reference_rows
 from .reference import Reference
 
-__all__ = ["CheckTexts", "check_noise", "check_parity", "opened"]
+__all__ = ["CheckTexts", "check_noise", "check_parity", "opened", "with_noise"]
 
 _LENGTH = 48
 _NARROW = 20
@@ -83,6 +83,12 @@ def check_parity(
         original = reference_rows(reference.of_originals(), texts.text)
         numbers |= measure_loss(expected[:length], original[:length])
     return numbers
+
+
+def with_noise(entry: ModelEntry, noise: KernelNoise) -> ModelEntry:
+    """Return the entry with what was measured of its kernels."""
+    measured = {"noise_largest": noise.largest, "noise_positions": float(noise.positions)}
+    return replace(entry, kernel_noise=noise.percentile, parity={**entry.parity, **measured})
 
 
 def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: Callable[[int], None]) -> KernelNoise:

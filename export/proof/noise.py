@@ -12,10 +12,11 @@ from itertools import cycle
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.probs import Probs
 from edgedecode.protocols import LanguageModel, State
 from edgedecode.types import FloatArray, IntArray
 
-__all__ = ["KernelNoise", "measure_noise"]
+__all__ = ["KernelNoise", "draw", "measure_noise"]
 
 POSITIONS = 2000
 _PERCENTILE = 99.9
@@ -88,7 +89,7 @@ def _sample(
             likely = _likely(row)
             leading.append(likely[:_LEADING])
             logits.append(row[likely[:_LEADING]])
-            drawn = int(likely[_draw(row[likely], rng.random())])
+            drawn = int(likely[draw(row[likely], rng.random())])
             if len(leading) >= length or drawn in ends:
                 return _Segment(tokens, np.stack(leading), np.stack(logits))
             tokens.append(drawn)
@@ -102,10 +103,9 @@ def _likely(row: FloatArray) -> IntArray:
     return np.asarray(ids[np.argsort(-row[ids], kind="stable")], np.int64)
 
 
-def _draw(row: FloatArray, uniform: float) -> int:
+def draw(row: FloatArray, uniform: float) -> int:
     """Draw an index from the softmax of a row, at temperature 1."""
-    sums = np.cumsum(np.exp(row - row.max()), dtype=np.float64)
-    return int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+    return Probs.dense(np.exp(row - row.max(), dtype=np.float64)).draw(uniform)
 
 
 def _reread(model: LanguageModel, prompt: Sequence[int], segment: _Segment) -> FloatArray:

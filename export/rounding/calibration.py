@@ -16,6 +16,7 @@ from edgedecode.protocols import LanguageModel
 from edgedecode.types import FloatArray
 
 from ..graph.recipe import EMBEDDING, HEAD, projection_name
+from ..proof.noise import draw
 from ..proof.reference import Reference
 
 if TYPE_CHECKING:
@@ -127,15 +128,9 @@ def _sample(
         while True:
             row = model.forward(tokens, state).logits[0, : model.card.vocabulary_size]
             state.keep(range(len(tokens)))
-            reply.append(_draw(row, rng.random()))
+            reply.append(draw(row, rng.random()))
             if len(reply) >= length or reply[-1] in ends:
                 return reply
             tokens = reply[-1:]
     finally:
         state.close()
-
-
-def _draw(row: FloatArray, uniform: float) -> int:
-    """Draw an id from the softmax of a row."""
-    sums = np.cumsum(np.exp(row - row.max()), dtype=np.float64)
-    return int(np.searchsorted(sums, uniform * sums[-1], side="right"))

@@ -18,7 +18,7 @@ from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import State
 from edgedecode.types import AdapterUse, FloatArray, ModelCard, Output, RowRequest
 
-from ..rows import continues, wanted_rows
+from ..rows import check_capacity, check_tokens, continues, wanted_rows
 from .context import Context
 from .engine import Weights
 from .footprint import StatePlan, plan_state, row_nbytes
@@ -59,10 +59,9 @@ class LlamaModel:
         return self._card
 
     def new_state(self, capacity: int, *, rows: int = 1) -> State:
-        if capacity < 1 or rows < 0:
-            raise InputError(f"a state of {capacity} rows, {rows} of logits: give 1 or more")
-        if capacity > self._card.context:
-            raise CapabilityError(f"a state of {capacity} rows: {self._card.name} holds {self._card.context} at most")
+        if rows < 0:
+            raise InputError(f"a state with {rows} rows of logits: give 0 or more")
+        check_capacity(capacity, self._card)
         if self._weights.closed:
             raise CapabilityError(f"the model {self._card.name} is closed")
         plan = plan_state(self._entry, self._header, card=self._card, capacity=capacity, rows=rows)
@@ -88,7 +87,7 @@ class LlamaModel:
         wanted = wanted_rows(rows, count=count)
         with self._lock:
             own = self._own(state)
-            self._check_tokens(tokens)
+            check_tokens(tokens, self._card)
             above = self._parents(own, parents, count=count)
             mark = own.begin(count, above)
             try:
@@ -170,9 +169,3 @@ class LlamaModel:
         if self._weights.closed or state.closed:
             raise CapabilityError(f"{self._card.name} or its state is closed")
         return state
-
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
-        if not len(tokens):
-            raise InputError("a forward pass needs at least one token")
-        if min(tokens) < 0 or max(tokens) >= self._card.rows:
-            raise InputError(f"token ids go from 0 to {self._card.rows - 1}, not {min(tokens)} to {max(tokens)}")

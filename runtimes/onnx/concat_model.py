@@ -17,7 +17,7 @@ from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import State
 from edgedecode.types import AdapterUse, FloatArray, IntArray, ModelCard, Output, RowRequest
 
-from ..rows import wanted_rows
+from ..rows import LEAST_ROWS, check_capacity, check_tokens, wanted_rows
 from .concat_state import ConcatState, concat_state_nbytes
 from .footprint import FLOAT_NBYTES, Footprint
 from .graph import Untyped, cache_names, first_line
@@ -26,8 +26,6 @@ __all__ = ["CONCAT", "ConcatModel"]
 
 CONCAT = "concat"
 """The capability of such graphs in a manifest."""
-LEAST_ROWS = 2
-"""As for base graphs: of a pass of two rows and more, the head never computes one alone."""
 INDEX_NBYTES = 8
 
 
@@ -74,10 +72,7 @@ class ConcatModel:
         return self._card
 
     def new_state(self, capacity: int, *, rows: int = 1) -> State:
-        if capacity < 1:
-            raise InputError(f"a state of {capacity} rows: give 1 or more")
-        if capacity > self._card.context:
-            raise CapabilityError(f"a state of {capacity} rows: {self._card.name} holds {self._card.context} at most")
+        check_capacity(capacity, self._card)
         if self._session is None:
             raise CapabilityError(f"the model {self._card.name} is closed")
         lease = self._budget.reserve(f"kv:{self._card.name}", concat_state_nbytes(self._entry, capacity))
@@ -106,7 +101,7 @@ class ConcatModel:
         wanted = wanted_rows(rows, count=len(tokens))
         with self._lock:
             own = self._own(state)
-            self._check_tokens(tokens)
+            check_tokens(tokens, self._card)
             own.check(len(tokens), parents=parents, name=self._card.name)
             try:
                 logits = self._append(own, tokens, rows=wanted)
@@ -197,9 +192,3 @@ class ConcatModel:
         if self._session is None or state.closed:
             raise CapabilityError(f"{self._card.name} or its state is closed")
         return state
-
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
-        if not len(tokens):
-            raise InputError("a forward pass needs at least one token")
-        if min(tokens) < 0 or max(tokens) >= self._card.rows:
-            raise InputError(f"token ids go from 0 to {self._card.rows - 1}, not {min(tokens)} to {max(tokens)}")

@@ -18,7 +18,7 @@ from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import State
 from edgedecode.types import AdapterUse, LowRank, ModelCard, Output, RowRequest
 
-from ..rows import wanted_rows
+from ..rows import LEAST_ROWS, check_capacity, check_tokens, wanted_rows
 from .adapters import Adapters
 from .biases import Biases
 from .buffers import Buffers
@@ -27,10 +27,6 @@ from .graph import Untyped, cache_names, first_line
 from .state import OnnxState, state_nbytes
 
 __all__ = ["OnnxModel"]
-
-LEAST_ROWS = 2
-"""Kernels for one row round differently from those for several. Of a pass of two and more, two rows are computed where
-one is asked for, so that a row's logits do not depend on how many of its neighbours' were wanted."""
 
 
 class OnnxModel:
@@ -76,10 +72,7 @@ class OnnxModel:
         return self._card
 
     def new_state(self, capacity: int, *, rows: int = 1) -> State:
-        if capacity < 1:
-            raise InputError(f"a state of {capacity} rows: give 1 or more")
-        if capacity > self._card.context:
-            raise CapabilityError(f"a state of {capacity} rows: {self._card.name} holds {self._card.context} at most")
+        check_capacity(capacity, self._card)
         if self._session is None:
             raise CapabilityError(f"the model {self._card.name} is closed")
         lease = self._budget.reserve(
@@ -110,7 +103,7 @@ class OnnxModel:
         wanted = wanted_rows(rows, count=count)
         with self._lock:
             own = self._own(state)
-            self._check_tokens(tokens)
+            check_tokens(tokens, self._card)
             tree = own.tree
             try:
                 self._bind_adapter(own, adapter)
@@ -262,9 +255,3 @@ class OnnxModel:
         if self._session is None or state.closed:
             raise CapabilityError(f"{self._card.name} or its state is closed")
         return state
-
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
-        if not len(tokens):
-            raise InputError("a forward pass needs at least one token")
-        if min(tokens) < 0 or max(tokens) >= self._card.rows:
-            raise InputError(f"token ids go from 0 to {self._card.rows - 1}, not {min(tokens)} to {max(tokens)}")

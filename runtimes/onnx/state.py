@@ -16,7 +16,6 @@ from .ancestors import Ancestors
 
 __all__ = ["OnnxState", "state_nbytes"]
 
-COPIED_AT_ONCE = 64
 TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of a bit a row), parent and depth."""
 
