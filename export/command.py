@@ -19,7 +19,6 @@ from .rounding.command import add_comparison, check_comparison, run_comparison
 
 if TYPE_CHECKING:
     from .pair import PairRequest
-    from .proof.noise import POSITIONS
     from .report import Report
 
 __all__ = ["export"]
@@ -86,6 +85,7 @@ def _make(arguments: Namespace) -> Report:
     check_gguf_options(arguments)
     require_frameworks()
     from .pair import PairRequest
+    from .proof.noise import POSITIONS
 
     request = PairRequest(
         target=arguments.target,
