@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ..quiet import quiet
 
 if TYPE_CHECKING:
-    from ..proof.noise import POSITIONS
     from ..report import Report
 
 __all__ = ["add_optimum", "run_optimum"]
@@ -63,6 +62,7 @@ def run_optimum(arguments: Namespace) -> Report:
     if arguments.out is None:
         arguments.usage_error("the following arguments are required: --out")
     require_frameworks("import")
+    from ..proof.noise import POSITIONS
     from ..report import LiveDisplay, pair_report, show_pair
     from ..stages import Stages
     from .optimum import OptimumRequest, export_with_optimum
