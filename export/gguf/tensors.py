@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgedecode.errors import ExportError
+from edgedecode.types import FloatArray
 
 from ..graph.architectures import Shape
 from .layouts import Layout
@@ -16,6 +18,7 @@ from .rotary import Rotation
 from .rows import ArrayRows, FloatRows, Rows, StoredRows
 
 if TYPE_CHECKING:
+    import gguf
     import torch
     from transformers import PreTrainedModel
 
@@ -68,11 +71,7 @@ def tensors_of(
 
 def tensor_name(name: str, layout: Layout, *, layers: int) -> str:
     """Return llama.cpp's name of a transformers parameter. Raises ExportError for one that it does not have."""
-    import gguf
-
-    architectures = {title: architecture for architecture, title in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(architectures[layout.name], layers)
-    found = names.get_name(name, try_suffixes=_SUFFIXES)
+    found = _name_map(layout.name, layers).get_name(name, try_suffixes=_SUFFIXES)
     if found is None:
         raise ExportError(
             f"llama.cpp's {layout.name} has no tensor for {name}: export without gguf among the --formats"
@@ -80,7 +79,16 @@ def tensor_name(name: str, layout: Layout, *, layers: int) -> str:
     return str(found)
 
 
-def _vector(parameter: torch.Tensor, *, shift: float, factor: float) -> Any:  # noqa: ANN401  (numpy's own types)
+@lru_cache
+def _name_map(architecture: str, layers: int) -> gguf.TensorNameMap:
+    """Make the table of names of one architecture: thousands of them, asked for every tensor."""
+    import gguf
+
+    architectures = {title: value for value, title in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(architectures[architecture], layers)
+
+
+def _vector(parameter: torch.Tensor, *, shift: float, factor: float) -> FloatArray:
     values = np.asarray(parameter.detach().float().numpy(), np.float32)
     return np.asarray((values + np.float32(shift)) * np.float32(factor), np.float32)
 
