@@ -6,16 +6,15 @@ Plain decoding is the same loop with empty drafts. The one long function of the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 
-from edgedecode.errors import CapabilityError, ContextExceeded, InputError
-from edgedecode.policy import FixedLength
-from edgedecode.protocols import Drafter, LanguageModel, Policy, State
+from edgedecode.drafting import Drafting
+from edgedecode.errors import ContextExceeded, InputError
+from edgedecode.protocols import LanguageModel, State
 from edgedecode.sampling import Noise, Sampler
 from edgedecode.stats import Stats
-from edgedecode.tree import is_chain
-from edgedecode.types import EMPTY_DRAFT, Outcome, Signals
+from edgedecode.types import EMPTY_DRAFT, Outcome
 from edgedecode.verify import Rule, TargetRows, Verdict, verify
 
 __all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode"]
@@ -23,12 +22,10 @@ __all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode"]
 PREFILL_CHUNK = 512
 """Prompt tokens read per pass: an interrupt waits for one chunk at most, and what was read stays read."""
 
-_NO_SPECULATION = FixedLength(0)
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeSetting:
-    """The parts of one generation. Without a drafter, or with a plan of 0, it is plain decoding.
+    """The parts of one generation. Without drafting, or with plans of 0, it is plain decoding.
 
     min_width 2 pads one-row passes with a row that is dropped, so that every pass uses the engine's many-row kernels
     and chains of any length give bit-identical text.
@@ -36,14 +33,10 @@ class DecodeSetting:
 
     sampler: Sampler
     noise: Noise
-    drafter: Drafter | None = None
-    draft_noise: Noise = field(default_factory=lambda: Noise(0, stream=1))
-    policy: Policy = _NO_SPECULATION
+    drafting: Drafting | None = None
     rule: Rule = Rule.MATCH
     ends: frozenset[int] = frozenset()
     min_width: int = 1
-    chains_only: bool = False
-    """Refuse drafts that branch: trees change the order of sums, chains do not."""
 
 
 def decode(
@@ -69,12 +62,12 @@ def decode(
         raise ContextExceeded(f"{len(tokens)} tokens leave no room in a context of {state.capacity}")
     started = perf_counter()
     limit = min(len(tokens) + max_tokens, state.capacity)
-    sampler, noise, drafter = setting.sampler, setting.noise, setting.drafter
+    sampler, noise, drafting = setting.sampler, setting.noise, setting.drafting
     sampler.begin(tokens)
     state.crop(min(state.length, len(tokens) - 1))
     stats.prompt_tokens, stats.cached_tokens = len(tokens), state.length
-    if drafter is not None:
-        drafter.begin(tokens)
+    if drafting is not None:
+        drafting.begin(tokens)
     while len(tokens) - state.length > PREFILL_CHUNK:
         target.forward(tokens[state.length : state.length + PREFILL_CHUNK], state, rows="none")
         state.keep(range(PREFILL_CHUNK))
@@ -84,24 +77,8 @@ def decode(
     while len(tokens) < limit:
         # Propose. The prompt's own pass carries no draft: nothing may delay the first token.
         draft = EMPTY_DRAFT
-        if drafter is not None and verdict is not None:
-            signals = Signals(
-                round=stats.rounds,
-                context_tokens=len(tokens),
-                remaining_tokens=limit - len(tokens),
-                proposed=len(verdict.draft),
-                accepted=verdict.accepted,
-            )
-            draft_max = min(setting.policy.plan(signals).draft_max, limit - len(tokens) - 1)
-            if draft_max > 0:
-                setting.draft_noise.position = len(tokens)
-                draft = drafter.propose(tokens, draft_max, setting.draft_noise)
-                if len(draft) > draft_max:
-                    raise InputError(f"the drafter {drafter.name!r} proposed {len(draft)} of {draft_max} tokens")
-                if setting.chains_only and draft.parents is not None and not is_chain(draft.parents):
-                    raise CapabilityError(
-                        f"the drafter {drafter.name!r} proposes trees: reproducible text needs chains"
-                    )
+        if drafting is not None and verdict is not None:
+            draft = drafting.propose(tokens, room=limit - len(tokens) - 1)
         proposed = perf_counter()
 
         # Score: one pass over what the state has not read, and the draft after it.
@@ -126,8 +103,8 @@ def decode(
         sampler.extend(verdict.tokens)
         stats.count(verdict)
         kept = perf_counter()
-        if drafter is not None:
-            drafter.observe(tokens, verdict)
+        if drafting is not None:
+            drafting.observe(tokens, verdict)
         observed = perf_counter()
         if stats.rounds == 1:
             stats.time_to_first_token = stats.prefill_seconds = kept - started
@@ -136,6 +113,8 @@ def decode(
             stats.time.verify += scored - proposed
             stats.time.sample += verified - scored
             stats.time.host += kept - verified
+            if drafting is not None:
+                drafting.spent(verdict, pass_seconds=scored - proposed, host_seconds=observed - scored + proposed - now)
         yield verdict
         if verdict.outcome is Outcome.ENDED:
             return

@@ -14,8 +14,10 @@ __all__ = ["SessionOptions"]
 class SessionOptions:
     """How a session decodes. None takes the pack's own default.
 
-    drafter: a registered name, "none", or None for the pack's draft model (n-gram without one). context: positions to
-    plan for. reproducible: same seed, same text, whatever drafts did (passes at least two rows wide, chains, match).
+    drafter: a registered name, "none", or None: the scheduler chooses among all that may pay, round by round.
+    draft_max: a fixed draft length, 0 for plain decoding, or None: the scheduler chooses. context: positions to plan
+    for. reproducible: same seed, same text, whatever drafts did (passes at least two rows wide, chains, a fixed
+    length, match).
     """
 
     sampling: SamplingOptions | None = None
@@ -26,3 +28,8 @@ class SessionOptions:
     rule: Rule = Rule.MATCH
     reproducible: bool = False
     ignore_eos: bool = False
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the draft length is fixed, not chosen by measured costs."""
+        return self.draft_max is not None or self.reproducible

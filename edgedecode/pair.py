@@ -7,6 +7,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from edgedecode.cost import CostModel
 from edgedecode.digests import check_files
 from edgedecode.errors import CapabilityError, IncompatiblePair, InputError, ManifestError
 from edgedecode.hub import find_pack, is_downloaded
@@ -18,11 +19,18 @@ from edgedecode.protocols import DrafterSource, LanguageModel, Runtime
 from edgedecode.registry import find_drafter, find_runtime
 from edgedecode.session import Session
 from edgedecode.tokenizer import Tokenizer
+from edgedecode.verify import Rule
 
 __all__ = ["KV_TYPES", "Pair", "load"]
 
 KV_TYPES = ("float32", "float16", "int8")
 DEFAULT_DRAFT_MAX = 2
+"""A fixed length that nobody chose: `--reproducible` may not choose by the clock."""
+LONGEST_DRAFT = 16
+"""What a scheduler may draft at most; half of it where a row of logits weighs hundreds of kilobytes."""
+WIDE_VOCABULARY = 65536
+SCHEDULED = ("ngram", "model")
+"""The drafters that are chosen among by default."""
 
 
 def load(
@@ -96,6 +104,8 @@ class Pair:
         self._provider, self._threads, self._kv_type = provider, threads, kv_type
         self._draft: LanguageModel | None = None
         self._sources: dict[str, DrafterSource] = {}
+        self.costs = CostModel()
+        """What passes cost here: every session's scheduler learns in it."""
         self._sessions: WeakSet[Session] = WeakSet()
         self.tokenizer = tokenizer
         self._process = budget.reserve("process (interpreter, engine, tokenizer)", _process_nbytes(budget))
@@ -118,17 +128,26 @@ class Pair:
         self._sessions.add(session)
         return session
 
-    def drafter_name(self, options: SessionOptions) -> str:
-        """Return the drafter these options mean: "none" for length 0, by default the draft model, else n-gram."""
-        if self.draft_max(options) == 0:
-            return "none"
-        return options.drafter or ("model" if "draft" in self.manifest.models else "ngram")
+    def drafter_names(self, options: SessionOptions) -> tuple[str, ...]:
+        """Return the drafters these options mean: none for length 0, the one that is named, else all that may pay."""
+        if not self._drops_drafts(options) or options.draft_max == 0 or options.drafter == "none":
+            return ()
+        if options.drafter is not None:
+            return (options.drafter,)
+        has_draft = "draft" in self.manifest.models
+        if options.fixed or options.rule is Rule.RATIO:
+            return ("model",) if has_draft else ("ngram",)
+        return tuple(name for name in SCHEDULED if has_draft or not self.drafter_source(name).needs_model)
 
     def draft_max(self, options: SessionOptions) -> int:
-        """Return the fixed draft length these options mean."""
-        if not self._drops_drafts(options) or options.drafter == "none":
+        """Return the longest draft these options mean; a fixed length where `options.fixed`."""
+        if not self.drafter_names(options):
             return 0
-        return DEFAULT_DRAFT_MAX if options.draft_max is None else options.draft_max
+        if options.draft_max is not None:
+            return options.draft_max
+        if options.fixed:
+            return DEFAULT_DRAFT_MAX
+        return LONGEST_DRAFT if self.target.card.rows <= WIDE_VOCABULARY else LONGEST_DRAFT // 2
 
     def drafter_source(self, name: str) -> DrafterSource:
         """Return the pair's one source of this name. Raises InputError for an unknown name."""

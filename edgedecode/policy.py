@@ -1,4 +1,4 @@
-"""Policies: how many tokens to draft in the next round. Deterministic given the signals; no clock, no I/O."""
+"""The fixed policy: the same draft length each round. Deterministic given the signals; no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ class FixedLength:
             raise InputError(f"draft length {self.draft_max} is out of range: 0 (no speculation) to {MAX_DRAFT}")
 
     def plan(self, signals: Signals) -> Plan:
-        return Plan(min(self.draft_max, signals.remaining_tokens - 1))
+        return Plan(min(self.draft_max, signals.remaining_tokens - 1), reason="fixed")

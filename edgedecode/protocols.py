@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from edgedecode.types import AdapterUse, Draft, LowRank, ModelCard, Output, Plan, RowRequest, Signals
+from edgedecode.types import WHOLE, AdapterUse, Draft, LowRank, ModelCard, Output, Plan, RowRequest, Signals
 
 if TYPE_CHECKING:
     from edgedecode.manifest import ModelEntry
@@ -134,12 +134,24 @@ class Drafter(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def free(self) -> bool:
+        """Whether it proposes without a pass of an engine: such a drafter may be asked and not be used."""
+        ...
+
     def begin(self, context: Sequence[int]) -> None:
         """A generation starts: forget what contradicts `context`. Until the next begin the context only grows."""
         ...
 
-    def propose(self, context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
-        """Propose at most `limit` tokens after `context`, which is read-only. An empty draft is an ordinary answer."""
+    def unread(self, context: Sequence[int]) -> int:
+        """Return how many tokens of `context` its model must read before it can propose; 0 for a free drafter."""
+        ...
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
+        """Propose at most `limit` tokens after `context`, which is read-only. An empty draft is an ordinary answer.
+
+        plan: the policy's wishes (`floor`, `read_max`) to a drafter that can follow them; free ones need not.
+        """
         ...
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
@@ -174,13 +186,18 @@ class DrafterSource(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def needs_model(self) -> bool:
+        """Whether its drafters run the pack's draft model."""
+        ...
+
     def open(self, setting: DraftSetting) -> Drafter:
         """Open a drafter for one session. Raises CapabilityError when the pair lacks what it needs."""
         ...
 
 
 class Policy(Protocol):
-    """Chooses each round's draft length: a deterministic function of the signals so far, without clock or I/O."""
+    """Chooses each round's drafter and draft length: deterministic given the signals so far, no clock, no I/O."""
 
     def plan(self, signals: Signals) -> Plan: ...
 

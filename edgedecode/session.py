@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -9,15 +10,17 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 from weakref import finalize
 
-from edgedecode.errors import CapabilityError, ContextExceeded, EdgeDecodeError, InputError
+from edgedecode.drafting import Drafting
+from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import peak_nbytes
 from edgedecode.messages import Message
 from edgedecode.options import SessionOptions
 from edgedecode.policy import FixedLength
-from edgedecode.protocols import Drafter, DraftSetting, Policy
+from edgedecode.protocols import Drafter, DraftSetting
 from edgedecode.reply import TARGET_SOURCE, Chunk, Completion, Reply
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
+from edgedecode.scheduler import Scheduler, SchedulerOptions
 from edgedecode.stats import Stats
 from edgedecode.stop_strings import StopStrings
 from edgedecode.transcript import Transcript
@@ -51,9 +54,8 @@ class Session:
         self._transcript = Transcript(pair.tokenizer, messages)
         self._ends = frozenset[int]() if options.ignore_eos else frozenset(pair.manifest.generation.end_token_ids)
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
-        self._policy: Policy = FixedLength(pair.draft_max(options))
         context = _context(options.context, pair.target.card.context)
-        self._drafter: Drafter | None = None
+        self._drafting: Drafting | None = None
         self._running: Iterator[Chunk] | None = None
         self._closed = False
         with ExitStack() as undo:
@@ -61,7 +63,7 @@ class Session:
             self._scratch = undo.enter_context(pair.budget.reserve("sampling", scratch_nbytes))
             self._state = pair.target.new_state(context, rows=pair.draft_max(options) + 1)
             undo.callback(self._state.close)
-            self._drafter = self._open_drafter(pair.drafter_name(options))
+            self._drafting = self._open_drafting(pair.drafter_names(options))
             undo.pop_all()
         finalize(self, self._scratch.release)  # a session that is dropped, not closed
 
@@ -82,8 +84,8 @@ class Session:
 
     @property
     def drafter_name(self) -> str:
-        """The drafter in use, "none" for plain decoding."""
-        return "none" if self._drafter is None else self._drafter.name
+        """The drafters in use, joined by "+"; "none" for plain decoding."""
+        return "none" if self._drafting is None else "+".join(self._drafting.drafters)
 
     def stream(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Iterator[Chunk]:
         """Answer a user message, yielding text as it is decoded.
@@ -138,8 +140,8 @@ class Session:
         self._closed = True
         self._state.close()
         self._scratch.release()
-        if self._drafter is not None:
-            self._drafter.close()
+        if self._drafting is not None:
+            self._drafting.close()
 
     def __enter__(self) -> Session:
         return self
@@ -175,18 +177,15 @@ class Session:
         yield from self._chunks(tokens, Reply(self._pair.tokenizer.detokenizer(), stops), limit=limit)
 
     def _chunks(self, tokens: list[int], reply: Reply, *, limit: int) -> Iterator[Chunk]:
-        self.stats = stats = Stats(mode="plain" if self._drafter is None else self._drafter.name)
+        self.stats = stats = Stats(mode=self._mode())
         stats.planned_nbytes, stats.peak_nbytes = self._pair.budget.used_nbytes, peak_nbytes()
         setting = DecodeSetting(
             sampler=Sampler(self.sampling, vocabulary_size=self._pair.target.card.vocabulary_size),
             noise=self._noise,
-            drafter=self._drafter,
-            draft_noise=self._draft_noise,
-            policy=self._policy,
+            drafting=self._drafting,
             rule=self.options.rule,
             ends=self._ends,
             min_width=2 if self.options.reproducible else 1,
-            chains_only=self.options.reproducible,
         )
         rounds = decode(self._pair.target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats)
         verdict: Verdict | None = None
@@ -217,24 +216,52 @@ class Session:
             shared = 0
         self._state.crop(shared)
 
-    def _open_drafter(self, name: str) -> Drafter | None:
-        sampled = self.options.rule is Rule.RATIO
-        if sampled and (name != "model" or self.options.reproducible):
-            wanted = "--reproducible" if self.options.reproducible else f"--drafter {name}"
+    def _mode(self) -> str:
+        if self._drafting is None:
+            return "plain"
+        return self.drafter_name if self.options.fixed else "scheduled"
+
+    def _open_drafting(self, names: Sequence[str]) -> Drafting | None:
+        """Open the drafters and the policy over them. What nobody asked for by name may be missing, with a notice."""
+        if self.options.rule is Rule.RATIO and (names != ("model",) or self.options.reproducible):
+            wanted = "--reproducible" if self.options.reproducible else f"--drafter {' '.join(names) or 'none'}"
             raise CapabilityError(f"the ratio rule samples from the draft model: with {wanted}, use the match rule")
-        if name == "none":
+        longest = self._pair.draft_max(self.options)
+        fixed = FixedLength(longest) if self.options.fixed else None
+        asked = self.options.drafter is not None or self.options.fixed
+        drafters = [drafter for name in names if (drafter := self._open_drafter(name, asked=asked)) is not None]
+        if not drafters:
             return None
-        return self._pair.drafter_source(name).open(
-            DraftSetting(
-                budget=self._pair.budget,
-                sampling=self.sampling,
-                vocabulary_size=self._pair.target.card.vocabulary_size,
-                capacity=self._state.capacity,
-                draft_model=self._pair.draft if name == "model" else None,
-                ends=self._ends,
-                sampled=sampled,
-            )
+        if fixed is not None:
+            return Drafting(drafters, fixed, noise=self._draft_noise, chains_only=self.options.reproducible)
+        policy = Scheduler(
+            free=[drafter.name for drafter in drafters if drafter.free],
+            models=[drafter.name for drafter in drafters if not drafter.free],
+            costs=self._pair.costs,
+            options=SchedulerOptions(draft_max=longest, floor_stop=self.options.rule is not Rule.RATIO),
         )
+        return Drafting(drafters, policy, noise=self._draft_noise, offers=True)
+
+    def _open_drafter(self, name: str, *, asked: bool) -> Drafter | None:
+        """Open a drafter; one that nobody asked for and that cannot be had is left out with a notice."""
+        source = self._pair.drafter_source(name)
+        try:
+            return source.open(
+                DraftSetting(
+                    budget=self._pair.budget,
+                    sampling=self.sampling,
+                    vocabulary_size=self._pair.target.card.vocabulary_size,
+                    capacity=self._state.capacity,
+                    draft_model=self._pair.draft if source.needs_model else None,
+                    ends=self._ends,
+                    sampled=self.options.rule is Rule.RATIO,
+                )
+            )
+        except (BudgetExceeded, CapabilityError) as error:
+            if asked:
+                raise
+            logging.getLogger("edgedecode").info("the drafter %s is left out: %s", name, error)
+            return None
 
     def _limit(self, max_tokens: int | None) -> int:
         limit = self._pair.manifest.generation.max_tokens or DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens

@@ -20,7 +20,7 @@ from edgedecode.pair import Pair
 from edgedecode.protocols import Device, State, UniformSource
 from edgedecode.tokenizer import Tokenizer
 from edgedecode.tree import check_parents
-from edgedecode.types import AdapterUse, Draft, FloatArray, ModelCard, Output, RowRequest
+from edgedecode.types import WHOLE, AdapterUse, Draft, FloatArray, ModelCard, Output, Plan, RowRequest
 from edgedecode.verify import Verdict
 
 __all__ = [
@@ -180,6 +180,7 @@ class ScriptedDrafter:
 
     name = "scripted"
     nbytes = 0
+    free = True
 
     def __init__(self, script: Mapping[int, Draft]) -> None:
         self.script = script
@@ -188,7 +189,10 @@ class ScriptedDrafter:
     def begin(self, context: Sequence[int]) -> None:
         """Nothing is cached."""
 
-    def propose(self, context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
+    def unread(self, context: Sequence[int]) -> int:
+        return 0
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         return self.script.get(len(context), Draft())
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
@@ -204,7 +208,7 @@ def hostile_drafter(target: TableModel, *, vocabulary: int) -> ScriptedDrafter:
     class Hostile(ScriptedDrafter):
         name = "hostile"
 
-        def propose(self, context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
+        def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
             worst = int(target.logits_after(context)[:vocabulary].argmin())
             return Draft((worst,) * limit, source=self.name)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,13 @@ __all__ = [
     "IntArray",
     "LowRank",
     "ModelCard",
+    "Offer",
     "Outcome",
     "Output",
     "Plan",
+    "RoundCost",
     "RowRequest",
+    "Score",
     "Signals",
 ]
 
@@ -58,9 +61,22 @@ class Draft:
     mode: DraftMode = DraftMode.DETERMINISTIC
     source: str = "none"
     """The drafter's name, for statistics and colouring."""
+    match: int = 0
+    """How many of the context's last tokens were found again; 0 where nothing is looked up. Longer ones are surer."""
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def cut(self, length: int) -> Draft:
+        """Return the first `length` tokens of it; a chain stays a chain, and parents precede their children."""
+        if length >= len(self.tokens):
+            return self
+        return replace(
+            self,
+            tokens=self.tokens[:length],
+            parents=None if self.parents is None else self.parents[:length],
+            probs=None if self.probs is None else self.probs[:length],
+        )
 
 
 EMPTY_DRAFT = Draft()
@@ -167,17 +183,72 @@ class FinishReason(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """What a free drafter would propose for the next round: only its size and how sure its lookup was."""
+
+    drafter: str
+    length: int
+    match: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What became of an offer or a draft, once the tokens it spoke of were emitted, whoever had proposed them.
+
+    accepted == length is censored: with more tokens it might have gone on.
+    """
+
+    drafter: str
+    length: int
+    accepted: int
+    match: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCost:
+    """What one round took: the target's pass over `width` tokens, the drafting before it, and the host's own work."""
+
+    width: int
+    pass_seconds: float
+    host_seconds: float = 0.0
+    drafter: str = "none"
+    drafted: int = 0
+    accepted: int = 0
+    read: int = 0
+    """Tokens the drafter's model had to read before it could propose."""
+    draft_seconds: float = 0.0
+    match: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Signals:
-    """All a policy may know before a round: counts, no clock, JSON-serialisable with `dataclasses.asdict`."""
+    """All a policy may know before a round, JSON-serialisable: measured times come in here, a policy has no clock."""
 
     round: int
     context_tokens: int
     remaining_tokens: int
     """How many tokens may still be emitted."""
-    proposed: int = 0
-    """Tokens the last draft held."""
-    accepted: int = 0
-    """Tokens of it that were accepted."""
+    offers: tuple[Offer, ...] = ()
+    """What the free drafters would propose now."""
+    unread: tuple[tuple[str, int], ...] = ()
+    """Per drafter with a model of its own: how many tokens of the context that has still to read."""
+    costs: tuple[RoundCost, ...] = ()
+    """The rounds since the last call."""
+    scores: tuple[Score, ...] = ()
+    """Offers whose tokens were emitted since the last call."""
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Signals:
+        """Read what `dataclasses.asdict` and JSON made of it. Raises KeyError or TypeError for anything else."""
+        return cls(
+            round=value["round"],
+            context_tokens=value["context_tokens"],
+            remaining_tokens=value["remaining_tokens"],
+            offers=tuple(Offer(**offer) for offer in value["offers"]),
+            unread=tuple((name, count) for name, count in value["unread"]),
+            costs=tuple(RoundCost(**cost) for cost in value["costs"]),
+            scores=tuple(Score(**score) for score in value["scores"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +256,17 @@ class Plan:
     """A policy's decision for one round. `draft_max` 0 is plain decoding."""
 
     draft_max: int
+    drafter: str | None = None
+    """Whose draft; None: the first drafter there is."""
+    floor: float = 0.0
+    """A drafter with a model stops where the chance that its whole draft is accepted falls below this."""
+    read_max: int = 0
+    """A drafter that is this far behind reads only so many of the newest tokens, and none before them; 0: all."""
+    rest: int = 0
+    """How many rounds after this one are plain, without asking anyone."""
+    reason: str = ""
+    """Why it is as it is, in a word or two, for statistics and traces."""
+
+
+WHOLE = Plan(0)
+"""No wishes to a drafter: it reads everything and stops at its limit."""

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedecode.drafting import Drafting
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.manifest import Generation
 from edgedecode.memory import Budget
 from edgedecode.pair import Pair
-from edgedecode.policy import FixedLength
 from edgedecode.protocols import Drafter, DraftSetting, UniformSource
 from edgedecode.sampling import Mask, Noise, Sampler, SamplingOptions
 from edgedecode.stats import Stats
 from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
 from edgedecode.tokenizer import Tokenizer
-from edgedecode.types import Draft, FloatArray
+from edgedecode.types import WHOLE, Draft, FloatArray, Plan
 from edgedecode.verify import Rule, Verdict
 
 GREEDY = SamplingOptions()
@@ -72,6 +72,7 @@ class CallDrafter:
 
     name = "call"
     nbytes = 0
+    free = True
 
     def __init__(self, propose: Callable[[Sequence[int], int, UniformSource], Draft]) -> None:
         self._propose = propose
@@ -81,7 +82,10 @@ class CallDrafter:
     def begin(self, context: Sequence[int]) -> None:
         """Nothing is cached."""
 
-    def propose(self, context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
+    def unread(self, context: Sequence[int]) -> int:
+        return 0
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         self.limits.append(limit)
         self.drafts.append(self._propose(context, limit, rng))
         return self.drafts[-1]
@@ -124,9 +128,7 @@ def run(
     setting = DecodeSetting(
         sampler=Sampler(sampling, vocabulary_size=vocabulary, mask=mask),
         noise=Noise(seed),
-        drafter=drafter,
-        draft_noise=Noise(seed, stream=1),
-        policy=FixedLength(draft_max),
+        drafting=None if drafter is None else Drafting.fixed(drafter, draft_max, noise=Noise(seed, stream=1)),
         rule=rule,
         ends=ends,
         min_width=min_width,

@@ -12,7 +12,7 @@ from edgedecode.loop import PREFILL_CHUNK
 from edgedecode.probs import Probs
 from edgedecode.protocols import Drafter, DraftSetting, LanguageModel, UniformSource
 from edgedecode.sampling import Sampler
-from edgedecode.types import EMPTY_DRAFT, Draft, DraftMode, FloatArray
+from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, DraftMode, FloatArray, Plan
 from edgedecode.verify import Verdict
 
 __all__ = ["ModelDrafter", "ModelSource"]
@@ -22,6 +22,7 @@ class ModelSource:
     """Opens a drafter over the pair's draft model. Raises CapabilityError when the pack has none."""
 
     name = "model"
+    needs_model = True
 
     def open(self, setting: DraftSetting) -> Drafter:
         if setting.draft_model is None:
@@ -41,6 +42,7 @@ class ModelDrafter:
     """
 
     name = "model"
+    free = False
 
     def __init__(self, model: LanguageModel, setting: DraftSetting) -> None:
         self._model = model
@@ -62,7 +64,11 @@ class ModelDrafter:
         self._sampler.begin(context)
         self._sampler_length = len(context)
 
-    def propose(self, context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
+    def unread(self, context: Sequence[int]) -> int:
+        self._agree(context)
+        return len(context) - len(self._read)
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         limit = min(limit, self._state.capacity - len(context))
         if limit <= 0:
             return EMPTY_DRAFT

@@ -7,7 +7,7 @@ from weakref import finalize
 
 from edgedecode.memory import Lease
 from edgedecode.protocols import Drafter, DraftSetting, UniformSource
-from edgedecode.types import EMPTY_DRAFT, Draft
+from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, Plan
 from edgedecode.verify import Verdict
 
 __all__ = ["NgramDrafter", "NgramSource"]
@@ -24,6 +24,7 @@ class NgramSource:
     """Opens an n-gram drafter; needs no model."""
 
     name = "ngram"
+    needs_model = False
 
     def open(self, setting: DraftSetting) -> Drafter:
         nbytes = setting.capacity * _ENTRY_NBYTES
@@ -37,6 +38,7 @@ class NgramDrafter:
     """
 
     name = "ngram"
+    free = True
 
     def __init__(self, lease: Lease, *, ends: frozenset[int] = frozenset()) -> None:
         self._lease = lease
@@ -58,7 +60,10 @@ class NgramDrafter:
             self._latest.clear()
             self._earlier.clear()
 
-    def propose(self, context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
+    def unread(self, context: Sequence[int]) -> int:
+        return 0
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         self._index(context)
         place, matched = self._longest_match(context)
         if matched < _SHORTEST_MATCH:
@@ -66,7 +71,7 @@ class NgramDrafter:
         length = min(limit, 2 ** (matched - 1), len(context) - 1 - place)
         tokens = context[place + 1 : place + 1 + length]
         end = next((index + 1 for index, token in enumerate(tokens) if token in self._ends), length)
-        return Draft(tuple(tokens[:end]), source=self.name)
+        return Draft(tuple(tokens[:end]), source=self.name, match=matched)
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         """Nothing to learn: the next proposal indexes what was emitted."""

@@ -11,9 +11,9 @@ import pytest
 
 from edgedecode.drafters.model import ModelSource
 from edgedecode.drafters.ngram import NgramSource
+from edgedecode.drafting import Drafting
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import Budget
-from edgedecode.policy import FixedLength
 from edgedecode.protocols import Drafter, DraftSetting, LanguageModel, UniformSource
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
 from edgedecode.stats import Stats
@@ -50,9 +50,7 @@ def say(
     setting = DecodeSetting(
         sampler=Sampler(sampling, vocabulary_size=model.card.vocabulary_size),
         noise=Noise(11),
-        drafter=drafter,
-        draft_noise=Noise(11, stream=1),
-        policy=FixedLength(draft_max),
+        drafting=None if drafter is None else Drafting.fixed(drafter, draft_max, noise=Noise(11, stream=1)),
     )
     for _ in decode(model, state, tokens=tokens, max_tokens=NEW, setting=setting, stats=stats):
         assert (state.pending, state.length) == (0, len(tokens) - 1)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import pytest
 
 from edgedecode import Completion, Pair, Rule, SamplingOptions, Session, SessionOptions
+from edgedecode.drafting import Drafting
 from edgedecode.errors import CapabilityError
 from edgedecode.loop import DecodeSetting, decode
-from edgedecode.policy import FixedLength
 from edgedecode.protocols import UniformSource
 from edgedecode.rescore import rescore
 from edgedecode.sampling import Noise, Sampler
 from edgedecode.stats import Stats
 from edgedecode.testing import ScriptedDrafter
-from edgedecode.types import Draft
+from edgedecode.types import WHOLE, Draft, Plan
 
 GREEDY = SamplingOptions()
 WARM = SamplingOptions(temperature=0.8, top_p=0.95)
@@ -45,7 +45,7 @@ class TreeDrafter(ScriptedDrafter):
         self._truth = list(truth)
         self._depth = depth
 
-    def propose(self, context: Sequence[int], limit: int, rng: UniformSource) -> Draft:
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
         parent = -1
@@ -155,8 +155,7 @@ def decode_with_trees(
     setting = DecodeSetting(
         sampler=Sampler(GREEDY, vocabulary_size=pair.tokenizer.size),
         noise=Noise(0),
-        drafter=TreeDrafter(truth, depth=4),
-        policy=FixedLength(8),
+        drafting=Drafting.fixed(TreeDrafter(truth, depth=4), 8, noise=Noise(0, stream=1)),
         ends=frozenset(pair.manifest.generation.end_token_ids),
     )
     state = pair.target.new_state(512, rows=9)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pytest
 
 from edgedecode.drafters.model import ModelDrafter
+from edgedecode.drafting import Drafting
 from edgedecode.loop import DecodeSetting, decode
-from edgedecode.policy import FixedLength
 from edgedecode.probs import Probs
 from edgedecode.protocols import Drafter, UniformSource
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
@@ -109,9 +109,7 @@ def draw(
         setting = DecodeSetting(
             sampler=Sampler(options, vocabulary_size=VOCABULARY, mask=masked),
             noise=Noise(seed),
-            drafter=proposer,
-            draft_noise=Noise(seed, stream=1),
-            policy=FixedLength(draft_max),
+            drafting=Drafting.fixed(proposer, draft_max, noise=Noise(seed, stream=1)),
             rule=rule,
         )
         stats = Stats()
@@ -330,9 +328,7 @@ def test_wrong_by_a_stale_penalty_is_found_out() -> None:
         setting = DecodeSetting(
             sampler=Forgetful(PENALTY, vocabulary_size=VOCABULARY),
             noise=Noise(seed),
-            drafter=proposer,
-            draft_noise=Noise(seed, stream=1),
-            policy=FixedLength(6),
+            drafting=Drafting.fixed(proposer, 6, noise=Noise(seed, stream=1)),
         )
         rounds = decode(model, state, tokens=tokens, max_tokens=LENGTH + 8, setting=setting, stats=Stats())
         while len(tokens) < len(PROMPT) + LENGTH:

@@ -228,16 +228,16 @@ def test_a_mask_sees_the_drafted_path() -> None:
     def mask(path: Sequence[int]) -> npt.NDArray[np.bool_] | None:
         return inner([*emitted, *path])
 
-    def generate(**setting: object) -> tuple[list[int], Seen]:
+    def generate(proposer: Drafter | None = None) -> tuple[list[int], Seen]:
+        from edgedecode.drafting import Drafting
         from edgedecode.loop import DecodeSetting, decode
-        from edgedecode.policy import FixedLength
         from edgedecode.sampling import Noise, Sampler
 
         emitted.clear()
         model = target()
-        draft_max = setting.pop("draft_max", 0)
         sampler = Sampler(PROCESSING["sampled"], vocabulary_size=VOCABULARY, mask=mask)
-        parts = DecodeSetting(sampler, Noise(SEED), policy=FixedLength(draft_max), **setting)  # type: ignore[arg-type]
+        drafting = None if proposer is None else Drafting.fixed(proposer, 8, noise=Noise(SEED, stream=1))
+        parts = DecodeSetting(sampler, Noise(SEED), drafting)
         tokens, stats, seen = list(PROMPT), Stats(), Seen()
         verdicts = []
         for verdict in decode(model, model.new_state(99), tokens=tokens, max_tokens=NEW, setting=parts, stats=stats):
@@ -251,7 +251,7 @@ def test_a_mask_sees_the_drafted_path() -> None:
         assert (after - before) % VOCABULARY in (1, 3, 4, 9, 10)
     for kind in ("chain", "bush"):
         proposer = drafter(kind, quality="differs", truth=PROMPT + expected, options=PROCESSING["sampled"])
-        found, seen = generate(drafter=proposer, draft_max=8)
+        found, seen = generate(proposer)
         assert found == expected
         assert seen.accepted > 0
         assert seen.rejections > 0

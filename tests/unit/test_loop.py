@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgedecode.drafting import Drafting
 from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.loop import PREFILL_CHUNK, DecodeSetting, decode
 from edgedecode.policy import FixedLength
@@ -151,13 +152,16 @@ def test_the_policy_sees_what_the_last_round_did() -> None:
     model = toy_model(VOCABULARY)
     drafter = CallDrafter(lambda context, limit, rng: Draft((*reference(list(context), 2), 0)[:limit]))
     tokens = [1, 2]
-    setting = plain_setting(drafter=drafter, policy=Watching())
+    setting = plain_setting(drafting=Drafting([drafter], Watching(), noise=Noise(0, stream=1)))
     verdicts = list(decode(model, model.new_state(64), tokens=tokens, max_tokens=12, setting=setting, stats=Stats()))
     assert [signals.round for signals in seen] == list(range(1, len(seen) + 1))
-    for signals, before in zip(seen, verdicts, strict=False):
-        assert (signals.proposed, signals.accepted) == (len(before.draft), before.accepted)
+    assert seen[0].costs == ()  # the prompt's own pass is no round of decoding
+    for signals, before in zip(seen[1:], verdicts[1:], strict=False):
+        (cost,) = signals.costs
+        assert (cost.drafted, cost.accepted) == (len(before.draft), before.accepted)
+        assert cost.width == 1 + cost.drafted
         assert signals.context_tokens + signals.remaining_tokens == 14
-    assert max(signals.accepted for signals in seen) >= 2
+    assert max(cost.accepted for signals in seen for cost in signals.costs) >= 2
 
 
 def test_a_plan_longer_than_the_rest_is_cut() -> None:
@@ -170,7 +174,7 @@ def test_a_plan_longer_than_the_rest_is_cut() -> None:
     model = toy_model(VOCABULARY)
     drafter = CallDrafter(lambda context, limit, rng: Draft((1,) * limit))
     tokens = [1, 2]
-    setting = plain_setting(drafter=drafter, policy=Greedy())
+    setting = plain_setting(drafting=Drafting([drafter], Greedy(), noise=Noise(0, stream=1)))
     list(decode(model, model.new_state(64), tokens=tokens, max_tokens=6, setting=setting, stats=Stats()))
     assert len(tokens) == 8
     assert all(limit <= 4 for limit in drafter.limits)

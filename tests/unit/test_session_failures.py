@@ -64,6 +64,6 @@ def test_a_dropped_session_gives_its_scratch_back() -> None:
 def test_reproducible_text_refuses_trees() -> None:
     made = session(drafter="ngram", draft_max=4, reproducible=True)
     tree = Draft((3, 4), parents=(-1, -1), source="tree")
-    made._drafter = ScriptedDrafter(dict.fromkeys(range(512), tree))
+    made._drafting.drafters["ngram"] = ScriptedDrafter(dict.fromkeys(range(512), tree))
     with pytest.raises(CapabilityError, match="reproducible text needs chains"):
         made.generate("hello", max_tokens=8)

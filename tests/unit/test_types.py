@@ -7,7 +7,19 @@ import json
 
 import pytest
 
-from edgedecode.types import EMPTY_DRAFT, AdapterUse, Draft, DraftMode, FinishReason, ModelCard, Plan, Signals
+from edgedecode.types import (
+    EMPTY_DRAFT,
+    AdapterUse,
+    Draft,
+    DraftMode,
+    FinishReason,
+    ModelCard,
+    Offer,
+    Plan,
+    RoundCost,
+    Score,
+    Signals,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +43,16 @@ def test_an_empty_draft_is_an_ordinary_chain() -> None:
 
 
 def test_signals_and_plans_survive_json() -> None:
-    signals = Signals(round=3, context_tokens=40, remaining_tokens=7, proposed=4, accepted=2)
-    assert Signals(**json.loads(json.dumps(dataclasses.asdict(signals)))) == signals
+    signals = Signals(
+        round=3,
+        context_tokens=40,
+        remaining_tokens=7,
+        offers=(Offer("ngram", 5, match=3),),
+        unread=(("model", 12),),
+        costs=(RoundCost(width=3, pass_seconds=0.01, drafter="ngram", drafted=2, accepted=1),),
+        scores=(Score("ngram", 4, 2, match=3),),
+    )
+    assert Signals.from_dict(json.loads(json.dumps(dataclasses.asdict(signals)))) == signals
     assert Plan(**json.loads(json.dumps(dataclasses.asdict(Plan(5))))) == Plan(5)
 
 

@@ -1,0 +1,155 @@
+"""The drafting side of a generation: asks the drafters, lets the policy choose, tells both what became of it.
+
+The loop knows one `Drafting`; the policy sees counts and measured times only (`Signals`), the drafters tokens only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+from edgedecode.errors import CapabilityError, InputError
+from edgedecode.offers import OpenOffers
+from edgedecode.policy import MAX_DRAFT, FixedLength
+from edgedecode.protocols import Drafter, Policy
+from edgedecode.sampling import Noise
+from edgedecode.tree import is_chain
+from edgedecode.types import EMPTY_DRAFT, Draft, Offer, Plan, RoundCost, Signals
+from edgedecode.verify import Verdict
+
+__all__ = ["Drafting"]
+
+_PLAIN = Plan(0)
+
+
+class Drafting:
+    """Drafters and the policy that chooses among them, for one session.
+
+    offers: ask every free drafter each round and score what it says, as a choosing policy needs; False asks only the
+    drafter that the plan names. chains_only: refuse drafts that branch, since trees change the order of sums.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        policy: Policy,
+        *,
+        noise: Noise,
+        offers: bool = False,
+        chains_only: bool = False,
+    ) -> None:
+        if not drafters:
+            raise InputError("drafting needs a drafter: leave it out for plain decoding")
+        self.drafters = {drafter.name: drafter for drafter in drafters}
+        self.policy = policy
+        self.plan = _PLAIN
+        """The plan of the last round."""
+        self._noise = noise
+        self._first = drafters[0].name
+        self._free = [drafter for drafter in drafters if drafter.free] if offers else []
+        self._models = [drafter for drafter in drafters if not drafter.free]
+        self._chains_only = chains_only
+        self._offers = OpenOffers()
+        self._costs: list[RoundCost] = []
+        self._resting = 0
+        self._rounds = 0
+        self._asked = "none"
+        self._read = 0
+        self._draft_seconds = 0.0
+
+    @classmethod
+    def fixed(cls, drafter: Drafter, length: int, *, noise: Noise, chains_only: bool = False) -> Drafting:
+        """Return drafting by one drafter at one length. Raises InputError for a length out of range."""
+        return cls([drafter], FixedLength(length), noise=noise, chains_only=chains_only)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """A generation starts after `tokens`."""
+        self._offers.clear()
+        self._costs.clear()
+        self._resting = self._rounds = 0
+        self.plan = _PLAIN
+        for drafter in self.drafters.values():
+            drafter.begin(tokens)
+
+    def propose(self, tokens: Sequence[int], *, room: int) -> Draft:
+        """Return the next round's draft of at most `room` tokens. Raises InputError for a drafter that gives more."""
+        self._rounds += 1
+        self._read, self._draft_seconds = 0, 0.0
+        if self._resting:
+            self._resting -= 1
+            self.plan = _PLAIN
+            return EMPTY_DRAFT
+        self._noise.position = len(tokens)
+        drafts = {drafter.name: drafter.propose(tokens, min(room, MAX_DRAFT), self._noise) for drafter in self._free}
+        self.plan = self.policy.plan(self._signals(tokens, drafts, room=room))
+        self._resting = self.plan.rest
+        for name, offered in drafts.items():
+            if len(offered) and (offered.parents is None or is_chain(offered.parents)):
+                self._offers.add(name, offered, at=len(tokens))
+        length = min(self.plan.draft_max, room)
+        if length <= 0:
+            return EMPTY_DRAFT
+        name = self.plan.drafter or self._first
+        if name not in self.drafters:
+            raise InputError(f"the policy wants the drafter {name!r}, there is: {', '.join(self.drafters)}")
+        self._asked = name
+        if name in drafts:
+            return self._checked(drafts[name].cut(length), name, length)
+        return self._checked(self._ask(self.drafters[name], tokens, length), name, length)
+
+    def observe(self, tokens: Sequence[int], verdict: Verdict) -> None:
+        """Tell the drafters what a round emitted; `tokens` end with it."""
+        for drafter in self.drafters.values():
+            drafter.observe(tokens, verdict)
+
+    def spent(self, verdict: Verdict, *, pass_seconds: float, host_seconds: float) -> None:
+        """Keep what a round cost for the policy: the target's pass, and the host's work without a model's drafting."""
+        drafted = len(verdict.draft)
+        self._costs.append(
+            RoundCost(
+                width=1 + drafted,
+                pass_seconds=pass_seconds,
+                host_seconds=max(0.0, host_seconds - self._draft_seconds),
+                drafter=self._asked if drafted else "none",
+                drafted=drafted,
+                accepted=verdict.accepted,
+                read=self._read,
+                draft_seconds=self._draft_seconds,
+                match=verdict.draft.match,
+            )
+        )
+
+    def close(self) -> None:
+        for drafter in self.drafters.values():
+            drafter.close()
+
+    def _ask(self, drafter: Drafter, tokens: Sequence[int], length: int) -> Draft:
+        """Ask one drafter now, and time it where it runs a model: that is engine's work, not the host's."""
+        self._noise.position = len(tokens)
+        if drafter.free:
+            return drafter.propose(tokens, length, self._noise)
+        self._read = drafter.unread(tokens)
+        started = perf_counter()
+        draft = drafter.propose(tokens, length, self._noise, self.plan)
+        self._draft_seconds = perf_counter() - started
+        return draft
+
+    def _checked(self, draft: Draft, name: str, length: int) -> Draft:
+        if len(draft) > length:
+            raise InputError(f"the drafter {name!r} proposed {len(draft)} of {length} tokens")
+        if self._chains_only and draft.parents is not None and not is_chain(draft.parents):
+            raise CapabilityError(f"the drafter {name!r} proposes trees: reproducible text needs chains")
+        return draft
+
+    def _signals(self, tokens: Sequence[int], drafts: dict[str, Draft], *, room: int) -> Signals:
+        costs = tuple(self._costs)
+        self._costs.clear()
+        return Signals(
+            round=self._rounds,
+            context_tokens=len(tokens),
+            remaining_tokens=room + 1,
+            offers=tuple(Offer(name, len(draft), draft.match) for name, draft in drafts.items() if len(draft)),
+            unread=tuple((drafter.name, drafter.unread(tokens)) for drafter in self._models),
+            costs=costs,
+            scores=tuple(self._offers.settle(tokens)),
+        )

@@ -1,0 +1,198 @@
+"""The scheduler: each round's drafter and length by predicted speed-up, with no speculation as an arm like any other.
+
+S(k) = (1 + Σ_{j≤k} Π_{i≤j} a_i) · (1 + o₀) / (c(k+1) + k·d + o) (goodput, TurboSpec 2406.14066): c, d and o come from
+`CostModel`, a from `Survival`. A fold over signals: same signals, same plans. It has no clock and does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from edgedecode.cost import CostModel
+from edgedecode.errors import InputError
+from edgedecode.model_arm import ModelArm
+from edgedecode.policy import MAX_DRAFT
+from edgedecode.survival import Survival
+from edgedecode.types import Offer, Plan, RoundCost, Score, Signals
+
+__all__ = ["Scheduler", "SchedulerOptions"]
+
+SWITCH = 1.05
+"""Another arm, or any arm instead of none, must promise this much more: predictions are noisy."""
+REST = 3
+"""Rounds without asking anyone while nothing has paid: asking costs host time, which a small model feels."""
+IDLE = 8
+"""Askings in a row without a useful answer before resting."""
+_JUDGED = 8
+"""Rounds that speculated, after which their measured times are compared with plain decoding's."""
+_PENALTY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """draft_max: longest draft. floor_stop: model drafters may stop by confidence (not under the ratio rule)."""
+
+    draft_max: int = 16
+    floor_stop: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.draft_max <= MAX_DRAFT:
+            raise InputError(f"draft length {self.draft_max} is out of range: 1 to {MAX_DRAFT} for a scheduler")
+
+
+class _Choice(NamedTuple):
+    drafter: str
+    length: int
+    speed_up: float
+    plan: Plan
+
+
+class Scheduler:
+    """Implements `Policy`. `free` and `models` are the names of the drafters there are.
+
+    costs: what is known of this device; the scheduler goes on learning in it.
+    """
+
+    def __init__(
+        self,
+        *,
+        free: Sequence[str] = (),
+        models: Sequence[str] = (),
+        costs: CostModel | None = None,
+        priors: Mapping[str, float] | None = None,
+        options: SchedulerOptions | None = None,
+    ) -> None:
+        self.costs = costs or CostModel()
+        self.options = options or SchedulerOptions()
+        self.survival = Survival(priors)
+        self.models = {name: ModelArm(name) for name in models}
+        self._free = set(free)
+        self._current: str | None = None
+        self._idle = 0
+        self._measured = _Measured()
+        self._context = 1
+
+    def plan(self, signals: Signals) -> Plan:
+        """Return the next round's plan; learns from the rounds since the last call first."""
+        self._context = signals.context_tokens
+        if signals.round == 1:
+            for arm in self.models.values():
+                arm.begin()
+        for score in signals.scores:
+            self.survival.add(score)
+        for cost in signals.costs:
+            self._learn(cost)
+        room = min(signals.remaining_tokens - 1, self.options.draft_max)
+        if room < 1:
+            return Plan(0, reason="end")
+        if self._measured.penalty:
+            self._measured.penalty -= 1
+            self._current = None
+            return Plan(0, reason="measured slower")
+        choice = self._best(signals, room)
+        if choice is None:
+            return self._off()
+        self._idle = 0
+        self._current = choice.drafter
+        return choice.plan
+
+    def _off(self) -> Plan:
+        self._current = None
+        self._idle += 1
+        waiting = min((arm.wait for arm in self.models.values()), default=REST)
+        rest = min(REST, waiting) if self._idle >= IDLE else 0
+        return Plan(0, rest=rest, reason="nothing pays" if self._idle else "off")
+
+    def _best(self, signals: Signals, room: int) -> _Choice | None:
+        """Return the arm to use, or None for plain decoding."""
+        choices = [self._of_offer(offer, room) for offer in signals.offers if offer.drafter in self._free]
+        of_models = [self._of_model(name, unread, signals, room) for name, unread in signals.unread]
+        choices += [choice for choice in of_models if choice is not None]
+        if not choices:
+            return None
+        best = max(choices, key=lambda choice: choice.speed_up * (SWITCH if choice.drafter == self._current else 1.0))
+        arm = self.models.get(best.drafter)
+        if arm is not None and arm.trying:
+            return best
+        return best if best.speed_up > (1.0 if best.drafter == self._current else SWITCH) else None
+
+    def _of_offer(self, offer: Offer, room: int) -> _Choice:
+        alive = self.survival.curve(offer.drafter, min(offer.length, room), offer.match)
+        length, speed_up = self.best_length(alive, drafter=offer.drafter)
+        return _Choice(offer.drafter, length, speed_up, Plan(length, offer.drafter, reason="pays"))
+
+    def _of_model(self, name: str, unread: int, signals: Signals, room: int) -> _Choice | None:
+        arm = self.models.get(name)
+        if arm is None:
+            return None
+        use = arm.use(unread, costs=self.costs, context_tokens=self._context, remaining_tokens=signals.remaining_tokens)
+        if use is None:
+            return None
+        longest = min(room, use.draft_max)
+        alive = self.survival.curve(name, longest)
+        length, _ = self.best_length(alive, drafter=name)
+        length = min(longest, length + 1) if self.options.floor_stop else length
+        floor = self._row_cost(name, length) * max(1.0, use.speed_up) if self.options.floor_stop else 0.0
+        plan = Plan(length, name, floor=floor, read_max=use.read_max, reason=use.reason)
+        return _Choice(name, length, use.speed_up, plan)
+
+    def best_length(self, alive: Sequence[float], *, drafter: str) -> tuple[int, float]:
+        """Return the length of the best S for a draft with these chances of survival, and that S; at least 1."""
+        table = self.costs.table(self._context)
+        d, o = self.costs.d(drafter, self._context) if drafter in self.models else 0.0, self._o(drafter)
+        plain = 1 + self._o("none")
+        best_length, best, tokens = 1, 0.0, 1.0
+        for length, chance in enumerate(alive, start=1):
+            tokens += chance
+            speed_up = tokens * plain / (table.c(length + 1) + length * d + o)
+            if speed_up > best:
+                best_length, best = length, speed_up
+        return best_length, best
+
+    def _row_cost(self, name: str, length: int) -> float:
+        """Return what one more drafted token costs, in plain steps: its draft step and its row in the target's pass."""
+        table = self.costs.table(self._context)
+        return self.costs.d(name, self._context) + (table.c(length + 2) - table.c(2)) / max(1, length)
+
+    def _o(self, drafter: str) -> float:
+        return self.costs.o(drafter, self._context)
+
+    def _learn(self, cost: RoundCost) -> None:
+        self.costs.observe(cost, context_tokens=self._context)
+        plain_seconds = self.costs.step_seconds(self._context)
+        if cost.drafted and plain_seconds is not None:
+            self._measured.add(cost, plain_seconds)
+        arm = self.models.get(cost.drafter)
+        if arm is not None:
+            self.survival.add(Score(cost.drafter, cost.drafted, cost.accepted))
+            drafting = cost.drafted * self.costs.d(cost.drafter, self._context)
+            spent = self.costs.table(self._context).c(cost.width) + drafting + self._o(cost.drafter)
+            arm.add(cost.accepted + 1, spent / (1 + self._o("none")))
+        for other in self.models.values():
+            other.passed(cost.accepted + 1)
+
+
+@dataclass(slots=True)
+class _Measured:
+    """The safety net: rounds that speculated, by the clock. Slower than plain ones, and all goes off for a while."""
+
+    rounds: int = 0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    penalty: int = 0
+    _next: int = _PENALTY
+
+    def add(self, cost: RoundCost, plain_seconds: float) -> None:
+        self.rounds += 1
+        self.tokens += cost.accepted + 1
+        reading = cost.draft_seconds if cost.read <= 2 else 0.0  # reading is weighed before it is done, once
+        self.seconds += cost.pass_seconds + cost.host_seconds + reading
+        if self.rounds < _JUDGED:
+            return
+        if self.seconds > self.tokens * plain_seconds * SWITCH:
+            self.penalty, self._next = self._next, min(2 * self._next, 512)
+        else:
+            self._next = _PENALTY
+        self.rounds, self.tokens, self.seconds = 0, 0.0, 0.0

@@ -1,0 +1,103 @@
+"""How long drafts live: per drafter and kind of match, the chance that the next drafted token is accepted.
+
+Counts fade, so that a text that changes is noticed, and start from a prior, so that one round is not believed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edgedecode.types import Score
+
+__all__ = ["MATCH_BUCKETS", "Survival", "match_bucket"]
+
+MATCH_BUCKETS = (0, 1, 2, 4, 8, 16)
+"""Matches up to each of these lengths are alike; longer ones make the last kind."""
+_PRIORS = (0.45, 0.25, 0.35, 0.5, 0.7, 0.85, 0.92)
+"""The chance per token before anything was seen, by match bucket; the first is that of drafters without matches."""
+_PRIOR_WEIGHT = 2.0
+_FADE = 0.93
+"""What older rounds count for after one more of the same kind: the last 14 make the estimate."""
+_DEPTHS = 8
+"""Positions beyond share one count."""
+
+
+@dataclass(slots=True)
+class _Table:
+    prior: float
+    accepted: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
+    tried: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
+
+    def add(self, score: Score) -> None:
+        for depth in range(_DEPTHS):
+            self.accepted[depth] *= _FADE
+            self.tried[depth] *= _FADE
+        for index in range(min(score.accepted + 1, score.length)):  # a wholly accepted draft is censored: no failure
+            depth = min(index, _DEPTHS - 1)
+            self.tried[depth] += 1
+            self.accepted[depth] += index < score.accepted
+
+    def chances(self, length: int) -> list[float]:
+        """Return each position's chance of acceptance given the one before: its own counts, leaning on its neighbours.
+
+        The prior of a position is what the positions before it showed: drafts that begin well go on well.
+        """
+        result: list[float] = []
+        prior = self.prior
+        for depth in range(min(length, _DEPTHS)):
+            prior = (self.accepted[depth] + _PRIOR_WEIGHT * prior) / (self.tried[depth] + _PRIOR_WEIGHT)
+            result.append(prior)
+        return result + [prior] * (length - len(result))
+
+
+class Survival:
+    """Tables by (drafter, match bucket). A fold over scores: same scores, same tables."""
+
+    def __init__(self, priors: Mapping[str, float] | None = None) -> None:
+        self._priors = dict(priors or {})
+        self._tables: dict[tuple[str, int], _Table] = {}
+
+    def add(self, score: Score) -> None:
+        """Learn what became of an offer or a draft."""
+        if score.length > 0:
+            self._table(score.drafter, score.match).add(score)
+
+    def curve(self, drafter: str, length: int, match: int = 0) -> list[float]:
+        """Return, for each of `length` positions, the chance that the draft is accepted up to and with it."""
+        alive = 1.0
+        result: list[float] = []
+        for chance in self._table(drafter, match).chances(length):
+            alive *= chance
+            result.append(alive)
+        return result
+
+    def tried(self, drafter: str) -> float:
+        """Return how many of the drafter's first tokens were scored lately, faded."""
+        return sum(table.tried[0] for (name, _), table in self._tables.items() if name == drafter)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the tables, JSON-serialisable."""
+        return {
+            f"{name}:{bucket}": {"accepted": list(table.accepted), "tried": list(table.tried)}
+            for (name, bucket), table in sorted(self._tables.items())
+        }
+
+    def _table(self, drafter: str, match: int) -> _Table:
+        key = drafter, match_bucket(match)
+        if key not in self._tables:
+            self._tables[key] = _Table(self._priors.get(drafter, _PRIORS[key[1]]))
+        return self._tables[key]
+
+
+def match_bucket(match: int) -> int:
+    """Return the number of the bucket a match of this length falls in."""
+    for index, most in enumerate(MATCH_BUCKETS):
+        if match <= most:
+            return index
+    return len(MATCH_BUCKETS)
+
+
+def expected_tokens(alive: Sequence[float]) -> float:
+    """Return how many tokens a round emits: the accepted ones, and the target's own."""
+    return 1.0 + sum(alive)
