@@ -105,12 +105,11 @@ class DraftCost:
 
     def observe(self, cost: RoundCost) -> None:
         """Learn from one round's drafting: `drafted` tokens, `read` of the context before them."""
-        if cost.drafted == 0:
-            return
+        drafted = max(1, cost.drafted)  # it may have dropped a token that it did not trust
         if cost.read <= 2:  # its first step reads them along
-            self.step = _settle(self.step, cost.draft_seconds / cost.drafted)
+            self.step = _settle(self.step, cost.draft_seconds / drafted)
             return
-        steps = (cost.drafted - 1) * (self.step or 0.0)
+        steps = (drafted - 1) * (self.step or 0.0)
         self.read = _settle(self.read, max(0.0, cost.draft_seconds - steps) / cost.read)
 
 
@@ -136,7 +135,7 @@ class CostModel:
         """Learn from one round."""
         self.table(context_tokens).observe(cost.width, cost.pass_seconds)
         self.host[cost.drafter] = _settle(self.host.get(cost.drafter), cost.host_seconds)
-        if cost.draft_seconds > 0 and cost.drafted:
+        if cost.draft_seconds > 0:
             self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost)
 
     def step_seconds(self, context_tokens: int) -> float | None:

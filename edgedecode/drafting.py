@@ -110,7 +110,7 @@ class Drafting:
                 width=1 + drafted,
                 pass_seconds=pass_seconds,
                 host_seconds=max(0.0, host_seconds - self._draft_seconds),
-                drafter=self._asked if drafted else "none",
+                drafter=self._asked if drafted or self._draft_seconds else "none",
                 drafted=drafted,
                 accepted=verdict.accepted,
                 read=self._read,

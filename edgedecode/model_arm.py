@@ -1,11 +1,12 @@
 """What the scheduler knows of a drafter with a model of its own: what its rounds gave, and when to try it again.
 
-Such a drafter shows what it is worth only when it runs, and must first read what it missed. So it is tried early, goes
-off when it does not pay, and is probed at intervals that double; a probe may not cost more than a share of the text.
+Such a drafter shows what it is worth only when it runs, and must first read what it missed. It is used where what it
+gave before pays for its reading, goes off when it no longer does, and is probed; probes may cost a share of all text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,26 +17,31 @@ __all__ = ["ModelArm", "Use"]
 FIRST_DRAFTS = 2
 """Tokens drafted at most until `SCORED` rounds are known."""
 SCORED = 8
-LONGEST = 8
+LONGEST = 16
 PROBE_ROUNDS = 3
 PROBE_SHARE = 0.01
-"""What probing may cost of the text's plain time: never slower means that looking must be cheap too."""
+"""What probing may cost of the plain time of all text: never slower means that looking must be cheap too."""
 FIRST_INTERVAL, LAST_INTERVAL = 16, 512
 READ_WINDOW = 48
 """Where reading everything would not pay, only so many of the newest tokens are read."""
-HORIZON = 32
-"""A generation is expected to go on for as many tokens as it has emitted, and at least these."""
-UNTRIED = 0.9
-"""An arm that was never tried may promise less than plain decoding: one round tells more than any prior."""
-_PRIOR_ROUNDS = 2.0
+HORIZON = 4
+"""A generation is expected to go on for as many tokens as it has emitted, and these: reading is paid by what comes."""
+SMALL_READ = 8
+WORTH_READING = 1.0
+"""What a round must promise, reading included, before more than `SMALL_READ` tokens are read: it is paid at once."""
+_PRIOR_ROUNDS = 3.0
 _PRIOR_TOKENS = 1.65
 """Tokens of a round with one drafted token, before anything was seen."""
 _FADE = 0.9
-_SMALL_READ = 8
+_LIFE_FADE = 0.995
+"""Over generations: texts differ, so a new one starts from the mean of some hundred rounds, not from the last ones."""
+_LIFE_ROUNDS = 8
+UNPROVEN = 1.05
+"""What the prior must promise for a first round in a generation; rounds of this generation are believed from 1.0 on."""
 
 
 class Use(NamedTuple):
-    """How the arm may be used in this round."""
+    """How the arm may be used in this round. `speed_up` has the reading in it, spread over what is to come."""
 
     speed_up: float
     draft_max: int
@@ -45,12 +51,16 @@ class Use(NamedTuple):
 
 @dataclass(slots=True)
 class ModelArm:
-    """Counts of one drafter. `tokens` and `cost` fade: emitted tokens and plain steps of its rounds."""
+    """Counts of one drafter. `tokens` and `cost` fade: emitted tokens and plain steps of this generation's rounds."""
 
     name: str
     tokens: float = 0.0
     cost: float = 0.0
+    rounds: int = 0
+    life_tokens: float = 0.0
+    life_cost: float = 0.0
     scored: int = 0
+    """Rounds it ever had."""
     on: bool = True
     wait: int = 0
     """Tokens to emit before it may be probed."""
@@ -58,67 +68,94 @@ class ModelArm:
     probing: int = 0
     """Rounds left of a probe."""
     emitted: int = 0
-
-    @property
-    def trying(self) -> bool:
-        """Whether it is used to learn, whatever it promises: never tried, or in a probe."""
-        return self.probing > 0 or self.scored == 0
+    """Tokens of this generation."""
+    text: int = 0
+    """Tokens of all generations."""
+    probed: float = 0.0
+    """Plain steps that probes cost in all of them."""
 
     def begin(self) -> None:
-        """A generation starts: the text may be another one, so the next probe is near again."""
-        self.emitted = 0
-        if not self.on:
-            self.interval, self.wait = FIRST_INTERVAL, min(self.wait, FIRST_INTERVAL)
+        """A generation starts: the text may be another one, so older rounds are a prior only, and a probe is near."""
+        self.emitted = self.probing = self.rounds = 0
+        self.tokens = self.cost = 0.0
+        self.interval, self.wait = FIRST_INTERVAL, min(self.wait, FIRST_INTERVAL)
+        self.on = True
 
     def passed(self, tokens: int) -> None:
         """Tokens were emitted, by whomever."""
         self.emitted += tokens
+        self.text += tokens
         self.wait = max(0, self.wait - tokens)
 
     def add(self, tokens: int, cost: float) -> None:
         """A round of this drafter emitted `tokens` and cost so many plain steps."""
         self.tokens = _FADE * self.tokens + tokens
         self.cost = _FADE * self.cost + cost
+        self.rounds += 1
+        self.life_tokens = _LIFE_FADE * self.life_tokens + tokens
+        self.life_cost = _LIFE_FADE * self.life_cost + cost
         self.scored += 1
         self.probing = max(0, self.probing - 1)
 
+    def speed_up(self, costs: CostModel, context_tokens: int) -> float:
+        """Return what its rounds gave, without reading: tokens over plain steps, leaning on a prior."""
+        if self.scored >= _LIFE_ROUNDS:
+            tokens, cost = self.life_tokens, self.life_cost
+        else:
+            tokens = _PRIOR_TOKENS
+            cost = costs.table(context_tokens).c(2) + costs.d(self.name, context_tokens)
+        weight = _PRIOR_ROUNDS / cost
+        return (self.tokens + weight * tokens) / (self.cost + weight * cost)
+
     def use(self, unread: int, *, costs: CostModel, context_tokens: int, remaining_tokens: int) -> Use | None:
         """Return how to use it in this round; None: it is off, or reading would cost more than it promises."""
-        prior_cost = costs.table(context_tokens).c(2) + costs.d(self.name, context_tokens)
-        speed_up = (self.tokens + _PRIOR_ROUNDS * _PRIOR_TOKENS) / (self.cost + _PRIOR_ROUNDS * prior_cost)
-        if self.on and self.probing == 0:
-            if speed_up < (UNTRIED if self.scored == 0 else 1.0):
-                self._go_off()
-            elif self.scored:
-                self.interval = FIRST_INTERVAL
+        speed_up = self.speed_up(costs, context_tokens)
         reading = costs.reading(self.name, context_tokens)
-        if not self.on and not self._probes(unread, reading, prior_cost):
-            return None
-        if self.probing:
-            reading_max = 0 if unread <= READ_WINDOW else READ_WINDOW
-            return Use(speed_up, FIRST_DRAFTS, reading_max, "probe")
-        horizon = min(remaining_tokens, max(HORIZON, self.emitted))
-        gain = horizon * (1 - 1 / max(speed_up, 1.02))
-        if unread <= _SMALL_READ or unread * reading < gain:
-            read_max = 0
-        elif min(unread, READ_WINDOW) * reading < gain:
-            read_max = READ_WINDOW
-        else:
-            return None
-        return Use(speed_up, FIRST_DRAFTS if self.scored < SCORED else LONGEST, read_max, "pays")
+        if self.on and not self.probing:
+            if speed_up < (1.0 if self.rounds else UNPROVEN):
+                self.on = False
+                self.wait, self.interval = self.interval, min(2 * self.interval, LAST_INTERVAL)
+            else:
+                self.interval = FIRST_INTERVAL
+        if not self.on:
+            round_cost = costs.table(context_tokens).c(2) + costs.d(self.name, context_tokens)
+            if not self._may_probe(min(unread, READ_WINDOW) * reading + PROBE_ROUNDS * (round_cost - 1)):
+                return None
+        longest = FIRST_DRAFTS if self.scored < SCORED or self.probing else LONGEST
+        horizon = min(remaining_tokens, self.emitted + HORIZON)
+        for read, read_max in ((unread, 0), (min(unread, READ_WINDOW), READ_WINDOW)):
+            whole = horizon / (horizon / speed_up + max(0, read - 1) * reading)
+            if whole > (1.0 if read <= SMALL_READ else WORTH_READING) or (self.probing and read <= READ_WINDOW):
+                return Use(whole, longest, read_max if unread > read else 0, "probe" if self.probing else "pays")
+        return None
 
-    def _go_off(self) -> None:
-        self.on = False
-        self.wait, self.interval = self.interval, min(2 * self.interval, LAST_INTERVAL)
-
-    def _probes(self, unread: int, reading: float, prior_cost: float) -> bool:
-        """Begin a probe when its time has come and its cost is earned."""
-        if self.wait:
-            return False
-        price = min(unread, READ_WINDOW) * reading + PROBE_ROUNDS * (prior_cost - 1)
-        if self.emitted * PROBE_SHARE < price and self.interval < LAST_INTERVAL:
-            self.wait, self.interval = self.interval, min(2 * self.interval, LAST_INTERVAL)
+    def _may_probe(self, price: float) -> bool:
+        """Begin a probe of this price when its time has come and the text has earned it."""
+        if self.wait or self.probed + price > PROBE_SHARE * self.text:
             return False
         self.on, self.probing = True, PROBE_ROUNDS
+        self.probed += price
         self.tokens = self.cost = 0.0
         return True
+
+    def as_dict(self) -> dict[str, float]:
+        """Return what outlives a generation."""
+        return {
+            "life_tokens": self.life_tokens,
+            "life_cost": self.life_cost,
+            "scored": self.scored,
+            "text": self.text,
+            "probed": self.probed,
+        }
+
+    @classmethod
+    def from_dict(cls, name: str, value: Mapping[str, float]) -> ModelArm:
+        """Read what `as_dict` gave. Raises KeyError."""
+        return cls(
+            name,
+            life_tokens=value["life_tokens"],
+            life_cost=value["life_cost"],
+            scored=int(value["scored"]),
+            text=int(value["text"]),
+            probed=value["probed"],
+        )

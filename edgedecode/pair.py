@@ -7,9 +7,9 @@ from pathlib import Path
 from weakref import WeakSet
 
 from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
-from edgedecode.cost import CostModel
 from edgedecode.digests import check_files
 from edgedecode.errors import CapabilityError, IncompatiblePair, InputError, ManifestError
+from edgedecode.experience import Experience
 from edgedecode.hub import find_pack, is_downloaded
 from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget, parse_nbytes, peak_nbytes, resident_nbytes
@@ -104,8 +104,8 @@ class Pair:
         self._provider, self._threads, self._kv_type = provider, threads, kv_type
         self._draft: LanguageModel | None = None
         self._sources: dict[str, DrafterSource] = {}
-        self.costs = CostModel()
-        """What passes cost here: every session's scheduler learns in it."""
+        self.experience = Experience()
+        """What passes cost here and drafts are worth: every session's scheduler learns in it."""
         self._sessions: WeakSet[Session] = WeakSet()
         self.tokenizer = tokenizer
         self._process = budget.reserve("process (interpreter, engine, tokenizer)", _process_nbytes(budget))

@@ -6,15 +6,13 @@ S(k) = (1 + Σ_{j≤k} Π_{i≤j} a_i) · (1 + o₀) / (c(k+1) + k·d + o) (good
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edgedecode.cost import CostModel
 from edgedecode.errors import InputError
-from edgedecode.model_arm import ModelArm
+from edgedecode.experience import Experience
 from edgedecode.policy import MAX_DRAFT
-from edgedecode.survival import Survival
 from edgedecode.types import Offer, Plan, RoundCost, Score, Signals
 
 __all__ = ["Scheduler", "SchedulerOptions"]
@@ -52,7 +50,7 @@ class _Choice(NamedTuple):
 class Scheduler:
     """Implements `Policy`. `free` and `models` are the names of the drafters there are.
 
-    costs: what is known of this device; the scheduler goes on learning in it.
+    experience: what is known of this device and these models; the scheduler goes on learning in it.
     """
 
     def __init__(
@@ -60,14 +58,13 @@ class Scheduler:
         *,
         free: Sequence[str] = (),
         models: Sequence[str] = (),
-        costs: CostModel | None = None,
-        priors: Mapping[str, float] | None = None,
+        experience: Experience | None = None,
         options: SchedulerOptions | None = None,
     ) -> None:
-        self.costs = costs or CostModel()
+        self.experience = experience or Experience()
+        self.costs, self.survival = self.experience.costs, self.experience.survival
         self.options = options or SchedulerOptions()
-        self.survival = Survival(priors)
-        self.models = {name: ModelArm(name) for name in models}
+        self.models = {name: self.experience.arm(name) for name in models}
         self._free = set(free)
         self._current: str | None = None
         self._idle = 0
@@ -78,8 +75,7 @@ class Scheduler:
         """Return the next round's plan; learns from the rounds since the last call first."""
         self._context = signals.context_tokens
         if signals.round == 1:
-            for arm in self.models.values():
-                arm.begin()
+            self._begin()
         for score in signals.scores:
             self.survival.add(score)
         for cost in signals.costs:
@@ -98,6 +94,13 @@ class Scheduler:
         self._current = choice.drafter
         return choice.plan
 
+    def _begin(self) -> None:
+        """A generation starts: what older ones showed counts, but less than what this one will show."""
+        self.survival.begin()
+        for arm in self.models.values():
+            arm.begin()
+        self._current, self._idle, self._measured = None, 0, _Measured()
+
     def _off(self) -> Plan:
         self._current = None
         self._idle += 1
@@ -114,7 +117,7 @@ class Scheduler:
             return None
         best = max(choices, key=lambda choice: choice.speed_up * (SWITCH if choice.drafter == self._current else 1.0))
         arm = self.models.get(best.drafter)
-        if arm is not None and arm.trying:
+        if arm is not None and arm.probing:
             return best
         return best if best.speed_up > (1.0 if best.drafter == self._current else SWITCH) else None
 
@@ -131,10 +134,11 @@ class Scheduler:
         if use is None:
             return None
         longest = min(room, use.draft_max)
-        alive = self.survival.curve(name, longest)
-        length, _ = self.best_length(alive, drafter=name)
-        length = min(longest, length + 1) if self.options.floor_stop else length
-        floor = self._row_cost(name, length) * max(1.0, use.speed_up) if self.options.floor_stop else 0.0
+        if self.options.floor_stop:  # its own confidence ends the draft, where one more token would not pay
+            length, floor = longest, self._row_cost(name, longest) * max(1.0, use.speed_up)
+        else:
+            length, _ = self.best_length(self.survival.curve(name, longest), drafter=name)
+            floor = 0.0
         plan = Plan(length, name, floor=floor, read_max=use.read_max, reason=use.reason)
         return _Choice(name, length, use.speed_up, plan)
 
@@ -167,7 +171,7 @@ class Scheduler:
         arm = self.models.get(cost.drafter)
         if arm is not None:
             self.survival.add(Score(cost.drafter, cost.drafted, cost.accepted))
-            drafting = cost.drafted * self.costs.d(cost.drafter, self._context)
+            drafting = max(1, cost.drafted) * self.costs.d(cost.drafter, self._context)
             spent = self.costs.table(self._context).c(cost.width) + drafting + self._o(cost.drafter)
             arm.add(cost.accepted + 1, spent / (1 + self._o("none")))
         for other in self.models.values():

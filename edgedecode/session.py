@@ -237,7 +237,7 @@ class Session:
         policy = Scheduler(
             free=[drafter.name for drafter in drafters if drafter.free],
             models=[drafter.name for drafter in drafters if not drafter.free],
-            costs=self._pair.costs,
+            experience=self._pair.experience,
             options=SchedulerOptions(draft_max=longest, floor_stop=self.options.rule is not Rule.RATIO),
         )
         return Drafting(drafters, policy, noise=self._draft_noise, offers=True)

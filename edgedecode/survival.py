@@ -19,6 +19,8 @@ _PRIORS = (0.45, 0.25, 0.35, 0.5, 0.7, 0.85, 0.92)
 _PRIOR_WEIGHT = 2.0
 _FADE = 0.93
 """What older rounds count for after one more of the same kind: the last 14 make the estimate."""
+_CARRIED = 6.0
+"""Rounds' worth of what older generations showed that counts in a new one."""
 _DEPTHS = 8
 """Positions beyond share one count."""
 
@@ -38,6 +40,11 @@ class _Table:
             self.tried[depth] += 1
             self.accepted[depth] += index < score.accepted
 
+    def carry(self) -> None:
+        share = _CARRIED / max(_CARRIED, self.tried[0])
+        self.accepted = [count * share for count in self.accepted]
+        self.tried = [count * share for count in self.tried]
+
     def chances(self, length: int) -> list[float]:
         """Return each position's chance of acceptance given the one before: its own counts, leaning on its neighbours.
 
@@ -54,9 +61,13 @@ class _Table:
 class Survival:
     """Tables by (drafter, match bucket). A fold over scores: same scores, same tables."""
 
-    def __init__(self, priors: Mapping[str, float] | None = None) -> None:
-        self._priors = dict(priors or {})
+    def __init__(self) -> None:
         self._tables: dict[tuple[str, int], _Table] = {}
+
+    def begin(self) -> None:
+        """A generation starts: its text may be of another kind."""
+        for table in self._tables.values():
+            table.carry()
 
     def add(self, score: Score) -> None:
         """Learn what became of an offer or a draft."""
@@ -83,10 +94,22 @@ class Survival:
             for (name, bucket), table in sorted(self._tables.items())
         }
 
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Mapping[str, Sequence[float]]]) -> Survival:
+        """Read what `as_dict` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        survival = cls()
+        for key, counts in value.items():
+            name, _, bucket = key.rpartition(":")
+            accepted, tried = ([float(count) for count in counts[kind]] for kind in ("accepted", "tried"))
+            if len(accepted) != _DEPTHS or len(tried) != _DEPTHS:
+                raise ValueError(f"{key} has not {_DEPTHS} depths")
+            survival._tables[name, int(bucket)] = _Table(_PRIORS[int(bucket)], accepted, tried)
+        return survival
+
     def _table(self, drafter: str, match: int) -> _Table:
         key = drafter, match_bucket(match)
         if key not in self._tables:
-            self._tables[key] = _Table(self._priors.get(drafter, _PRIORS[key[1]]))
+            self._tables[key] = _Table(_PRIORS[key[1]])
         return self._tables[key]
 
 
