@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, load
@@ -50,9 +51,15 @@ def add_session_options(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("drafting")
     names = ", ".join([*drafter_names(), NO_DRAFTER])
     group.add_argument(
-        "--drafter", metavar="NAME", help=f"{names} (default: the pack's draft model, without one ngram)"
+        "--drafter", metavar="NAME", help=f"{names} (default: whatever pays, chosen round by round; or nothing)"
     )
-    group.add_argument("--draft-max", type=_integer, metavar="N", help="tokens to draft a round; 0: no speculation")
+    group.add_argument(
+        "--draft-max",
+        type=_integer,
+        metavar="N",
+        help="tokens to draft, always so many; 0: no speculation (default: as many as pay, by measured costs)",
+    )
+    group.add_argument("--trace", metavar="FILE", help="write what was chosen and from which counts and times")
     group.add_argument(
         "--rule",
         choices=[rule.value for rule in Rule],
@@ -107,6 +114,7 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
         rule=Rule(arguments.rule),
         reproducible=arguments.reproducible,
         ignore_eos=getattr(arguments, "ignore_eos", False),
+        trace=None if arguments.trace is None else Path(arguments.trace),
     )
 
 

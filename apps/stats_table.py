@@ -11,7 +11,7 @@ from edgedecode.memory import format_nbytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["acceptance_per_position", "stats_line", "stats_table"]
+__all__ = ["acceptance_per_position", "drafts_line", "stats_line", "stats_table"]
 
 
 def stats_table(stats: Stats, *, finish_reason: FinishReason) -> Table:
@@ -27,12 +27,27 @@ def stats_table(stats: Stats, *, finish_reason: FinishReason) -> Table:
 def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
     """Return what chat shows below an answer."""
     parts = [f"{stats.verified_tokens + stats.unverified_tokens} tokens", f"{stats.tokens_per_second:.0f} tok/s"]
-    if stats.proposed:
-        parts.append(f"{stats.accepted / stats.proposed:.0%} of {stats.proposed} drafted accepted")
-    parts.append("no drafts" if stats.mode == "plain" else f"drafter {stats.mode}")
+    if stats.mode == "plain":
+        parts.append("no drafts")
+    else:
+        parts.append(drafts_line(stats))
     if finish_reason is not FinishReason.STOP:
         parts.append(_WHY[finish_reason])
     return " · ".join(parts)
+
+
+def drafts_line(stats: Stats) -> str:
+    """Return which drafts served, how often there were none and why, and what it was worth on this device."""
+    parts = [
+        f"{name} {count.rounds}x ({count.accepted} of {count.proposed} accepted)"
+        for name, count in sorted(stats.drafters.items(), key=lambda item: -item[1].rounds)
+    ]
+    if plain := sum(stats.plain_rounds.values()):
+        reasons = ", ".join(f"{why} {rounds}" for why, rounds in stats.plain_rounds.items())
+        parts.append(f"plain {plain} of {stats.rounds - 1} rounds ({reasons})")
+    if stats.proposed and stats.speed_up is not None:
+        parts.append(f"about {stats.speed_up:.2f}x plain (estimate; `edgedecode bench` measures)")
+    return "drafts: " + ("; ".join(parts) or "none yet")
 
 
 def acceptance_per_position(stats: Stats) -> list[float]:
@@ -50,6 +65,8 @@ _WHY = {
 
 def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]]:
     yield "mode", "plain (no drafts)" if stats.mode == "plain" else f"speculative, drafter {stats.mode}"
+    if stats.mode != "plain":
+        yield "drafts", drafts_line(stats).removeprefix("drafts: ")
     yield "finished", _WHY[finish_reason]
     yield "prompt", f"{stats.prompt_tokens} tokens, {stats.cached_tokens} of them cached"
     yield "tokens", f"{stats.verified_tokens} verified by the target, {stats.unverified_tokens} unverified"

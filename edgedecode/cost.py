@@ -27,7 +27,11 @@ _READ_SHARE = 0.05
 _HOST_SHARE = 0.01
 _SETTLED = 0.15
 """Weight of a new measurement once there are many (exponential average)."""
-_PRIOR_WEIGHT = 1.0
+_PRIOR_WEIGHT = 0.01
+_ENOUGH = 8
+"""Passes after which a width's own measurement counts in full."""
+_REACH = 0.15
+"""How far a measurement speaks for other widths, in the logarithm of the width."""
 _OUTLIER = 3.0
 """A pass this many times dearer or cheaper than predicted counts as that: the machine did something else."""
 _FIRST = 3
@@ -68,9 +72,8 @@ class CostTable:
         if width == 1:
             self.step += _SETTLED * (seconds - self.step)
             return
-        rate = max(_SETTLED, 1 / (count + _PRIOR_WEIGHT))
-        before = self._beta(width)
-        self.beta[width] = before + rate * ((seconds / self.step - 1) / (width - 1) - before)
+        before = self.beta.get(width, 0.0)
+        self.beta[width] = before + max(_SETTLED, 1 / count) * ((seconds / self.step - 1) / (width - 1) - before)
         self._curve.clear()
 
     def _begin(self, width: int, seconds: float) -> None:
@@ -84,16 +87,15 @@ class CostTable:
         return 1.0 if width < 2 else max(1.0, 1 + self._beta(width) * (width - 1))
 
     def _beta(self, width: int) -> float:
-        """Return the measured β; for a width never tried the prior, moved as the measured ones nearby moved."""
-        if width in self.beta:
-            return self.beta[width]
+        """Return β by what was measured at and near this width: kernel regression over the prior's shape."""
         prior = _between(_SHAPE, width)
-        moved = weights = 0.0
+        total, weights = _PRIOR_WEIGHT * prior, _PRIOR_WEIGHT
         for other, beta in self.beta.items():
-            weight = 1 / (0.1 + abs(math.log(other / width)))
-            moved += weight * beta / _between(_SHAPE, other)
+            distance = math.log(other / width) / _REACH
+            weight = min(self.seen.get(other, 1), _ENOUGH) / (1 + distance * distance)
+            total += weight * beta * prior / _between(_SHAPE, other)
             weights += weight
-        return prior * moved / weights if weights else prior
+        return total / weights
 
 
 @dataclass(slots=True)

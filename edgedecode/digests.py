@@ -12,7 +12,7 @@ from edgedecode.errors import ManifestError
 from edgedecode.folders import cache_folder
 from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest, OutsideFile
 
-__all__ = ["check_files", "file_sha256"]
+__all__ = ["check_files", "file_sha256", "pack_digest"]
 
 _CHUNK = 1 << 20
 
@@ -29,6 +29,13 @@ def file_sha256(path: Path, *, progress: Callable[[int], None] | None = None) ->
     except OSError as error:
         raise ManifestError(f"{path} cannot be read: {error.strerror or error}") from None
     return digest.hexdigest()
+
+
+def pack_digest(manifest: Manifest) -> str:
+    """Return one digest over the digests of every file of the pack: what was learnt of it is kept under this."""
+    files = {name: entry.sha256 for name, entry in manifest.files.items()}
+    outside = {name: entry.sha256 for name, entry in manifest.outside.items()}
+    return hashlib.sha256(json.dumps([files, outside], sort_keys=True).encode()).hexdigest()
 
 
 def check_files(

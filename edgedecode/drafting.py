@@ -75,9 +75,8 @@ class Drafting:
         """Return the next round's draft of at most `room` tokens. Raises InputError for a drafter that gives more."""
         self._rounds += 1
         self._read, self._draft_seconds = 0, 0.0
-        if self._resting:
+        if self._resting:  # the plan that rests is a plain one, and stands
             self._resting -= 1
-            self.plan = _PLAIN
             return EMPTY_DRAFT
         self._noise.position = len(tokens)
         drafts = {drafter.name: drafter.propose(tokens, min(room, MAX_DRAFT), self._noise) for drafter in self._free}

@@ -101,7 +101,7 @@ def decode(
         state.keep([*range(unread), *(unread + node for node in verdict.path)])
         tokens += verdict.tokens
         sampler.extend(verdict.tokens)
-        stats.count(verdict)
+        stats.count(verdict, why=drafting.plan.reason if drafting is not None and stats.rounds else "")
         kept = perf_counter()
         if drafting is not None:
             drafting.observe(tokens, verdict)

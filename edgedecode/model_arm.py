@@ -19,8 +19,10 @@ FIRST_DRAFTS = 2
 SCORED = 8
 LONGEST = 16
 PROBE_ROUNDS = 3
-PROBE_SHARE = 0.01
+PROBE_SHARE = 0.0075
 """What probing may cost of the plain time of all text: never slower means that looking must be cheap too."""
+PROBE_GRANT = 2.0
+"""Plain steps that probing may cost before any text was written."""
 FIRST_INTERVAL, LAST_INTERVAL = 16, 512
 READ_WINDOW = 48
 """Where reading everything would not pay, only so many of the newest tokens are read."""
@@ -32,18 +34,25 @@ WORTH_READING = 1.0
 _PRIOR_ROUNDS = 3.0
 _PRIOR_TOKENS = 1.65
 """Tokens of a round with one drafted token, before anything was seen."""
-_FADE = 0.9
+_FADE = 0.95
+_STREAK = 5
+"""Rounds in a row without an accepted token, after which it is off whatever it gave before."""
+_NEUTRAL_ROUNDS = 2.0
+"""A probe starts from "as fast as plain", with this many rounds' weight, not from the hope of a first round."""
 _LIFE_FADE = 0.995
 """Over generations: texts differ, so a new one starts from the mean of some hundred rounds, not from the last ones."""
 _LIFE_ROUNDS = 8
 UNPROVEN = 1.05
-"""What the prior must promise for a first round in a generation; rounds of this generation are believed from 1.0 on."""
+"""What an arm that is not in use must promise."""
+LOSING = 0.97
+"""Below this its rounds of this generation send it off: bad luck alone reaches a little below 1."""
 
 
 class Use(NamedTuple):
-    """How the arm may be used in this round. `speed_up` has the reading in it, spread over what is to come."""
+    """How the arm may be used in this round. `whole` is the speed-up with the reading in it, spread over what comes."""
 
     speed_up: float
+    whole: float
     draft_max: int
     read_max: int
     reason: str
@@ -64,6 +73,10 @@ class ModelArm:
     on: bool = True
     wait: int = 0
     """Tokens to emit before it may be probed."""
+    prior: float = _PRIOR_ROUNDS
+    """Rounds' worth of what is expected of it before this generation showed anything."""
+    rejected: int = 0
+    """Its last rounds without an accepted token."""
     interval: int = FIRST_INTERVAL
     probing: int = 0
     """Rounds left of a probe."""
@@ -71,20 +84,24 @@ class ModelArm:
     """Tokens of this generation."""
     text: int = 0
     """Tokens of all generations."""
+    since: int = 0
+    """Tokens since the last probe."""
     probed: float = 0.0
     """Plain steps that probes cost in all of them."""
 
     def begin(self) -> None:
         """A generation starts: the text may be another one, so older rounds are a prior only, and a probe is near."""
-        self.emitted = self.probing = self.rounds = 0
+        self.emitted = self.probing = self.rounds = self.rejected = 0
         self.tokens = self.cost = 0.0
-        self.interval, self.wait = FIRST_INTERVAL, min(self.wait, FIRST_INTERVAL)
+        self.prior = _PRIOR_ROUNDS
+        self.interval, self.wait = FIRST_INTERVAL, 0
         self.on = True
 
     def passed(self, tokens: int) -> None:
         """Tokens were emitted, by whomever."""
         self.emitted += tokens
         self.text += tokens
+        self.since += tokens
         self.wait = max(0, self.wait - tokens)
 
     def add(self, tokens: int, cost: float) -> None:
@@ -92,6 +109,7 @@ class ModelArm:
         self.tokens = _FADE * self.tokens + tokens
         self.cost = _FADE * self.cost + cost
         self.rounds += 1
+        self.rejected = 0 if tokens > 1 else self.rejected + 1
         self.life_tokens = _LIFE_FADE * self.life_tokens + tokens
         self.life_cost = _LIFE_FADE * self.life_cost + cost
         self.scored += 1
@@ -104,38 +122,51 @@ class ModelArm:
         else:
             tokens = _PRIOR_TOKENS
             cost = costs.table(context_tokens).c(2) + costs.d(self.name, context_tokens)
-        weight = _PRIOR_ROUNDS / cost
-        return (self.tokens + weight * tokens) / (self.cost + weight * cost)
+        weight = self.prior * min(2.5, 1 + self.scored / 50) / cost
+        return (self.tokens + weight * tokens) / (self.cost + weight * cost) if self.cost or weight else 1.0
 
-    def use(self, unread: int, *, costs: CostModel, context_tokens: int, remaining_tokens: int) -> Use | None:
-        """Return how to use it in this round; None: it is off, or reading would cost more than it promises."""
+    def use(
+        self, unread: int, *, costs: CostModel, context_tokens: int, remaining_tokens: int, current: bool = False
+    ) -> Use | None:
+        """Return how to use it in this round; None: it is off, or reading would cost more than it promises.
+
+        current: whether it drafted the last rounds; then it stays until it loses, else it must promise something.
+        """
         speed_up = self.speed_up(costs, context_tokens)
         reading = costs.reading(self.name, context_tokens)
-        if self.on and not self.probing:
-            if speed_up < (1.0 if self.rounds else UNPROVEN):
-                self.on = False
-                self.wait, self.interval = self.interval, min(2 * self.interval, LAST_INTERVAL)
-            else:
-                self.interval = FIRST_INTERVAL
+        if self.on and not self.probing and self._loses(speed_up, current=current):
+            self.on = False
+            self.wait, self.interval = self.interval, min(2 * self.interval, LAST_INTERVAL)
         if not self.on:
             round_cost = costs.table(context_tokens).c(2) + costs.d(self.name, context_tokens)
             if not self._may_probe(min(unread, READ_WINDOW) * reading + PROBE_ROUNDS * (round_cost - 1)):
                 return None
+            self.tokens = self.cost = _NEUTRAL_ROUNDS * round_cost
+            self.prior = 0.0
+        if self.rounds and speed_up > UNPROVEN:
+            self.interval = FIRST_INTERVAL
         longest = FIRST_DRAFTS if self.scored < SCORED or self.probing else LONGEST
         horizon = min(remaining_tokens, self.emitted + HORIZON)
         for read, read_max in ((unread, 0), (min(unread, READ_WINDOW), READ_WINDOW)):
             whole = horizon / (horizon / speed_up + max(0, read - 1) * reading)
-            if whole > (1.0 if read <= SMALL_READ else WORTH_READING) or (self.probing and read <= READ_WINDOW):
-                return Use(whole, longest, read_max if unread > read else 0, "probe" if self.probing else "pays")
+            if whole > (LOSING if read <= SMALL_READ else 1.0) or (self.probing and read <= READ_WINDOW):
+                reason = "probe" if self.probing else "pays"
+                return Use(speed_up, whole, longest, read_max if unread > read else 0, reason)
         return None
+
+    def _loses(self, speed_up: float, *, current: bool) -> bool:
+        """Tell whether it shall go off, and be probed before it is used again."""
+        return speed_up < (LOSING if current else UNPROVEN) or self.rejected >= _STREAK
 
     def _may_probe(self, price: float) -> bool:
         """Begin a probe of this price when its time has come and the text has earned it."""
-        if self.wait or self.probed + price > PROBE_SHARE * self.text:
+        earned = self.probed + price <= PROBE_GRANT + PROBE_SHARE * self.text or self.since >= LAST_INTERVAL
+        if self.wait or not earned:
             return False
+        self.since = 0
         self.on, self.probing = True, PROBE_ROUNDS
         self.probed += price
-        self.tokens = self.cost = 0.0
+        self.rejected = 0
         return True
 
     def as_dict(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from edgedecode.sampling import SamplingOptions
 from edgedecode.verify import Rule
@@ -17,7 +18,7 @@ class SessionOptions:
     drafter: a registered name, "none", or None: the scheduler chooses among all that may pay, round by round.
     draft_max: a fixed draft length, 0 for plain decoding, or None: the scheduler chooses. context: positions to plan
     for. reproducible: same seed, same text, whatever drafts did (passes at least two rows wide, chains, a fixed
-    length, match).
+    length, match). trace: a file to write the scheduler's signals and plans to (counts and times, no text).
     """
 
     sampling: SamplingOptions | None = None
@@ -28,6 +29,7 @@ class SessionOptions:
     rule: Rule = Rule.MATCH
     reproducible: bool = False
     ignore_eos: bool = False
+    trace: Path | None = None
 
     @property
     def fixed(self) -> bool:

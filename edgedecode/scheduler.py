@@ -21,10 +21,15 @@ SWITCH = 1.05
 """Another arm, or any arm instead of none, must promise this much more: predictions are noisy."""
 REST = 3
 """Rounds without asking anyone while nothing has paid: asking costs host time, which a small model feels."""
+SLACK = 1
+"""Tokens a drafter with a stop of its own may go beyond what pays on average: it knows better, token by token."""
+MEASURE = 64
+"""Rounds without a plain one, after which one is plain: the unit of every cost must not grow old."""
 IDLE = 8
 """Askings in a row without a useful answer before resting."""
 _JUDGED = 8
-"""Rounds that speculated, after which their measured times are compared with plain decoding's."""
+"""Rounds that drafted, after which their measured times are compared with what was predicted of them."""
+_UNTRUE = 1.25
 _PENALTY = 16
 
 
@@ -44,6 +49,9 @@ class _Choice(NamedTuple):
     drafter: str
     length: int
     speed_up: float
+    """Against plain decoding, from here on."""
+    rank: float
+    """Against the other arms, with what taking it up costs."""
     plan: Plan
 
 
@@ -65,11 +73,13 @@ class Scheduler:
         self.costs, self.survival = self.experience.costs, self.experience.survival
         self.options = options or SchedulerOptions()
         self.models = {name: self.experience.arm(name) for name in models}
-        self._free = set(free)
+        self.free = frozenset(free)
         self._current: str | None = None
         self._idle = 0
         self._measured = _Measured()
         self._context = 1
+        self._unmeasured = 0
+        """Rounds since the last plain pass."""
 
     def plan(self, signals: Signals) -> Plan:
         """Return the next round's plan; learns from the rounds since the last call first."""
@@ -83,6 +93,8 @@ class Scheduler:
         room = min(signals.remaining_tokens - 1, self.options.draft_max)
         if room < 1:
             return Plan(0, reason="end")
+        if self.costs.table(self._context).step is None or self._unmeasured >= MEASURE:
+            return Plan(0, reason="measuring")
         if self._measured.penalty:
             self._measured.penalty -= 1
             self._current = None
@@ -110,37 +122,45 @@ class Scheduler:
 
     def _best(self, signals: Signals, room: int) -> _Choice | None:
         """Return the arm to use, or None for plain decoding."""
-        choices = [self._of_offer(offer, room) for offer in signals.offers if offer.drafter in self._free]
+        choices = [self._of_offer(offer, room) for offer in signals.offers if offer.drafter in self.free]
         of_models = [self._of_model(name, unread, signals, room) for name, unread in signals.unread]
         choices += [choice for choice in of_models if choice is not None]
         if not choices:
             return None
-        best = max(choices, key=lambda choice: choice.speed_up * (SWITCH if choice.drafter == self._current else 1.0))
+        best = max(choices, key=lambda choice: choice.rank * (SWITCH if choice.drafter == self._current else 1.0))
         arm = self.models.get(best.drafter)
         if arm is not None and arm.probing:
             return best
-        return best if best.speed_up > (1.0 if best.drafter == self._current else SWITCH) else None
+        if best.drafter != self._current:
+            return best if best.speed_up > SWITCH else None
+        return best if arm is not None or best.speed_up > 1.0 else None  # a model arm goes off by itself
 
     def _of_offer(self, offer: Offer, room: int) -> _Choice:
         alive = self.survival.curve(offer.drafter, min(offer.length, room), offer.match)
         length, speed_up = self.best_length(alive, drafter=offer.drafter)
-        return _Choice(offer.drafter, length, speed_up, Plan(length, offer.drafter, reason="pays"))
+        return _Choice(offer.drafter, length, speed_up, speed_up, Plan(length, offer.drafter, reason="pays"))
 
     def _of_model(self, name: str, unread: int, signals: Signals, room: int) -> _Choice | None:
         arm = self.models.get(name)
         if arm is None:
             return None
-        use = arm.use(unread, costs=self.costs, context_tokens=self._context, remaining_tokens=signals.remaining_tokens)
+        use = arm.use(
+            unread,
+            costs=self.costs,
+            context_tokens=self._context,
+            remaining_tokens=signals.remaining_tokens,
+            current=name == self._current,
+        )
         if use is None:
             return None
         longest = min(room, use.draft_max)
-        if self.options.floor_stop:  # its own confidence ends the draft, where one more token would not pay
-            length, floor = longest, self._row_cost(name, longest) * max(1.0, use.speed_up)
-        else:
-            length, _ = self.best_length(self.survival.curve(name, longest), drafter=name)
-            floor = 0.0
+        length, _ = self.best_length(self.survival.curve(name, longest), drafter=name)
+        floor = 0.0
+        if self.options.floor_stop:  # its own confidence ends the draft where one more token would not pay
+            length = min(longest, length + (SLACK if self.models[name].scored else 0))
+            floor = self._row_cost(name, length) * max(1.0, use.speed_up)
         plan = Plan(length, name, floor=floor, read_max=use.read_max, reason=use.reason)
-        return _Choice(name, length, use.speed_up, plan)
+        return _Choice(name, length, use.speed_up, use.whole, plan)
 
     def best_length(self, alive: Sequence[float], *, drafter: str) -> tuple[int, float]:
         """Return the length of the best S for a draft with these chances of survival, and that S; at least 1."""
@@ -163,40 +183,44 @@ class Scheduler:
     def _o(self, drafter: str) -> float:
         return self.costs.o(drafter, self._context)
 
+    def _predicted(self, cost: RoundCost) -> float:
+        """Return what such a round costs by what is known now, in plain passes and without reading."""
+        d = self.costs.d(cost.drafter, self._context) if cost.drafter in self.models else 0.0
+        return self.costs.table(self._context).c(cost.width) + max(1, cost.drafted) * d + self._o(cost.drafter)
+
     def _learn(self, cost: RoundCost) -> None:
+        self._unmeasured = self._unmeasured + 1 if cost.drafted else 0
         self.costs.observe(cost, context_tokens=self._context)
-        plain_seconds = self.costs.step_seconds(self._context)
-        if cost.drafted and plain_seconds is not None:
-            self._measured.add(cost, plain_seconds)
+        if cost.drafted and (step := self.costs.table(self._context).step) is not None:
+            self._measured.add(cost, self._predicted(cost) * step)
         arm = self.models.get(cost.drafter)
         if arm is not None:
             self.survival.add(Score(cost.drafter, cost.drafted, cost.accepted))
-            drafting = max(1, cost.drafted) * self.costs.d(cost.drafter, self._context)
-            spent = self.costs.table(self._context).c(cost.width) + drafting + self._o(cost.drafter)
-            arm.add(cost.accepted + 1, spent / (1 + self._o("none")))
+            arm.add(cost.accepted + 1, self._predicted(cost) / (1 + self._o("none")))
         for other in self.models.values():
             other.passed(cost.accepted + 1)
 
 
 @dataclass(slots=True)
 class _Measured:
-    """The safety net: rounds that speculated, by the clock. Slower than plain ones, and all goes off for a while."""
+    """The safety net: rounds that drafted, by the clock and by the cost model. Where the clock says much more, all is
+    off for a while: predictions that do not come true choose nothing well."""
 
     rounds: int = 0
-    tokens: float = 0.0
     seconds: float = 0.0
+    predicted: float = 0.0
     penalty: int = 0
     _next: int = _PENALTY
 
-    def add(self, cost: RoundCost, plain_seconds: float) -> None:
+    def add(self, cost: RoundCost, predicted_seconds: float) -> None:
         self.rounds += 1
-        self.tokens += cost.accepted + 1
+        self.predicted += predicted_seconds
         reading = cost.draft_seconds if cost.read <= 2 else 0.0  # reading is weighed before it is done, once
         self.seconds += cost.pass_seconds + cost.host_seconds + reading
         if self.rounds < _JUDGED:
             return
-        if self.seconds > self.tokens * plain_seconds * SWITCH:
+        if self.seconds > _UNTRUE * self.predicted:
             self.penalty, self._next = self._next, min(2 * self._next, 512)
         else:
             self._next = _PENALTY
-        self.rounds, self.tokens, self.seconds = 0, 0.0, 0.0
+        self.rounds, self.seconds, self.predicted = 0, 0.0, 0.0

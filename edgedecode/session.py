@@ -6,23 +6,27 @@ import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 from weakref import finalize
 
+from edgedecode.digests import pack_digest
 from edgedecode.drafting import Drafting
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, EdgeDecodeError, InputError
+from edgedecode.experience import Experience
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import peak_nbytes
 from edgedecode.messages import Message
 from edgedecode.options import SessionOptions
 from edgedecode.policy import FixedLength
-from edgedecode.protocols import Drafter, DraftSetting
+from edgedecode.protocols import Drafter, DraftSetting, Policy
 from edgedecode.reply import TARGET_SOURCE, Chunk, Completion, Reply
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
 from edgedecode.scheduler import Scheduler, SchedulerOptions
 from edgedecode.stats import Stats
 from edgedecode.stop_strings import StopStrings
+from edgedecode.trace import Recorder
 from edgedecode.transcript import Transcript
 from edgedecode.types import FinishReason, Outcome
 from edgedecode.verify import Rule, Verdict
@@ -57,6 +61,7 @@ class Session:
         context = _context(options.context, pair.target.card.context)
         self._drafting: Drafting | None = None
         self._running: Iterator[Chunk] | None = None
+        self._trace: IO[str] | None = None
         self._closed = False
         with ExitStack() as undo:
             scratch_nbytes = SCRATCH_NBYTES * pair.target.card.vocabulary_size
@@ -142,6 +147,8 @@ class Session:
         self._scratch.release()
         if self._drafting is not None:
             self._drafting.close()
+        if self._trace is not None:
+            self._trace.close()
 
     def __enter__(self) -> Session:
         return self
@@ -204,6 +211,7 @@ class Session:
         if reply.stops.matched is None and (verdict is None or verdict.outcome is not Outcome.ENDED):
             reason = FinishReason.CONTEXT if len(tokens) >= self._state.capacity else FinishReason.LENGTH
         stats.planned_nbytes, stats.peak_nbytes = self._pair.budget.used_nbytes, peak_nbytes()
+        stats.plain_seconds = self._pair.experience.costs.step_seconds(len(tokens))
         yield Chunk(rest, (), TARGET_SOURCE, reason)
 
     def _reconcile(self, tokens: Sequence[int]) -> None:
@@ -228,19 +236,33 @@ class Session:
             raise CapabilityError(f"the ratio rule samples from the draft model: with {wanted}, use the match rule")
         longest = self._pair.draft_max(self.options)
         fixed = FixedLength(longest) if self.options.fixed else None
+        if self.options.trace is not None and (fixed is not None or not names):
+            raise InputError("a trace records what the scheduler chooses: leave out the fixed draft length or drafter")
         asked = self.options.drafter is not None or self.options.fixed
         drafters = [drafter for name in names if (drafter := self._open_drafter(name, asked=asked)) is not None]
         if not drafters:
             return None
         if fixed is not None:
             return Drafting(drafters, fixed, noise=self._draft_noise, chains_only=self.options.reproducible)
-        policy = Scheduler(
+        experience = self._pair.experience
+        if self.options.trace is not None:  # a copy of its own: what other sessions learn is not in the trace
+            experience = Experience.from_dict(experience.as_dict())
+        scheduler = Scheduler(
             free=[drafter.name for drafter in drafters if drafter.free],
             models=[drafter.name for drafter in drafters if not drafter.free],
-            experience=self._pair.experience,
+            experience=experience,
             options=SchedulerOptions(draft_max=longest, floor_stop=self.options.rule is not Rule.RATIO),
         )
+        policy = scheduler if self.options.trace is None else self._recorder(scheduler, self.options.trace)
         return Drafting(drafters, policy, noise=self._draft_noise, offers=True)
+
+    def _recorder(self, scheduler: Scheduler, path: Path) -> Policy:
+        if self._trace is None:
+            try:
+                self._trace = path.open("w", encoding="utf-8")
+            except OSError as error:
+                raise InputError(f"the trace {path} cannot be written: {error.strerror or error}") from None
+        return Recorder(scheduler, self._trace, pack=pack_digest(self._pair.manifest))
 
     def _open_drafter(self, name: str, *, asked: bool) -> Drafter | None:
         """Open a drafter; one that nobody asked for and that cannot be had is left out with a notice."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from edgedecode.tree import depths
 from edgedecode.types import Outcome
 from edgedecode.verify import Verdict
 
-__all__ = ["Stats", "TimeSplit"]
+__all__ = ["DrafterCount", "Stats", "TimeSplit"]
 
 
 @dataclass(slots=True)
@@ -24,6 +24,15 @@ class TimeSplit:
     @property
     def total(self) -> float:
         return self.draft + self.verify + self.sample + self.host
+
+
+@dataclass(slots=True)
+class DrafterCount:
+    """What one drafter gave: rounds with a draft of it, the tokens drafted and those accepted."""
+
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)
@@ -55,10 +64,22 @@ class Stats:
     """survival[j]: rounds in which at least j + 1 drafted tokens were accepted."""
     reached: list[int] = field(default_factory=list)
     """reached[j]: rounds whose draft was at least j + 1 tokens long."""
+    drafters: dict[str, DrafterCount] = field(default_factory=dict)
+    plain_rounds: dict[str, int] = field(default_factory=dict)
+    """Rounds that carried no draft although there are drafters, by why; the prompt's own pass is none of them."""
+    plain_seconds: float | None = None
+    """What a token of plain decoding takes here, as far as this device was measured: an estimate."""
 
-    def count(self, verdict: Verdict) -> None:
-        """Add one round."""
+    def count(self, verdict: Verdict, *, why: str = "") -> None:
+        """Add one round; `why` it was planned so."""
         depth = _longest(verdict)
+        if depth:
+            mine = self.drafters.setdefault(verdict.draft.source, DrafterCount())
+            mine.rounds += 1
+            mine.proposed += len(verdict.draft)
+            mine.accepted += verdict.accepted
+        elif why:
+            self.plain_rounds[why] = self.plain_rounds.get(why, 0) + 1
         self.rounds += 1
         self.proposed += len(verdict.draft)
         self.accepted += verdict.accepted
@@ -85,6 +106,16 @@ class Stats:
         return (self.verified_tokens - 1) / self.time.total if self.verified_tokens > 1 and self.time.total else 0.0
 
     @property
+    def speed_up(self) -> float | None:
+        """Times over plain decoding after the first token, estimated from the cost model; None while it knows nothing.
+
+        `edgedecode bench` measures it instead.
+        """
+        if self.plain_seconds is None or not self.time.total or self.verified_tokens < 2:
+            return None
+        return (self.verified_tokens - 1) * self.plain_seconds / self.time.total
+
+    @property
     def prefill_tokens_per_second(self) -> float:
         read = self.prompt_tokens - self.cached_tokens
         return read / self.prefill_seconds if self.prefill_seconds else 0.0
@@ -104,6 +135,9 @@ class Stats:
             "acceptance_length": round(self.acceptance_length, 4),
             "survival": list(self.survival),
             "reached": list(self.reached),
+            "drafters": {name: asdict(count) for name, count in self.drafters.items()},
+            "plain_rounds": dict(self.plain_rounds),
+            "speed_up_estimate": None if self.speed_up is None else round(self.speed_up, 3),
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "time_to_first_token": round(self.time_to_first_token, 6),

@@ -17,8 +17,10 @@ MATCH_BUCKETS = (0, 1, 2, 4, 8, 16)
 _PRIORS = (0.45, 0.25, 0.35, 0.5, 0.7, 0.85, 0.92)
 """The chance per token before anything was seen, by match bucket; the first is that of drafters without matches."""
 _PRIOR_WEIGHT = 2.0
-_FADE = 0.93
-"""What older rounds count for after one more of the same kind: the last 14 make the estimate."""
+_FADE = 0.9
+"""What older rounds count for after one more of the same kind: the last 10 make the estimate."""
+_STREAK = 3
+"""Drafts in a row that failed at their first token, after which older rounds fade twice as fast: the text changed."""
 _CARRIED = 6.0
 """Rounds' worth of what older generations showed that counts in a new one."""
 _DEPTHS = 8
@@ -30,17 +32,21 @@ class _Table:
     prior: float
     accepted: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
     tried: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
+    failed: int = 0
 
     def add(self, score: Score) -> None:
+        self.failed = 0 if score.accepted else self.failed + 1
+        fade = _FADE if self.failed < _STREAK else _FADE * _FADE
         for depth in range(_DEPTHS):
-            self.accepted[depth] *= _FADE
-            self.tried[depth] *= _FADE
+            self.accepted[depth] *= fade
+            self.tried[depth] *= fade
         for index in range(min(score.accepted + 1, score.length)):  # a wholly accepted draft is censored: no failure
             depth = min(index, _DEPTHS - 1)
             self.tried[depth] += 1
             self.accepted[depth] += index < score.accepted
 
     def carry(self) -> None:
+        self.failed = 0
         share = _CARRIED / max(_CARRIED, self.tried[0])
         self.accepted = [count * share for count in self.accepted]
         self.tried = [count * share for count in self.tried]

@@ -1,0 +1,94 @@
+"""A trace: what a policy was told and what it planned, line by line, so that its choices can be replayed and read.
+
+A JSON-lines file: one line says what the policy is and what it knew, then every line has the signals of a round and
+the plan made of them. It holds counts and times, no text and no tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from edgedecode.errors import InputError
+from edgedecode.experience import Experience
+from edgedecode.scheduler import Scheduler, SchedulerOptions
+from edgedecode.types import Plan, Signals
+
+__all__ = ["Recorder", "Replayed", "replay"]
+
+FORMAT = 1
+
+
+class Recorder:
+    """Implements `Policy`: asks the scheduler it wraps, and writes what both said."""
+
+    def __init__(self, scheduler: Scheduler, stream: IO[str], *, pack: str) -> None:
+        self._scheduler = scheduler
+        self._stream = stream
+        head = {
+            "edgedecode_trace": FORMAT,
+            "pack": pack,
+            "free": sorted(scheduler.free),
+            "models": sorted(scheduler.models),
+            "options": asdict(scheduler.options),
+            "experience": scheduler.experience.as_dict(),
+        }
+        self._write(head)
+
+    def plan(self, signals: Signals) -> Plan:
+        plan = self._scheduler.plan(signals)
+        self._write({"signals": asdict(signals), "plan": asdict(plan)})
+        return plan
+
+    def _write(self, value: Mapping[str, object]) -> None:
+        self._stream.write(json.dumps(value) + "\n")
+        self._stream.flush()  # a trace is most wanted of a run that did not end well
+
+
+class Replayed:
+    """One round of a trace: the signals, the plan that was recorded, and the one a fresh scheduler makes of them."""
+
+    __slots__ = ("plan", "recorded", "signals")
+
+    def __init__(self, signals: Signals, recorded: Plan, plan: Plan) -> None:
+        self.signals, self.recorded, self.plan = signals, recorded, plan
+
+
+def replay(path: Path, *, pack: str | None = None) -> Iterator[Replayed]:
+    """Feed a trace's signals to a scheduler that knows what the recorded one knew at its start.
+
+    pack: the digest the trace must be of; None takes any. Raises InputError, with the line's number, for what is no
+    trace, and for another pack's.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the trace {path} cannot be read: {error}") from None
+    scheduler = _scheduler(path, lines[0] if lines else "", pack=pack)
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            value = json.loads(line)
+            signals, recorded = Signals.from_dict(value["signals"]), Plan(**value["plan"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"line {number} of the trace {path} is no round: {error}") from None
+        yield Replayed(signals, recorded, scheduler.plan(signals))
+
+
+def _scheduler(path: Path, line: str, *, pack: str | None) -> Scheduler:
+    try:
+        head: dict[str, Any] = json.loads(line)
+        if head["edgedecode_trace"] != FORMAT:
+            raise InputError(f"the trace {path} has format {head['edgedecode_trace']}, this version reads {FORMAT}")
+        if pack is not None and head["pack"] != pack:
+            raise InputError(f"the trace {path} is of another pack: give the pack it was recorded with")
+        return Scheduler(
+            free=head["free"],
+            models=head["models"],
+            experience=Experience.from_dict(head["experience"]),
+            options=SchedulerOptions(**head["options"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"the first line of {path} is no head of a trace: {error}") from None
