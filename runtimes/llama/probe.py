@@ -60,11 +60,11 @@ def probe_engine(version: str, *, python: Sequence[str] | None = None, timeout: 
 
 def decode_tiny(path: str) -> None:
     """Load the model at `path` and run a pass of one row and one of several, as the child process does."""
+    from edgedecode.gguf.header import read_header
     from edgedecode.manifest import ModelEntry
     from edgedecode.memory import Budget
     from edgedecode.types import ModelCard
 
-    from .header import read_header
     from .model import LlamaModel
 
     engine, header = Engine(), read_header(Path(path))

@@ -9,6 +9,7 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from edgedecode.errors import CapabilityError, InputError, ManifestError, RuntimeUnavailable
+from edgedecode.gguf.header import Header, check_header, read_header
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import Device, LanguageModel
@@ -17,7 +18,6 @@ from edgedecode.types import ModelCard
 from ..threads import default_threads
 from .engine import EXACT, INSTALL, KV_TYPES, Engine, Weights, engine_version
 from .footprint import ENGINE_NBYTES, weights_nbytes
-from .header import Header, check_header, read_header
 from .model import LlamaModel
 from .probe import Finding, probe_engine
 
