@@ -11,7 +11,7 @@ from rich.text import Text
 from edgedecode.manifest import Graph, Manifest, ModelEntry
 from edgedecode.memory import format_nbytes
 
-__all__ = ["file_table", "graph_table", "model_table", "pack_table"]
+__all__ = ["adapter_table", "file_table", "graph_table", "model_table", "pack_table"]
 
 _DIGEST = 12
 """Characters of a digest that are shown; --json has all of them."""
@@ -78,6 +78,22 @@ def graph_table(entry: ModelEntry, manifest: Manifest) -> Table:
     for name, graph in entry.graphs.items():
         size = f"{manifest.files[graph.file].nbytes / 1e3:.0f} kB"
         table.add_row(name, Text(graph.file), size, ", ".join(graph.capabilities), graph.kv_type, _lora(graph))
+    return table
+
+
+def adapter_table(manifest: Manifest) -> Table:
+    """Return a line for each adapter that lies in a file."""
+    table = _table("adapter", "for", "rank", "alpha", "modules", "file")
+    for name, adapter in manifest.adapters.items():
+        activated = " (activated by tokens)" if adapter.invocation else ""
+        table.add_row(
+            Text(name),
+            adapter.role,
+            str(adapter.rank),
+            f"{adapter.alpha:g}",
+            Text(", ".join(adapter.modules) + activated),
+            Text(manifest.located_adapter(name).file),
+        )
     return table
 
 

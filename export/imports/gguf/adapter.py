@@ -45,7 +45,7 @@ def open_adapter(path: Path, *, base: GgufSource, role: str) -> ImportedAdapter:
     contents = open_contents(path)
     metadata = Metadata(contents)
     if metadata.text("general.type") != "adapter" or metadata.text("adapter.type") != "lora":
-        raise ExportError(f"{path} is no LoRA adapter (general.type and adapter.type say so): give one made for llama.cpp")
+        raise ExportError(f"{path} is no LoRA adapter (by general.type and adapter.type): give one made for llama.cpp")
     architecture = metadata.text("general.architecture")
     if architecture != base.header.architecture:
         raise ExportError(

@@ -51,7 +51,9 @@ def read_tokenizer(source: GgufSource, *, folder: Path) -> ImportedTokenizer:
             return ImportedTokenizer(text, f"the tokenizer is {TOKENIZER} beside it")
         reason = f", since {TOKENIZER} beside it is another one ({difference})"
     built = build_tokenizer(source.vocabulary, source.specials, strips=source.strips, name=source.name)
-    return ImportedTokenizer(built.to_str(), f"the tokenizer was built from the vocabulary inside {source.name}{reason}")
+    return ImportedTokenizer(
+        built.to_str(), f"the tokenizer was built from the vocabulary inside {source.name}{reason}"
+    )
 
 
 def _read(path: Path) -> str:

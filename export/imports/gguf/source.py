@@ -1,4 +1,4 @@
-"""A language model in a GGUF file that someone else made, checked before anything else is done with it. Runs nothing."""
+"""A language model in a GGUF file that someone else made, checked before anything is done with it. Runs nothing."""
 
 from __future__ import annotations
 

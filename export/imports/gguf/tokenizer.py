@@ -27,9 +27,7 @@ _BESIDE = "put the model's tokenizer.json beside it"
 _Json = Mapping[str, object]
 
 
-def build_tokenizer(
-    vocabulary: Vocabulary, specials: Specials, *, strips: bool, name: str
-) -> tokenizers.Tokenizer:
+def build_tokenizer(vocabulary: Vocabulary, specials: Specials, *, strips: bool, name: str) -> tokenizers.Tokenizer:
     """Build the tokenizer of the file `name`. strips: special tokens take the spaces after them, as Phi-3's do.
 
     Raises ExportError for kinds of vocabularies, and names of splits, that are unknown here.
@@ -37,7 +35,7 @@ def build_tokenizer(
     build = {"gpt2": _byte_level, "llama": _scored}.get(vocabulary.model)
     if build is None:
         raise ExportError(
-            f"{name} has a vocabulary of the kind {vocabulary.model or 'none'!r}, built can be gpt2 and llama: {_BESIDE}"
+            f"{name} has a vocabulary of the kind {vocabulary.model or 'none'!r}, known are gpt2 and llama: {_BESIDE}"
         )
     state = {
         "version": "1.0",
