@@ -70,10 +70,13 @@ def measured_noise(
     texts = replace(
         CheckTexts.of(tokenizer, template=template, ends=ends, context=entry.context), noise_positions=positions
     )
-    with opened(entry, pack, texts, runtime=_RUNTIME) as model:
-        if not model.card.rollback:
-            return _unmeasured(entry, "its recurrent layers read row by row")
-        return with_noise(entry, noise_of(model, texts, progress=progress))
+    try:
+        with opened(entry, pack, texts, runtime=_RUNTIME) as model:
+            if not model.card.rollback:
+                return _unmeasured(entry, "its recurrent layers read row by row")
+            return with_noise(entry, noise_of(model, texts, progress=progress))
+    except RuntimeUnavailable as error:
+        return _unmeasured(entry, str(error))
 
 
 def _unmeasured(entry: ModelEntry, reason: str) -> ModelEntry:

@@ -68,7 +68,8 @@ class _Checked:
 
     @property
     def nbytes(self) -> int:
-        paths = [held.path for held in (*self.sources.values(), *self.adapters.values())]
+        paths = [source.path for source in self.sources.values()]
+        paths += [adapter.path for adapter in self.adapters.values()]
         return sum(path.stat().st_size for path in paths)
 
 
