@@ -139,7 +139,7 @@ def _merges_of_scores(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _added_tokens(vocabulary: Vocabulary, specials: Specials, *, strips: bool) -> list[_Json]:
-    """List what stands for itself in a text; what ends an answer is special whatever its type."""
+    """List what stands for itself in a text; such a token that ends an answer is special whatever its type."""
     return [
         {
             "id": id,
@@ -151,7 +151,7 @@ def _added_tokens(vocabulary: Vocabulary, specials: Specials, *, strips: bool) -
             "special": kind is not Kind.USER_DEFINED or id in specials.ends,
         }
         for id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
-        if kind in _ADDED or id in specials.ends
+        if kind in _ADDED
     ]
 
 

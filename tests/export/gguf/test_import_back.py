@@ -9,19 +9,22 @@ import pytest
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.export.gguf.adapter import write_adapter
 from edgedecode.export.gguf.engine import quantize_file
 from edgedecode.export.imports.gguf.pair import GgufImport, import_gguf_pair
+from edgedecode.export.source import open_source
 from edgedecode.export.stages import Stages
 from edgedecode.manifest import Manifest
 from edgedecode.tokenizer import Tokenizer
 from tests.export.conftest import recipe
 from tests.export.tiny import TinyModel, write_model
 
+from .test_adapter import FUSED, MODULES, random_adapter
 from .test_command import WIDE
 from .writing import SHAPES_THERE, export_gguf, needs_engine
 
 pytestmark = pytest.mark.export
-SIZES = ("rows", "context", "hidden_size", "layers", "kv_heads", "head_size")
+SIZES = ("rows", "hidden_size", "layers", "kv_heads", "head_size")
 
 
 def imported(target: Path, out: Path) -> Manifest:
@@ -34,13 +37,14 @@ def said(pack: Path, runtime: str) -> str:
         return session.generate("the quick fox", max_tokens=24).text
 
 
-@pytest.mark.parametrize("family", SHAPES_THERE)
+@pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "gemma3", "qwen3", "granite", "smollm3"])
 def test_what_the_manifest_says(family: str, tmp_path: Path) -> None:
     whole = export_gguf(write_model(tmp_path / "model", SHAPES_THERE[family]), tmp_path / "pack")
     alone = imported(tmp_path / "pack" / whole.models["target"].gguf, tmp_path / "alone")
     assert [getattr(alone.models["target"], size) for size in SIZES] == [
         getattr(whole.models["target"], size) for size in SIZES
     ]
+    assert alone.models["target"].context <= whole.models["target"].context  # without windows, one window
     assert set(alone.generation.end_token_ids) >= set(whole.generation.end_token_ids)
     assert alone.vocabulary_size == whole.vocabulary_size
     files = [tmp_path / name / "tokenizer.json" for name in ("alone", "pack")]
@@ -49,6 +53,20 @@ def test_what_the_manifest_says(family: str, tmp_path: Path) -> None:
     assert (tmp_path / "alone" / "chat_template.jinja").read_text() == (
         tmp_path / "pack" / "chat_template.jinja"
     ).read_text()
+
+
+@pytest.mark.parametrize(("family", "modules"), [("llama", MODULES), ("phi3", FUSED)])
+def test_adapters_of_peft(family: str, modules: tuple[str, ...], tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", SHAPES_THERE[family])
+    whole = export_gguf(model, tmp_path / "pack")
+    target = tmp_path / "pack" / whole.models["target"].gguf
+    adapter = tmp_path / "adapter.gguf"
+    peft = random_adapter(tmp_path / "peft", model, modules=modules)
+    write_adapter(peft, adapter, shape=open_source(str(model)).shape)
+    request = GgufImport(target=target, draft=None, out=tmp_path / "alone", adapters={"a": adapter}, noise_positions=0)
+    entry = import_gguf_pair(request, Stages()).adapters["a"]
+    assert set(entry.modules) == {module.rpartition(".")[2] for module in modules}
+    assert (entry.rank, entry.alpha, entry.invocation) == (4, 6.0, ())
 
 
 @pytest.mark.parametrize("bits", [32, 8, 4])
