@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
+from edgedecode.equality import Equality
 from edgedecode.errors import ManifestError
 from edgedecode.fields import Fields, JsonValue
 
@@ -100,6 +101,8 @@ class ModelEntry:
     """What a user must know of this export, a sentence each: a limited context, a plain chat template."""
     gguf: str = ""
     """The same model as one GGUF file, for llama.cpp; empty: there is none."""
+    equality: Equality | None = None
+    """What `eval --equality` found last; None: two engines were never compared on it."""
 
     @classmethod
     def of(cls, fields: Fields) -> ModelEntry:
@@ -281,6 +284,7 @@ def _model(fields: Fields) -> ModelEntry:
         quantization=fields.optional_text("quantization") or "",
         notes=fields.texts("notes") if "notes" in fields.values else (),
         gguf=_inside(gguf) if (gguf := fields.optional_text("gguf")) else "",
+        equality=None if fields.values.get("equality") is None else Equality.of(fields.child("equality")),
     )
 
 

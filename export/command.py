@@ -84,8 +84,9 @@ def _make(arguments: Namespace) -> Report:
     recipe, graphs = read_recipe(arguments), read_graphs(arguments)
     check_gguf_options(arguments)
     require_frameworks()
+    from edgedecode.noise import POSITIONS
+
     from .pair import PairRequest
-    from .proof.noise import POSITIONS
 
     request = PairRequest(
         target=arguments.target,

@@ -10,6 +10,7 @@ import edgedecode
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError, ManifestError
 from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
+from edgedecode.noise import POSITIONS
 
 from .generation import read_generation
 from .gguf.model import GgufRequest, check_gguf
@@ -31,7 +32,6 @@ from .pack_texts import (
     open_template,
 )
 from .proof.checks import CheckTexts
-from .proof.noise import POSITIONS
 from .resume.identity import job_key
 from .resume.kept import Kept, kept_units
 from .rounding.calibration import Tokens

@@ -9,6 +9,7 @@ import edgedecode
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError
 from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
+from edgedecode.noise import POSITIONS
 
 from ..generation import read_generation
 from ..graph.span import LEAST_CONTEXT
@@ -24,7 +25,6 @@ from ..pack_texts import (
     open_template,
 )
 from ..proof.checks import CheckTexts
-from ..proof.noise import POSITIONS
 from ..stages import Stages
 from .context_limit import context_limit
 from .model import ImportJob, import_model
