@@ -101,6 +101,8 @@ def _make(arguments: Namespace) -> Report:
         graphs=graphs,
         gguf="gguf" in arguments.formats,
         gguf_kind=arguments.gguf_type or "",
+        imatrix_text=arguments.imatrix_text,
+        imatrix=arguments.imatrix,
         cache=not arguments.no_cache,
     )
     with quiet(debug=arguments.debug):
