@@ -49,7 +49,7 @@ def show_equality(role: str, entry: ModelEntry, equality: Equality, comparison: 
         console.print(f"beyond the noise: {short!r}: {gaps}", highlight=False, markup=False)
     if len(beyond) > NAMED:
         console.print(f"and {len(beyond) - NAMED} more", highlight=False)
-    for note in entry.notes if beyond else ():
+    for note in entry.notes:  # they say where an engine runs other weights, or a shorter context
         console.print(f"note of the export: {note}", highlight=False, markup=False)
     console.print()
 

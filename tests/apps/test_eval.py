@@ -46,7 +46,9 @@ class Noisy(TableModel):
         self.card = replace(self.card, kernel_noise=noise)
 
 
-def compared(first: Tables, second: Tables, *, noise: float | None = 0.0) -> tuple[Comparison, list[str]]:
+def compared(
+    first: Tables, second: Tables, *, noise: float | None = 0.0, setting: Setting = SETTING
+) -> tuple[Comparison, list[str]]:
     """Compare two tables as the engines a and b; also return in which order they were opened and closed."""
     steps: list[str] = []
 
@@ -57,7 +59,7 @@ def compared(first: Tables, second: Tables, *, noise: float | None = 0.0) -> tup
         steps.append(f"close {name}")
 
     found = compare_engines(
-        opened, ("a", "b"), PROMPTS, SETTING, progress=lambda name, total: nullcontext(lambda done: None)
+        opened, ("a", "b"), PROMPTS, setting, progress=lambda name, total: nullcontext(lambda done: None)
     )
     return found, steps
 
@@ -140,6 +142,8 @@ def test_noise_is_measured_where_the_card_states_none() -> None:
     assert stated.noise == {"a": 0.25, "b": 0.25}
     measured, _ = compared(tables(), tables(), noise=None)
     assert measured.noise == {"a": 0.0, "b": 0.0}  # tables round nothing
+    doubted, _ = compared(tables(), tables(), noise=0.25, setting=replace(SETTING, trusted_noise=False))
+    assert doubted.noise == {"a": 0.0, "b": 0.0}
 
 
 def test_prompts_that_leave_no_room_are_refused_before_anything_is_decoded() -> None:
