@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from edgedecode.adapter_entry import AdapterEntry
+from edgedecode.equality import Equality
 from edgedecode.errors import ManifestError
 from edgedecode.fields import Fields, JsonValue
 from edgedecode.pack_files import FileEntry, OutsideFile, plain_path
@@ -86,6 +87,8 @@ class ModelEntry:
     """What a user must know of this export, a sentence each: a limited context, a plain chat template."""
     gguf: str = ""
     """The same model as one GGUF file, for llama.cpp; empty: there is none. Named as `weights` is."""
+    equality: Equality | None = None
+    """What `eval --equality` found last; None: two engines were never compared on it."""
 
     @classmethod
     def of(cls, fields: Fields) -> ModelEntry:
@@ -260,6 +263,7 @@ def _model(fields: Fields) -> ModelEntry:
         quantization=fields.optional_text("quantization") or "",
         notes=fields.texts("notes") if "notes" in fields.values else (),
         gguf=plain_path(gguf) if (gguf := fields.optional_text("gguf")) else "",
+        equality=None if fields.values.get("equality") is None else Equality.of(fields.child("equality")),
     )
 
 

@@ -22,7 +22,7 @@ from .job import ModelJob
 from .proof.checks import check_noise, check_parity, opened, with_noise
 from .proof.reference import Reference
 from .resume.unit import Unit
-from .rounding.calibration import TOKENS, Tokens, find_importance, sample_texts
+from .rounding.calibration import TOKENS, Importance, Tokens, find_importance, sample_texts
 from .stages import Stages
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stag
         if not job.adds_files:
             return entry
         entry = making.with_variants(entry, reference)
-        return unit.finish(_ADDED, making.with_gguf(entry, network, windows=windows))
+        return unit.finish(_ADDED, making.with_gguf(entry, reference, windows=windows))
     finally:
         checkpoint.close()
 
@@ -89,9 +89,7 @@ class _Making:
 
     def calibrated(self, entry: ModelEntry, reference: Reference) -> Reference:
         """Weigh the columns of every projection, in the file to be written and in the reference."""
-        texts = self.job.calibration or self._own_text(entry)
-        with self.stages.stage(f"{self.job.role}: importance", sum(len(text) for text in texts)) as advance:
-            importance = find_importance(reference, texts, tied=self.job.source.shape.tied, progress=advance)
+        importance = self._importance("importance", self.job.calibration or self._own_text(entry), reference)
         self.drawing.weights.weigh(importance)
         return reference.weighed(importance)
 
@@ -120,17 +118,20 @@ class _Making:
                 entry = variants.add(name, entry)
         return entry
 
-    def with_gguf(self, entry: ModelEntry, network: PreTrainedModel, *, windows: Windows) -> ModelEntry:
+    def with_gguf(self, entry: ModelEntry, reference: Reference, *, windows: Windows) -> ModelEntry:
         """Return the entry with the model as a GGUF file, where one was asked for. Raises ExportError."""
-        job = self.job
-        if job.gguf is None:
+        job, request = self.job, self.job.gguf
+        if request is None:
             return entry
+        if request.importance_texts:
+            importance = self._importance("importance for gguf", request.importance_texts, reference)
+            request = replace(request, importance=importance)
         stored = StoredRows(self.drawing.weights, self.folder / WEIGHTS_FILE)
         with self.stages.stage(f"{job.role}: gguf", entry.parameters) as advance:
             gguf = write_gguf(
-                job.gguf,
+                request,
                 job.source,
-                network,
+                reference.network,
                 windows=windows,
                 stored=stored,
                 folder=self.folder,
@@ -143,6 +144,10 @@ class _Making:
             notes=(*entry.notes, *gguf.notes),
             parity={**entry.parity, **gguf.measured},
         )
+
+    def _importance(self, what: str, texts: Tokens, reference: Reference) -> Importance:
+        with self.stages.stage(f"{self.job.role}: {what}", sum(len(text) for text in texts)) as advance:
+            return find_importance(reference, texts, tied=self.job.source.shape.tied, progress=advance)
 
     def _own_text(self, entry: ModelEntry) -> Tokens:
         """Let the model write, with the weights it would have uncalibrated, in a place of their own."""

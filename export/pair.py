@@ -10,6 +10,7 @@ import edgedecode
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError, ManifestError
 from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
+from edgedecode.noise import POSITIONS
 
 from .generation import read_generation
 from .gguf.model import GgufRequest, check_gguf
@@ -31,7 +32,6 @@ from .pack_texts import (
     open_template,
 )
 from .proof.checks import CheckTexts
-from .proof.noise import POSITIONS
 from .resume.identity import job_key
 from .resume.kept import Kept, kept_units
 from .rounding.calibration import Tokens
@@ -66,6 +66,10 @@ class PairRequest:
     """Whether each model becomes a GGUF file too."""
     gguf_kind: str = ""
     """What llama.cpp quantizes it to, one of its mixtures; empty: the blocks of the ONNX weights."""
+    imatrix_text: Path | None = None
+    """What the importance matrix of such a mixture is measured on; None: it has none, or `imatrix`."""
+    imatrix: Path | None = None
+    """An importance matrix that llama.cpp's own tool measured, in GGUF."""
     cache: bool = True
     """Keep finished steps in the user's cache until the pack is in its place."""
 
@@ -149,7 +153,7 @@ def model_job(
         raise ExportError(f"{source.name} serves {context} positions: it cannot be checked below {LEAST_CONTEXT}")
     texts = CheckTexts.of(source.tokenizer, template=template, ends=generation.end_token_ids, context=context)
     texts = replace(texts, noise_positions=request.noise_positions)
-    gguf = GgufRequest(generation, template.source if template else None, request.gguf_kind) if request.gguf else None
+    gguf = _gguf(request, source, template=template, generation=generation) if request.gguf else None
     if gguf is not None:
         check_gguf(gguf, source, request.recipe)
     return ModelJob(
@@ -159,16 +163,29 @@ def model_job(
         license=request.license or source.license,
         texts=texts,
         span=request.span,
-        calibration=_calibration(request, source, template=template, context=context),
+        calibration=_texts(request.calibration_text, source, template=template, context=context),
         graphs=request.graphs,
         gguf=gguf,
     )
 
 
-def _calibration(request: PairRequest, source: Source, *, template: ChatTemplate | None, context: int) -> Tokens:
-    if request.calibration_text is None:
+def _gguf(
+    request: PairRequest, source: Source, *, template: ChatTemplate | None, generation: Generation
+) -> GgufRequest:
+    context = request.span.context_of(source.shape)
+    return GgufRequest(
+        generation,
+        template.source if template else None,
+        request.gguf_kind,
+        importance_texts=_texts(request.imatrix_text, source, template=template, context=context),
+        importance_file=request.imatrix,
+    )
+
+
+def _texts(path: Path | None, source: Source, *, template: ChatTemplate | None, context: int) -> Tokens:
+    if path is None:
         return ()
-    texts = read_texts(request.calibration_text, tokenizer=source.tokenizer, template=template, context=context)
+    texts = read_texts(path, tokenizer=source.tokenizer, template=template, context=context)
     return tuple(text.tokens for text in texts)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from edgedecode.equality import Equality
 from edgedecode.manifest import Graph, Manifest, ModelEntry
 from edgedecode.memory import format_nbytes
 
@@ -67,6 +68,7 @@ def model_table(manifest: Manifest, role: str) -> Table:
             "weights": f"{format_nbytes(manifest.weights_nbytes(role))}, {_quantization(entry)}",
             **dict(_parity(entry.parity)),
             "kernel noise": _noise(entry),
+            **({} if entry.equality is None else {"engines": _equality(entry.equality)}),
             **{f"note {number}": note for number, note in enumerate(entry.notes, start=1)},
         }
     )
@@ -151,6 +153,18 @@ def _noise(entry: ModelEntry) -> str:
     more = "" if largest is None else f", largest {largest:.2g}"
     over = "" if positions is None else f", {positions:.0f} positions"
     return f"{entry.kernel_noise:.2g} logits (99.9th percentile{more}{over})"
+
+
+def _equality(found: Equality) -> str:
+    """Say what `eval --equality` found last."""
+    engines = " and ".join(f"{name} ({versions})" for name, versions in found.engines.items())
+    gap = "no number" if found.largest_gap is None else f"{found.largest_gap:.2g}"
+    said = "equal" if found.equal else f"NOT EQUAL on {found.beyond} prompts"
+    cache = f", {found.kv_type} keys and values" if found.kv_type else ""
+    return (
+        f"{engines}: {said}, {found.hits} of {found.tokens} tokens arg-max in both, {found.divergent} of "
+        f"{found.prompts} prompts divergent, largest gap {gap} (prompts {found.prompts_digest[:_DIGEST]}{cache})"
+    )
 
 
 def _lora(graph: Graph) -> str:

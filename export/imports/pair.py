@@ -8,13 +8,13 @@ from pathlib import Path
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError
 from edgedecode.manifest import Generation, Manifest
+from edgedecode.noise import POSITIONS
 
 from ..generation import read_generation
 from ..graph.span import LEAST_CONTEXT
 from ..new_folder import check_place, new_folder
 from ..pack_texts import check_tokenizers, copy_licenses, copy_texts, open_template
 from ..proof.checks import CheckTexts
-from ..proof.noise import POSITIONS
 from ..stages import Stages
 from .context_limit import context_limit
 from .model import ImportJob, import_model

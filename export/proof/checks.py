@@ -11,11 +11,11 @@ from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import InputError, ManifestError
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
+from edgedecode.noise import POSITIONS, KernelNoise, measure_noise
 from edgedecode.protocols import LanguageModel
 from edgedecode.registry import find_runtime
 from edgedecode.tokenizer import Tokenizer
 
-from .noise import POSITIONS, KernelNoise, measure_noise
 from .parity import NODES, ParityText, check_exact, check_kernels, measure_loss, reference_rows
 from .reference import Reference
 

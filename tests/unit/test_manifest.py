@@ -106,6 +106,7 @@ OPTIONAL |= {
     "quantization",
     "notes",
     "gguf",
+    "equality",
 }
 
 
