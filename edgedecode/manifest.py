@@ -100,6 +100,8 @@ class ModelEntry:
     """What a user must know of this export, a sentence each: a limited context, a plain chat template."""
     gguf: str = ""
     """The same model as one GGUF file, for llama.cpp; empty: there is none."""
+    gguf_plan: str = ""
+    """From what such a file is made when it is first used, where there is none; empty: it cannot be."""
 
     @classmethod
     def of(cls, fields: Fields) -> ModelEntry:
@@ -211,7 +213,7 @@ class Manifest:
         named = {self.tokenizer} | ({self.chat_template} if self.chat_template else set())
         for entry in self.models.values():
             named |= {entry.weights} - set(self.outside)
-            named |= {*(graph.file for graph in entry.graphs.values()), *([entry.gguf] if entry.gguf else [])}
+            named |= {graph.file for graph in entry.graphs.values()} | ({entry.gguf, entry.gguf_plan} - {""})
         if missing := sorted(named - set(self.files)):
             raise ManifestError(
                 f"the manifest lists no size and digest for {', '.join(missing)}: export the pack again"
@@ -281,6 +283,7 @@ def _model(fields: Fields) -> ModelEntry:
         quantization=fields.optional_text("quantization") or "",
         notes=fields.texts("notes") if "notes" in fields.values else (),
         gguf=_inside(gguf) if (gguf := fields.optional_text("gguf")) else "",
+        gguf_plan=_inside(plan) if (plan := fields.optional_text("gguf_plan")) else "",
     )
 
 
