@@ -1,6 +1,6 @@
 """What a user should hear although nothing failed: a choice that was made, a file that was made. Silent by default.
 
-A program that wants them listens to the logger `edgedecode.notices`, whose records are whole sentences without a period.
+A program that wants them listens to the logger `edgedecode.notices`.
 """
 
 from __future__ import annotations

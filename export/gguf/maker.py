@@ -31,7 +31,7 @@ class GgufMaker:
     def make(self, entry: ModelEntry, root: Path, out: Path) -> None:
         """Write the file of `entry`, a model of the pack at `root`, to `out`, a few rows at a time.
 
-        Raises ManifestError for a plan that does not fit the pack, RuntimeUnavailable without the gguf package, OSError.
+        Raises ManifestError for a plan that does not fit the pack, RuntimeUnavailable without gguf, OSError.
         """
         plan = GgufPlan.load(root / entry.gguf_plan)
         tensors = plan.located(root / entry.weights)

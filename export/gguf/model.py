@@ -25,10 +25,10 @@ from .layouts import LAYOUTS, Layout
 from .limits import check_network, query_factor, window_notes
 from .metadata import Identity, write_metadata
 from .naming import file_name
-from .reading import check_reading
-from .rotary import Rotation, read_rotation
 from .plan import PLAN_FILE
 from .planning import Vectors, make_plan
+from .reading import check_reading
+from .rotary import Rotation, read_rotation
 from .rows import StoredRows
 from .specials import Specials, read_specials, write_vocabulary
 from .tensors import Tensor, tensors_of
@@ -114,9 +114,7 @@ def write_gguf(
     with _quantized(folder / GGUF_FILE, kind=request.kind) as path:
         write_file(path, content.writer, content.tensors, progress=progress, release=release)
     reading = check_reading(folder / GGUF_FILE, content.inner, content.vocabulary, whole=True)
-    limits = window_notes(
-        windows, LAYOUTS[source.shape.architecture], context=network.config.max_position_embeddings
-    )
+    limits = window_notes(windows, LAYOUTS[source.shape.architecture], context=network.config.max_position_embeddings)
     notes = (*limits, *content.specials.notes, *content.vocabulary.notes, *reading.notes)
     return GgufResult(notes, reading.measured)
 

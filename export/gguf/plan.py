@@ -1,7 +1,7 @@
 """A GGUF file that is not there yet: its keys, and for each tensor where its numbers lie in a pack's weights file.
 
-Small JSON that an export puts into the pack, so that the file can be made from the pack alone: no checkpoint, no training
-framework. The vocabulary is left out, which the pack's tokenizer tells. Holds no weights; reads and writes no tensor.
+Small JSON that an export puts into the pack, so that the file can be made from the pack alone, without a checkpoint or
+a training framework. The vocabulary is left out, which the pack's tokenizer tells. Writes no tensor.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PlannedKey:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A matrix in blocks (`pieces`), or a float32 array, at an `offset` of the weights file or given by its `values`."""
+    """A matrix in blocks (`pieces`), or float32 numbers, at an `offset` of the weights file or as bytes (`values`)."""
 
     shape: tuple[int, ...]
     kind: str
@@ -95,9 +95,7 @@ class GgufPlan:
         file_nbytes = weights.stat().st_size
         for name, tensor in self.tensors.items():
             tensor.check(name, file_nbytes=file_nbytes)
-        return [
-            Tensor(name, tensor.shape, tensor.rows(weights), tensor.head) for name, tensor in self.tensors.items()
-        ]
+        return [Tensor(name, tensor.shape, tensor.rows(weights), tensor.head) for name, tensor in self.tensors.items()]
 
     def to_json(self) -> str:
         """Render in one line, in the file's order."""

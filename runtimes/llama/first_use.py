@@ -32,8 +32,8 @@ __all__ = ["gguf_path", "write_made"]
 FOLDER = "gguf"
 CHILD_NBYTES = 64 * 2**20
 TOKEN_NBYTES = 1500
-"""A child's memory: the interpreter with its libraries, and what a token and its merges take (measured: 50 MB with 8,192
-tokens)."""
+"""A child's memory: the interpreter with its libraries, and what a token and its merges take (measured: 50 MB with
+8,192 tokens)."""
 _REFUSED, _UNWRITTEN = 3, 4
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything

@@ -56,9 +56,7 @@ class LlamaRuntime:
         return engine_version()
 
     @staticmethod
-    def refusal(
-        entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]
-    ) -> Refusal | None:
+    def refusal(entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]) -> Refusal | None:
         """Say what `open` would refuse of a model, and whether a child process could decode with the engine."""
         if provider != PROVIDER:
             return Refusal(f"llama.cpp has no provider {provider!r} here")

@@ -57,9 +57,7 @@ class OnnxRuntime:
         return "unknown"
 
     @staticmethod
-    def refusal(
-        entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]
-    ) -> Refusal | None:
+    def refusal(entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]) -> Refusal | None:
         """Say what `open` would refuse of a model before it opens a session."""
         known = [each.name for each in PROVIDERS]
         if provider not in known:
