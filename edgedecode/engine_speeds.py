@@ -57,8 +57,9 @@ def finding_path(manifest: Manifest, request: EngineRequest, *, versions: Mappin
         return None
     entry = manifest.models["target"]
     names = [entry.weights, entry.gguf, entry.gguf_plan, *sorted(graph.file for graph in entry.graphs.values())]
-    known = {**manifest.files, **manifest.outside}
-    digests = [known[name].sha256 for name in names if name in known]
+    known = {name: file.sha256 for name, file in manifest.files.items()}
+    known |= {name: file.sha256 for name, file in manifest.outside.items()}
+    digests = [known[name] for name in names if name in known]
     engines = [f"{name} {version}" for name, version in sorted(versions.items())]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     settings = [repr(value) for value in asdict(request).values()]

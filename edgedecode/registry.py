@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, cast
 
 from edgedecode.errors import InputError, RuntimeUnavailable
 
 if TYPE_CHECKING:  # the command line imports this module before anything heavy
-    from edgedecode.protocols import DrafterSource, Maker, Runtime, RuntimeFactory
+    from edgedecode.protocols import DrafterSource, Maker, Runtime
 
 __all__ = [
     "COMMANDS",
@@ -39,11 +40,11 @@ def find_runtime(name: str) -> Runtime:
     return find_factory(name)()
 
 
-def find_factory(name: str) -> RuntimeFactory:
-    """Load what makes the runtime of this name. Raises as `find_runtime` does."""
+def find_factory(name: str) -> Callable[[], Runtime]:
+    """Load what makes the runtime of this name, a `RuntimeFactory` or not. Raises as `find_runtime` does."""
     entry = _find(RUNTIMES, name, noun="runtime")
     try:
-        return cast("RuntimeFactory", entry.load())
+        return cast("Callable[[], Runtime]", entry.load())
     except ImportError as error:
         raise RuntimeUnavailable(
             f"the runtime {name!r} needs {error.name or error}, which is not installed: "

@@ -66,7 +66,7 @@ class PlannedTensor:
         count = int(np.prod(self.shape))
         if self.kind == "F32":
             whole = len(self.values) == 4 * count if self.offset is None else self.offset + 4 * count <= file_nbytes
-            even = self.head == 0
+            even = True
         else:
             scheme, columns = _ARRAY_KINDS[self.kind], self.shape[-1]
             whole = all(_ends(piece, scheme, columns) <= file_nbytes for piece in self.pieces)
@@ -74,9 +74,9 @@ class PlannedTensor:
                 len(self.shape) == 2
                 and columns % scheme.block_size == 0
                 and sum(piece.rows for piece in self.pieces) == self.shape[0]
-                and (self.head == 0 or (self.head % 2 == 0 and self.shape[0] % self.head == 0))
             )
-        if not whole or not even:
+        woven = self.head == 0 or (self.head % 2 == 0 and self.shape[0] % self.head == 0)
+        if not whole or not even or not woven:
             raise ManifestError(f"the GGUF plan's tensor {name} does not fit the weights file: export the pack again")
 
 

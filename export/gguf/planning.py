@@ -69,7 +69,8 @@ def _planned(tensor: Tensor, vectors: Vectors) -> PlannedTensor:
         raise ExportError(f"the pack holds {tensor.name} as {tensor.kind}, a GGUF file is made of blocks only")
     values = np.ascontiguousarray(tensor.rows.values, np.float32).tobytes()
     offset = vectors.offset(values)
-    return PlannedTensor(tensor.shape, tensor.kind, 0, offset=offset, values=b"" if offset is not None else values)
+    inline = b"" if offset is not None else values
+    return PlannedTensor(tensor.shape, tensor.kind, tensor.head, offset=offset, values=inline)
 
 
 def _vectors(weights: Weights, file: Path) -> Iterator[tuple[int, bytes]]:
