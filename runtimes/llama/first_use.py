@@ -30,9 +30,9 @@ from edgedecode.registry import find_maker
 __all__ = ["gguf_path", "write_made"]
 
 FOLDER = "gguf"
-CHILD_NBYTES = 64 * 2**20
+CHILD_NBYTES = 44 * 2**20
 TOKEN_NBYTES = 1500
-"""A child's memory: the interpreter with its libraries, and what a token and its merges take (measured: 50 MB with
+"""A child's memory: the interpreter with its libraries, and what a token and its merges take (measured: 56 MB with
 8,192 tokens)."""
 _REFUSED, _UNWRITTEN = 3, 4
 _CODE = (
@@ -61,6 +61,7 @@ class _Record:
 def gguf_path(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Path:
     """Return a model's GGUF file: the pack's, or the one made from its plan, now if it has not been made yet.
 
+    With the target's the draft's is made too, while nothing is loaded yet beside the child's own memory.
     Raises CapabilityError where there is neither, or the cache cannot be written; BudgetExceeded, ManifestError.
     """
     if entry.gguf:
@@ -70,6 +71,16 @@ def gguf_path(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Pa
             f"the pack holds no GGUF file of the model {name} and cannot make one: export it with blocks of 32 or "
             f"with --formats onnx,gguf, or use --runtime onnx"
         )
+    path = _kept(entry, root, name=name, budget=budget)
+    if name == "target":
+        for role, other in Manifest.load(root).models.items():
+            if role != name and other.gguf_plan and not other.gguf:
+                _kept(other, root, name=role, budget=budget)
+    return path
+
+
+def _kept(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Path:
+    """Return the file made from a plan, whole."""
     folder = cache_folder(FOLDER)
     if folder is None:
         raise _unkept(name, f"the cache {user_cache()} cannot be written")

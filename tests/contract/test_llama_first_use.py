@@ -66,6 +66,13 @@ def test_it_is_made_once_and_leaves_no_lease(bundled: Path, cache: Path, monkeyp
     assert path_of(bundled) == path
 
 
+def test_the_targets_brings_the_drafts(bundled: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's memory is charged before a model is loaded, not beside one."""
+    path = path_of(bundled, role="target")
+    monkeypatch.setattr(first_use, "_run_child", None)
+    assert {path, path_of(bundled, role="draft")} == set(cache.glob("*.gguf"))
+
+
 def test_a_file_that_somebody_touched_is_hashed_and_kept(
     bundled: Path, made: Path, cache: Path, unmaking: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ LEAVES = list(leaves(document()))
 NUMBERS = {"temperature", "top_p", "min_p", "kernel_noise", "repetition_penalty"}
 OPTIONAL = NUMBERS | {"chat_template", "bos_token", "eos_token", "top_k", "max_tokens"}
 OPTIONAL |= {"outside", "kv_type", "lora_rank", "lora_modules", "window", "quantization", "notes", "gguf"}
+OPTIONAL |= {"gguf_plan"}
 
 
 def test_it_survives_its_own_json() -> None:
