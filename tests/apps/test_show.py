@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from edgedecode.cli import main
-from edgedecode.manifest import Manifest
 from edgedecode.hub import BUNDLED_PACK
 from edgedecode.manifest import MANIFEST_NAME, Graph, Manifest, OutsideFile
 
