@@ -89,6 +89,8 @@ class ModelEntry:
     """The same model as one GGUF file, for llama.cpp; empty: there is none. Named as `weights` is."""
     equality: Equality | None = None
     """What `eval --equality` found last; None: two engines were never compared on it."""
+    gguf_plan: str = ""
+    """From what such a file is made when it is first used, where there is none; empty: it cannot be."""
 
     @classmethod
     def of(cls, fields: Fields) -> ModelEntry:
@@ -213,7 +215,7 @@ class Manifest:
         named = {self.tokenizer} | ({self.chat_template} if self.chat_template else set())
         for entry in self.models.values():
             named |= {entry.weights, *([entry.gguf] if entry.gguf else [])} - set(self.outside)
-            named |= {graph.file for graph in entry.graphs.values()}
+            named |= {graph.file for graph in entry.graphs.values()} | ({entry.gguf_plan} - {""})
         named |= {adapter.file for adapter in self.adapters.values()} - set(self.outside)
         if foreign := sorted({adapter.role for adapter in self.adapters.values()} - set(self.models)):
             raise ManifestError(f"an adapter is for the model {foreign[0]!r}, which the pack has not: import it again")
@@ -264,6 +266,7 @@ def _model(fields: Fields) -> ModelEntry:
         notes=fields.texts("notes") if "notes" in fields.values else (),
         gguf=plain_path(gguf) if (gguf := fields.optional_text("gguf")) else "",
         equality=None if fields.values.get("equality") is None else Equality.of(fields.child("equality")),
+        gguf_plan=plain_path(plan) if (plan := fields.optional_text("gguf_plan")) else "",
     )
 
 

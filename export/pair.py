@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import edgedecode
 from edgedecode.chat_template import ChatTemplate
-from edgedecode.errors import ExportError, ManifestError
+from edgedecode.errors import ExportError, ManifestError, RuntimeUnavailable
 from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
 from edgedecode.noise import POSITIONS
 
@@ -40,6 +41,8 @@ from .source import Source, find_weights, open_source
 from .stages import Stages
 
 __all__ = ["PairPlan", "PairRequest", "export_pair", "model_job", "plan_pair"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +156,6 @@ def model_job(
         raise ExportError(f"{source.name} serves {context} positions: it cannot be checked below {LEAST_CONTEXT}")
     texts = CheckTexts.of(source.tokenizer, template=template, ends=generation.end_token_ids, context=context)
     texts = replace(texts, noise_positions=request.noise_positions)
-    gguf = _gguf(request, source, template=template, generation=generation) if request.gguf else None
-    if gguf is not None:
-        check_gguf(gguf, source, request.recipe)
     return ModelJob(
         role,
         source,
@@ -165,21 +165,32 @@ def model_job(
         span=request.span,
         calibration=_texts(request.calibration_text, source, template=template, context=context),
         graphs=request.graphs,
-        gguf=gguf,
+        gguf=_gguf(request, source, template=template, generation=generation),
     )
 
 
 def _gguf(
     request: PairRequest, source: Source, *, template: ChatTemplate | None, generation: Generation
-) -> GgufRequest:
-    context = request.span.context_of(source.shape)
-    return GgufRequest(
+) -> GgufRequest | None:
+    """Say what the GGUF file, or its plan, is made of; None: no file can be made of it, and none was asked for."""
+    gguf = GgufRequest(
         generation,
         template.source if template else None,
         request.gguf_kind,
-        importance_texts=_texts(request.imatrix_text, source, template=template, context=context),
+        importance_texts=_texts(
+            request.imatrix_text, source, template=template, context=request.span.context_of(source.shape)
+        ),
         importance_file=request.imatrix,
+        planned=not request.gguf,
     )
+    try:
+        check_gguf(gguf, source, request.recipe)
+    except (ExportError, RuntimeUnavailable) as error:
+        if request.gguf:
+            raise
+        _log.info("no GGUF file can be made of %s: %s", source.name, error)
+        return None
+    return gguf
 
 
 def _texts(path: Path | None, source: Source, *, template: ChatTemplate | None, context: int) -> Tokens:

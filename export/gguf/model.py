@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import tokenizers
 
-from edgedecode.errors import RuntimeUnavailable
+from edgedecode.errors import ExportError, RuntimeUnavailable
 from edgedecode.manifest import Generation
 
 from ..graph.architectures import Shape
 from ..graph.recipe import UNROUNDED, Recipe
+from ..graph.weights import Weights
 from ..graph.windows import Windows
 from ..rounding.calibration import Importance, Tokens
 from ..source import Source
@@ -26,13 +27,15 @@ from .layouts import LAYOUTS, Layout
 from .limits import check_network, query_factor, window_notes
 from .metadata import Identity, write_metadata
 from .naming import file_name
+from .plan import PLAN_FILE
+from .planning import Vectors, make_plan
 from .reading import check_reading
 from .rotary import Rotation, read_rotation
 from .rows import StoredRows
-from .specials import read_specials, write_vocabulary
+from .specials import Specials, read_specials, write_vocabulary
 from .tensors import Tensor, tensors_of
 from .transcoding import kind_of
-from .vocabulary import read_vocabulary
+from .vocabulary import Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -47,6 +50,7 @@ __all__ = [
     "floats_nbytes",
     "mixture_notes",
     "write_gguf",
+    "write_plan",
 ]
 
 GGUF_FILE = "model.gguf"
@@ -67,10 +71,12 @@ class GgufRequest:
     importance_texts: Tokens = ()
     importance_file: Path | None = None
     importance: Importance = field(default_factory=dict)
+    planned: bool = False
+    """Whether only its plan is written, from which it is made when it is first used."""
 
     def nbytes(self, recipe: Recipe, shape: Shape) -> int:
         """Return about how much room making it needs."""
-        return recipe.nbytes(shape) + (floats_nbytes(shape) if self.kind else 0)
+        return 0 if self.planned else recipe.nbytes(shape) + (floats_nbytes(shape) if self.kind else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,8 @@ def check_gguf(request: GgufRequest, source: Source, recipe: Recipe) -> None:
         if request.importance_file is not None:
             check_imatrix(request.importance_file)
     else:
+        if request.planned and not (recipe.body.quantized and recipe.head.quantized):
+            raise ExportError("a GGUF file is made of a pack's blocks, and this recipe keeps floats")
         for scheme in (recipe.body, recipe.head):
             kind_of(scheme)
     inner = _tokenizer(source)
@@ -138,6 +146,50 @@ def write_gguf(
 
     Raises ExportError for what llama.cpp cannot run or read.
     """
+    content = _content(request, source, network, windows=windows, stored=stored)
+    with _quantized(folder / GGUF_FILE, kind=request.kind, importance=content.importance) as path:
+        write_file(path, content.writer, content.tensors, progress=progress, release=release)
+    reading = check_reading(folder / GGUF_FILE, content.inner, content.vocabulary, whole=True)
+    limits = window_notes(windows, LAYOUTS[source.shape.architecture], context=network.config.max_position_embeddings)
+    notes = (*mixture_notes(request.kind), *limits, *content.specials.notes, *content.vocabulary.notes, *reading.notes)
+    return GgufResult(notes, reading.measured)
+
+
+def write_plan(
+    request: GgufRequest,
+    source: Source,
+    network: PreTrainedModel,
+    *,
+    windows: Windows,
+    weights: Weights,
+    file: Path,
+) -> None:
+    """Write gguf.json beside the weights file, from which what `write_gguf` writes can be made without the network.
+
+    Raises ExportError for what llama.cpp cannot run or blocks do not hold.
+    """
+    stored = StoredRows(weights, file)
+    content = _content(request, source, network, windows=windows, stored=stored)
+    vectors = Vectors.of(weights, file)
+    plan = make_plan(content.writer, content.tensors, rows=source.shape.rows, vectors=vectors)
+    file.with_name(PLAN_FILE).write_text(plan.to_json(), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """All that a file will hold: keys in `writer`, tensors, and what the vocabulary was read from."""
+
+    writer: GGUFWriter
+    tensors: list[Tensor]
+    inner: tokenizers.Tokenizer
+    vocabulary: Vocabulary
+    specials: Specials
+    importance: TensorImportance
+
+
+def _content(
+    request: GgufRequest, source: Source, network: PreTrainedModel, *, windows: Windows, stored: StoredRows
+) -> _Content:
     inner = _tokenizer(source)
     vocabulary = read_vocabulary(inner, rows=source.shape.rows, name=source.name)
     specials = read_specials(inner, request.generation, config=source.config, name=source.name)
@@ -159,12 +211,7 @@ def write_gguf(
         writer, network, shape=source.shape, layout=layout, rotation=rotation, windows=windows, identity=identity
     )
     write_vocabulary(writer, vocabulary, specials, chat_template=request.chat_template)
-    with _quantized(folder / GGUF_FILE, kind=request.kind, importance=importance) as path:
-        write_file(path, writer, tensors, progress=progress, release=release)
-    reading = check_reading(folder / GGUF_FILE, inner, vocabulary, whole=True)
-    limits = window_notes(windows, layout, context=network.config.max_position_embeddings)
-    notes = (*mixture_notes(request.kind), *limits, *specials.notes, *vocabulary.notes, *reading.notes)
-    return GgufResult(notes, reading.measured)
+    return _Content(writer, tensors, inner, vocabulary, specials, importance)
 
 
 def _tokenizer(source: Source) -> tokenizers.Tokenizer:

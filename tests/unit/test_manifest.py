@@ -107,6 +107,7 @@ OPTIONAL |= {
     "notes",
     "gguf",
     "equality",
+    "gguf_plan",
 }
 
 
