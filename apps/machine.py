@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgedecode import __version__
 
-__all__ = ["Machine", "versions"]
+__all__ = ["Machine", "engine_versions", "versions"]
 
 _ALWAYS = ("numpy", "tokenizers")
 
@@ -44,6 +44,11 @@ class Machine:
 def versions(runtime: str) -> dict[str, str]:
     """Return the versions of edgedecode, its constant companions, and what the runtime's extra asks for."""
     return {"edgedecode": __version__} | {name: _version(name) for name in (*_ALWAYS, *_extra(runtime))}
+
+
+def engine_versions(runtime: str) -> str:
+    """Return what a runtime's engine is and its version, as in `onnxruntime 1.31.1`; the runtime's name if unknown."""
+    return ", ".join(f"{name} {_version(name)}" for name in dict.fromkeys(_extra(runtime))) or runtime
 
 
 def _version(name: str) -> str:

@@ -12,10 +12,11 @@ from edgedecode.manifest import Generation
 from edgedecode.pair import KV_TYPES
 from edgedecode.policy import FixedLength
 from edgedecode.protocols import Runtime
-from edgedecode.registry import RUNTIMES, drafter_names, find_drafter, find_runtime, installed
+from edgedecode.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.sampling import Noise
 
 from .interrupts import leaving_at_once
+from .notices import show_notices
 from .text import checked_text
 
 __all__ = ["add_pack_options", "add_session_options", "open_pair", "session_options", "system_messages"]
@@ -30,7 +31,10 @@ def add_pack_options(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("pack and engine")
     group.add_argument("-m", "--model", metavar="PACK", help="folder or hub id of a pack (default: the bundled one)")
     group.add_argument(
-        "--runtime", default="onnx", help=f"engine; installed: {', '.join(installed(RUNTIMES))} (default: %(default)s)"
+        "--runtime",
+        metavar="NAME",
+        help=f"engine: {', '.join(installed(RUNTIMES))}, or auto, the faster of those that can run the pack, measured "
+        "once (default: EDGEDECODE_RUNTIME, else auto)",
     )
     group.add_argument("--provider", default="cpu", help="where the engine runs, see `devices` (default: %(default)s)")
     group.add_argument("-t", "--threads", type=_integer, metavar="N", help="threads of the engine")
@@ -87,11 +91,13 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
     What cannot be right is refused before anything is loaded.
     """
     _check_early(arguments)
+    show_notices()
     with leaving_at_once():
         return load(
             arguments.model,
             memory=arguments.memory,
-            runtime=arguments.runtime if wrap is None else wrap(find_runtime(arguments.runtime)),
+            runtime=arguments.runtime,
+            wrap=wrap,
             provider=arguments.provider,
             threads=arguments.threads,
             verify=arguments.verify,

@@ -123,7 +123,7 @@ def _outside_stamp(outside: OutsideFile) -> str:
 def _foreign(outside: OutsideFile, what: str) -> ManifestError:
     return ManifestError(
         f"the weights {outside.path}, which the pack uses where they lie, changed: the file {what}; put it back, "
-        f"or import its folder again (with --copy the pack holds its own)"
+        f"or import it again (with --copy the pack holds its own)"
     )
 
 

@@ -6,18 +6,22 @@ A pack is a folder with `edgedecode.json`, a tokenizer, and for each role one we
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from edgedecode.adapter_entry import AdapterEntry
+from edgedecode.equality import Equality
 from edgedecode.errors import ManifestError
 from edgedecode.fields import Fields, JsonValue
+from edgedecode.pack_files import FileEntry, OutsideFile, plain_path
 
 __all__ = [
     "FORMAT",
     "MANIFEST_NAME",
     "STACKS",
     "VERSION",
+    "AdapterEntry",
     "FileEntry",
     "Generation",
     "Graph",
@@ -31,23 +35,6 @@ VERSION = 1
 MANIFEST_NAME = "edgedecode.json"
 STACKS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Projections that a model or a graph may hold as one, stacked by their outputs in this order."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """A file of the pack: its size in bytes and the sha256 of its content, in hex."""
-
-    nbytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class OutsideFile:
-    """A weights file that an imported model uses where it lies: absolute path, size in bytes, sha256 in hex."""
-
-    path: str
-    nbytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +86,11 @@ class ModelEntry:
     notes: tuple[str, ...] = ()
     """What a user must know of this export, a sentence each: a limited context, a plain chat template."""
     gguf: str = ""
-    """The same model as one GGUF file, for llama.cpp; empty: there is none."""
+    """The same model as one GGUF file, for llama.cpp; empty: there is none. Named as `weights` is."""
+    equality: Equality | None = None
+    """What `eval --equality` found last; None: two engines were never compared on it."""
+    gguf_plan: str = ""
+    """From what such a file is made when it is first used, where there is none; empty: it cannot be."""
 
     @classmethod
     def of(cls, fields: Fields) -> ModelEntry:
@@ -136,7 +127,8 @@ class Manifest:
     models: Mapping[str, ModelEntry]
     files: Mapping[str, FileEntry]
     outside: Mapping[str, OutsideFile] = field(default_factory=dict)
-    """Weights that stayed where they were imported from, by the name an entry's `weights` has for them."""
+    """Files that stayed where they were imported from, by the name that an entry has for them."""
+    adapters: Mapping[str, AdapterEntry] = field(default_factory=dict)
 
     @classmethod
     def load(cls, root: Path) -> Manifest:
@@ -173,14 +165,15 @@ class Manifest:
         manifest = cls(
             name=top.text("name"),
             created_by=top.text("created_by"),
-            tokenizer=_inside(top.text("tokenizer")),
+            tokenizer=plain_path(top.text("tokenizer")),
             tokenizer_digest=top.text("tokenizer_digest"),
             vocabulary_size=top.integer("vocabulary_size", low=1),
-            chat_template=None if (chat := top.optional_text("chat_template")) is None else _inside(chat),
+            chat_template=None if (chat := top.optional_text("chat_template")) is None else plain_path(chat),
             generation=_generation(top.child("generation")),
             models={role: _model(child) for role, child in top.children("models")},
-            files={_inside(name): _file(child) for name, child in top.children("files")},
-            outside=_outside_files(top),
+            files={plain_path(name): FileEntry.of(child) for name, child in top.children("files")},
+            outside={plain_path(name): OutsideFile.of(name, child) for name, child in _optional(top, "outside")},
+            adapters={name: AdapterEntry.of(child) for name, child in _optional(top, "adapters")},
         )
         manifest._check()
         return manifest
@@ -197,58 +190,49 @@ class Manifest:
     def located(self, role: str) -> ModelEntry:
         """Return a role's entry as engines open it: weights that lie outside the pack are named by absolute path."""
         entry = self.models[role]
-        outside = self.outside.get(entry.weights)
-        return replace(entry, weights=outside.path) if outside is not None else entry
+        return replace(entry, weights=self._place(entry.weights), gguf=self._place(entry.gguf))
+
+    def located_adapter(self, name: str) -> AdapterEntry:
+        """Return an adapter's entry as engines open it. Raises ManifestError for a name that the pack has not."""
+        if name not in self.adapters:
+            known = ", ".join(self.adapters) or "none"
+            raise ManifestError(f"the pack has no adapter {name!r}; it has: {known}")
+        entry = self.adapters[name]
+        return replace(entry, file=self._place(entry.file))
 
     def weights_nbytes(self, role: str) -> int:
         """Return the size of a role's weights file, wherever it lies."""
         name = self.models[role].weights
         return (self.outside.get(name) or self.files[name]).nbytes
 
+    def _place(self, name: str) -> str:
+        outside = self.outside.get(name)
+        return outside.path if outside is not None else name
+
     def _check(self) -> None:
         if "target" not in self.models:
             raise ManifestError("the manifest names no target model: export the pack again")
         named = {self.tokenizer} | ({self.chat_template} if self.chat_template else set())
         for entry in self.models.values():
-            named |= {entry.weights} - set(self.outside)
-            named |= {*(graph.file for graph in entry.graphs.values()), *([entry.gguf] if entry.gguf else [])}
+            named |= {entry.weights, *([entry.gguf] if entry.gguf else [])} - set(self.outside)
+            named |= {graph.file for graph in entry.graphs.values()} | ({entry.gguf_plan} - {""})
+        named |= {adapter.file for adapter in self.adapters.values()} - set(self.outside)
+        if foreign := sorted({adapter.role for adapter in self.adapters.values()} - set(self.models)):
+            raise ManifestError(f"an adapter is for the model {foreign[0]!r}, which the pack has not: import it again")
         if missing := sorted(named - set(self.files)):
             raise ManifestError(
                 f"the manifest lists no size and digest for {', '.join(missing)}: export the pack again"
             )
 
 
-def _inside(name: str) -> str:
-    """Return the pack-relative path `name`, refusing whatever could leave the pack."""
-    path = PurePosixPath(name)
-    plain = name.isprintable() and "\\" not in name and ":" not in name
-    if not plain or not path.parts or path.is_absolute() or ".." in path.parts:
-        raise ManifestError(f"the manifest names the file {name!r}, which is no plain path inside the pack: refused")
-    return str(path)
-
-
-def _outside_files(top: Fields) -> dict[str, OutsideFile]:
-    if "outside" not in top.values:  # as in packs of before there was an import
-        return {}
-    return {_inside(name): _outside(name, child) for name, child in top.children("outside")}
-
-
-def _outside(name: str, fields: Fields) -> OutsideFile:
-    """Check one; a graph finds its weights by their bare name, which therefore stays the same."""
-    text = fields.text("path")
-    path = Path(text)
-    if not text.isprintable() or not path.is_absolute() or ".." in path.parts or path.name != PurePosixPath(name).name:
-        raise ManifestError(f"{fields.where}.path {text!r} is no absolute path of a file called like {name!r}: refused")
-    return OutsideFile(path=text, nbytes=fields.integer("nbytes", low=0), sha256=fields.text("sha256"))
-
-
-def _file(fields: Fields) -> FileEntry:
-    return FileEntry(nbytes=fields.integer("nbytes", low=0), sha256=fields.text("sha256"))
+def _optional(top: Fields, key: str) -> Iterator[tuple[str, Fields]]:
+    """Return the children of what packs did not always have."""
+    return top.children(key) if key in top.values else iter(())
 
 
 def _graph(fields: Fields) -> Graph:
     return Graph(
-        file=_inside(fields.text("file")),
+        file=plain_path(fields.text("file")),
         inputs=fields.texts("inputs"),
         outputs=fields.texts("outputs"),
         capabilities=fields.texts("capabilities"),
@@ -268,7 +252,7 @@ def _model(fields: Fields) -> ModelEntry:
         kv_heads=fields.integer("kv_heads", low=1),
         head_size=fields.integer("head_size", low=1),
         parameters=fields.integer("parameters", low=1),
-        weights=_inside(fields.text("weights")),
+        weights=plain_path(fields.text("weights")),
         graphs={name: _graph(child) for name, child in fields.children("graphs")},
         bits=fields.integer("bits", low=1),
         block_size=fields.integer("block_size", low=0),
@@ -280,7 +264,9 @@ def _model(fields: Fields) -> ModelEntry:
         window=fields.optional_integer("window") or 0,
         quantization=fields.optional_text("quantization") or "",
         notes=fields.texts("notes") if "notes" in fields.values else (),
-        gguf=_inside(gguf) if (gguf := fields.optional_text("gguf")) else "",
+        gguf=plain_path(gguf) if (gguf := fields.optional_text("gguf")) else "",
+        equality=None if fields.values.get("equality") is None else Equality.of(fields.child("equality")),
+        gguf_plan=plain_path(plan) if (plan := fields.optional_text("gguf_plan")) else "",
     )
 
 

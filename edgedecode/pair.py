@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from weakref import WeakSet
 
 from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.digests import check_files
-from edgedecode.errors import CapabilityError, IncompatiblePair, InputError, ManifestError
+from edgedecode.engine_speeds import EngineRequest
+from edgedecode.engines import AUTO, chosen_engines, default_runtime
+from edgedecode.errors import (
+    BudgetExceeded,
+    CapabilityError,
+    IncompatiblePair,
+    InputError,
+    ManifestError,
+    RuntimeUnavailable,
+)
 from edgedecode.experience import Experience
 from edgedecode.hub import find_pack, is_downloaded
 from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget, parse_nbytes, peak_nbytes, resident_nbytes
 from edgedecode.messages import Message
+from edgedecode.notices import notice
 from edgedecode.options import SessionOptions
 from edgedecode.protocols import DrafterSource, LanguageModel, Runtime
 from edgedecode.registry import find_drafter, find_runtime
@@ -37,18 +47,22 @@ def load(
     pack: str | Path | None = None,
     *,
     memory: int | str | None = None,
-    runtime: str | Runtime = "onnx",
+    runtime: str | Runtime | None = None,
     provider: str = "cpu",
     threads: int | None = None,
     verify: bool = False,
     kv_type: str | None = None,
+    wrap: Callable[[Runtime], Runtime] | None = None,
 ) -> Pair:
     """Open a pack: a folder, a hub id, or None for the bundled one.
 
-    memory: the budget in bytes, or text such as "800MB"; None: no limit. runtime: an installed engine's name, or an
-    engine of your own. threads: None chooses for this machine. verify: hash every file now (else only at the first
-    opening, size and time afterwards). kv_type: how keys and values are kept, the draft's too where it can; None: as
-    the engine does by itself. "int8" takes a quarter of float32's memory, and answers may differ slightly.
+    memory: the budget in bytes, or text such as "800MB"; None: no limit. runtime: an installed engine's name, an engine
+    of your own, or "auto": of those that can run the pack the one that is faster here, which is measured once; None:
+    what the variable EDGEDECODE_RUNTIME says, else auto. threads: None chooses for this machine. verify: hash every
+    file now (else only at the first opening, size and time afterwards). kv_type: how keys and values are kept, the
+    draft's too where it can; None: as the engine does by itself. "int8" takes a quarter of float32's memory, and
+    answers may differ slightly.
+    wrap: what is made of the engine before models are opened on it, a stopwatch for example.
     The draft model is loaded by the first session that uses it.
     Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
     pack does not offer.
@@ -58,7 +72,8 @@ def load(
         raise InputError(f"{threads} threads are out of range: 1 to 1024")
     if kv_type is not None and kv_type not in KV_TYPES:
         raise InputError(f"no KV type is called {kv_type!r}: it is {', '.join(KV_TYPES)}")
-    engine = find_runtime(runtime) if isinstance(runtime, str) else runtime
+    wanted = runtime if runtime is not None else default_runtime()
+    engine = None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
     root = find_pack(pack)
     manifest = Manifest.load(root)
     if manifest.outside and is_downloaded(root):
@@ -67,18 +82,37 @@ def load(
             f"{next(iter(manifest.outside.values())).path}: refused; its author should import with --copy"
         )
     check_files(manifest, root, full=verify)
-    budget = Budget(limit)
     tokenizer = _tokenizer(manifest, root)
-    return Pair(
-        manifest,
-        root,
-        tokenizer=tokenizer,
-        runtime=engine,
-        provider=provider,
-        threads=threads,
-        budget=budget,
-        kv_type=kv_type,
-    )
+
+    def opened(engine: Runtime) -> Pair:
+        return Pair(
+            manifest,
+            root,
+            tokenizer=tokenizer,
+            runtime=engine if wrap is None else wrap(engine),
+            provider=provider,
+            threads=threads,
+            budget=Budget(limit),
+            kv_type=kv_type,
+        )
+
+    if engine is not None:
+        return opened(engine)
+    request = EngineRequest(provider=provider, threads=threads, kv_type=kv_type, memory=limit)
+    return _first_opened(chosen_engines(manifest, root, request, asked=runtime == AUTO), opened)
+
+
+def _first_opened(names: Sequence[str], opened: Callable[[Runtime], Pair]) -> Pair:
+    """Open the pair on the first of these engines that takes it; of each that does not, tell why."""
+    name, *others = names
+    try:
+        return opened(find_runtime(name))
+    except (BudgetExceeded, CapabilityError, RuntimeUnavailable) as error:
+        if not others:
+            raise
+        reason = str(error).partition("\n")[0]
+        notice(f"{name} cannot run this pack here ({reason}); decoding on {others[0]}")
+    return _first_opened(others, opened)
 
 
 class Pair:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, cast
 
 from edgedecode.errors import InputError, RuntimeUnavailable
 
 if TYPE_CHECKING:  # the command line imports this module before anything heavy
-    from edgedecode.protocols import DrafterSource, Runtime
+    from edgedecode.protocols import DrafterSource, Maker, Runtime
 
-__all__ = ["COMMANDS", "DRAFTERS", "RUNTIMES", "drafter_names", "find_drafter", "find_runtime", "installed"]
+__all__ = [
+    "COMMANDS",
+    "DRAFTERS",
+    "MAKERS",
+    "RUNTIMES",
+    "drafter_names",
+    "find_drafter",
+    "find_factory",
+    "find_maker",
+    "find_runtime",
+    "installed",
+]
 
 RUNTIMES = "edgedecode.runtimes"
 DRAFTERS = "edgedecode.drafters"
 COMMANDS = "edgedecode.commands"
+MAKERS = "edgedecode.makers"
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
@@ -24,15 +37,28 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 def find_runtime(name: str) -> Runtime:
     """Load and make the runtime of this name. Raises InputError (unknown), RuntimeUnavailable (cannot be imported)."""
+    return find_factory(name)()
+
+
+def find_factory(name: str) -> Callable[[], Runtime]:
+    """Load what makes the runtime of this name, a `RuntimeFactory` or not. Raises as `find_runtime` does."""
     entry = _find(RUNTIMES, name, noun="runtime")
     try:
-        factory = entry.load()
+        return cast("Callable[[], Runtime]", entry.load())
     except ImportError as error:
         raise RuntimeUnavailable(
             f"the runtime {name!r} needs {error.name or error}, which is not installed: "
             f"pip install 'edgedecode[{name}]'"
         ) from error
-    return cast("Runtime", factory())
+
+
+def find_maker(name: str) -> Maker:
+    """Load and make the maker of files of this format. Raises InputError, RuntimeUnavailable."""
+    entry = _find(MAKERS, name, noun="maker of files")
+    try:
+        return cast("Maker", entry.load()())
+    except ImportError as error:
+        raise RuntimeUnavailable(f"{name} files are made with {error.name or error}, which is not installed") from error
 
 
 def find_drafter(name: str) -> DrafterSource:

@@ -6,6 +6,7 @@ is the arg-max here, or when the gap to it lies below the pack's kernel noise. K
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ def rescore(model: LanguageModel, tokens: Sequence[int], *, prompt_tokens: int) 
             row = model.forward(tokens[index : index + 1], state).logits[0, : model.card.vocabulary_size]
             state.keep((0,))
             gap = float(row.max() - row[tokens[index + 1]])
+            gap = math.inf if math.isnan(gap) else gap  # logits that are no numbers agree with nothing
             hits += gap == 0
             gaps += [gap] if gap else []
     finally:

@@ -20,7 +20,7 @@ _PRIOR_WEIGHT = 2.0
 _FADE = 0.9
 """What older rounds count for after one more of the same kind: the last 10 make the estimate."""
 _STREAK = 3
-"""Drafts in a row that failed at their first token, after which older rounds fade twice as fast: the text changed."""
+"""Drafts in a row that failed at once, after which older successes fade three times as fast: the text changed."""
 _CARRIED = 6.0
 """Rounds' worth of what older generations showed that counts in a new one."""
 _DEPTHS = 8
@@ -36,10 +36,10 @@ class _Table:
 
     def add(self, score: Score) -> None:
         self.failed = 0 if score.accepted else self.failed + 1
-        fade = _FADE if self.failed < _STREAK else _FADE * _FADE
+        fade = _FADE if self.failed < _STREAK else _FADE**3
         for depth in range(_DEPTHS):
             self.accepted[depth] *= fade
-            self.tried[depth] *= fade
+            self.tried[depth] *= _FADE
         for index in range(min(score.accepted + 1, score.length)):  # a wholly accepted draft is censored: no failure
             depth = min(index, _DEPTHS - 1)
             self.tried[depth] += 1

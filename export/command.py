@@ -84,8 +84,9 @@ def _make(arguments: Namespace) -> Report:
     recipe, graphs = read_recipe(arguments), read_graphs(arguments)
     check_gguf_options(arguments)
     require_frameworks()
+    from edgedecode.noise import POSITIONS
+
     from .pair import PairRequest
-    from .proof.noise import POSITIONS
 
     request = PairRequest(
         target=arguments.target,
@@ -100,6 +101,8 @@ def _make(arguments: Namespace) -> Report:
         graphs=graphs,
         gguf="gguf" in arguments.formats,
         gguf_kind=arguments.gguf_type or "",
+        imatrix_text=arguments.imatrix_text,
+        imatrix=arguments.imatrix,
         cache=not arguments.no_cache,
     )
     with quiet(debug=arguments.debug):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edgedecode.errors import ExportError, ManifestError
 
+from .gguf.model import floats_nbytes, mixture_notes
 from .graph.architectures import Shape, check_engine
 from .graph.checkpoint import has_weights, weight_files
 from .job import weights_nbytes
@@ -24,6 +25,7 @@ __all__ = ["ModelForecast", "PairForecast", "forecast_pair", "time_class"]
 _STRUCTURE_SECONDS = 2.5, 3.0
 _WEIGHTS_SECONDS = 0.0, 12.0
 _SEARCH_SECONDS = 0.0, 75.0
+_MIXTURE_SECONDS = 1.0, 60.0
 _TEXT_SECONDS = 1.0, 180.0
 _IMPORTANCE_SECONDS = 1.0, 250.0
 _PARITY_SECONDS = 0.2, 50.0
@@ -61,6 +63,8 @@ class ModelForecast:
     nbytes: int
     peak_nbytes: int
     download_nbytes: int
+    temporary_nbytes: int
+    """What a file beside the pack takes while it is made: the floats that llama.cpp quantizes."""
     stages: tuple[StageForecast, ...]
     notes: tuple[str, ...]
     """What could not be checked, and what the pack's user will have to know."""
@@ -79,6 +83,11 @@ class PairForecast:
     @property
     def peak_nbytes(self) -> int:
         return max(model.peak_nbytes for model in self.models)
+
+    @property
+    def temporary_nbytes(self) -> int:
+        """Room needed beyond the pack's own while it is made; one model after another."""
+        return max(model.temporary_nbytes for model in self.models)
 
     @property
     def seconds(self) -> float:
@@ -103,7 +112,7 @@ def forecast_pair(request: PairRequest, *, out: Path | None) -> PairForecast:
     models = [_model(role, found, request, notes if role == "target" else ()) for role, found in texts.items()]
     forecast = PairForecast(tuple(models))
     if out is not None:
-        check_place(out, nbytes=forecast.nbytes)
+        check_place(out, nbytes=forecast.nbytes + forecast.temporary_nbytes)
     return forecast
 
 
@@ -121,7 +130,7 @@ def _check_engine(model: Texts, request: PairRequest) -> None:
 
 
 def _model(role: str, model: Texts, request: PairRequest, notes: tuple[str, ...]) -> ModelForecast:
-    context = request.span.context_of(model.shape)
+    context, kind = request.span.context_of(model.shape), request.gguf_kind if request.gguf else ""
     weights = weights_nbytes(model.shape, request.recipe.of(model.shape), context=context)
     tokenizer = model.folder / "tokenizer.json"
     graph = _GRAPH_NBYTES + _LAYER_NBYTES * model.shape.layers
@@ -134,8 +143,9 @@ def _model(role: str, model: Texts, request: PairRequest, notes: tuple[str, ...]
         nbytes=weights + len(request.graphs.names) * graph + texts + (weights if request.gguf else 0),
         peak_nbytes=round(_PROCESS_NBYTES + _PEAK_WEIGHTS * weights),
         download_nbytes=model.download_nbytes,
+        temporary_nbytes=floats_nbytes(model.shape) if kind else 0,
         stages=tuple(_stages(role, model.shape, weights, request)),
-        notes=(*notes, *request.span.notes_on(model.shape), *_unchecked(model)),
+        notes=(*notes, *request.span.notes_on(model.shape), *mixture_notes(kind), *_unchecked(model)),
     )
 
 
@@ -148,7 +158,10 @@ def _stages(role: str, shape: Shape, weights: int, request: PairRequest) -> Iter
         steps.append(("importance", _IMPORTANCE_SECONDS))
     steps += [("weights", _SEARCH_SECONDS if calibrated else _WEIGHTS_SECONDS), ("parity", _PARITY_SECONDS)]
     steps += [(f"{name} graph", _VARIANT_SECONDS) for name in request.graphs.names[1:]]
-    steps += [("gguf", _WEIGHTS_SECONDS)] if request.gguf else []
+    if request.gguf and request.imatrix_text is not None:
+        steps.append(("importance for gguf", _IMPORTANCE_SECONDS))
+    if request.gguf:
+        steps.append(("gguf", _MIXTURE_SECONDS if request.gguf_kind else _WEIGHTS_SECONDS))
     for title, (start, each) in steps:
         yield StageForecast(f"{role}: {title}", start + each * shape.parameters / 1e9)
     if request.noise_positions:

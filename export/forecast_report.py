@@ -24,6 +24,13 @@ def show_forecast(forecast: PairForecast) -> None:
             console.print(f"{model.role}: {note}", highlight=False, markup=False)
     console.print()
     size, peak = format_nbytes(forecast.nbytes), format_nbytes(forecast.peak_nbytes)
+    if forecast.temporary_nbytes:
+        console.print(
+            f"while it is made, another {format_nbytes(forecast.temporary_nbytes)} of disk: the floats that llama.cpp "
+            f"quantizes, removed afterwards",
+            highlight=False,
+            markup=False,
+        )
     console.print(
         f"dry run: nothing was made. The pack would weigh about {size}; on two cores making it takes "
         f"{time_class(forecast.seconds)} and about {peak} of memory at its peak",
@@ -42,6 +49,7 @@ def forecast_report(forecast: PairForecast) -> Report:
             "nbytes": model.nbytes,
             "peak_nbytes": model.peak_nbytes,
             "download_nbytes": model.download_nbytes,
+            "temporary_nbytes": model.temporary_nbytes,
             "stages": {stage.title: time_class(stage.seconds) for stage in model.stages},
             "notes": list(model.notes),
         }
@@ -50,6 +58,7 @@ def forecast_report(forecast: PairForecast) -> Report:
     return {
         "dry_run": True,
         "nbytes": forecast.nbytes,
+        "temporary_nbytes": forecast.temporary_nbytes,
         "peak_nbytes": forecast.peak_nbytes,
         "time_class": time_class(forecast.seconds),
         "cores": 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
 
 from .gguf.engine import K_QUANTS
 
@@ -24,12 +25,29 @@ def add_gguf(parser: ArgumentParser) -> None:
         choices=K_QUANTS,
         help="let llama.cpp quantize the GGUF file from the unrounded weights instead (needs llama-cpp-python)",
     )
+    matrix = group.add_mutually_exclusive_group()
+    matrix.add_argument(
+        "--imatrix-text",
+        type=Path,
+        metavar="FILE",
+        help="with --gguf-type: weigh errors by what the columns carry on this .txt, or .jsonl with messages",
+    )
+    matrix.add_argument(
+        "--imatrix", type=Path, metavar="FILE", help="the same, measured before by llama.cpp's llama-imatrix (GGUF)"
+    )
 
 
 def check_gguf_options(arguments: Namespace) -> None:
     """End with a usage error where the options contradict each other."""
     if arguments.gguf_type and "gguf" not in arguments.formats:
         arguments.usage_error("argument --gguf-type: no GGUF file is asked for, add --formats onnx,gguf")
+    if (arguments.imatrix_text or arguments.imatrix) and not arguments.gguf_type:
+        arguments.usage_error(
+            "arguments --imatrix-text and --imatrix: only llama.cpp's quantizer takes them, add --gguf-type "
+            "(--calibrated searches the scales of the pack's own blocks)"
+        )
+    if arguments.imatrix and arguments.draft:
+        arguments.usage_error("argument --imatrix: it was measured on one model, not on a pair; give --imatrix-text")
 
 
 def _formats(text: str) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class ModelJob:
     """What a calibrated recipe is calibrated on; empty: text that the model itself writes."""
     graphs: GraphRequest = BASE_ONLY
     gguf: GgufRequest | None = None
-    """What the model's GGUF file is made of; None: it gets none."""
+    """What the model's GGUF file, or its plan, is made of; None: it gets neither."""
 
     @property
     def adds_files(self) -> bool:

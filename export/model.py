@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from edgedecode.errors import ExportError
 from edgedecode.manifest import ModelEntry
 
-from .gguf.model import GGUF_FILE, check_gguf_network, write_gguf
+from .gguf.model import GGUF_FILE, GgufRequest, check_gguf_network, write_gguf, write_plan
+from .gguf.plan import PLAN_FILE
 from .gguf.rows import StoredRows
 from .graph.architectures import ARCHITECTURES
 from .graph.checkpoint import Checkpoint
@@ -22,7 +25,7 @@ from .job import ModelJob
 from .proof.checks import check_noise, check_parity, opened, with_noise
 from .proof.reference import Reference
 from .resume.unit import Unit
-from .rounding.calibration import TOKENS, Tokens, find_importance, sample_texts
+from .rounding.calibration import TOKENS, Importance, Tokens, find_importance, sample_texts
 from .stages import Stages
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export_model"]
 
+_log = logging.getLogger(__name__)
 _WEIGHTS, _PARITY, _ADDED = "weights", "parity", "further files"
 
 
@@ -53,7 +57,7 @@ def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stag
     try:
         with stages.stage(f"{job.role}: structure"):
             network = _network(job, checkpoint)
-            if job.gguf is not None:
+            if job.gguf is not None and not job.gguf.planned:
                 check_gguf_network(job.source, network)
             windows = find_windows(network, context=job.context)
             drawing = _drawing(job, network, windows=windows)
@@ -68,7 +72,7 @@ def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stag
         if not job.adds_files:
             return entry
         entry = making.with_variants(entry, reference)
-        return unit.finish(_ADDED, making.with_gguf(entry, network, windows=windows))
+        return unit.finish(_ADDED, making.with_gguf(entry, reference, windows=windows))
     finally:
         checkpoint.close()
 
@@ -89,9 +93,7 @@ class _Making:
 
     def calibrated(self, entry: ModelEntry, reference: Reference) -> Reference:
         """Weigh the columns of every projection, in the file to be written and in the reference."""
-        texts = self.job.calibration or self._own_text(entry)
-        with self.stages.stage(f"{self.job.role}: importance", sum(len(text) for text in texts)) as advance:
-            importance = find_importance(reference, texts, tied=self.job.source.shape.tied, progress=advance)
+        importance = self._importance("importance", self.job.calibration or self._own_text(entry), reference)
         self.drawing.weights.weigh(importance)
         return reference.weighed(importance)
 
@@ -120,17 +122,25 @@ class _Making:
                 entry = variants.add(name, entry)
         return entry
 
-    def with_gguf(self, entry: ModelEntry, network: PreTrainedModel, *, windows: Windows) -> ModelEntry:
-        """Return the entry with the model as a GGUF file, where one was asked for. Raises ExportError."""
-        job = self.job
-        if job.gguf is None:
+    def with_gguf(self, entry: ModelEntry, reference: Reference, *, windows: Windows) -> ModelEntry:
+        """Return the entry with the model as a GGUF file, where one was asked for, else with its plan if it has one.
+
+        Raises ExportError for a file that was asked for and cannot be.
+        """
+        job, request = self.job, self.job.gguf
+        if request is None:
             return entry
+        if request.planned:
+            return self._with_plan(entry, request, reference.network, windows=windows)
+        if request.importance_texts:
+            importance = self._importance("importance for gguf", request.importance_texts, reference)
+            request = replace(request, importance=importance)
         stored = StoredRows(self.drawing.weights, self.folder / WEIGHTS_FILE)
         with self.stages.stage(f"{job.role}: gguf", entry.parameters) as advance:
             gguf = write_gguf(
-                job.gguf,
+                request,
                 job.source,
-                network,
+                reference.network,
                 windows=windows,
                 stored=stored,
                 folder=self.folder,
@@ -143,6 +153,23 @@ class _Making:
             notes=(*entry.notes, *gguf.notes),
             parity={**entry.parity, **gguf.measured},
         )
+
+    def _importance(self, what: str, texts: Tokens, reference: Reference) -> Importance:
+        with self.stages.stage(f"{self.job.role}: {what}", sum(len(text) for text in texts)) as advance:
+            return find_importance(reference, texts, tied=self.job.source.shape.tied, progress=advance)
+
+    def _with_plan(
+        self, entry: ModelEntry, request: GgufRequest, network: PreTrainedModel, *, windows: Windows
+    ) -> ModelEntry:
+        """Return the entry with the plan of a GGUF file. Nobody asked for one: what cannot be is left out."""
+        try:
+            with self.stages.stage(f"{self.job.role}: gguf plan"):
+                weights, file = self.drawing.weights, self.folder / WEIGHTS_FILE
+                write_plan(request, self.job.source, network, windows=windows, weights=weights, file=file)
+        except ExportError as error:
+            _log.info("no GGUF file can be made of the %s: %s", self.job.role, error)
+            return entry
+        return replace(entry, gguf_plan=f"{self.job.role}/{PLAN_FILE}")
 
     def _own_text(self, entry: ModelEntry) -> Tokens:
         """Let the model write, with the weights it would have uncalibrated, in a place of their own."""

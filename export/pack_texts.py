@@ -18,6 +18,7 @@ __all__ = [
     "TEMPLATE",
     "TOKENIZER",
     "check_tokenizers",
+    "compiled_template",
     "copy_licenses",
     "copy_texts",
     "list_files",
@@ -44,8 +45,11 @@ def check_tokenizers(target: GenerationSource, draft: GenerationSource) -> None:
 def open_template(source: Path, generation: Generation, *, name: str) -> ChatTemplate | None:
     """Return the chat template of the model in `source`, None without one. Raises ExportError for a broken one."""
     text = read_chat_template(source)
-    if text is None:
-        return None
+    return None if text is None else compiled_template(text, generation, name=name)
+
+
+def compiled_template(text: str, generation: Generation, *, name: str) -> ChatTemplate:
+    """Compile a chat template. Raises ExportError for a broken one."""
     try:
         return ChatTemplate(text, bos_token=generation.bos_token, eos_token=generation.eos_token)
     except ManifestError as error:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import edgedecode
 from edgedecode.chat_template import ChatTemplate
-from edgedecode.errors import ExportError, ManifestError
+from edgedecode.errors import ExportError, ManifestError, RuntimeUnavailable
 from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
+from edgedecode.noise import POSITIONS
 
 from .generation import read_generation
 from .gguf.model import GgufRequest, check_gguf
@@ -31,7 +33,6 @@ from .pack_texts import (
     open_template,
 )
 from .proof.checks import CheckTexts
-from .proof.noise import POSITIONS
 from .resume.identity import job_key
 from .resume.kept import Kept, kept_units
 from .rounding.calibration import Tokens
@@ -40,6 +41,8 @@ from .source import Source, find_weights, open_source
 from .stages import Stages
 
 __all__ = ["PairPlan", "PairRequest", "export_pair", "model_job", "plan_pair"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,10 @@ class PairRequest:
     """Whether each model becomes a GGUF file too."""
     gguf_kind: str = ""
     """What llama.cpp quantizes it to, one of its mixtures; empty: the blocks of the ONNX weights."""
+    imatrix_text: Path | None = None
+    """What the importance matrix of such a mixture is measured on; None: it has none, or `imatrix`."""
+    imatrix: Path | None = None
+    """An importance matrix that llama.cpp's own tool measured, in GGUF."""
     cache: bool = True
     """Keep finished steps in the user's cache until the pack is in its place."""
 
@@ -149,9 +156,6 @@ def model_job(
         raise ExportError(f"{source.name} serves {context} positions: it cannot be checked below {LEAST_CONTEXT}")
     texts = CheckTexts.of(source.tokenizer, template=template, ends=generation.end_token_ids, context=context)
     texts = replace(texts, noise_positions=request.noise_positions)
-    gguf = GgufRequest(generation, template.source if template else None, request.gguf_kind) if request.gguf else None
-    if gguf is not None:
-        check_gguf(gguf, source, request.recipe)
     return ModelJob(
         role,
         source,
@@ -159,16 +163,40 @@ def model_job(
         license=request.license or source.license,
         texts=texts,
         span=request.span,
-        calibration=_calibration(request, source, template=template, context=context),
+        calibration=_texts(request.calibration_text, source, template=template, context=context),
         graphs=request.graphs,
-        gguf=gguf,
+        gguf=_gguf(request, source, template=template, generation=generation),
     )
 
 
-def _calibration(request: PairRequest, source: Source, *, template: ChatTemplate | None, context: int) -> Tokens:
-    if request.calibration_text is None:
+def _gguf(
+    request: PairRequest, source: Source, *, template: ChatTemplate | None, generation: Generation
+) -> GgufRequest | None:
+    """Say what the GGUF file, or its plan, is made of; None: no file can be made of it, and none was asked for."""
+    gguf = GgufRequest(
+        generation,
+        template.source if template else None,
+        request.gguf_kind,
+        importance_texts=_texts(
+            request.imatrix_text, source, template=template, context=request.span.context_of(source.shape)
+        ),
+        importance_file=request.imatrix,
+        planned=not request.gguf,
+    )
+    try:
+        check_gguf(gguf, source, request.recipe)
+    except (ExportError, RuntimeUnavailable) as error:
+        if request.gguf:
+            raise
+        _log.info("no GGUF file can be made of %s: %s", source.name, error)
+        return None
+    return gguf
+
+
+def _texts(path: Path | None, source: Source, *, template: ChatTemplate | None, context: int) -> Tokens:
+    if path is None:
         return ()
-    texts = read_texts(request.calibration_text, tokenizer=source.tokenizer, template=template, context=context)
+    texts = read_texts(path, tokenizer=source.tokenizer, template=template, context=context)
     return tuple(text.tokens for text in texts)
 
 

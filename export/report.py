@@ -179,7 +179,7 @@ def _model_table(manifest: Manifest) -> Table:
             f"{manifest.weights_nbytes(role) / 1e6:.1f}",
             f"{entry.bits}",
             f"{entry.head_bits}",
-            f"{max(wiring, default=0.0):.0e}",
+            _optional(max(wiring, default=None), ".0e"),
             _optional(entry.parity.get("kernel_rms_error"), ".1%"),
             _optional(entry.parity.get("kernel_top1"), ".0%"),
             _optional(entry.parity.get("loss_rms"), ".1%"),

@@ -1,4 +1,4 @@
-"""What every test shares: no test reaches the hub, and property tests draw the same examples on every run."""
+"""What every test shares: no hub, the usual engine, Ctrl-C as it is, the same examples of properties on every run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+os.environ.setdefault("EDGEDECODE_RUNTIME", "onnx")  # else a measurement decides which engine a test runs on
 
 # A shell starts background jobs with Ctrl-C ignored, children inherit it, and then nothing could test what it does.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,6 +14,7 @@ from edgedecode.protocols import Device
 from edgedecode.registry import RUNTIMES, installed
 
 from ..machine import Machine, versions
+from ..notices import show_notices
 
 __all__ = ["command"]
 
@@ -25,13 +26,18 @@ class DevicesCommand:
     """A table of what this machine offers; nothing is loaded into this process."""
 
     name = "devices"
-    help = "list the engines and providers of this machine"
+    help = "list the engines and providers of this machine, and which engine is taken for a pack"
 
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("--runtime", metavar="NAME", help="only this runtime")
+        parser.add_argument(
+            "-m", "--model", metavar="PACK", help="say which engine auto takes for this pack (default: the bundled one)"
+        )
+        parser.add_argument("--measure", action="store_true", help="measure the engines on that pack now")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
+        from .choice import explain
         from .probe import probe
 
         names = list(installed(RUNTIMES))
@@ -39,13 +45,18 @@ class DevicesCommand:
             if arguments.runtime not in names:
                 raise InputError(f"there is no runtime {arguments.runtime!r}; installed: {', '.join(names) or 'none'}")
             names = [arguments.runtime]
+        show_notices()
         machine = Machine.here()
         devices = [device for name in names for device in probe(name)]
         found = {package: number for name in names for package, number in versions(name).items()}
+        auto = explain(arguments.model, measure=arguments.measure)
         _show(machine, devices, found)
+        if auto is not None:
+            print(auto.line)
         if arguments.json:
             listed = [asdict(device) for device in devices]
-            print(json.dumps({"machine": asdict(machine), "versions": found, "devices": listed}))
+            chosen = None if auto is None else auto.as_dict()
+            print(json.dumps({"machine": asdict(machine), "versions": found, "devices": listed, "auto": chosen}))
         return 0
 
 

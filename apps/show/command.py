@@ -44,15 +44,19 @@ class ShowCommand:
 def _show(manifest: Manifest, root: Path) -> None:
     from rich.console import Console
 
-    from .tables import file_table, graph_table, model_table, pack_table
+    from .tables import adapter_table, file_table, graph_table, model_table, pack_table
 
     console = Console() if sys.stdout.isatty() else Console(width=_PASTED_WIDTH)
     console.print(pack_table(manifest, root))
     for role, entry in manifest.models.items():
         console.print()
         console.print(model_table(manifest, role))
+        if entry.graphs:
+            console.print()
+            console.print(graph_table(entry, manifest))
+    if manifest.adapters:
         console.print()
-        console.print(graph_table(entry, manifest))
+        console.print(adapter_table(manifest))
     console.print()
     console.print(file_table(manifest))
 

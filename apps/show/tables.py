@@ -8,10 +8,11 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from edgedecode.equality import Equality
 from edgedecode.manifest import Graph, Manifest, ModelEntry
 from edgedecode.memory import format_nbytes
 
-__all__ = ["file_table", "graph_table", "model_table", "pack_table"]
+__all__ = ["adapter_table", "file_table", "graph_table", "model_table", "pack_table"]
 
 _DIGEST = 12
 """Characters of a digest that are shown; --json has all of them."""
@@ -67,6 +68,7 @@ def model_table(manifest: Manifest, role: str) -> Table:
             "weights": f"{format_nbytes(manifest.weights_nbytes(role))}, {_quantization(entry)}",
             **dict(_parity(entry.parity)),
             "kernel noise": _noise(entry),
+            **({} if entry.equality is None else {"engines": _equality(entry.equality)}),
             **{f"note {number}": note for number, note in enumerate(entry.notes, start=1)},
         }
     )
@@ -78,6 +80,22 @@ def graph_table(entry: ModelEntry, manifest: Manifest) -> Table:
     for name, graph in entry.graphs.items():
         size = f"{manifest.files[graph.file].nbytes / 1e3:.0f} kB"
         table.add_row(name, Text(graph.file), size, ", ".join(graph.capabilities), graph.kv_type, _lora(graph))
+    return table
+
+
+def adapter_table(manifest: Manifest) -> Table:
+    """Return a line for each adapter that lies in a file."""
+    table = _table("adapter", "for", "rank", "alpha", "modules", "file")
+    for name, adapter in manifest.adapters.items():
+        activated = " (activated by tokens)" if adapter.invocation else ""
+        table.add_row(
+            Text(name),
+            adapter.role,
+            str(adapter.rank),
+            f"{adapter.alpha:g}",
+            Text(", ".join(adapter.modules) + activated),
+            Text(manifest.located_adapter(name).file),
+        )
     return table
 
 
@@ -135,6 +153,18 @@ def _noise(entry: ModelEntry) -> str:
     more = "" if largest is None else f", largest {largest:.2g}"
     over = "" if positions is None else f", {positions:.0f} positions"
     return f"{entry.kernel_noise:.2g} logits (99.9th percentile{more}{over})"
+
+
+def _equality(found: Equality) -> str:
+    """Say what `eval --equality` found last."""
+    engines = " and ".join(f"{name} ({versions})" for name, versions in found.engines.items())
+    gap = "no number" if found.largest_gap is None else f"{found.largest_gap:.2g}"
+    said = "equal" if found.equal else f"NOT EQUAL on {found.beyond} prompts"
+    cache = f", {found.kv_type} keys and values" if found.kv_type else ""
+    return (
+        f"{engines}: {said}, {found.hits} of {found.tokens} tokens arg-max in both, {found.divergent} of "
+        f"{found.prompts} prompts divergent, largest gap {gap} (prompts {found.prompts_digest[:_DIGEST]}{cache})"
+    )
 
 
 def _lora(graph: Graph) -> str:

@@ -18,6 +18,9 @@ __all__ = ["K_QUANTS", "engine_installed", "engine_tokens", "quantize_file", "re
 K_QUANTS = ("Q4_K_M", "Q5_K_M", "Q6_K")
 """The mixtures of llama.cpp's quantizer that can be asked for."""
 _LINES = 3
+_LEAST_SECONDS = 180.0
+_READ_RATE, _QUANTIZE_RATE = 10e6, 2e6
+"""Bytes a second below which llama.cpp is taken to hang; two busy cores quantize ten times as fast, and read faster."""
 
 
 def engine_installed() -> bool:
@@ -39,19 +42,37 @@ def engine_tokens(file: Path, texts: Sequence[str], *, special: bool = False, wh
     Raises ExportError when it cannot read the file, or dies of it.
     """
     order: dict[str, JsonValue] = {"file": str(file), "texts": list(texts), "special": special, "whole": whole}
-    answer = _ask({"verb": "tokenize", **order})
+    answer = _ask({"verb": "tokenize", **order}, seconds=patience(file, rate=_READ_RATE))
     assert isinstance(answer, list)
     return [[int(str(id)) for id in ids] for ids in answer if isinstance(ids, list)]
 
 
-def quantize_file(source: Path, out: Path, *, kind: str) -> None:
-    """Quantize a file of floats into a mixture. Raises ExportError when llama.cpp refuses, or dies of it."""
-    _ask({"verb": "quantize", "source": str(source), "out": str(out), "kind": kind})
+def quantize_file(source: Path, out: Path, *, kind: str, importance: Path | None = None) -> None:
+    """Quantize a file of floats into a mixture; `importance`: what `importance.write_importance` wrote.
+
+    Raises ExportError when llama.cpp refuses, dies of it, or does not come to an end.
+    """
+    order: dict[str, JsonValue] = {"source": str(source), "out": str(out), "kind": kind}
+    order["importance"] = str(importance) if importance is not None else None
+    _ask({"verb": "quantize", **order}, seconds=patience(source, rate=_QUANTIZE_RATE))
 
 
-def _ask(order: Mapping[str, JsonValue]) -> JsonValue:
+def patience(file: Path, *, rate: float) -> float:
+    """Return how many seconds llama.cpp is given for a file, at `rate` bytes a second."""
+    return _LEAST_SECONDS + (file.stat().st_size if file.is_file() else 0) / rate
+
+
+def _ask(order: Mapping[str, JsonValue], *, seconds: float) -> JsonValue:
     command = [sys.executable, "-m", f"{__package__}.engine_process"]
-    done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(order), capture_output=True, text=True, check=False, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        raise ExportError(
+            f"llama.cpp did not {order['verb']} within {seconds:.0f} s and was stopped: export again when the machine "
+            f"is less busy, or without gguf among the --formats"
+        ) from None
     if done.returncode:
         raise ExportError(f"llama.cpp failed to {order['verb']}: {_reason(done.returncode, done.stderr)}")
     answer: JsonValue = json.loads(done.stdout)

@@ -11,6 +11,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from edgedecode.types import FloatArray
+
 
 def main() -> None:
     import llama_cpp
@@ -52,10 +56,30 @@ def _quantized(order: dict[str, Any]) -> bool:
 
     parameters = llama_cpp.llama_model_quantize_default_params()
     parameters.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{order['kind']}")
+    columns = _columns(order["importance"]) if order["importance"] else {}
+    entries = _entries(columns)  # both are held until the call returns
+    if columns:
+        parameters.imatrix = entries
     status = llama_cpp.llama_model_quantize(order["source"].encode(), order["out"].encode(), ctypes.byref(parameters))
     if status:
         raise SystemExit(f"llama_model_quantize returned {status}")
     return True
+
+
+def _columns(path: str) -> dict[str, FloatArray]:
+    with np.load(path) as arrays:
+        return {name: np.ascontiguousarray(arrays[name], np.float32) for name in arrays.files}
+
+
+def _entries(columns: dict[str, FloatArray]) -> Any:  # noqa: ANN401  (a ctypes array)
+    """Return llama.cpp's list of an importance matrix, ended by an entry without a name."""
+    import llama_cpp.llama_cpp as api
+
+    entries = (api.llama_model_imatrix_data * (len(columns) + 1))()
+    for entry, (name, values) in zip(entries, columns.items(), strict=False):
+        entry.name, entry.size = name.encode(), values.size
+        entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    return entries
 
 
 if __name__ == "__main__":

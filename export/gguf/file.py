@@ -34,10 +34,12 @@ def write_file(
     for tensor in tensors:
         kind = gguf.GGMLQuantizationType[tensor.kind]
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), _nbytes(tensor), raw_dtype=kind)
-    writer.write_header_to_file(path)
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
+    try:
+        writer.write_header_to_file(path)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+    finally:
+        writer.close()
     with path.open("ab") as file:
         for tensor in tensors:
             _pad(file, writer.data_alignment)

@@ -4,55 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tokenizers
 
-from edgedecode.errors import RuntimeUnavailable
+from edgedecode.errors import ExportError, RuntimeUnavailable
 from edgedecode.manifest import Generation
 
 from ..graph.architectures import Shape
 from ..graph.recipe import UNROUNDED, Recipe
+from ..graph.weights import Weights
 from ..graph.windows import Windows
+from ..rounding.calibration import Importance, Tokens
 from ..source import Source
 from .engine import quantize_file, require_engine
 from .file import write_file
+from .importance import TensorImportance, check_imatrix, named_importance, read_imatrix, write_importance
 from .layouts import LAYOUTS, Layout
 from .limits import check_network, query_factor, window_notes
 from .metadata import Identity, write_metadata
 from .naming import file_name
+from .plan import PLAN_FILE
+from .planning import Vectors, make_plan
 from .reading import check_reading
 from .rotary import Rotation, read_rotation
 from .rows import StoredRows
-from .specials import read_specials, write_vocabulary
+from .specials import Specials, read_specials, write_vocabulary
 from .tensors import Tensor, tensors_of
 from .transcoding import kind_of
-from .vocabulary import read_vocabulary
+from .vocabulary import Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
     from transformers import PreTrainedModel
 
-__all__ = ["GGUF_FILE", "GgufRequest", "GgufResult", "check_gguf", "check_gguf_network", "write_gguf"]
+__all__ = [
+    "GGUF_FILE",
+    "GgufRequest",
+    "GgufResult",
+    "check_gguf",
+    "check_gguf_network",
+    "floats_nbytes",
+    "mixture_notes",
+    "write_gguf",
+    "write_plan",
+]
 
 GGUF_FILE = "model.gguf"
-_FLOATS_FILE = "model.f32.gguf"
+_FLOATS_FILE, _IMPORTANCE_FILE = "model.f32.gguf", "importance.npz"
 
 
 @dataclass(frozen=True, slots=True)
 class GgufRequest:
-    """What the file needs besides the model. kind: one of `K_QUANTS`, made by llama.cpp; empty: the pack's blocks."""
+    """What the file needs besides the model. kind: one of `K_QUANTS`, made by llama.cpp; empty: the pack's blocks.
+
+    Of a mixture's importance matrix: the texts it is to be measured on, or the file it is read from, or neither.
+    importance is what was measured.
+    """
 
     generation: Generation
     chat_template: str | None
     kind: str = ""
+    importance_texts: Tokens = ()
+    importance_file: Path | None = None
+    importance: Importance = field(default_factory=dict)
+    planned: bool = False
+    """Whether only its plan is written, from which it is made when it is first used."""
 
     def nbytes(self, recipe: Recipe, shape: Shape) -> int:
-        """Return about how much room is needed: a mixture is made from a file of float32 numbers."""
-        return (UNROUNDED if self.kind else recipe).nbytes(shape)
+        """Return about how much room making it needs."""
+        return 0 if self.planned else recipe.nbytes(shape) + (floats_nbytes(shape) if self.kind else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +85,21 @@ class GgufResult:
 
     notes: tuple[str, ...]
     measured: dict[str, float]
+
+
+def floats_nbytes(shape: Shape) -> int:
+    """Return about the size of the file of float32 numbers that a mixture is made from; it goes when that is done."""
+    return UNROUNDED.nbytes(shape)
+
+
+def mixture_notes(kind: str) -> tuple[str, ...]:
+    """Return what a user must know of a file whose weights are not the ONNX graphs'; `kind` as in `GgufRequest`."""
+    if not kind:
+        return ()
+    return (
+        f"llama.cpp runs its own quantizer's {kind}, not the blocks of the ONNX weights: the two engines may answer "
+        f"differently",
+    )
 
 
 def check_gguf(request: GgufRequest, source: Source, recipe: Recipe) -> None:
@@ -72,7 +111,11 @@ def check_gguf(request: GgufRequest, source: Source, recipe: Recipe) -> None:
         raise RuntimeUnavailable("GGUF files need the gguf package, not installed: pip install 'edgedecode[export]'")
     if request.kind:
         require_engine()
+        if request.importance_file is not None:
+            check_imatrix(request.importance_file)
     else:
+        if request.planned and not (recipe.body.quantized and recipe.head.quantized):
+            raise ExportError("a GGUF file is made of a pack's blocks, and this recipe keeps floats")
         for scheme in (recipe.body, recipe.head):
             kind_of(scheme)
     inner = _tokenizer(source)
@@ -103,6 +146,50 @@ def write_gguf(
 
     Raises ExportError for what llama.cpp cannot run or read.
     """
+    content = _content(request, source, network, windows=windows, stored=stored)
+    with _quantized(folder / GGUF_FILE, kind=request.kind, importance=content.importance) as path:
+        write_file(path, content.writer, content.tensors, progress=progress, release=release)
+    reading = check_reading(folder / GGUF_FILE, content.inner, content.vocabulary, whole=True)
+    limits = window_notes(windows, LAYOUTS[source.shape.architecture], context=network.config.max_position_embeddings)
+    notes = (*mixture_notes(request.kind), *limits, *content.specials.notes, *content.vocabulary.notes, *reading.notes)
+    return GgufResult(notes, reading.measured)
+
+
+def write_plan(
+    request: GgufRequest,
+    source: Source,
+    network: PreTrainedModel,
+    *,
+    windows: Windows,
+    weights: Weights,
+    file: Path,
+) -> None:
+    """Write gguf.json beside the weights file, from which what `write_gguf` writes can be made without the network.
+
+    Raises ExportError for what llama.cpp cannot run or blocks do not hold.
+    """
+    stored = StoredRows(weights, file)
+    content = _content(request, source, network, windows=windows, stored=stored)
+    vectors = Vectors.of(weights, file)
+    plan = make_plan(content.writer, content.tensors, rows=source.shape.rows, vectors=vectors)
+    file.with_name(PLAN_FILE).write_text(plan.to_json(), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """All that a file will hold: keys in `writer`, tensors, and what the vocabulary was read from."""
+
+    writer: GGUFWriter
+    tensors: list[Tensor]
+    inner: tokenizers.Tokenizer
+    vocabulary: Vocabulary
+    specials: Specials
+    importance: TensorImportance
+
+
+def _content(
+    request: GgufRequest, source: Source, network: PreTrainedModel, *, windows: Windows, stored: StoredRows
+) -> _Content:
     inner = _tokenizer(source)
     vocabulary = read_vocabulary(inner, rows=source.shape.rows, name=source.name)
     specials = read_specials(inner, request.generation, config=source.config, name=source.name)
@@ -115,17 +202,16 @@ def write_gguf(
         stored=None if request.kind else stored,
         query_factor=query_factor(network, source.shape, layout),
     )
+    importance = _importance(request, network, tensors, layout=layout, layers=source.shape.layers)
     writer = _writer(layout)
+    if importance:
+        writer.add_int32("quantize.imatrix.entries_count", len(importance))  # as llama.cpp's own tool does
     identity = Identity(file_name(source.name, inner), source.license, _most(tensors))
     write_metadata(
         writer, network, shape=source.shape, layout=layout, rotation=rotation, windows=windows, identity=identity
     )
     write_vocabulary(writer, vocabulary, specials, chat_template=request.chat_template)
-    with _quantized(folder / GGUF_FILE, kind=request.kind) as path:
-        write_file(path, writer, tensors, progress=progress, release=release)
-    reading = check_reading(folder / GGUF_FILE, inner, vocabulary, whole=True)
-    limits = window_notes(windows, layout, context=network.config.max_position_embeddings)
-    return GgufResult((*limits, *specials.notes, *vocabulary.notes, *reading.notes), reading.measured)
+    return _Content(writer, tensors, inner, vocabulary, specials, importance)
 
 
 def _tokenizer(source: Source) -> tokenizers.Tokenizer:
@@ -138,16 +224,29 @@ def _writer(layout: Layout) -> GGUFWriter:
     return gguf.GGUFWriter(None, layout.name)
 
 
+def _importance(
+    request: GgufRequest, network: PreTrainedModel, tensors: Sequence[Tensor], *, layout: Layout, layers: int
+) -> TensorImportance:
+    if request.importance_file is not None:
+        return read_imatrix(request.importance_file, tensors)
+    return named_importance(request.importance, network, layout=layout, layers=layers)
+
+
 @contextmanager
-def _quantized(path: Path, *, kind: str) -> Iterator[Path]:
+def _quantized(path: Path, *, kind: str, importance: TensorImportance) -> Iterator[Path]:
     """Give the place for a file: `path`, or with a `kind` one beside it that becomes `path` when llama.cpp is done."""
     if not kind:
         yield path
         return
-    floats = path.with_name(_FLOATS_FILE)
-    yield floats
-    quantize_file(floats, path, kind=kind)
-    floats.unlink()
+    floats, columns = path.with_name(_FLOATS_FILE), path.with_name(_IMPORTANCE_FILE)
+    try:
+        yield floats
+        if importance:
+            write_importance(columns, importance)
+        quantize_file(floats, path, kind=kind, importance=columns if importance else None)
+    finally:  # the folder is kept after a failure, and what a rerun delivers holds neither
+        floats.unlink(missing_ok=True)
+        columns.unlink(missing_ok=True)
 
 
 def _most(tensors: Sequence[Tensor]) -> str:

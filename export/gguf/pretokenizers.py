@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from edgedecode.errors import ExportError
 
-__all__ = ["KNOWN", "pre_type"]
+__all__ = ["KNOWN", "Splits", "pre_type", "splits_of"]
 
 _ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -25,6 +26,8 @@ _GPT4O = f"{_WORD}{_UPPER}*{_LOWER}+{_ENGLISH}?|{_WORD}{_UPPER}+{_LOWER}*{_ENGLI
 
 _BYTES = {"type": "ByteLevel", "use_regex": False}
 _GPT2 = {"type": "ByteLevel", "use_regex": True}
+_IDLE: Mapping[str, Mapping[str, object]] = {"ByteLevel": {"add_prefix_space": False, "trim_offsets": True}}
+"""What tokenizer.json spells though it decides nothing here."""
 _DIGITS = {"type": "Digits", "individual_digits": True}
 
 
@@ -44,6 +47,38 @@ _TYPES: Sequence[tuple[str, bool, Sequence[Mapping[str, object]]]] = (
 """Name, whether a word that is a token is taken whole whatever the merges say, and the steps."""
 
 KNOWN: tuple[str, ...] = tuple(name for name, _, _ in _TYPES)
+_SYNONYMS = {
+    "llama-bpe": ("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+    "dbrx": ("smaug-bpe",),
+    "qwen2": ("deepseek-r1-qwen", "stablelm2", "megrez", "kormo"),
+    "gpt-4o": ("llama4", "kanana2"),
+    "smollm": ("starcoder", "refact", "command-r", "codeshell"),
+    "gpt-2": ("phi-2", "mpt", "olmo", "gigachat", "mellum", "a.x-4.0"),
+}
+"""Other names that llama.cpp splits by in the same way."""
+_NORMAL_FORMS = {"qwen2": "NFC"}
+"""Forms that the tokenizers with these very names bring a text into; no GGUF file says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """What a name stands for: pre-tokenizer steps as tokenizer.json spells them, and what goes with them."""
+
+    name: str
+    """The first of the names that mean the same."""
+    ignore_merges: bool
+    steps: tuple[Mapping[str, object], ...]
+    normal_form: str
+
+
+def splits_of(name: str) -> Splits | None:
+    """Return what llama.cpp's name stands for, None for one that is not known here."""
+    first = next((first for first, others in _SYNONYMS.items() if name in others), name)
+    for found, ignoring, steps in _TYPES:
+        if found == first:
+            whole = tuple({**_IDLE.get(str(step["type"]), {}), **step} for step in steps)
+            return Splits(first, ignoring, whole, _NORMAL_FORMS.get(name, ""))
+    return None
 
 
 def pre_type(steps: Sequence[Mapping[str, object]], *, ignore_merges: bool, name: str) -> str:

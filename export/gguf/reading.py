@@ -16,7 +16,7 @@ from .vocabulary import Kind, Vocabulary
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["PLAIN_TEXTS", "Reading", "check_reading"]
+__all__ = ["PLAIN_TEXTS", "Reading", "check_reading", "compare_reading"]
 
 PLAIN_TEXTS: tuple[str, ...] = (
     "",
@@ -74,6 +74,17 @@ def check_reading(file: Path, inner: tokenizers.Tokenizer, vocabulary: Vocabular
     found = _differing(inner, marked, engine_tokens(file, marked), special=False)
     more = f"{len(found)} of {len(marked)} texts with special tokens in them are read otherwise by llama.cpp; "
     return Reading(2 * len(plain) + len(marked), len(found), (more + found[0],) if found else ())
+
+
+def compare_reading(file: Path, inner: tokenizers.Tokenizer, *, normal_form: str) -> Reading:
+    """Open a whole file with llama.cpp and compare its ids of plain texts with a tokenizer's; differing is a note.
+
+    Raises ExportError when llama.cpp cannot open it, or dies of it. Needs llama-cpp-python.
+    """
+    texts = [_formed(text, normal_form) for text in PLAIN_TEXTS]
+    found = _differing(inner, texts, engine_tokens(file, texts, special=True, whole=True), special=True)
+    note = f"llama.cpp itself reads {len(found)} of {len(texts)} texts otherwise than the tokenizer: "
+    return Reading(len(texts), len(found), (note + found[0],) if found else ())
 
 
 def _differing(

@@ -13,15 +13,15 @@ import numpy.typing as npt
 from edgedecode.errors import ExportError
 from edgedecode.types import FloatArray
 
-from ..graph.quantize import Blocks, Scheme
+from ..graph.quantize import Scheme
 from ..graph.stored import BlockWeight, FloatWeight, TransposedWeight
 from ..graph.weights import Weights
-from .transcoding import kind_of, transcode
+from .blocks import BlockPiece, BlockRows
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ArrayRows", "BlockRows", "FloatRows", "RowArray", "Rows", "StoredRows"]
+__all__ = ["ArrayRows", "FloatRows", "RowArray", "Rows", "StoredRows"]
 
 RowArray: TypeAlias = "npt.NDArray[np.uint8] | npt.NDArray[np.float16] | npt.NDArray[np.float32]"
 AnyWeight: TypeAlias = BlockWeight | FloatWeight | TransposedWeight
@@ -66,52 +66,6 @@ class FloatRows:
         return stored
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Rows `first` up to `end` of a stored weight, whose levels and scales begin at these offsets of the file."""
-
-    weight: BlockWeight
-    first: int
-    end: int
-    packed: int
-    scales: int
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRows:
-    """Rows that lie as blocks in a pack's weights file, in one stored weight or in several of one scheme."""
-
-    file: Path
-    pieces: tuple[_Piece, ...]
-
-    @property
-    def scheme(self) -> Scheme:
-        return self.pieces[0].weight.scheme
-
-    @property
-    def kind(self) -> str:
-        return kind_of(self.scheme)
-
-    def read(self, first: int, end: int) -> RowArray:
-        found, start = [], 0
-        for piece in self.pieces:
-            count = piece.end - piece.first
-            low, high = max(first - start, 0), min(end - start, count)
-            if low < high:
-                found.append(self._transcoded(piece, piece.first + low, piece.first + high))
-            start += count
-        return np.concatenate(found)
-
-    def _transcoded(self, piece: _Piece, first: int, end: int) -> npt.NDArray[np.uint8]:
-        _, blocks, width = piece.weight.packed.shape
-        count = end - first
-        size = count * blocks
-        packed = np.fromfile(self.file, np.uint8, count=size * width, offset=piece.packed + first * blocks * width)
-        scales = np.fromfile(self.file, np.float32, count=size, offset=piece.scales + first * blocks * 4)
-        stored = Blocks(packed.reshape(count, blocks, width), scales.reshape(count, blocks))
-        return transcode(stored, piece.weight.scheme)
-
-
 class StoredRows:
     """Finds how a pack stores a parameter, and gives it in the same way: its very blocks, or floats of as many bits.
 
@@ -134,7 +88,8 @@ class StoredRows:
         weights = [run.weight for run in runs]
         blocks = [self._piece(run.weight, run) for run in runs if isinstance(run.weight, BlockWeight)]
         if len(blocks) == len(runs):
-            return BlockRows(self._file, _of_one_scheme(blocks))
+            scheme = _one_scheme([run.weight.scheme for run in runs if isinstance(run.weight, BlockWeight)])
+            return BlockRows(self._file, scheme, int(parameter.shape[1]), tuple(blocks))
         bits = {weight.bits for weight in weights if not isinstance(weight, BlockWeight)}
         if blocks or len(bits) > 1:
             raise _mixed("blocks" if blocks else "float16", "floats")
@@ -154,9 +109,11 @@ class StoredRows:
             "the pack's weights file lacks a matrix of the model: export without gguf among the --formats"
         )
 
-    def _piece(self, weight: BlockWeight, run: _Run) -> _Piece:
-        packed, scales = (self._offsets[spec.name] for spec in weight.tensors)
-        return _Piece(weight, run.first, run.end, packed, scales)
+    def _piece(self, weight: BlockWeight, run: _Run) -> BlockPiece:
+        packed, scales = (
+            self._offsets[spec.name] + run.first * (spec.nbytes // spec.shape[0]) for spec in weight.tensors
+        )
+        return BlockPiece(run.end - run.first, packed, scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +132,11 @@ def _parts_of(weight: AnyWeight) -> Iterator[tuple[torch.Tensor, int]]:
         start += part.shape[0]
 
 
-def _of_one_scheme(pieces: Sequence[_Piece]) -> tuple[_Piece, ...]:
-    names = sorted({piece.weight.scheme.name for piece in pieces})
+def _one_scheme(schemes: Sequence[Scheme]) -> Scheme:
+    names = sorted({scheme.name for scheme in schemes})
     if len(names) > 1:
         raise _mixed(*names[:2])
-    return tuple(pieces)
+    return schemes[0]
 
 
 def _mixed(one: str, other: str) -> ExportError:

@@ -1,28 +1,57 @@
-"""The verb `import`: a finished ONNX model becomes a pack. Arguments and output; the work is loaded to run."""
+"""The verb `import`: finished models become a pack. Arguments and output; the work is loaded to run."""
 
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
+import re
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command
 
 from ..arguments import count
 from ..quiet import quiet
 
+if TYPE_CHECKING:
+    from edgedecode.manifest import Manifest
+
+    from ..stages import Stages
+
 __all__ = ["command"]
+
+_ADAPTER = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedFile:
+    """An adapter as the command line names it."""
+
+    name: str
+    path: Path
 
 
 class ImportCommand:
-    """Folders with ONNX graphs become a pack that uses their weights where they lie."""
+    """Folders with ONNX graphs, or GGUF files, become a pack that uses their weights where they lie."""
 
     name = "import"
-    help = "make a pack of ONNX models that onnxruntime-genai or optimum made"
+    help = "make a pack of GGUF files, or of ONNX models that onnxruntime-genai or optimum made"
 
     def configure(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--onnx", required=True, type=Path, metavar="FOLDER", help="folder of the large model")
-        parser.add_argument("--draft-onnx", type=Path, metavar="FOLDER", help="folder of the small model")
+        large = parser.add_mutually_exclusive_group(required=True)
+        large.add_argument("--target", type=Path, metavar="FILE", help="GGUF file of the large model")
+        large.add_argument("--onnx", type=Path, metavar="FOLDER", help="folder of the large model's ONNX graph")
+        parser.add_argument("--draft", type=Path, metavar="FILE", help="GGUF file of the small model")
+        parser.add_argument("--draft-onnx", type=Path, metavar="FOLDER", help="folder of the small model's ONNX graph")
+        parser.add_argument(
+            "--adapter",
+            type=_named_file,
+            action="append",
+            default=[],
+            metavar="NAME=FILE",
+            help="GGUF file of a LoRA adapter for the large model; may be given again",
+        )
         parser.add_argument("--out", required=True, type=Path, metavar="PACK", help="folder to make; must not exist")
         parser.add_argument(
             "--copy",
@@ -30,7 +59,7 @@ class ImportCommand:
             help="copy the weights into the pack, which can then be moved (default: use them where they lie)",
         )
         parser.add_argument("--name", help="the pack's name (default: its folder's)")
-        parser.add_argument("--license", help="licence of the models, where their folders do not say")
+        parser.add_argument("--license", help="licence of the models, where they do not say")
         parser.add_argument(
             "--noise-positions",
             type=count,
@@ -39,36 +68,74 @@ class ImportCommand:
             help="positions the kernels' noise is measured on (default 2000; 0: not measured)",
         )
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
-        from ..frameworks import require_frameworks
+        _check_ways(arguments)
+        if arguments.onnx is not None:
+            from ..frameworks import require_frameworks
 
-        require_frameworks("import")
+            require_frameworks("import")
         from ..report import LiveDisplay, pair_report, show_pair
         from ..stages import Stages
-        from .pair import ImportRequest, import_pair
 
-        request = ImportRequest(
-            target=arguments.onnx,
-            draft=arguments.draft_onnx,
+        with quiet(debug=arguments.debug), LiveDisplay() as display:
+            stages = Stages(display)
+            manifest = _imported(arguments, stages)
+        show_pair(manifest, stages.records, out=arguments.out)
+        for name, outside in manifest.outside.items():
+            print(f"{name} stays at {outside.path}")
+        if arguments.json:
+            print(json.dumps(pair_report(manifest, stages.records, out=arguments.out)))
+        return 0
+
+
+def _check_ways(arguments: Namespace) -> None:
+    """End with a usage error where the two ways are mixed, or two adapters share a name."""
+    if arguments.onnx is not None and (arguments.draft is not None or arguments.adapter):
+        option = "--draft" if arguments.draft is not None else "--adapter"
+        arguments.usage_error(f"argument {option}: it goes with --target, not with --onnx")
+    if arguments.target is not None and arguments.draft_onnx is not None:
+        arguments.usage_error("argument --draft-onnx: it goes with --onnx, not with --target")
+    names = [adapter.name for adapter in arguments.adapter]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        arguments.usage_error(f"argument --adapter: the name {twice[0]!r} is given twice")
+
+
+def _imported(arguments: Namespace, stages: Stages) -> Manifest:
+    if arguments.target is not None:
+        from .gguf.pair import GgufImport, import_gguf_pair
+
+        files = GgufImport(
+            target=arguments.target,
+            draft=arguments.draft,
             out=arguments.out,
+            adapters={adapter.name: adapter.path for adapter in arguments.adapter},
             copy=arguments.copy,
             name=arguments.name,
             license=arguments.license,
             noise_positions=arguments.noise_positions,
         )
-        with quiet(debug=arguments.debug), LiveDisplay() as display:
-            stages = Stages(display)
-            manifest = import_pair(request, stages)
-        show_pair(manifest, stages.records, out=arguments.out)
-        for name, outside in manifest.outside.items():
-            print(f"{name} stays at {outside.path}")
-        for role, entry in manifest.models.items():
-            for note in entry.notes:
-                print(f"{role}: {note}")
-        if arguments.json:
-            print(json.dumps(pair_report(manifest, stages.records, out=arguments.out)))
-        return 0
+        return import_gguf_pair(files, stages)
+    from .pair import ImportRequest, import_pair
+
+    folders = ImportRequest(
+        target=arguments.onnx,
+        draft=arguments.draft_onnx,
+        out=arguments.out,
+        copy=arguments.copy,
+        name=arguments.name,
+        license=arguments.license,
+        noise_positions=arguments.noise_positions,
+    )
+    return import_pair(folders, stages)
+
+
+def _named_file(text: str) -> _NamedFile:
+    found = _ADAPTER.fullmatch(text)
+    if found is None:
+        raise ArgumentTypeError(f"{text!r} is not NAME=FILE, with a name of letters, digits, dots and dashes")
+    return _NamedFile(found["name"], Path(found["path"]))
 
 
 command: Command = ImportCommand()

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from edgedecode.digests import file_sha256
 from edgedecode.errors import ExportError
-from edgedecode.manifest import Graph, ModelEntry, OutsideFile
+from edgedecode.manifest import Graph, ModelEntry
 
 from ..graph.onnx import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE
 from ..graph.passes.accuracy import exact_products
@@ -23,9 +22,10 @@ from .context_limit import ContextLimit
 from .graph_sizes import GraphSizes
 from .onnx_source import OnnxSource
 from .optimum_graph import read_optimum_sizes, rewrite_optimum_graph
+from .pack import Imported, outside_file
 from .untouched import Untouched
 
-__all__ = ["ImportJob", "Imported", "import_model"]
+__all__ = ["ImportJob", "import_model"]
 
 _BUILDER_CAPABILITIES = ("tree", "rows")
 
@@ -48,19 +48,6 @@ class ImportJob:
         weights = self.source.weights
         graph = self.source.graph.stat().st_size
         return graph + (weights.stat().st_size if weights is not None and self.copy else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """An entry, and its weights where they stayed outside the pack."""
-
-    entry: ModelEntry
-    outside: OutsideFile | None
-
-    @property
-    def located(self) -> ModelEntry:
-        """The entry as engines open it before there is a manifest."""
-        return self.entry if self.outside is None else replace(self.entry, weights=self.outside.path)
 
 
 def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
@@ -110,7 +97,7 @@ def _placed(job: ImportJob, entry: ModelEntry, *, folder: Path, progress: Callab
     ir.save(model, folder / GRAPH_FILE)
     if job.copy:
         return Imported(inside, None)
-    outside = OutsideFile(str(weights), weights.stat().st_size, file_sha256(weights, progress=progress))
+    outside = outside_file(weights, progress=progress)
     return Imported(replace(entry, weights=f"{job.role}/{weights.name}"), outside)
 
 

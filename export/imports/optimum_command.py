@@ -62,7 +62,8 @@ def run_optimum(arguments: Namespace) -> Report:
     if arguments.out is None:
         arguments.usage_error("the following arguments are required: --out")
     require_frameworks("import")
-    from ..proof.noise import POSITIONS
+    from edgedecode.noise import POSITIONS
+
     from ..report import LiveDisplay, pair_report, show_pair
     from ..stages import Stages
     from .optimum import OptimumRequest, export_with_optimum

@@ -5,30 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import edgedecode
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError
-from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
+from edgedecode.manifest import Generation, Manifest
+from edgedecode.noise import POSITIONS
 
 from ..generation import read_generation
 from ..graph.span import LEAST_CONTEXT
 from ..new_folder import check_place, new_folder
-from ..pack_texts import (
-    NO_TEMPLATE,
-    TEMPLATE,
-    TOKENIZER,
-    check_tokenizers,
-    copy_licenses,
-    copy_texts,
-    list_files,
-    open_template,
-)
+from ..pack_texts import check_tokenizers, copy_licenses, copy_texts, open_template
 from ..proof.checks import CheckTexts
-from ..proof.noise import POSITIONS
 from ..stages import Stages
 from .context_limit import context_limit
 from .model import ImportJob, import_model
 from .onnx_source import OnnxSource, open_onnx_source
+from .pack import PackTexts, write_manifest
 
 __all__ = ["ImportRequest", "import_pair"]
 
@@ -71,25 +62,14 @@ def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
         for job in jobs:
             copy_licenses(job.source.folder, folder, role=job.role)
         with stages.stage("digests"):
-            manifest = Manifest(
+            texts = PackTexts(
                 name=request.name or request.out.absolute().name,
-                created_by=f"edgedecode {edgedecode.__version__}, import",
-                tokenizer=TOKENIZER,
                 tokenizer_digest=target.tokenizer.digest,
                 vocabulary_size=target.tokenizer.size,
-                chat_template=TEMPLATE if template is not None else None,
+                template=template,
                 generation=generation,
-                models={role: _noted(model.entry, role, template) for role, model in models.items()},
-                files=list_files(folder),
-                outside={model.entry.weights: model.outside for model in models.values() if model.outside is not None},
             )
-            (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
-            return Manifest.load(folder)
-
-
-def _noted(entry: ModelEntry, role: str, template: ChatTemplate | None) -> ModelEntry:
-    """Say of the target that there was no chat template."""
-    return replace(entry, notes=(*entry.notes, NO_TEMPLATE)) if role == "target" and template is None else entry
+            return write_manifest(folder, texts, models)
 
 
 def _job(

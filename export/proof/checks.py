@@ -11,15 +11,15 @@ from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import InputError, ManifestError
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
+from edgedecode.noise import POSITIONS, KernelNoise, measure_noise
 from edgedecode.protocols import LanguageModel
 from edgedecode.registry import find_runtime
 from edgedecode.tokenizer import Tokenizer
 
-from .noise import POSITIONS, KernelNoise, measure_noise
 from .parity import NODES, ParityText, check_exact, check_kernels, measure_loss, reference_rows
 from .reference import Reference
 
-__all__ = ["CheckTexts", "check_noise", "check_parity", "opened", "with_noise"]
+__all__ = ["CheckTexts", "check_noise", "check_parity", "noise_of", "opened", "with_noise"]
 
 _LENGTH = 48
 _NARROW = 20
@@ -94,19 +94,26 @@ def with_noise(entry: ModelEntry, noise: KernelNoise) -> ModelEntry:
 def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: Callable[[int], None]) -> KernelNoise:
     """Measure the noise of the shipped graph's kernels on text of the model's own."""
     with opened(entry, pack, texts) as model:
-        return measure_noise(
-            model,
-            texts.prompts,
-            ends=texts.ends,
-            positions=texts.noise_positions,
-            progress=progress,
-        )
+        return noise_of(model, texts, progress=progress)
+
+
+def noise_of(model: LanguageModel, texts: CheckTexts, *, progress: Callable[[int], None]) -> KernelNoise:
+    """Measure the noise of an open model, which must be able to drop rows."""
+    return measure_noise(
+        model,
+        texts.prompts,
+        ends=texts.ends,
+        positions=texts.noise_positions,
+        progress=progress,
+    )
 
 
 @contextmanager
-def opened(entry: ModelEntry, pack: Path, texts: CheckTexts, *, needs: Collection[str] = ()) -> Iterator[LanguageModel]:
-    """Open a model that is being exported, on the graph that offers `needs`."""
-    model = find_runtime("onnx").open(
+def opened(
+    entry: ModelEntry, pack: Path, texts: CheckTexts, *, needs: Collection[str] = (), runtime: str = "onnx"
+) -> Iterator[LanguageModel]:
+    """Open a model that is being exported or imported, on the graph that offers `needs`."""
+    model = find_runtime(runtime).open(
         entry,
         pack,
         name="check",

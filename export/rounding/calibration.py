@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from edgedecode.noise import draw
 from edgedecode.protocols import LanguageModel
 from edgedecode.types import FloatArray
 
 from ..graph.recipe import EMBEDDING, HEAD, projection_name
-from ..proof.noise import draw
 from ..proof.reference import Reference
 
 if TYPE_CHECKING:

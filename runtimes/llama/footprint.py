@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgedecode.gguf.header import Header
 from edgedecode.manifest import ModelEntry
 from edgedecode.types import ModelCard
 
 from .engine import EXACT, ContextPlan
-from .header import Header
 
 __all__ = ["ENGINE_NBYTES", "StatePlan", "plan_state", "row_nbytes", "weights_nbytes"]
 

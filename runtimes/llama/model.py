@@ -13,6 +13,7 @@ from weakref import WeakSet
 import numpy as np
 
 from edgedecode.errors import CapabilityError, InputError
+from edgedecode.gguf.header import Header
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import State
@@ -22,7 +23,6 @@ from ..rows import check_capacity, check_tokens, continues, wanted_rows
 from .context import Context
 from .engine import Weights
 from .footprint import StatePlan, plan_state, row_nbytes
-from .header import Header
 from .requests import pieces_of, places
 from .state import LlamaState
 

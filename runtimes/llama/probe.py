@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edgedecode.folders import cache_folder
+from edgedecode.processor import processor_facts
 
 from .engine import INSTALL, Engine
 from .tiny import tiny_model
@@ -60,11 +60,11 @@ def probe_engine(version: str, *, python: Sequence[str] | None = None, timeout: 
 
 def decode_tiny(path: str) -> None:
     """Load the model at `path` and run a pass of one row and one of several, as the child process does."""
+    from edgedecode.gguf.header import read_header
     from edgedecode.manifest import ModelEntry
     from edgedecode.memory import Budget
     from edgedecode.types import ModelCard
 
-    from .header import read_header
     from .model import LlamaModel
 
     engine, header = Engine(), read_header(Path(path))
@@ -135,7 +135,7 @@ def _cache_path(version: str) -> Path | None:
     folder = cache_folder("engines")
     if folder is None:
         return None
-    facts = "\n".join([version, *_library(), *_processor()])
+    facts = "\n".join([version, *_library(), *processor_facts()])
     return folder / f"llama-{hashlib.sha256(facts.encode()).hexdigest()[:24]}.json"
 
 
@@ -145,15 +145,6 @@ def _library() -> list[str]:
     folders = list(spec.submodule_search_locations or []) if spec else []
     files = [path for folder in folders for path in sorted((Path(folder) / "lib").glob("*")) if path.is_file()]
     return [f"{path}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files]
-
-
-def _processor() -> list[str]:
-    """Return what decides whether native code runs: the processor's model and flags where Linux tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return [platform.platform(), platform.processor()]
-    return sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
 
 
 def _load(path: Path | None) -> Finding | None:

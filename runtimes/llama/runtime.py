@@ -9,15 +9,16 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from edgedecode.errors import CapabilityError, InputError, ManifestError, RuntimeUnavailable
+from edgedecode.gguf.header import Header, check_header, read_header
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
-from edgedecode.protocols import Device, LanguageModel
+from edgedecode.protocols import Device, LanguageModel, Refusal
 from edgedecode.types import ModelCard
 
 from ..threads import default_threads
 from .engine import EXACT, INSTALL, KV_TYPES, Engine, Weights, engine_version
+from .first_use import gguf_path
 from .footprint import ENGINE_NBYTES, weights_nbytes
-from .header import Header, check_header, read_header
 from .model import LlamaModel
 from .probe import Finding, probe_engine
 
@@ -49,6 +50,25 @@ class LlamaRuntime:
     def name(self) -> str:
         return "llama"
 
+    @staticmethod
+    def engine_version() -> str | None:
+        """Return llama-cpp-python's version."""
+        return engine_version()
+
+    @staticmethod
+    def refusal(entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]) -> Refusal | None:
+        """Say what `open` would refuse of a model, and whether a child process could decode with the engine."""
+        if provider != PROVIDER:
+            return Refusal(f"llama.cpp has no provider {provider!r} here")
+        if not entry.gguf and not entry.gguf_plan:
+            return Refusal(f"the pack holds no GGUF file of the model {name} and cannot make one")
+        try:
+            _kv_type(entry, name, needs=needs)
+        except CapabilityError as error:
+            return Refusal(str(error))
+        finding = probe_engine(engine_version() or "")
+        return None if finding.works else Refusal(f"llama.cpp does not run here: {finding.reason}", broken=True)
+
     def devices(self) -> Sequence[Device]:
         """Return the processor, and whether the engine runs on it: a child process tries a tiny model."""
         finding = self._probe()
@@ -78,13 +98,8 @@ class LlamaRuntime:
             raise CapabilityError(f"llama.cpp has no provider {provider!r} here; it has: {PROVIDER}")
         if threads is not None and threads < 1:
             raise InputError(f"{threads} threads: give 1 or more")
-        if not entry.gguf:
-            raise CapabilityError(
-                f"the pack holds no GGUF file of the model {name}: export it with --formats onnx,gguf, "
-                f"or use --runtime onnx"
-            )
         kv_type = _kv_type(entry, name, needs=needs)
-        path = root / entry.gguf
+        path = gguf_path(entry, root, name=name, budget=budget)
         header = read_header(path)
         check_header(header, entry, path=path)
         file_nbytes = path.stat().st_size

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from edgedecode.errors import InputError
+from edgedecode.errors import CapabilityError, InputError
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
-from edgedecode.protocols import Device, LanguageModel
+from edgedecode.protocols import Device, LanguageModel, Refusal
 from edgedecode.types import ModelCard
 
 from ..threads import default_threads
@@ -23,6 +25,9 @@ from .model import OnnxModel
 from .providers import PROVIDERS, choose_provider
 
 __all__ = ["OnnxRuntime"]
+
+DISTRIBUTIONS = tuple(f"onnxruntime{suffix}" for suffix in ("", "-gpu", "-directml", "-openvino", "-qnn"))
+"""Every one brings the same module."""
 
 
 class OnnxRuntime:
@@ -40,6 +45,28 @@ class OnnxRuntime:
     @property
     def name(self) -> str:
         return "onnx"
+
+    @staticmethod
+    def engine_version() -> str | None:
+        """Return onnxruntime's version, whichever of its distributions is installed."""
+        if find_spec("onnxruntime") is None:
+            return None
+        for name in DISTRIBUTIONS:
+            with suppress(PackageNotFoundError):
+                return version(name)
+        return "unknown"
+
+    @staticmethod
+    def refusal(entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]) -> Refusal | None:
+        """Say what `open` would refuse of a model before it opens a session."""
+        known = [each.name for each in PROVIDERS]
+        if provider not in known:
+            return Refusal(f"ONNX Runtime has no provider {provider!r}; it has: {', '.join(known)}")
+        try:
+            choose_graph(entry, root, name=name, needs=needs)
+        except CapabilityError as error:
+            return Refusal(str(error))
+        return None
 
     def devices(self) -> Sequence[Device]:
         """Return every provider this runtime knows, and whether this installation has it."""

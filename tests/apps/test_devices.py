@@ -35,7 +35,7 @@ def test_the_table_and_the_json_line(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["devices", "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     value = json.loads(lines[-1])
-    assert set(value) == {"machine", "versions", "devices"}
+    assert set(value) == {"machine", "versions", "devices", "auto"}
     assert value["machine"]["cores"] >= 1
     assert {"edgedecode", "numpy", "onnxruntime"} <= set(value["versions"])
     cpu = [device for device in value["devices"] if (device["runtime"], device["provider"]) == ("onnx", "cpu")]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import ManifestError
-from edgedecode.runtimes.llama.fields import FieldReader
-from edgedecode.runtimes.llama.header import check_header, read_header
+from edgedecode.gguf.fields import FieldReader
+from edgedecode.gguf.header import check_header, read_header
 from edgedecode.runtimes.llama.tiny import CONTEXT, HEAD_SIZE, HEADS, HIDDEN, MLP, ROWS, tiny_model
 from tests.contract.conftest import GgufOpener
 from tests.contract.toy_graph import ToyShape

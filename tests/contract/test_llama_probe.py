@@ -78,7 +78,7 @@ def test_a_good_build_is_asked_once(tmp_path: Path, cache: Path) -> None:
 
 def test_another_library_or_processor_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = child(COUNT, str(tmp_path / "calls"))
-    for name in ("_library", "_processor"):
+    for name in ("_library", "processor_facts"):
         probe_engine(VERSION, python=command)
         monkeypatch.setattr(probe, name, lambda: ["changed"])
     probe_engine(VERSION, python=command)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from edgedecode.adapter_entry import AdapterEntry
 from edgedecode.errors import ManifestError
 from edgedecode.fields import JsonValue
 from edgedecode.manifest import MANIFEST_NAME, VERSION, FileEntry, Generation, Graph, Manifest, ModelEntry, OutsideFile
@@ -39,7 +40,17 @@ def manifest() -> Manifest:
         parity={"max_error": 1e-4},
     )
     draft = replace(entry, weights="draft/weights.bin", graphs={}, kernel_noise=None)
-    names = ["tokenizer.json", "chat.jinja", "target/base.onnx", "target/weights.bin", "draft/weights.bin"]
+    adapter = AdapterEntry(
+        "adapters/pirate.gguf", role="target", rank=8, alpha=16.0, modules=("q_proj",), invocation=(3,)
+    )
+    names = [
+        adapter.file,
+        "tokenizer.json",
+        "chat.jinja",
+        "target/base.onnx",
+        "target/weights.bin",
+        "draft/weights.bin",
+    ]
     return Manifest(
         name="pack",
         created_by="a test",
@@ -50,6 +61,7 @@ def manifest() -> Manifest:
         generation=Generation(end_token_ids=(2, 0), eos_token="</s>", temperature=0.7, top_k=40, max_tokens=100),
         models={"target": entry, "draft": draft},
         files={name: FileEntry(nbytes=10, sha256="cd" * 32) for name in names},
+        adapters={"pirate": adapter},
     )
 
 
@@ -83,7 +95,20 @@ def changed(path: tuple[str, ...], value: JsonValue = None, *, remove: bool = Fa
 LEAVES = list(leaves(document()))
 NUMBERS = {"temperature", "top_p", "min_p", "kernel_noise", "repetition_penalty"}
 OPTIONAL = NUMBERS | {"chat_template", "bos_token", "eos_token", "top_k", "max_tokens"}
-OPTIONAL |= {"outside", "kv_type", "lora_rank", "lora_modules", "window", "quantization", "notes", "gguf"}
+OPTIONAL |= {
+    "outside",
+    "adapters",
+    "invocation",
+    "kv_type",
+    "lora_rank",
+    "lora_modules",
+    "window",
+    "quantization",
+    "notes",
+    "gguf",
+    "equality",
+    "gguf_plan",
+}
 
 
 def test_it_survives_its_own_json() -> None:
@@ -102,7 +127,7 @@ def test_a_field_of_the_wrong_type_is_named(path: tuple[str, ...]) -> None:
     for wrong in ([{}], True, -1.5):
         if path[-2:-1] == ("parity",) and wrong == -1.5:
             continue  # any finite number is a parity figure
-        if path[-1] in NUMBERS and wrong == -1.5:
+        if path[-1] in NUMBERS | {"alpha"} and wrong == -1.5:
             continue
         with pytest.raises(ManifestError) as refusal:
             Manifest.from_json(changed(path, wrong))
@@ -117,7 +142,7 @@ def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
         Manifest.from_json(missing)
     elif path[:-1] == ("models",) and path[-1] == "draft":
         assert set(Manifest.from_json(missing).models) == {"target"}  # a target alone is a pack
-    elif path[:-1] == ("models", "target", "graphs"):
+    elif path[:-1] in {("models", "target", "graphs"), ("adapters",)}:
         Manifest.from_json(missing)
     else:
         with pytest.raises(ManifestError) as refusal:
@@ -283,3 +308,30 @@ def test_weights_that_nobody_lists_are_named() -> None:
     value["outside"] = {}
     with pytest.raises(ManifestError, match=r"no size and digest for target/model\.onnx\.data"):
         Manifest.from_json(value)
+
+
+def test_adapters_are_found_where_they_lie() -> None:
+    whole = manifest()
+    assert whole.located_adapter("pirate") == whole.adapters["pirate"]
+    with pytest.raises(ManifestError, match="has no adapter 'sailor'; it has: pirate"):
+        whole.located_adapter("sailor")
+    outside = {"adapters/pirate.gguf": OutsideFile("/elsewhere/pirate.gguf", nbytes=1, sha256="ab")}
+    files = {name: file for name, file in whole.files.items() if name not in outside}
+    moved = Manifest.from_json(json.loads(replace(whole, files=files, outside=outside).to_json()))
+    assert moved.located_adapter("pirate").file == "/elsewhere/pirate.gguf"
+
+
+@pytest.mark.parametrize(("key", "value"), [("file", "adapters/other.gguf"), ("role", "judge"), ("file", "/abs.gguf")])
+def test_an_adapter_names_a_file_and_a_model_of_the_pack(key: str, value: str) -> None:
+    with pytest.raises(ManifestError, match=value):
+        Manifest.from_json(changed(("adapters", "pirate", key), value))
+
+
+def test_a_gguf_file_may_lie_outside() -> None:
+    whole = manifest()
+    target = replace(whole.models["target"], weights="target/m.gguf", gguf="target/m.gguf", graphs={})
+    outside = {"target/m.gguf": OutsideFile("/elsewhere/m.gguf", nbytes=7, sha256="ab")}
+    moved = replace(whole, models={**whole.models, "target": target}, outside=outside)
+    found = Manifest.from_json(json.loads(moved.to_json()))
+    assert found.located("target").gguf == found.located("target").weights == "/elsewhere/m.gguf"
+    assert found.weights_nbytes("target") == 7

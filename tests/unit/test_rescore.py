@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from edgedecode.loop import PREFILL_CHUNK
 from edgedecode.rescore import rescore
+from edgedecode.testing import TableModel, toy_tables
 from tests.toys import run, toy_model
 
 VOCABULARY = 30
@@ -38,3 +42,11 @@ def test_a_long_prompt_is_read_in_chunks() -> None:
     model = toy_model(VOCABULARY, context=1000)
     assert rescore(model, tokens, prompt_tokens=len(prompt)).hits == 4
     assert model.passes == [PREFILL_CHUNK, 39, 1, 1, 1, 1]
+
+
+def test_logits_that_are_no_numbers_agree_with_nothing() -> None:
+    tables = [table.copy() for table in toy_tables(VOCABULARY, seed=0)]
+    tables[0][5] = np.nan
+    score = rescore(TableModel((tables[0], tables[1], tables[2])), [1, 5, 2, 2], prompt_tokens=2)
+    assert (score.hits, score.largest_gap) == (score.positions - len(score.gaps), math.inf)
+    assert not score.within(1e9)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgedecode.export.proof.noise import measure_noise
+from edgedecode.noise import measure_noise
 from edgedecode.protocols import State
 from edgedecode.testing import TableModel, toy_tables
 from edgedecode.types import AdapterUse, Output, RowRequest

@@ -16,7 +16,7 @@ from edgedecode.probs import Probs
 from edgedecode.protocols import LanguageModel, State
 from edgedecode.types import FloatArray, IntArray
 
-__all__ = ["KernelNoise", "draw", "measure_noise"]
+__all__ = ["POSITIONS", "KernelNoise", "draw", "measure_noise"]
 
 POSITIONS = 2000
 _PERCENTILE = 99.9

@@ -6,10 +6,12 @@ import mmap
 import struct
 from typing import TypeAlias
 
-__all__ = ["FieldReader", "Truncated", "Value"]
+__all__ = ["Array", "FieldReader", "Truncated", "Value"]
 
 Value: TypeAlias = int | float | str
 """A field's value; of an array, how many elements it has (per-layer integers: the largest)."""
+Array: TypeAlias = "tuple[str, ...] | tuple[float, ...]"
+"""An array's elements: texts or numbers."""
 
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """struct's letters by GGUF value type."""
@@ -23,12 +25,17 @@ class Truncated(Exception):
 
 
 class FieldReader:
-    """Walks a GGUF header from `offset` on. Every method raises Truncated at the end of the bytes."""
+    """Walks a GGUF header from `offset` on. Every method raises Truncated at the end of the bytes.
 
-    def __init__(self, content: mmap.mmap) -> None:
+    keep_arrays: `arrays` gets the elements of every array met, by the field's name; else they are passed over.
+    """
+
+    def __init__(self, content: mmap.mmap, *, keep_arrays: bool = False) -> None:
         self._content = content
         self._size = len(content)
+        self._keep_arrays = keep_arrays
         self.offset = 0
+        self.arrays: dict[str, Array] = {}
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes."""
@@ -64,11 +71,16 @@ class FieldReader:
         nbytes = struct.calcsize("<" + letter) if letter else 8  # a text takes its length at least
         if count * nbytes > self._size:
             raise Truncated(f"the field {key[:40]!r} claims {count} elements")
+        if kind == TEXT and self._keep_arrays:
+            self.arrays[key] = tuple(self.text() for _ in range(count))
+            return count
         if kind == TEXT:
             for _ in range(count):
                 self._advance(self.integer("Q"))
             return count
         start = self._advance(count * nbytes)
+        if self._keep_arrays:
+            self.arrays[key] = struct.unpack_from(f"<{count}{letter}", self._content, start)
         if letter in "fd" or not 0 < count <= PER_LAYER:
             return count
         return int(max(struct.unpack_from(f"<{count}{letter}", self._content, start)))

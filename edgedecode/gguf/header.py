@@ -14,9 +14,19 @@ from pathlib import Path
 from edgedecode.errors import ManifestError
 from edgedecode.manifest import ModelEntry
 
-from .fields import FieldReader, Truncated, Value
+from .fields import Array, FieldReader, Truncated, Value
 
-__all__ = ["Header", "check_header", "read_header"]
+__all__ = [
+    "BLOCKS",
+    "EMBEDDING",
+    "Contents",
+    "Header",
+    "Tensor",
+    "check_header",
+    "header_of",
+    "read_contents",
+    "read_header",
+]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -86,7 +96,9 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
+class Tensor:
+    """A tensor as the file lists it: `shape` innermost first, ggml's type number, bytes from the data's start."""
+
     name: str
     shape: tuple[int, ...]
     type: int
@@ -98,24 +110,46 @@ class _Tensor:
         return prod(self.shape) // block * nbytes
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """All that stands before the data: fields, the arrays among them where they were asked for, and tensors."""
+
+    fields: Mapping[str, Value]
+    arrays: Mapping[str, Array]
+    tensors: tuple[Tensor, ...]
+
+
 def read_header(path: Path) -> Header:
-    """Read the header of the GGUF file at `path` and check that its tensors lie inside the file.
+    """Read the header of the model at `path` and check that its tensors lie inside the file.
 
     Raises ManifestError in one line for a file that is missing, truncated, foreign, big-endian, newer, split, or holds
     a vocabulary only.
     """
+    return header_of(read_contents(path), path)
+
+
+def header_of(contents: Contents, path: Path) -> Header:
+    """Return what the contents of the file at `path` say of its model. Raises ManifestError as `read_header`."""
+    try:
+        return _header(contents.fields, contents.tensors, path)
+    except Truncated as error:
+        raise _damaged(path, error) from None
+
+
+def read_contents(path: Path, *, arrays: bool = False) -> Contents:
+    """Read all that stands before the data, `arrays` too; raises as `read_header`, but takes what is no model."""
     try:
         with path.open("rb") as file:
             if not path.stat().st_size:
-                raise ManifestError(f"{path} is empty: copy or export the pack again")
+                raise ManifestError(f"{path} is empty: copy, download or export it again")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return _read(content, path)
+                return _read(content, path, arrays=arrays)
     except OSError as error:
         raise ManifestError(
             f"{path} cannot be read ({error.strerror or error}): export or import the pack again"
         ) from None
     except Truncated as error:
-        raise ManifestError(f"{path} is truncated or damaged ({error}): copy or export the pack again") from None
+        raise _damaged(path, error) from None
 
 
 def check_header(header: Header, entry: ModelEntry, *, path: Path) -> None:
@@ -132,8 +166,12 @@ def check_header(header: Header, entry: ModelEntry, *, path: Path) -> None:
             raise ManifestError(f"{path} has {name} {found}, the manifest says {wanted}: export the pack again")
 
 
-def _read(content: mmap.mmap, path: Path) -> Header:
-    reader = FieldReader(content)
+def _damaged(path: Path, error: Truncated) -> ManifestError:
+    return ManifestError(f"{path} is truncated or damaged ({error}): copy, download or export it again")
+
+
+def _read(content: mmap.mmap, path: Path, *, arrays: bool) -> Contents:
+    reader = FieldReader(content, keep_arrays=arrays)
     _check_start(reader, path)
     tensor_count, field_count = reader.integer("Q"), reader.integer("Q")
     if max(tensor_count, field_count) > MOST_ITEMS:
@@ -142,12 +180,12 @@ def _read(content: mmap.mmap, path: Path) -> Header:
     _check_whole(fields, tensor_count, path)
     tensors = [_tensor(reader, path) for _ in range(tensor_count)]
     _check_ends(tensors, fields, start=reader.offset, nbytes=len(content))
-    return _header(fields, tensors, path)
+    return Contents(fields, reader.arrays, tuple(tensors))
 
 
 def _check_start(reader: FieldReader, path: Path) -> None:
     if reader.take(4) != MAGIC:
-        raise ManifestError(f"{path} is no GGUF file: export the pack again with --formats onnx,gguf")
+        raise ManifestError(f"{path} is no GGUF file: give one, or export the pack again with --formats onnx,gguf")
     version = reader.integer("I")
     if version and not version & 0xFFFF:
         raise ManifestError(f"{path} is big-endian, this machine's engine is not: convert it, or export the pack here")
@@ -156,7 +194,7 @@ def _check_start(reader: FieldReader, path: Path) -> None:
             f"{path} has GGUF version {version}, this edgedecode reads up to {VERSIONS[-1]}: upgrade edgedecode"
         )
     if version not in VERSIONS:
-        raise ManifestError(f"{path} has GGUF version {version}, which is too old: export the pack again")
+        raise ManifestError(f"{path} has GGUF version {version}, which is too old: convert or export it again")
 
 
 def _check_whole(fields: Mapping[str, Value], tensor_count: int, path: Path) -> None:
@@ -170,13 +208,13 @@ def _check_whole(fields: Mapping[str, Value], tensor_count: int, path: Path) -> 
         raise ManifestError(f"{path} holds a vocabulary and no weights: export the model itself")
 
 
-def _tensor(reader: FieldReader, path: Path) -> _Tensor:
+def _tensor(reader: FieldReader, path: Path) -> Tensor:
     name = reader.text()
     dimensions = reader.integer("I")
     if not 1 <= dimensions <= MOST_DIMENSIONS:
         raise Truncated(f"the tensor {name[:40]!r} has {dimensions} dimensions")
     shape = tuple(reader.integer("Q") for _ in range(dimensions))
-    tensor = _Tensor(name, shape, reader.integer("I"), reader.integer("Q"))
+    tensor = Tensor(name, shape, reader.integer("I"), reader.integer("Q"))
     if tensor.type not in BLOCKS:
         raise ManifestError(f"{path} holds {name} in the unknown type {tensor.type}: upgrade edgedecode")
     if shape[0] % BLOCKS[tensor.type][0]:
@@ -184,7 +222,7 @@ def _tensor(reader: FieldReader, path: Path) -> _Tensor:
     return tensor
 
 
-def _check_ends(tensors: list[_Tensor], fields: Mapping[str, Value], *, start: int, nbytes: int) -> None:
+def _check_ends(tensors: list[Tensor], fields: Mapping[str, Value], *, start: int, nbytes: int) -> None:
     alignment = _integer(fields, "general.alignment") or _LEAST_ALIGNMENT
     if alignment % _LEAST_ALIGNMENT:
         raise Truncated(f"its tensors are aligned to {alignment} bytes, the engine wants {_LEAST_ALIGNMENT}")
@@ -197,11 +235,11 @@ def _check_ends(tensors: list[_Tensor], fields: Mapping[str, Value], *, start: i
             raise Truncated(f"{tensor.name[:40]} ends at byte {end}, the file at {nbytes}")
 
 
-def _header(fields: Mapping[str, Value], tensors: list[_Tensor], path: Path) -> Header:
+def _header(fields: Mapping[str, Value], tensors: tuple[Tensor, ...], path: Path) -> Header:
     architecture = fields.get("general.architecture")
     embedding = next((tensor for tensor in tensors if tensor.name == EMBEDDING), None)
     if not isinstance(architecture, str) or embedding is None or len(embedding.shape) != 2:
-        raise ManifestError(f"{path} holds no language model (no architecture or embedding): export the pack again")
+        raise ManifestError(f"{path} holds no language model (no architecture or embedding): give another")
     hidden, rows = embedding.shape
     for name in _POSITIVE:
         value = fields.get(f"{architecture}.{name}", 1.0)
@@ -213,7 +251,7 @@ def _header(fields: Mapping[str, Value], tensors: list[_Tensor], path: Path) -> 
 
     listed = fields.get("tokenizer.ggml.tokens") or size("vocab_size") or rows
     if listed != rows:
-        raise ManifestError(f"{path} lists {listed} tokens for {rows} rows: export the pack again")
+        raise ManifestError(f"{path} lists {listed} tokens for {rows} rows: convert or export it again")
     if not size("block_count"):
         raise Truncated("it has no layers")
     heads = size("attention.head_count")

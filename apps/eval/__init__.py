@@ -1,0 +1,1 @@
+"""What a pack's models say, measured: two engines against each other."""

@@ -1,0 +1,86 @@
+"""The verb `eval`: what a pack's models say, measured. Engines load when it runs."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+
+from edgedecode.commands import Command
+from edgedecode.noise import POSITIONS
+from edgedecode.pair import KV_TYPES
+
+__all__ = ["command"]
+
+ROLES = ("target", "draft", "both")
+
+
+class EvalCommand:
+    """One evaluation a call, chosen by its option; tables first, with --json one line of figures last."""
+
+    name = "eval"
+    help = "check what a pack says: one engine against the other"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        which = parser.add_argument_group("what is evaluated").add_mutually_exclusive_group(required=True)
+        which.add_argument(
+            "--equality",
+            action="store_true",
+            help="decode the same prompts on two engines, score each one's text with the other, and exit with 1 if "
+            "they differ by more than their kernels' noise",
+        )
+        how = parser.add_argument_group("how")
+        how.add_argument("--prompts", metavar="FILE", help="jsonl as `bench` takes it (default: the bundled prompts)")
+        how.add_argument("--limit", type=_count, metavar="N", help="so many prompts at most, of every family in turn")
+        how.add_argument(
+            "-n", "--max-tokens", type=_count, default=64, metavar="N", help="of an answer (default: %(default)s)"
+        )
+        how.add_argument("--role", choices=ROLES, default="both", help="which models (default: all there are)")
+        how.add_argument(
+            "--runtimes", type=_pair_of_names, default=("onnx", "llama"), metavar="A,B", help="default: onnx,llama"
+        )
+        how.add_argument(
+            "--noise-positions",
+            type=_count,
+            default=POSITIONS,
+            metavar="N",
+            help="positions that kernel noise is measured on where the pack does not state it (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--save",
+            action=BooleanOptionalAction,
+            default=None,
+            help="keep the result in the pack's manifest (default: where the pack is yours and can be written)",
+        )
+        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        _add_engine_options(parser)
+        parser.set_defaults(usage_error=parser.error)
+
+    def run(self, arguments: Namespace) -> int:
+        from .run import run_equality
+
+        return run_equality(arguments)
+
+
+def _add_engine_options(parser: ArgumentParser) -> None:
+    """Add what says which pack is opened, and how; of `options.add_pack_options` what holds for two engines."""
+    group = parser.add_argument_group("pack and engines")
+    group.add_argument("-m", "--model", metavar="PACK", help="folder or hub id of a pack (default: the bundled one)")
+    group.add_argument("-t", "--threads", type=_count, metavar="N", help="threads of each engine")
+    group.add_argument("--memory", metavar="SIZE", help="hard budget for the whole process, for example 800MB")
+    group.add_argument("--kv-type", choices=KV_TYPES, help="how both keep keys and values (default: each as it does)")
+    group.add_argument("--verify", action="store_true", help="check every file's digest before loading")
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text[:10]) < 10**9:
+        raise ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return int(text)
+
+
+def _pair_of_names(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if len(set(names)) != 2 or len(names) != 2:
+        raise ArgumentTypeError(f"{text!r} does not name two different runtimes, as onnx,llama does")
+    return names
+
+
+command: Command = EvalCommand()

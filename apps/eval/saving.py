@@ -1,0 +1,44 @@
+"""Keeps a comparison in the pack's manifest: whole or not at all, and nothing else in it changes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from edgedecode.equality import Equality
+from edgedecode.errors import ManifestError
+from edgedecode.hub import BUNDLED_PACK, is_downloaded
+from edgedecode.manifest import MANIFEST_NAME, Manifest
+
+__all__ = ["save_equality", "saves_by_itself"]
+
+
+def saves_by_itself(root: Path) -> bool:
+    """Tell whether a pack's manifest is the user's own to write: not the package's, not another's from the hub."""
+    ours = root.resolve() == BUNDLED_PACK.resolve() or is_downloaded(root)
+    return not ours and os.access(root, os.W_OK) and os.access(root / MANIFEST_NAME, os.W_OK)
+
+
+def save_equality(root: Path, found: Mapping[str, Equality]) -> None:
+    """Write what was found of each role into the manifest. Raises ManifestError where that cannot be written."""
+    path = root / MANIFEST_NAME
+    value = json.loads(path.read_text(encoding="utf-8"))  # as it stands: keys that only a newer version knows stay
+    for role, equality in found.items():
+        value["models"][role]["equality"] = asdict(equality)
+    Manifest.from_json(value)
+    fresh = root / f".{MANIFEST_NAME}.{os.getpid()}"
+    try:
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError as error:
+        raise ManifestError(
+            f"the result cannot be kept in {path} ({error.strerror or error}): give --no-save"
+        ) from None
+    finally:
+        fresh.unlink(missing_ok=True)

@@ -1,0 +1,73 @@
+"""Do two engines say the same? Adds up how each scored the text that the other decoded. Opens no engine.
+
+Every token of an engine's greedy text is that engine's own arg-max. It is the other's too, or a near tie whose gap lies
+below kernel noise, or the engines compute different things. The noise that counts is that of the noisier engine: either
+one's rounding may turn a tie, and an engine whose kernels all round alike (llama.cpp on a processor) has none itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgedecode.equality import Equality
+from edgedecode.rescore import Rescore
+
+__all__ = ["PromptEquality", "equality_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEquality:
+    """One prompt: how each engine, by name, scores the other's text, and whether the two texts differ at all."""
+
+    name: str
+    scores: Mapping[str, Rescore]
+    divergent: bool
+
+    @property
+    def positions(self) -> int:
+        return sum(score.positions for score in self.scores.values())
+
+    @property
+    def hits(self) -> int:
+        return sum(score.hits for score in self.scores.values())
+
+    @property
+    def largest_gap(self) -> float:
+        """In logits; infinite where a score was no number."""
+        return max(score.largest_gap for score in self.scores.values())
+
+    def within(self, noise: Mapping[str, float]) -> bool:
+        """Tell whether every gap lies below the noisier engine's noise, in logits; a noise must be a number."""
+        numbers = all(math.isfinite(value) for value in noise.values())
+        return numbers and self.largest_gap <= max(noise.values())
+
+
+def equality_of(
+    prompts: Sequence[PromptEquality],
+    *,
+    engines: Mapping[str, str],
+    noise: Mapping[str, float],
+    prompts_digest: str,
+    max_tokens: int,
+    kv_type: str = "",
+) -> Equality:
+    """Add up what is known of every prompt; `noise` in logits by engine."""
+    return Equality(
+        engines=dict(engines),
+        prompts=len(prompts),
+        prompts_digest=prompts_digest,
+        max_tokens=max_tokens,
+        kv_type=kv_type,
+        tokens=sum(prompt.positions for prompt in prompts),
+        hits=sum(prompt.hits for prompt in prompts),
+        divergent=sum(prompt.divergent for prompt in prompts),
+        beyond=sum(not prompt.within(noise) for prompt in prompts),
+        largest_gap=_finite(max(prompt.largest_gap for prompt in prompts)),
+        noise={engine: _finite(value) for engine, value in noise.items()},
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,73 @@
+"""Which of several engines runs a pack, from what each says of itself and what was measured. Does no work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edgedecode.protocols import Refusal
+
+__all__ = ["Candidate", "Choice", "Speeds", "choose"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine by its runtime's name. version None: it is not installed. refusal None: it can run the pack."""
+
+    name: str
+    version: str | None
+    refusal: Refusal | None = None
+
+    @property
+    def able(self) -> bool:
+        return self.version is not None and self.refusal is None
+
+    @property
+    def why_not(self) -> str:
+        """Say in a few words why it is not able."""
+        return "it is not installed" if self.version is None else self.refusal.reason if self.refusal else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Measured seconds a token of plain decoding by engine, why an engine gave none, and when that was (UTC)."""
+
+    seconds: Mapping[str, float]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    taken: str = ""
+
+    @property
+    def line(self) -> str:
+        """Return the figures in one line, the fastest first."""
+        ordered = sorted(self.seconds.items(), key=lambda item: (item[1], item[0]))
+        figures = [f"{name} {1000 * seconds:.2f} ms" for name, seconds in ordered]
+        return ", ".join(figures + [f"{name} refused ({reason})" for name, reason in sorted(self.refused.items())])
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Engines that can run the pack, the one to take first; the others follow where it then cannot be opened."""
+
+    names: tuple[str, ...]
+    reason: str
+    broken: tuple[str, ...] = ()
+    """Of engines that are installed and do not run, a sentence each."""
+
+
+def choose(candidates: Sequence[Candidate], *, speeds: Speeds | None, preferred: str) -> Choice:
+    """Take the fastest engine that is able; unmeasured ones come last, the `preferred` one first among them.
+
+    Where only one is able nothing needs to be measured. Without any, `names` is empty and the reason says why.
+    """
+    able = [candidate.name for candidate in candidates if candidate.able]
+    broken = tuple(each.why_not for each in candidates if each.refusal is not None and each.refusal.broken)
+    rejected = "; ".join(f"{each.name}: {each.why_not}" for each in candidates if not each.able)
+    if len(able) < 2:
+        return Choice(tuple(able), rejected or "it is the only engine here", broken)
+    if speeds is None or not set(able) & set(speeds.seconds):
+        reason = speeds.line if speeds else "not measured yet: the first use does it, or devices --measure"
+        return Choice(tuple(sorted(able, key=lambda name: (name != preferred, name))), reason, broken)
+    known = speeds.seconds
+    ordered = sorted(able, key=lambda name: (name not in known, known.get(name, 0.0), name != preferred, name))
+    when = f", measured {speeds.taken}" if speeds.taken else ""
+    return Choice(tuple(ordered), f"{speeds.line} a token{when}", broken)

@@ -1,0 +1,110 @@
+"""Finds the engine for a pack where the user leaves it open: asks the installed ones, measures where that decides."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from edgedecode.engine_choice import Candidate, Choice, Speeds, choose
+from edgedecode.engine_speeds import EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
+from edgedecode.errors import CapabilityError, EdgeDecodeError, RuntimeUnavailable
+from edgedecode.manifest import Manifest
+from edgedecode.notices import notice
+from edgedecode.protocols import Refusal, RuntimeFactory
+from edgedecode.registry import RUNTIMES, find_factory, installed
+
+__all__ = ["AUTO", "USUAL", "chosen_engines", "default_runtime", "engine_candidates", "known_choice"]
+
+AUTO = "auto"
+USUAL = "onnx"
+"""The engine that is taken of several where nothing can be measured."""
+
+
+def default_runtime() -> str:
+    """Return the runtime where none is named: `EDGEDECODE_RUNTIME`, else auto."""
+    return os.environ.get("EDGEDECODE_RUNTIME") or AUTO
+
+
+def engine_candidates(manifest: Manifest, root: Path, request: EngineRequest) -> list[Candidate]:
+    """Ask every installed runtime whether it can run the pack; no engine is loaded into this process."""
+    return [_candidate(name, manifest, root, request) for name in installed(RUNTIMES)]
+
+
+def known_choice(manifest: Manifest, root: Path, request: EngineRequest, *, measure: bool = False) -> Choice:
+    """Return what auto takes by what is known; `measure`: measure now, whatever is known."""
+    candidates = engine_candidates(manifest, root, request)
+    able = {each.name: each.version or "" for each in candidates if each.able}
+    path = finding_path(manifest, request, versions=able) if len(able) > 1 else None
+    speeds = load_speeds(path)
+    if path is not None and measure:
+        speeds = measure_speeds(root, list(able), request)
+        store_speeds(path, speeds)
+    return choose(candidates, speeds=speeds, preferred=USUAL)
+
+
+def chosen_engines(manifest: Manifest, root: Path, request: EngineRequest, *, asked: bool) -> tuple[str, ...]:
+    """Return the engines to try, in this order; measures, once, where several are able.
+
+    asked: the user wrote auto, and hears why it is not another engine; otherwise only of engines that do not run.
+    Raises RuntimeUnavailable where no engine is installed, CapabilityError where none can run the pack.
+    """
+    candidates = engine_candidates(manifest, root, request)
+    able = {each.name: each.version or "" for each in candidates if each.able}
+    if not able:
+        return (_only_installed(candidates),)
+    speeds = _speeds(manifest, root, request, versions=able) if len(able) > 1 else None
+    choice = choose(candidates, speeds=speeds, preferred=USUAL)
+    others = [f"{each.name}: {each.why_not}" for each in candidates if not each.able] if asked else choice.broken
+    if others:
+        notice(f"decoding on {choice.names[0]} ({'; '.join(others)})")
+    return choice.names
+
+
+def _speeds(manifest: Manifest, root: Path, request: EngineRequest, *, versions: dict[str, str]) -> Speeds | None:
+    """Return what was measured, now if it never was; None where it could not be kept, since it would be done again."""
+    path = finding_path(manifest, request, versions=versions)
+    speeds = load_speeds(path)
+    if speeds is not None or path is None:
+        return speeds
+    speeds = measure_speeds(root, list(versions), request)
+    store_speeds(path, speeds)
+    fastest = min(speeds.seconds, key=lambda name: speeds.seconds[name], default="")
+    if fastest:
+        notice(f"measured the engines on this pack, once: {speeds.line} a token; decoding on {fastest}")
+    return speeds
+
+
+def _only_installed(candidates: list[Candidate]) -> str:
+    """Return the one installed engine, whose own refusal says most; raise where there is none, or several refuse."""
+    there = [each for each in candidates if each.version is not None]
+    if not there:
+        names = ", ".join(f"pip install 'edgedecode[{each.name}]'" for each in reversed(candidates))
+        raise RuntimeUnavailable(f"no engine is installed: {names or 'install edgedecode again'}")
+    if len(there) > 1:
+        raise CapabilityError(
+            f"no engine here can run this pack so: {'; '.join(f'{each.name}: {each.why_not}' for each in there)}"
+        )
+    return there[0].name
+
+
+def _candidate(name: str, manifest: Manifest, root: Path, request: EngineRequest) -> Candidate:
+    try:
+        factory = find_factory(name)
+    except RuntimeUnavailable:
+        return Candidate(name, None)
+    if not isinstance(factory, RuntimeFactory):
+        return Candidate(name, "unknown")
+    version = factory.engine_version()
+    return Candidate(name, version, None if version is None else _refusal(factory, manifest, root, request))
+
+
+def _refusal(factory: RuntimeFactory, manifest: Manifest, root: Path, request: EngineRequest) -> Refusal | None:
+    """Ask of every model; a KV type is asked of the target only, as `Pair` does."""
+    for role in manifest.models:
+        needs = (f"kv:{request.kv_type}",) if request.kv_type and role == "target" else ()
+        entry = manifest.located(role)
+        with suppress(EdgeDecodeError):  # what else is wrong with the pack, its opening says
+            if refusal := factory.refusal(entry, root, name=role, provider=request.provider, needs=needs):
+                return refusal
+    return None

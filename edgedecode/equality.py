@@ -1,0 +1,63 @@
+"""What a comparison of two engines found, as a pack's manifest keeps it. Knows no engine and compares nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgedecode.errors import ManifestError
+from edgedecode.fields import Fields
+
+__all__ = ["Equality"]
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """The last comparison of two engines on one model, as the manifest keeps it: no date, no time, no machine."""
+
+    engines: Mapping[str, str]
+    """Runtime → the versions it ran with."""
+    prompts: int
+    prompts_digest: str
+    """sha256, in hex, of the prompts' token ids."""
+    max_tokens: int
+    kv_type: str
+    """As asked for; empty: what each engine does by itself."""
+    tokens: int
+    """Tokens decoded by both engines together; each was scored by the other."""
+    hits: int
+    """How many of them were the arg-max in both."""
+    divergent: int
+    """Prompts whose two texts differ."""
+    beyond: int
+    """Prompts with a gap above the noise of the noisier engine."""
+    largest_gap: float | None
+    """In logits; None: a score that was no number."""
+    noise: Mapping[str, float | None]
+    """Runtime → its kernel noise, in logits: what its own one-row and many-row kernels differ by. None: no number."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether every token is the arg-max in both engines or lies within the noise."""
+        return not self.beyond
+
+    @classmethod
+    def of(cls, fields: Fields) -> Equality:
+        """Check a parsed block field by field. Raises ManifestError naming the field."""
+        engines, noise = fields.child("engines"), fields.child("noise")
+        found = cls(
+            engines={name: engines.text(name) for name in engines.values},
+            prompts=fields.integer("prompts", low=1),
+            prompts_digest=fields.text("prompts_digest"),
+            max_tokens=fields.integer("max_tokens", low=1),
+            kv_type=fields.optional_text("kv_type") or "",
+            tokens=fields.integer("tokens", low=0),
+            hits=fields.integer("hits", low=0),
+            divergent=fields.integer("divergent", low=0),
+            beyond=fields.integer("beyond", low=0),
+            largest_gap=fields.optional_number("largest_gap"),
+            noise={name: noise.optional_number(name) for name in noise.values},
+        )
+        if found.hits > found.tokens or max(found.divergent, found.beyond) > found.prompts:
+            raise ManifestError(f"{fields.where} counts more hits than tokens, or more prompts than there are")
+        return found

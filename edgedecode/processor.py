@@ -1,0 +1,17 @@
+"""What decides whether native code runs on this processor, and how fast: a key for findings that are kept."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+__all__ = ["processor_facts"]
+
+
+def processor_facts() -> list[str]:
+    """Return the processor's model and flags where Linux tells, else what the platform says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return [platform.platform(), platform.processor()]
+    return sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})

@@ -1,0 +1,1 @@
+"""GGUF files that someone else made become packs, where they lie."""

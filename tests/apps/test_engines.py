@@ -1,0 +1,105 @@
+"""Which engine the verbs run on: measured and told of, another one where the native library dies, none silently."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgedecode.manifest import Manifest
+from tests.apps.conftest import Run
+
+SHORT = ("-p", "What is the capital of France?", "--temp", "0", "-n", "8")
+DIES = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
+REBUILD = "--no-deps llama-cpp-python==0.3.36"
+
+
+@pytest.fixture
+def planned(pack: Path) -> Path:
+    """A pack that both engines run."""
+    entry = Manifest.load(pack).models["target"]
+    if not (entry.gguf or entry.gguf_plan):
+        pytest.skip("the pack runs on ONNX Runtime only: run `make pack`")
+    return pack
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    return {"EDGEDECODE_CACHE": str(tmp_path / "cache"), "EDGEDECODE_RUNTIME": ""}
+
+
+@pytest.fixture
+def crashing(tmp_path: Path, settings: dict[str, str]) -> dict[str, str]:
+    """An installed llama-cpp-python that dies when it is imported, as a build for another processor does."""
+    folder = tmp_path / "site"
+    (folder / "llama_cpp").mkdir(parents=True)
+    (folder / "llama_cpp" / "__init__.py").write_text(DIES)
+    about = folder / "llama_cpp_python-0.3.36.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: 0.3.36\n")
+    return {**settings, "PYTHONPATH": str(folder)}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals by name")
+def test_an_engine_that_dies_is_named_and_the_other_runs(planned: Path, run: Run, crashing: dict[str, str]) -> None:
+    listed = run("devices", "--json", "-m", str(planned), **crashing)
+    assert listed.returncode == 0
+    value = json.loads(listed.stdout.splitlines()[-1])
+    (llama,) = (device for device in value["devices"] if device["runtime"] == "llama")
+    assert not llama["available"]
+    for text in (llama["reason"], value["auto"]["reason"]):
+        assert "SIGSEGV" in text
+        assert 'CMAKE_ARGS="-DGGML_NATIVE=OFF"' in text
+        assert REBUILD in text
+    assert value["auto"]["engine"] == "onnx"
+    for words in ((), ("--runtime", "auto")):
+        done = run("generate", "-m", str(planned), *SHORT, *words, **crashing)
+        assert (done.returncode, done.stdout) == (0, b"The capital of France is Paris.\n")
+        (line,) = done.stderr.decode().splitlines()
+        assert line.startswith("edgedecode: decoding on onnx (")
+        assert "SIGSEGV" in line
+        assert REBUILD in line
+    done = run("generate", "-m", str(planned), *SHORT, "--runtime", "llama", **crashing)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"does not run here: its native code died with SIGSEGV" in done.stderr
+
+
+def test_auto_measures_once_and_devices_tells(planned: Path, run: Run, settings: dict[str, str]) -> None:
+    for module in ("llama_cpp", "gguf"):
+        pytest.importorskip(module, reason="the llama extra is not installed")
+    before = json.loads(run("devices", "--json", "-m", str(planned), **settings).stdout.splitlines()[-1])
+    assert "not measured yet" in before["auto"]["reason"]
+    first = run("generate", "-m", str(planned), *SHORT, **settings)
+    again = run("generate", "-m", str(planned), *SHORT, **settings)
+    assert first.stdout == again.stdout == b"The capital of France is Paris.\n"
+    told = first.stderr.decode()
+    assert told.count("measured the engines on this pack, once: ") == 1
+    chosen = told.partition("; decoding on ")[2].split()[0]
+    assert "measured" not in again.stderr.decode()
+    after = json.loads(run("devices", "--json", "-m", str(planned), **settings).stdout.splitlines()[-1])
+    assert after["auto"]["engine"] == chosen
+    assert ", measured 20" in after["auto"]["reason"]
+    measured = run("devices", "--measure", "-m", str(planned), **settings)
+    assert measured.stdout.decode().splitlines()[-1].startswith(f"--runtime auto, pack {before['auto']['pack']}: ")
+
+
+def test_an_explicit_request_narrows_the_choice(planned: Path, run: Run, settings: dict[str, str]) -> None:
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    words = ("generate", "-m", str(planned), *SHORT, "--runtime", "auto", "--kv-type", "float16")
+    done = run(*words, **settings)
+    assert (done.returncode, done.stdout) == (0, b"The capital of France is Paris.\n")
+    assert "decoding on llama (onnx: " in done.stderr.decode()
+    refused = run("generate", "-m", str(planned), *SHORT, "--runtime", "auto", "--provider", "abacus", **settings)
+    assert refused.returncode == 1
+    assert "no engine here can run this pack so" in refused.stderr.decode()
+    assert "'abacus'" in refused.stderr.decode()
+
+
+def test_bench_runs_on_the_chosen_engine(planned: Path, run: Run, settings: dict[str, str]) -> None:
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    words = ("--families", "story", "--per-family", "1", "--repetitions", "1", "-n", "4", "--lengths", "1")
+    done = run("bench", "-m", str(planned), *words, "--drafters", "ngram", "--kv-type", "float16", "--json", **settings)
+    assert done.returncode == 0, done.stderr.decode()
+    assert "llama on cpu" in json.loads(done.stdout.splitlines()[-1])["conditions"]["pack"]

@@ -1,0 +1,294 @@
+"""`eval --equality`: on tables whose logits differ by known amounts, then through the verb, then on a real pack."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode import ContextExceeded, InputError, Pair
+from edgedecode.apps.eval import run as run_module
+from edgedecode.apps.eval import saving
+from edgedecode.apps.eval.compare import Comparison, EncodedPrompt, Setting, compare_engines
+from edgedecode.apps.eval.tally import PromptEquality, equality_of
+from edgedecode.cli import main
+from edgedecode.equality import Equality
+from edgedecode.errors import CapabilityError, ManifestError
+from edgedecode.fields import Fields
+from edgedecode.manifest import MANIFEST_NAME, Manifest
+from edgedecode.memory import Budget
+from edgedecode.protocols import LanguageModel
+from edgedecode.rescore import Rescore
+from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
+from edgedecode.types import FloatArray
+
+VOCABULARY = 24
+PROMPTS = [EncodedPrompt(f"prompt {index}", (index, index + 1, 3)) for index in range(6)]
+SETTING = Setting(max_tokens=20, ends=frozenset(), noise_positions=60)
+Tables = tuple[FloatArray, ...]
+
+
+def tables(seed: int = 3) -> Tables:
+    return toy_tables(VOCABULARY, seed=seed, scale=2.0)
+
+
+class Noisy(TableModel):
+    """Tables whose card states a kernel noise."""
+
+    def __init__(self, tables: Tables, noise: float | None) -> None:
+        super().__init__(tables)
+        self.card = replace(self.card, kernel_noise=noise)
+
+
+def compared(
+    first: Tables, second: Tables, *, noise: float | None = 0.0, setting: Setting = SETTING
+) -> tuple[Comparison, list[str]]:
+    """Compare two tables as the engines a and b; also return in which order they were opened and closed."""
+    steps: list[str] = []
+
+    @contextmanager
+    def opened(name: str) -> Iterator[LanguageModel]:
+        steps.append(f"open {name}")
+        yield Noisy({"a": first, "b": second}[name], noise)
+        steps.append(f"close {name}")
+
+    found = compare_engines(
+        opened, ("a", "b"), PROMPTS, setting, progress=lambda name, total: nullcontext(lambda done: None)
+    )
+    return found, steps
+
+
+def summed(comparison: Comparison) -> Equality:
+    return equality_of(
+        comparison.prompts,
+        engines={"a": "a 1", "b": "b 2"},
+        noise=comparison.noise,
+        prompts_digest="12",
+        max_tokens=20,
+    )
+
+
+def nudged(tables: Tables, *, token: int, after: int, amount: float) -> Tables:
+    """One weight moved: the logit of `token` after `after`."""
+    first = tables[0].copy()
+    first[after, token] += amount
+    return (first, *tables[1:])
+
+
+def test_the_same_engine_twice_is_equal_without_any_noise() -> None:
+    comparison, steps = compared(tables(), tables())
+    found = summed(comparison)
+    assert found.equal
+    assert (found.tokens, found.hits, found.divergent, found.beyond) == (240, 240, 0, 0)
+    assert found.largest_gap == 0
+    # the second is tried first, and never are two open at once
+    assert steps == [f"{what} {name}" for name in "baba" for what in ("open", "close")]
+
+
+def test_one_perturbed_weight_is_not_equal_and_its_gap_is_what_was_added() -> None:
+    plain, _ = compared(tables(), tables())
+    said = TableModel(tables()).logits_after(PROMPTS[0].tokens)
+    ranked = np.argsort(-said)
+    behind = float(said[ranked[0]] - said[ranked[1]])
+    wrong = nudged(tables(), token=int(ranked[1]), after=3, amount=behind + 0.5)
+    comparison, _ = compared(tables(), wrong)
+    found = summed(comparison)
+    assert not found.equal
+    assert found.divergent >= 1
+    assert found.hits < found.tokens
+    assert comparison.prompts[0].divergent
+    assert comparison.prompts[0].scores["b"].gaps[0] == pytest.approx(0.5, abs=1e-4)
+    assert summed(plain).equal
+
+
+@pytest.mark.parametrize(("noise", "equal"), [(0.4, False), (0.6, True)])
+def test_a_gap_is_judged_by_the_noise(noise: float, equal: bool) -> None:
+    said = TableModel(tables()).logits_after(PROMPTS[0].tokens)
+    ranked = np.argsort(-said)
+    behind = float(said[ranked[0]] - said[ranked[1]])
+    half = nudged(tables(), token=int(ranked[1]), after=3, amount=behind + 0.5)
+    comparison, _ = compared(tables(), half, noise=noise)
+    assert comparison.prompts[0].divergent
+    bound = comparison.prompts[0].scores["b"].gaps[0]
+    assert (bound <= noise) == equal
+    assert comparison.prompts[0].within({"a": noise, "b": 0.0}) == (comparison.prompts[0].largest_gap <= noise)
+    assert comparison.prompts[0].within({"a": 100.0, "b": 0.0})
+    assert not comparison.prompts[0].within({"a": 100.0, "b": math.nan})
+
+
+def test_logits_that_are_no_numbers_are_an_error() -> None:
+    broken = (np.full_like(tables()[0], np.nan), *tables()[1:])
+    with pytest.raises(CapabilityError, match="not numbers"):
+        compared(tables(), broken, noise=100.0)
+
+
+def test_a_score_that_is_no_number_is_never_equal_and_keeps_the_manifest_readable() -> None:
+    score = Rescore(positions=3, hits=2, gaps=(math.inf,))
+    prompt = PromptEquality("p", scores={"a": score, "b": Rescore(3, 3, ())}, divergent=True)
+    found = summed(Comparison((prompt,), {"a": 1.0, "b": 1.0}))
+    assert not found.equal
+    assert (found.tokens, found.hits, found.beyond, found.largest_gap) == (6, 5, 1, None)
+    assert Equality.of(Fields.of(json.loads(json.dumps(asdict(found), allow_nan=False)), "equality")) == found
+
+
+def test_noise_is_measured_where_the_card_states_none() -> None:
+    stated, _ = compared(tables(), tables(), noise=0.25)
+    assert stated.noise == {"a": 0.25, "b": 0.25}
+    measured, _ = compared(tables(), tables(), noise=None)
+    assert measured.noise == {"a": 0.0, "b": 0.0}  # tables round nothing
+    doubted, _ = compared(tables(), tables(), noise=0.25, setting=replace(SETTING, trusted_noise=False))
+    assert doubted.noise == {"a": 0.0, "b": 0.0}
+
+
+def test_prompts_that_leave_no_room_are_refused_before_anything_is_decoded() -> None:
+    model = TableModel(tables(), context=30)
+    for prompt, error in ((EncodedPrompt("long", (1,) * 15), ContextExceeded), (EncodedPrompt("none", ()), InputError)):
+        with pytest.raises(error, match=prompt.name):
+            compare_engines(
+                lambda name: nullcontext(model),
+                ("a", "b"),
+                [prompt],
+                SETTING,
+                progress=lambda name, total: nullcontext(lambda done: None),
+            )
+    assert model.passes == []
+
+
+# -- the verb ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Tables]:
+    """Two engines that are tables, over a pack whose manifest is real; a test may exchange one's tables."""
+    pair = toy_pair(context=512)
+    size = pair.tokenizer.size
+    own = {"onnx": toy_tables(size, seed=0, scale=3.0), "llama": toy_tables(size, seed=0, scale=3.0)}
+    (tmp_path / MANIFEST_NAME).write_text(manifest_text(pair), encoding="utf-8")
+
+    def load(model: object, *, runtime: str, **options: object) -> Pair:
+        runtimes = TableRuntime({"target": own[runtime], "draft": own[runtime]}, context=512)
+        return Pair(pair.manifest, tmp_path, tokenizer=pair.tokenizer, runtime=runtimes, budget=Budget())
+
+    monkeypatch.setattr(run_module, "load", load)
+    return own
+
+
+def manifest_text(pair: Pair) -> str:
+    """Name files that the manifest lists, and a key that no version knows yet."""
+    value = json.loads(pair.manifest.to_json())
+    names = ["tokenizer.json", "weights.bin", "base.onnx"]
+    value["files"] = {name: {"nbytes": 1, "sha256": "00"} for name in names}
+    value["models"]["target"]["of_tomorrow"] = [1, 2]
+    return json.dumps(value, indent=1) + "\n"
+
+
+def evaluate(root: Path, *more: str) -> int:
+    words = ["eval", "--equality", "-m", str(root), "--limit", "4", "-n", "8", "--noise-positions", "40"]
+    return main([*words, *more])
+
+
+def test_equal_engines_exit_with_0_and_are_kept(
+    engines: dict[str, Tables], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(tmp_path, "--json") == 0
+    out = capsys.readouterr().out
+    value = json.loads(out.splitlines()[-1])
+    assert out.splitlines()[-2].startswith("EQUAL: ")
+    kept = Manifest.load(tmp_path)
+    for role in ("target", "draft"):
+        entry = kept.models[role]
+        assert entry.equality is not None
+        assert entry.equality.equal
+        assert (entry.equality.prompts, entry.equality.max_tokens, entry.equality.beyond) == (4, 8, 0)
+        assert value["models"][role]["hits"] == entry.equality.hits == entry.equality.tokens > 0
+    assert json.loads((tmp_path / MANIFEST_NAME).read_text())["models"]["target"]["of_tomorrow"] == [1, 2]
+    first = (tmp_path / MANIFEST_NAME).read_bytes()
+    assert evaluate(tmp_path) == 0
+    assert (tmp_path / MANIFEST_NAME).read_bytes() == first  # nothing in it depends on when it was run
+    assert [path.name for path in tmp_path.iterdir()] == [MANIFEST_NAME]
+    capsys.readouterr()
+    assert main(["show", str(tmp_path)]) == 0
+    assert "onnx (onnxruntime" in (shown := " ".join(capsys.readouterr().out.split()))
+    assert f"{value['models']['target']['hits']} of {value['models']['target']['tokens']} tokens arg-max" in shown
+
+
+def test_a_wrong_engine_exits_with_1_and_names_prompts(
+    engines: dict[str, Tables], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines["llama"] = toy_tables(len(engines["llama"][0]), seed=9, scale=3.0)
+    assert evaluate(tmp_path, "--role", "draft", "--no-save") == 1
+    out = capsys.readouterr().out
+    assert "NOT EQUAL: onnx and llama differ by more than kernel noise: draft on 4 of 4 prompts" in out
+    assert out.count("beyond the noise: ") == 4
+    assert Manifest.load(tmp_path).models["draft"].equality is None
+
+
+def test_a_result_replaces_only_its_own_roles(engines: dict[str, Tables], tmp_path: Path) -> None:
+    assert evaluate(tmp_path, "--role", "draft") == 0
+    kept = Manifest.load(tmp_path)
+    assert kept.models["target"].equality is None
+    assert kept.models["draft"].equality is not None
+
+
+def test_an_interrupt_leaves_the_pack_as_it_was(
+    engines: dict[str, Tables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (tmp_path / MANIFEST_NAME).read_bytes()
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgedecode.apps.eval.compare.rescore", interrupted)
+    assert evaluate(tmp_path) == 130
+    monkeypatch.undo()
+    monkeypatch.setattr("edgedecode.apps.eval.saving.os.fsync", interrupted)
+    equality = summed(compared(tables(), tables())[0])
+    with pytest.raises(KeyboardInterrupt):
+        saving.save_equality(tmp_path, {"target": equality})
+    assert (tmp_path / MANIFEST_NAME).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [MANIFEST_NAME]
+
+
+def test_the_bundled_pack_is_written_only_when_asked(
+    engines: dict[str, Tables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "BUNDLED_PACK", tmp_path)
+    assert evaluate(tmp_path, "--role", "target") == 0
+    assert Manifest.load(tmp_path).models["target"].equality is None
+    assert evaluate(tmp_path, "--role", "target", "--save") == 0
+    assert Manifest.load(tmp_path).models["target"].equality is not None
+
+
+@pytest.mark.parametrize(
+    "more", [("--runtimes", "onnx"), ("--runtimes", "onnx,onnx"), ("--limit", "0"), ("-n", "x"), ("--role", "third")]
+)
+def test_usage(more: Sequence[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as usage:
+        evaluate(tmp_path, *more)
+    assert usage.value.code == 2
+
+
+def test_nothing_chosen_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as usage:
+        main(["eval"])
+    assert usage.value.code == 2
+    assert "--equality" in capsys.readouterr().err
+
+
+def test_prompts_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate(tmp_path, "--prompts", str(tmp_path / "none.jsonl")) == 1
+    assert "none.jsonl cannot be read" in capsys.readouterr().err
+
+
+def test_a_manifest_with_impossible_counts_is_refused(engines: dict[str, Tables], tmp_path: Path) -> None:
+    assert evaluate(tmp_path) == 0
+    value = json.loads((tmp_path / MANIFEST_NAME).read_text())
+    value["models"]["target"]["equality"]["hits"] = 10**6
+    with pytest.raises(ManifestError, match=r"target\.equality counts more hits"):
+        Manifest.from_json(value)

@@ -1,0 +1,198 @@
+"""A GGUF file made at first use: kept whole, made again where it is not, never half written. Needs no engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgedecode.errors import BudgetExceeded, CapabilityError
+from edgedecode.hub import BUNDLED_PACK
+from edgedecode.manifest import MANIFEST_NAME, Manifest
+from edgedecode.memory import Budget
+from edgedecode.pair import load
+from edgedecode.runtimes.llama import first_use
+from edgedecode.runtimes.llama.first_use import gguf_path
+
+pytest.importorskip("gguf", reason="the llama extra is not installed")
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Path:
+    """The bundled pack."""
+    if not (BUNDLED_PACK / MANIFEST_NAME).is_file() or not Manifest.load(BUNDLED_PACK).models["draft"].gguf_plan:
+        pytest.skip("the bundled pack has no GGUF plan: run `make pack`")
+    return BUNDLED_PACK
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gguf"
+
+
+@pytest.fixture(scope="module")
+def made(bundled: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cache after the draft's file was made, to be copied."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEDECODE_CACHE", str(folder))
+        path_of(bundled)
+        yield folder / "gguf"
+
+
+def path_of(root: Path, *, role: str = "draft", budget: Budget | None = None) -> Path:
+    return gguf_path(Manifest.load(root).located(role), root, name=role, budget=budget or Budget())
+
+
+@pytest.fixture
+def unmaking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever makes a file in this test fails."""
+    monkeypatch.setattr(first_use, "_run_child", None)
+
+
+def test_it_is_made_once_and_leaves_no_lease(bundled: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Budget(10**9)
+    path = path_of(bundled, budget=budget)
+    assert path.read_bytes()[:4] == b"GGUF"
+    assert budget.leases == ()
+    assert sorted(each.suffix for each in cache.iterdir()) == [".gguf", ".json"]
+    monkeypatch.setattr(first_use, "_run_child", None)
+    assert path_of(bundled) == path
+
+
+def test_the_targets_brings_the_drafts(bundled: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's memory is charged before a model is loaded, not beside one."""
+    path = path_of(bundled, role="target")
+    monkeypatch.setattr(first_use, "_run_child", None)
+    assert {path, path_of(bundled, role="draft")} == set(cache.glob("*.gguf"))
+
+
+def test_a_file_that_somebody_touched_is_hashed_and_kept(
+    bundled: Path, made: Path, cache: Path, unmaking: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(made, cache)
+    (path,) = cache.glob("*.gguf")
+    path.touch()
+    assert path_of(bundled) == path
+    monkeypatch.setattr(first_use, "file_sha256", None)
+    assert path_of(bundled) == path, "and not hashed again"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "flipped", "gone", "no record", "damaged record"])
+def test_a_damaged_file_is_made_again(damage: str, bundled: Path, made: Path, cache: Path) -> None:
+    shutil.copytree(made, cache)
+    (path,) = cache.glob("*.gguf")
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[-9] ^= 1
+    match damage:
+        case "truncated":
+            path.write_bytes(whole[:-1000])
+        case "foreign":
+            path.write_bytes(b"something else")
+        case "flipped":
+            path.write_bytes(flipped)
+        case "gone":
+            path.unlink()
+        case "no record":
+            path.with_suffix(".json").unlink()
+        case _:
+            path.with_suffix(".json").write_text("[]")
+    assert path_of(bundled) == path
+    assert path.read_bytes() == whole
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_two_at_once_do_no_harm(bundled: Path, cache: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from edgedecode.manifest import Manifest; "
+        "from edgedecode.memory import Budget; from edgedecode.runtimes.llama.first_use import gguf_path; "
+        "root = Path(sys.argv[1]); "
+        "print(gguf_path(Manifest.load(root).located('draft'), root, name='draft', budget=Budget()))"
+    )
+    command = [sys.executable, "-c", code, str(bundled)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    paths = {Path(process.communicate(timeout=120)[0].strip()) for process in both}
+    assert [process.returncode for process in both] == [0, 0]
+    (path,) = paths
+    assert sorted(each.name for each in cache.iterdir()) == sorted([path.name, path.with_suffix(".json").name])
+    record = json.loads(path.with_suffix(".json").read_text())
+    assert first_use.file_sha256(path) == record["sha256"]
+
+
+def test_a_cache_that_cannot_be_written(bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(CapabilityError, match=r"cannot be written.*EDGEDECODE_CACHE.*--runtime onnx"):
+        path_of(bundled)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("sys.stderr.write('No space left on device'); sys.exit(4)", r"in the cache \(No space left.*make room"),
+        ("sys.stderr.write('the plan is damaged'); sys.exit(3)", "can be made: the plan is damaged"),
+        ("import os; os.kill(os.getpid(), 9)", "can be made: exit code -9"),
+    ],
+)
+def test_a_child_that_fails_leaves_nothing(
+    code: str, message: str, bundled: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = "import sys; open(sys.argv[3], 'wb').write(b'GGUF'); "
+    monkeypatch.setattr(first_use, "_CODE", half + code)
+    with pytest.raises(CapabilityError, match=message):
+        path_of(bundled)
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_an_exit_code(bundled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert first_use.write_made(str(bundled), "draft", "/dev/full") == first_use._UNWRITTEN
+    assert capsys.readouterr().err == "No space left on device"
+
+
+def test_a_budget_that_cannot_hold_the_making(bundled: Path, cache: Path, unmaking: None) -> None:
+    with pytest.raises(BudgetExceeded, match=r"making draft\.gguf"):
+        path_of(bundled, budget=Budget(10**6))
+    assert list(cache.iterdir()) == []
+
+
+def test_another_state_of_the_pack_replaces_its_file(bundled: Path, tmp_path: Path, cache: Path) -> None:
+    root = tmp_path / "pack"
+    shutil.copytree(bundled, root)
+    old = path_of(root)
+    other = path_of(bundled)
+    assert other == old, "two copies of a pack share one file"
+    tokenizer = root / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    manifest = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
+    manifest["files"]["tokenizer.json"]["sha256"] = first_use.file_sha256(tokenizer)
+    (root / MANIFEST_NAME).write_text(json.dumps(manifest), encoding="utf-8")
+    new = path_of(root)
+    assert new != old
+    assert [path.name for path in cache.glob("*.gguf")] == [new.name]
+
+
+def test_a_pack_without_file_and_plan(bundled: Path) -> None:
+    from dataclasses import replace
+
+    entry = replace(Manifest.load(bundled).located("target"), gguf_plan="")
+    with pytest.raises(CapabilityError, match=r"holds no GGUF file of the model target and cannot make one.*--formats"):
+        gguf_path(entry, bundled, name="target", budget=Budget())
+
+
+def test_both_engines_say_the_same(bundled: Path) -> None:
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    pytest.importorskip("onnxruntime")
+    said = []
+    for runtime in ("onnx", "llama"):
+        with load(bundled, runtime=runtime) as pair, pair.session() as session:
+            assert pair.runtime == runtime
+            said.append(session.generate("What is the capital of France?", max_tokens=16).text)
+    assert said[0] == said[1] == "The capital of France is Paris."

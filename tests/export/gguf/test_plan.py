@@ -1,0 +1,142 @@
+"""A file made from a pack's plan is, byte for byte, the file that the export writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgedecode.digests import file_sha256
+from edgedecode.errors import ManifestError
+from edgedecode.export.gguf.maker import GgufMaker
+from edgedecode.export.gguf.plan import GgufPlan
+from edgedecode.export.graph.recipe import Recipe
+from edgedecode.export.pair import PairRequest, export_pair
+from edgedecode.export.stages import Stages
+from edgedecode.manifest import Manifest
+from tests.export.conftest import recipe
+from tests.export.test_architectures import LONG
+from tests.export.tiny import TinyModel, write_model
+
+from .writing import SHAPES_THERE, export_gguf
+
+pytestmark = pytest.mark.export
+
+MODELS = {
+    **{name: SHAPES_THERE[name] for name in ("llama", "mistral", "phi3", "gemma2", "qwen3", "smollm3")},
+    "qwen2": TinyModel(family="qwen2"),
+    "llama biases": TinyModel(more={"attention_bias": True, "mlp_bias": True}),
+    "long rope": LONG,
+}
+"""Rows that change places, biases, fused projections, shifted norms and scaled queries, tensors of factors."""
+_Damage = Callable[[dict[str, Any]], object]
+
+
+def export_planned(target: Path, out: Path, *, stored: Recipe) -> Manifest:
+    return export_pair(PairRequest(str(target), None, out, stored, noise_positions=0), Stages())
+
+
+@pytest.mark.parametrize(("name", "bits"), [(name, 4) for name in MODELS] + [("llama", 8), ("qwen2", 8)], ids=str)
+def test_the_made_file_is_the_exported_one(name: str, bits: int, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", MODELS[name])
+    stored = recipe(bits)
+    theirs = export_gguf(model, tmp_path / "both", stored=stored).models["target"]
+    entry = export_planned(model, tmp_path / "planned", stored=stored).models["target"]
+    assert (theirs.gguf, theirs.gguf_plan) == ("target/model.gguf", "")
+    assert (entry.gguf, entry.gguf_plan) == ("", "target/gguf.json")
+    made = tmp_path / "made.gguf"
+    GgufMaker().make(entry, tmp_path / "planned", made)
+    assert made.read_bytes() == (tmp_path / "both" / theirs.gguf).read_bytes()
+    assert not list((tmp_path / "planned").rglob("*.gguf"))
+
+
+@pytest.mark.parametrize("stored", [recipe(16), recipe(4, block_size=16)], ids=["floats", "blocks of 16"])
+def test_what_has_no_ggml_type_gets_no_plan(stored: Recipe, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", TinyModel())
+    entry = export_planned(model, tmp_path / "pack", stored=stored).models["target"]
+    assert entry.gguf_plan == ""
+    assert not (tmp_path / "pack" / "target" / "gguf.json").exists()
+
+
+def test_an_architecture_that_llama_cpp_computes_otherwise_gets_no_plan(tmp_path: Path) -> None:
+    """Asked for, its GGUF file is refused; nobody asked here."""
+    model = write_model(tmp_path / "model", TinyModel(more={"hidden_act": "gelu"}))
+    assert export_planned(model, tmp_path / "pack", stored=recipe(4)).models["target"].gguf_plan == ""
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planned")
+    export_planned(write_model(folder / "model", TinyModel()), folder / "pack", stored=recipe(4))
+    return folder / "pack"
+
+
+def test_making_needs_no_framework(planned: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from edgedecode.registry import find_maker; "
+        "from edgedecode.manifest import Manifest; root = Path(sys.argv[1]); "
+        "find_maker('gguf').make(Manifest.load(root).models['target'], root, Path(sys.argv[2])); "
+        "print(sorted({'torch', 'transformers', 'onnx', 'onnx_ir', 'onnxruntime', 'safetensors'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, str(planned), str(tmp_path / "made.gguf")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
+    assert (tmp_path / "made.gguf").stat().st_size > 10_000
+
+
+def first(value: dict[str, Any], kind: str) -> dict[str, Any]:
+    tensor: dict[str, Any] = next(each for each in value["tensors"].values() if each["type"] == kind)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda value: value.update(version=2), "has version 2.*upgrade"),
+        (lambda value: value.pop("rows"), "has no 'rows'"),
+        (lambda value: first(value, "Q4_0").update(packed=[10**9]), "does not fit the weights file"),
+        (lambda value: first(value, "Q4_0").update(rows=[3]), "does not fit the weights file"),
+        (lambda value: first(value, "Q4_0").update(scales=[]), "pieces of different kinds"),
+        (lambda value: first(value, "Q4_0").update(head=7), "does not fit the weights file"),
+        (lambda value: first(value, "Q4_0").update(type="Q9_9"), "of type Q9_9"),
+        (lambda value: first(value, "F32").update(offset=10**9), "does not fit the weights file"),
+        (lambda value: first(value, "F32").update(offset=-4), "at least 0"),
+        (lambda value: [first(value, "F32").pop("offset"), first(value, "F32").update(values="AAAA")], "does not fit"),
+        (lambda value: [first(value, "F32").pop("offset"), first(value, "F32").update(values="?")], "no base64"),
+        (lambda value: value["keys"].update({"llama.block_count": {"type": 99, "value": 1}}), "is damaged"),
+        (lambda value: value["keys"].update({"llama.block_count": {"type": 4, "value": "two"}}), "is damaged"),
+        (lambda value: value["keys"].update({"llama.block_count": None}), "is damaged"),
+        (lambda value: value["keys"].update({"llama.block_count": {"type": 4}}), "has no 'value'"),
+    ],
+)
+def test_a_damaged_plan_is_one_line(damage: _Damage, message: str, planned: Path, tmp_path: Path) -> None:
+    """Also one that a stranger wrote: nothing is read beyond the weights file."""
+    from shutil import copytree
+
+    root = tmp_path / "pack"
+    copytree(planned, root)
+    path = root / "target" / "gguf.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    damage(value)
+    path.write_text(json.dumps(value), encoding="utf-8")
+    with pytest.raises(ManifestError, match=message):
+        GgufMaker().make(Manifest.load(root).models["target"], root, tmp_path / "made.gguf")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\x00", "[" * 100_000])
+def test_a_plan_that_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "gguf.json").write_text(text)
+    with pytest.raises(ManifestError, match="GGUF plan"):
+        GgufPlan.load(tmp_path / "gguf.json")
+
+
+def test_a_plan_is_listed_and_read_back(planned: Path) -> None:
+    manifest = Manifest.load(planned)
+    path = planned / manifest.models["target"].gguf_plan
+    assert manifest.files["target/gguf.json"].sha256 == file_sha256(path)
+    assert GgufPlan.load(path).to_json() == path.read_text(encoding="utf-8")
