@@ -17,7 +17,8 @@ class SessionOptions:
     drafter: a registered name, "none", or None: the scheduler chooses among all that may pay, round by round.
     draft_max: a fixed draft length, 0 for plain decoding, or None: the scheduler chooses. context: positions to plan
     for. reproducible: same seed, same text, whatever drafts did (passes at least two rows wide, chains, a fixed
-    length, match).
+    length, match). remember: keep outputs in the user's cache, on disk, to draft from in later runs; nothing else reads
+    them.
     """
 
     sampling: SamplingOptions | None = None
@@ -28,6 +29,7 @@ class SessionOptions:
     rule: Rule = Rule.MATCH
     reproducible: bool = False
     ignore_eos: bool = False
+    remember: bool = False
 
     @property
     def fixed(self) -> bool:

@@ -160,6 +160,8 @@ class Pair:
         for session in list(self._sessions):
             session.close()
         self._sessions.clear()
+        for source in self._sources.values():
+            source.close()
         self.target.close()
         if self._draft is not None:
             self._draft.close()

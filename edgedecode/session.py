@@ -229,7 +229,10 @@ class Session:
         longest = self._pair.draft_max(self.options)
         fixed = FixedLength(longest) if self.options.fixed else None
         asked = self.options.drafter is not None or self.options.fixed
-        drafters = [drafter for name in names if (drafter := self._open_drafter(name, asked=asked)) is not None]
+        drafters: list[Drafter] = []
+        for name in names:
+            if (drafter := self._open_drafter(name, asked=asked, opened=drafters)) is not None:
+                drafters.append(drafter)
         if not drafters:
             return None
         if fixed is not None:
@@ -242,7 +245,7 @@ class Session:
         )
         return Drafting(drafters, policy, noise=self._draft_noise, offers=True)
 
-    def _open_drafter(self, name: str, *, asked: bool) -> Drafter | None:
+    def _open_drafter(self, name: str, *, asked: bool, opened: Sequence[Drafter]) -> Drafter | None:
         """Open a drafter; one that nobody asked for and that cannot be had is left out with a notice."""
         source = self._pair.drafter_source(name)
         try:
@@ -255,6 +258,10 @@ class Session:
                     draft_model=self._pair.draft if source.needs_model else None,
                     ends=self._ends,
                     sampled=self.options.rule is Rule.RATIO,
+                    noise=self._noise,
+                    tokenizer_digest=self._pair.manifest.tokenizer_digest,
+                    remember=self.options.remember,
+                    opened={drafter.name: drafter for drafter in opened},
                 )
             )
         except (BudgetExceeded, CapabilityError) as error:
