@@ -111,7 +111,9 @@ class SuffixDrafter:
         return Draft(self._ended(tokens), source=self.name, match=matched)
 
     def continuation(self, context: Sequence[int], extra: Sequence[int], limit: int) -> tuple[int, ...]:
-        """Return what would follow `context` and then `extra`; the index is not changed by `extra`."""
+        """Return what would follow `context` and then `extra`, nothing after an end token; the index is not changed."""
+        if extra and extra[-1] in self._ends:
+            return ()
         self._read(context)
         cursor = Cursor(self._index, at_end=True)
         cursor.read(extra)
