@@ -80,8 +80,8 @@ def test_a_residual_ignores_what_lies_outside_the_support() -> None:
 
 @given(masses, st.integers(0, 1000))
 def test_a_race_is_the_arg_max_of_log_p_and_gumbel_noise(values: list[float], seed: int) -> None:
-    probs = dense(values)
-    noise = np.random.default_rng(seed).exponential(size=len(values))
+    probs = dense([round(value, 6) for value in [*values, 1.0]])  # an exponential over the least of numbers is infinite
+    noise = np.random.default_rng(seed).exponential(size=len(values) + 1)
     gumbel = -np.log(noise)
     expected = max(probs.ids.tolist(), key=lambda token: np.log(probs.of(token)) + gumbel[token])
     assert probs.race(lambda ids: noise[ids]) == expected

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgedecode.errors import InputError
-from edgedecode.manifest import Generation
-from edgedecode.probs import Probs
 from edgedecode.hashing import exponentials, mixed
+from edgedecode.manifest import Generation
 from edgedecode.probs import Probs
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
 from edgedecode.types import FloatArray
