@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.manifest import Generation
 from edgedecode.hashing import exponentials, mixed
+from edgedecode.manifest import Generation
 from edgedecode.probs import Probs
 from edgedecode.types import FloatArray
 

@@ -38,7 +38,7 @@ class Area:
 
     @classmethod
     def measure(cls, path: Path) -> Area:
-        found = [path] if path.is_symlink() or not path.is_dir() else [file for file in path.rglob("*")]
+        found = [path] if path.is_symlink() or not path.is_dir() else list(path.rglob("*"))
         files = [file for file in found if file.is_symlink() or not file.is_dir()]
         return cls(path, len(files), sum(file.lstat().st_size for file in files))
 

@@ -16,7 +16,7 @@ from edgedecode.types import FloatArray
 __all__ = ["Confidence", "Features", "features"]
 
 _RATE, _LEAST_RATE = 0.2, 0.02
-"""Step of the gradient descent: the first one, and the one it falls to as a root, so that a changed text is followed."""
+"""Step of the gradient descent: at first, and what it falls to; above 0, so that a changed text is followed."""
 _PIECE = 16384
 _LARGEST = 6.0
 """Features are cut here: a logit of 6 is a chance of 0.9975."""

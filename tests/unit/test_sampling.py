@@ -338,7 +338,7 @@ def test_draws_follow_the_distribution_and_streams_differ() -> None:
 
 
 def test_the_same_noise_couples_near_distributions() -> None:
-    """They agree far more often than arg-max of one with draws of the other, and at least (1 - d) / (1 + d) of times."""
+    """They agree far more often than one's arg-max with the other's draws: at least (1 - d) / (1 + d) of the time."""
     rng = np.random.default_rng(1)
     noise, agreed, likeliest, bound = Noise(2), 0, 0, 0.0
     for position in range(4000):
