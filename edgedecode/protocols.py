@@ -223,7 +223,7 @@ class DrafterSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what sessions share. Idempotent; nothing is opened after it."""
+        """Forget and give back what sessions share. Idempotent; a drafter opened after it starts afresh."""
         ...
 
 

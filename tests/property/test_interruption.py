@@ -63,7 +63,7 @@ def open_session(
 ) -> Session:
     options = SessionOptions(sampling=sampling, drafter=drafter, draft_max=3, seed=SEED)
     pair = shared_pair(tokenizer, ending)
-    if drafter in ("suffix", "chain"):  # these would draft from what other sessions of a pair said
+    if drafter in ("suffix", "recycle", "chain"):  # these would draft from what other sessions of a pair said
         pair = ascii_pair(noise=0.4, tokenizer=tokenizer, ending=ending)
     return pair.session(options, messages=messages)
 

@@ -74,7 +74,8 @@ def test_one_drafter_source_serves_every_session() -> None:
 def test_closing_the_pair_closes_its_sessions_and_releases_every_lease() -> None:
     budget = Budget()
     with ascii_pair(budget=budget) as pair:
-        sessions = [pair.session(SessionOptions(drafter=name)) for name in ("model", "ngram", "suffix", "chain", "none", None)]
+        names = ("model", "ngram", "suffix", "recycle", "chain", "none", None)
+        sessions = [pair.session(SessionOptions(drafter=name)) for name in names]
         assert budget.used_nbytes > 0
     assert budget.used_nbytes == 0
     pair.close()

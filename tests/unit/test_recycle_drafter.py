@@ -53,7 +53,7 @@ def test_it_chains_what_rows_taught_and_never_padding() -> None:
     context = [0]
     for _ in range(VOCABULARY):
         context = emit(made, context, Draft())
-    assert made._followers.max() < VOCABULARY
+    assert made._table.followers.max() < VOCABULARY
     assert made.propose([5], 3, NOISE).tokens == (6, 7, 8)
     assert made.propose([5], 2, NOISE).tokens == (6, 7)
     assert made.propose([VOCABULARY - 1], 2, NOISE).tokens == (0, 1)
@@ -75,11 +75,11 @@ def test_a_chain_grows_with_its_hits_and_shrinks_with_its_misses() -> None:
         context = emit(made, context, made.propose(context, 8, NOISE))
     long = len(made.propose([5], 8, NOISE))
     assert long == 8
-    assert made.rate(0, 0) > 0.9
+    assert made._table.rate(0, 0) > 0.9
     for _ in range(6):
         for token in range(VOCABULARY):
-            made._score(0, token, (token + 30) % VOCABULARY)  # now nothing of what it knows comes
-    assert made.rate(0, 0) < 0.1
+            made._table.score(0, token, (token + 30) % VOCABULARY)  # now nothing of what it knows comes
+    assert made._table.rate(0, 0) < 0.1
     assert made.propose([5], 8, NOISE) == Draft()
 
 
@@ -88,7 +88,7 @@ def test_another_rank_is_followed_where_that_is_the_one_that_hits() -> None:
     for token in range(VOCABULARY):
         emit(made, [token], Draft())
     for _ in range(60):
-        made._score(0, 5, 7)  # the second likeliest, always
+        made._table.score(0, 5, 7)  # the second likeliest, always
     assert made.propose([5], 1, NOISE).tokens == (7,)
 
 
@@ -127,14 +127,48 @@ def test_a_draft_stops_at_an_end_token() -> None:
     assert made.propose([5], 8, NOISE).tokens == (6, 7)
 
 
-def test_its_memory_is_leased_and_given_back() -> None:
+def test_sessions_share_one_table_that_the_source_leases_and_gives_back() -> None:
     budget = Budget(VOCABULARY * BREADTH * 4)
-    made = drafter(budget=budget)
-    assert made.nbytes == budget.used_nbytes == made._followers.nbytes
+    source = RecycleSource()
+    first, second = (source.open(draft_setting(VOCABULARY, budget=budget)) for _ in range(2))
+    assert isinstance(first, RecycleDrafter)
+    assert budget.used_nbytes == first._table.followers.nbytes == VOCABULARY * BREADTH * 4
+    emit(first, [3], Draft())
+    assert second.propose([3], 1, NOISE).tokens == (4,)
     with pytest.raises(BudgetExceeded, match="recycled logits"):
         drafter(budget=budget)
-    made.close()
+    first.close()
+    second.close()
+    assert budget.used_nbytes > 0
+    source.close()
     assert budget.used_nbytes == 0
+
+
+def test_while_it_is_rarely_right_it_looks_seldom_and_comes_back() -> None:
+    made = drafter()
+    asked = 0
+
+    class Counting(TargetRows):
+        def top(self, k: int, rows: Sequence[int] | None = None) -> IntArray:
+            nonlocal asked
+            asked += 1
+            return super().top(k, rows)
+
+    def rounds(count: int, *, step: int) -> int:
+        nonlocal asked
+        asked = 0
+        for number in range(count):
+            inner = rows_after([3], step=step * number + 1)
+            rows = Counting(inner._logits, inner._sampler)
+            verdict = verify(Draft(), rows, Noise(0))
+            made.observe([3, *verdict.tokens], verdict)
+        return asked
+
+    assert rounds(5, step=0) == 5
+    rounds(100, step=11)  # the target never says the same thing twice running
+    assert rounds(80, step=11) == 80 // recycle.SELDOM
+    rounds(400, step=0)
+    assert rounds(80, step=0) == 80
 
 
 def test_a_vocabulary_smaller_than_the_breadth() -> None:
