@@ -134,17 +134,18 @@ class SuffixAutomaton:
 class Cursor:
     """Reads a sequence beside an automaton and knows its longest suffix that occurs in there."""
 
-    __slots__ = ("_length", "_state", "automaton")
+    __slots__ = ("_state", "automaton", "length")
 
     def __init__(self, automaton: SuffixAutomaton, *, at_end: bool = False) -> None:
         self.automaton = automaton
         self._state = automaton._last if at_end else 0
-        self._length = len(automaton) if at_end else 0
+        self.length = len(automaton) if at_end else 0
+        """Of the match, in tokens."""
 
     def read(self, tokens: Iterable[int]) -> None:
         """Go on by these ids."""
         automaton = self.automaton
-        state, length = self._state, self._length
+        state, length = self._state, self.length
         for token in tokens:
             following = automaton.after(state, token)
             while following < 0 and state:
@@ -152,8 +153,8 @@ class Cursor:
                 length = min(length, automaton._lengths[state])
                 following = automaton.after(state, token)
             state, length = (following, length + 1) if following > 0 else (0, 0)
-        self._state, self._length = state, length
+        self._state, self.length = state, length
 
     @property
     def match(self) -> Match:
-        return Match(self.automaton._places[self._state], self._length) if self._state else NO_MATCH
+        return Match(self.automaton._places[self._state], self.length) if self._state else NO_MATCH

@@ -84,13 +84,17 @@ class PastReader:
 
     def best(self) -> Cursor | None:
         """Return the cursor with the longest match, the newest among equals; None where nothing matches."""
-        best = max(self._cursors, key=lambda cursor: cursor.match.length)
-        return best if best.match.length and best.automaton.whole else None
+        best = max(self._cursors, key=_matched, default=None)
+        return best if best is not None and best.length and best.automaton.whole else None
 
     def _restart(self) -> None:
         self._version = self._past.version
-        self._cursors = [Cursor(automaton) for automaton in self._past.automata]
+        self._cursors = [Cursor(automaton) for automaton in self._past.automata if len(automaton)]
         self._read = 0
+
+
+def _matched(cursor: Cursor) -> int:
+    return cursor.length
 
 
 def following(cursor: Cursor, limit: int) -> list[int]:

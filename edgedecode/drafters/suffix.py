@@ -100,8 +100,8 @@ class SuffixDrafter:
         self._read(context)
         here = self._index.match
         there = None if self._reader is None else self._reader.best()
-        if there is not None and there.match.length > here.length:
-            matched = there.match.length
+        if there is not None and there.length > here.length:
+            matched = there.length
             tokens = following(there, _length(matched, limit))
         else:
             matched = here.length
@@ -137,6 +137,8 @@ class SuffixDrafter:
 
     def _ended(self, tokens: list[int]) -> tuple[int, ...]:
         """Cut after the first end token."""
+        if self._ends.isdisjoint(tokens):
+            return tuple(tokens)
         end = next((index + 1 for index, token in enumerate(tokens) if token in self._ends), len(tokens))
         return tuple(tokens[:end])
 
