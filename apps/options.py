@@ -49,9 +49,7 @@ def add_session_options(parser: ArgumentParser) -> None:
     """Add what says how tokens are drafted, verified and sampled."""
     group = parser.add_argument_group("drafting")
     names = ", ".join([*drafter_names(), NO_DRAFTER])
-    group.add_argument(
-        "--drafter", metavar="NAME", help=f"{names} (default: the pack's draft model, without one ngram)"
-    )
+    group.add_argument("--drafter", metavar="NAME", help=f"{names} (default: chosen round by round by what pays)")
     group.add_argument("--draft-max", type=_integer, metavar="N", help="tokens to draft a round; 0: no speculation")
     group.add_argument(
         "--remember",

@@ -29,8 +29,11 @@ DEFAULT_DRAFT_MAX = 2
 LONGEST_DRAFT = 16
 """What a scheduler may draft at most; half of it where a row of logits weighs hundreds of kilobytes."""
 WIDE_VOCABULARY = 65536
-SCHEDULED = ("suffix", "recycle", "model")
-"""The drafters that are chosen among by default. Chained ones paid less than the better of their two parts."""
+SCHEDULED = ("model", "suffix", "recycle")
+"""The drafters that are chosen among by default; the first has the first right to memory.
+
+The chained one is left out: it paid less than the better of its two parts.
+"""
 
 
 def load(

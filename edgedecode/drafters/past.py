@@ -30,6 +30,7 @@ class PastOutputs:
 
     def __init__(self, *, capacity: int = STORE_TOKENS) -> None:
         self._half = capacity // 2
+        self._closed = False
         self._writing = Lock()
         self._file: OutputFile | None = None
         self.version = 0
@@ -46,12 +47,19 @@ class PastOutputs:
 
     def add(self, tokens: Sequence[int], *, remember: bool = False) -> None:
         """Keep an output, its newest part where it is longer than half the store; in the file too if it may be."""
-        if len(tokens) < _SHORTEST:
+        if len(tokens) < _SHORTEST or self._closed:
             return
         output = array("i", tokens[-(self._half - 1) :])
         self._take(output)
         if remember and self._file is not None:
             self._file.append(output)
+
+    def close(self) -> None:
+        """Forget everything, for good; what the file holds stays there."""
+        with self._writing:
+            self._closed = True
+            self.automata = [SuffixAutomaton()]
+            self.version += 1
 
     def _take(self, output: array[int]) -> None:
         with self._writing:

@@ -38,16 +38,17 @@ class SuffixSource:
         return SuffixDrafter(lease, ends=setting.ends, past=self._store(setting), remember=setting.remember)
 
     def close(self) -> None:
-        """Forget the past outputs and give their memory back. Idempotent."""
+        if self._past is not None:
+            self._past.close()
         if self._lease is not None:
             self._lease.release()
         self._past = self._lease = None
 
     def _store(self, setting: DraftSetting) -> PastOutputs | None:
-        """Return the store; None, with a notice, where the budget has no room for it."""
+        """Return the store, which makes way for anything else; None, with a notice, where the budget has no room."""
         if self._past is None:
             try:
-                self._lease = setting.budget.reserve("past outputs", STORE_NBYTES)
+                self._lease = setting.budget.reserve("past outputs", STORE_NBYTES, priority=-1, reclaim=self.close)
             except BudgetExceeded as error:
                 logging.getLogger("edgedecode").info("past outputs are not kept: %s", error)
                 return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
@@ -319,3 +321,15 @@ def test_memory_is_told() -> None:
     stats = made.generate("hello", max_tokens=3).stats
     assert stats.planned_nbytes == made._pair.budget.used_nbytes > 0
     assert stats.peak_nbytes is None or stats.peak_nbytes > 10**6
+
+
+def test_what_is_remembered_is_drafted_from_in_a_later_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
+    accepted = []
+    for remember in (False, False, True, True):
+        options = SessionOptions(drafter="suffix", draft_max=4, remember=remember)
+        with ascii_pair() as pair, pair.session(options) as made:
+            made.generate("hello", max_tokens=40)
+            accepted.append(made.stats.accepted)
+    assert accepted[0] == accepted[1] == accepted[2] < accepted[3]
+    assert len(list((tmp_path / "store").iterdir())) == 1

@@ -201,6 +201,25 @@ def test_one_store_is_leased_once_and_given_back_by_the_source() -> None:
     assert budget.used_nbytes == 0
 
 
+def test_the_store_makes_way_for_what_needs_its_memory() -> None:
+    budget = Budget(STORE_NBYTES + 200_000)
+    source = SuffixSource()
+    made = source.open(draft_setting(10, budget=budget, capacity=100))
+    assert isinstance(made, SuffixDrafter)
+    made.begin([1, 2])
+    says(made, [1, 2], ANSWER)
+    made.begin([5])
+    assert made.propose([5, 20, 21], 1, NOISE).tokens == (22,)
+    with budget.reserve("a draft model", 1_000_000):
+        assert budget.used_nbytes == made.nbytes + 1_000_000
+        assert made.propose([5, 20, 21, 22], 1, NOISE).tokens == ()
+        says(made, [5, 20, 21, 22], ANSWER)
+        made.begin([5])
+        assert made.propose([5, 20, 21], 1, NOISE).tokens == ()
+    again = source.open(draft_setting(10, budget=budget, capacity=100))
+    assert budget.used_nbytes == made.nbytes + again.nbytes + STORE_NBYTES
+
+
 def test_without_room_for_the_store_the_conversation_is_enough() -> None:
     budget = Budget(100_000)
     made = SuffixSource().open(draft_setting(10, budget=budget, capacity=100))
