@@ -11,6 +11,7 @@ import struct
 import sys
 import zlib
 from array import array
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -88,7 +89,11 @@ class OutputFile:
             self._halve()
 
     def _halve(self) -> None:
-        records, _ = _records(self._path.read_bytes())
+        try:
+            records, _ = _records(self._path.read_bytes())
+        except OSError as error:
+            self._give_up(error)
+            return
         kept, nbytes = len(records), 0
         while kept and nbytes + len(records[kept - 1]) <= self._limit // 2:
             kept -= 1
@@ -106,7 +111,8 @@ class OutputFile:
             os.replace(aside, self._path)
         except OSError as error:
             self._give_up(error)
-            aside.unlink(missing_ok=True)
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
 
     def _give_up(self, error: OSError) -> None:
         self._usable = False

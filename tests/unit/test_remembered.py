@@ -102,6 +102,21 @@ def test_a_disk_that_refuses_is_told_of_once(tmp_path: Path, caplog: pytest.LogC
     assert caplog.text.count("until the end only") == 1
 
 
+def test_a_file_that_cannot_be_replaced_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(source: object, target: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    file = OutputFile(tmp_path / "a", limit_nbytes=100)
+    monkeypatch.setattr(os, "replace", full)
+    for output in OUTPUTS * 3:
+        file.append(output)
+    assert caplog.text.count("No space left on device: outputs are remembered until the end only") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+    assert load(tmp_path / "a") == OUTPUTS[:2]
+
+
 def test_a_folder_where_the_file_should_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a").mkdir()
     assert load(tmp_path / "a") == []
