@@ -65,6 +65,11 @@ def add_session_options(parser: ArgumentParser) -> None:
     )
     group.add_argument("--trace", metavar="FILE", help="write what was chosen and from which counts and times")
     group.add_argument(
+        "--remember",
+        action="store_true",
+        help="keep answers in the user's cache, on disk, to draft from in later runs; see `edgedecode cache`",
+    )
+    group.add_argument(
         "--rule",
         choices=[rule.value for rule in Rule],
         default=Rule.MATCH.value,
@@ -119,6 +124,7 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
         seed=arguments.seed,
         rule=Rule(arguments.rule),
         reproducible=arguments.reproducible,
+        remember=arguments.remember,
         ignore_eos=getattr(arguments, "ignore_eos", False),
         trace=None if arguments.trace is None else Path(arguments.trace),
     )

@@ -18,7 +18,8 @@ class SessionOptions:
     drafter: a registered name, "none", or None: the scheduler chooses among all that may pay, round by round.
     draft_max: a fixed draft length, 0 for plain decoding, or None: the scheduler chooses. context: positions to plan
     for. reproducible: same seed, same text, whatever drafts did (passes at least two rows wide, chains, a fixed
-    length, match). trace: a file to write the scheduler's signals and plans to (counts and times, no text).
+    length, match). trace: a file to write the scheduler's signals and plans to (counts and times, no text). remember:
+    keep outputs in the user's cache, on disk, to draft from in later runs; nothing else reads them.
     """
 
     sampling: SamplingOptions | None = None
@@ -30,6 +31,7 @@ class SessionOptions:
     reproducible: bool = False
     ignore_eos: bool = False
     trace: Path | None = None
+    remember: bool = False
 
     @property
     def fixed(self) -> bool:

@@ -39,8 +39,11 @@ DEFAULT_DRAFT_MAX = 2
 LONGEST_DRAFT = 16
 """What a scheduler may draft at most; half of it where a row of logits weighs hundreds of kilobytes."""
 WIDE_VOCABULARY = 65536
-SCHEDULED = ("ngram", "model")
-"""The drafters that are chosen among by default."""
+SCHEDULED = ("model", "suffix", "recycle")
+"""The drafters that are chosen among by default; the first has the first right to memory.
+
+The chained one is left out: it paid less than the better of its two parts.
+"""
 
 
 def load(
@@ -194,6 +197,8 @@ class Pair:
         for session in list(self._sessions):
             session.close()
         self._sessions.clear()
+        for source in self._sources.values():
+            source.close()
         self.target.close()
         if self._draft is not None:
             self._draft.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -12,6 +12,7 @@ from edgedecode.types import WHOLE, AdapterUse, Draft, LowRank, ModelCard, Outpu
 if TYPE_CHECKING:
     from edgedecode.manifest import ModelEntry
     from edgedecode.memory import Budget
+    from edgedecode.probs import Probs
     from edgedecode.sampling import SamplingOptions
     from edgedecode.verify import Verdict
 
@@ -23,10 +24,12 @@ __all__ = [
     "DrafterSource",
     "LanguageModel",
     "Maker",
+    "NoiseSource",
     "Policy",
     "Refusal",
     "Runtime",
     "RuntimeFactory",
+    "SharedNoise",
     "State",
     "UniformSource",
 ]
@@ -129,6 +132,22 @@ class UniformSource(Protocol):
     def random(self) -> float: ...
 
 
+class NoiseSource(UniformSource, Protocol):
+    """A stream of uniforms that also draws whole tokens, one per position."""
+
+    def draw(self, probs: Probs) -> int:
+        """Draw a token with the current position's noise and advance."""
+        ...
+
+
+class SharedNoise(Protocol):
+    """The noise of a stream as a function of the position: whoever asks consumes nothing."""
+
+    def draw_at(self, probs: Probs, position: int) -> int:
+        """Return the token that this position's noise draws from `probs`."""
+        ...
+
+
 class Drafter(Protocol):
     """Proposes continuations for one session. Its indexes and states are caches: they reconcile to `context`."""
 
@@ -178,6 +197,14 @@ class DraftSetting:
     """End-of-sequence ids; no draft runs past one."""
     sampled: bool = False
     """True: the verifier applies the ratio rule, so a model drafter must draw from its own distribution."""
+    noise: SharedNoise | None = None
+    """The noise that the target's tokens are drawn with; None: not known, or nothing is drawn."""
+    tokenizer_digest: str = ""
+    """What ids that are kept on disk belong to."""
+    remember: bool = False
+    """Whether outputs may be kept on disk, in the user's cache."""
+    opened: Mapping[str, Drafter] = field(default_factory=dict)
+    """The session's drafters that are open already, by name: one that is made of others uses these."""
 
 
 class DrafterSource(Protocol):
@@ -196,6 +223,10 @@ class DrafterSource(Protocol):
 
     def open(self, setting: DraftSetting) -> Drafter:
         """Open a drafter for one session. Raises CapabilityError when the pair lacks what it needs."""
+        ...
+
+    def close(self) -> None:
+        """Forget and give back what sessions share. Idempotent; a drafter opened after it starts afresh."""
         ...
 
 

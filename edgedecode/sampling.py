@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.errors import CapabilityError, InputError
+from edgedecode.hashing import exponentials, mixed
 from edgedecode.manifest import Generation
 from edgedecode.probs import Probs
 from edgedecode.types import FloatArray
@@ -70,18 +71,20 @@ _RANGES = {
 
 
 class Noise:
-    """The session's uniforms, one per emitted position: a function of (seed, stream, position) alone.
+    """The session's noise, per emitted position: a function of (seed, stream, position) alone, and per id for `draw`.
 
     A generation that was abandoned and taken up again therefore draws what an uninterrupted one would have drawn.
-    Verification reads stream 0, drafters stream 1: what is drafted never changes what the target draws.
+    Verification reads stream 0, drafters stream 1: what is drafted never changes what the target draws. A drafter may
+    look at stream 0 with `draw_at`: what it draws from a distribution near the target's is then mostly the same token.
     """
 
-    __slots__ = ("_block", "_block_start", "_key", "position")
+    __slots__ = ("_block", "_block_start", "_hash_key", "_key", "position")
 
     def __init__(self, seed: int, *, stream: int = 0) -> None:
         if not 0 <= seed < 2**64:
             raise InputError(f"seed {seed} is out of range: 0 to 2**64 - 1")
         self._key = np.array([seed, stream], dtype=np.uint64)
+        self._hash_key = mixed(mixed(seed) + stream)
         self._block: npt.NDArray[np.float64] = np.empty(0)
         self._block_start = -1
         self.position = 0
@@ -97,6 +100,19 @@ class Noise:
         uniform = float(self._block[self.position - start])
         self.position += 1
         return uniform
+
+    def draw(self, probs: Probs) -> int:
+        """Draw a token with the current position's noise and advance."""
+        token = self.draw_at(probs, self.position)
+        self.position += 1
+        return token
+
+    def draw_at(self, probs: Probs, position: int) -> int:
+        """Return the token that this position's noise draws from `probs`; nothing is consumed."""
+        if len(probs.ids) == 1:
+            return int(probs.ids[0])
+        key = mixed(self._hash_key + position)
+        return probs.race(lambda ids: exponentials(key, ids))
 
 
 class Sampler:

@@ -239,7 +239,10 @@ class Session:
         if self.options.trace is not None and (fixed is not None or not names):
             raise InputError("a trace records what the scheduler chooses: leave out the fixed draft length or drafter")
         asked = self.options.drafter is not None or self.options.fixed
-        drafters = [drafter for name in names if (drafter := self._open_drafter(name, asked=asked)) is not None]
+        drafters: list[Drafter] = []
+        for name in names:
+            if (drafter := self._open_drafter(name, asked=asked, opened=drafters)) is not None:
+                drafters.append(drafter)
         if not drafters:
             return None
         if fixed is not None:
@@ -264,7 +267,7 @@ class Session:
                 raise InputError(f"the trace {path} cannot be written: {error.strerror or error}") from None
         return Recorder(scheduler, self._trace, pack=pack_digest(self._pair.manifest))
 
-    def _open_drafter(self, name: str, *, asked: bool) -> Drafter | None:
+    def _open_drafter(self, name: str, *, asked: bool, opened: Sequence[Drafter]) -> Drafter | None:
         """Open a drafter; one that nobody asked for and that cannot be had is left out with a notice."""
         source = self._pair.drafter_source(name)
         try:
@@ -277,6 +280,10 @@ class Session:
                     draft_model=self._pair.draft if source.needs_model else None,
                     ends=self._ends,
                     sampled=self.options.rule is Rule.RATIO,
+                    noise=self._noise,
+                    tokenizer_digest=self._pair.manifest.tokenizer_digest,
+                    remember=self.options.remember,
+                    opened={drafter.name: drafter for drafter in opened},
                 )
             )
         except (BudgetExceeded, CapabilityError) as error:

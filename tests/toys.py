@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -55,6 +55,10 @@ def draft_setting(
     sampled: bool = False,
     capacity: int = 512,
     budget: Budget | None = None,
+    noise: Noise | None = None,
+    opened: Mapping[str, Drafter] | None = None,
+    remember: bool = False,
+    tokenizer_digest: str = "",
 ) -> DraftSetting:
     return DraftSetting(
         budget=budget or Budget(),
@@ -64,6 +68,10 @@ def draft_setting(
         draft_model=model,
         ends=ends,
         sampled=sampled,
+        noise=noise,
+        opened=opened or {},
+        remember=remember,
+        tokenizer_digest=tokenizer_digest,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from edgedecode.protocols import Drafter, DraftSetting, LanguageModel, UniformSo
 from edgedecode.sampling import Sampler
 from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, DraftMode, FloatArray, Plan
 from edgedecode.verify import Verdict
+
+from .confidence import Confidence, Features, features
 
 __all__ = ["ModelDrafter", "ModelSource"]
 
@@ -33,12 +35,25 @@ class ModelSource:
             )
         return ModelDrafter(setting.draft_model, setting)
 
+    def close(self) -> None:
+        """The model belongs to the pair."""
+
+
+@dataclass(slots=True)
+class _Guess:
+    """The last proposal, with the token that was not sure enough to be proposed: what is emitted will judge them."""
+
+    at: int = -1
+    tokens: list[int] = field(default_factory=list)
+    seen: list[Features] = field(default_factory=list)
+
 
 class ModelDrafter:
-    """Proposes the draft model's arg-max chain, or, for the ratio rule, a chain sampled from its processed rows.
+    """Proposes the draft model's own text: its arg-max chain, or what the target's noise draws from its rows.
 
-    The state is a cache of `_read`, the tokens it holds; it is cropped to what the context confirms and catches up
-    in chunks at the next proposal (lazy prompt reading, Cascade 2312.11462 reads eagerly and delays the first token).
+    For the ratio rule it samples from its processed rows by itself. The state is a cache of `_read`, the tokens that it
+    holds from the context's place `_start` on; it is cropped to what the context confirms and catches up in chunks at
+    the next proposal (lazy prompt reading, Cascade 2312.11462 reads eagerly and delays the first token).
     """
 
     name = "model"
@@ -48,11 +63,15 @@ class ModelDrafter:
         self._model = model
         self._setting = setting
         self._state = model.new_state(min(setting.capacity, model.card.context))
-        options = setting.sampling if setting.sampled else replace(setting.sampling, temperature=0.0)
+        draws = setting.sampled or setting.noise is not None
+        options = setting.sampling if draws else replace(setting.sampling, temperature=0.0)
         self._sampler = Sampler(options, vocabulary_size=setting.vocabulary_size)
         self._sampler_length = 0
         self._read: list[int] = []
+        self._start = 0
         self._agreed = 0
+        self._confidence = Confidence()
+        self._guess = _Guess()
 
     @property
     def nbytes(self) -> int:
@@ -61,60 +80,102 @@ class ModelDrafter:
     def begin(self, context: Sequence[int]) -> None:
         self._agreed = 0
         self._agree(context)
+        self._guess = _Guess()
         self._sampler.begin(context)
         self._sampler_length = len(context)
 
     def unread(self, context: Sequence[int]) -> int:
         self._agree(context)
-        return len(context) - len(self._read)
+        return len(context) - self._start - len(self._read)
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
-        limit = min(limit, self._state.capacity - len(context))
+        unread = self.unread(context)
+        if 0 < plan.read_max < unread:
+            self._restart(len(context) - plan.read_max)
+        limit = min(limit, self._state.capacity - (len(context) - self._start))
         if limit <= 0:
             return EMPTY_DRAFT
         self._sampler.extend(context[self._sampler_length :])
         self._sampler_length = len(context)
         row = self._catch_up(context)
+        if self._setting.sampled:
+            return self._sampled(row, limit, rng)
+        return self._drafted(row, limit, at=len(context), floor=plan.floor)
+
+    def observe(self, context: Sequence[int], verdict: Verdict) -> None:
+        """Learn how sure to be. The state catches up when it is asked."""
+        guess, emitted = self._guess, verdict.tokens
+        if guess.at != len(context) - len(emitted):
+            return
+        pairs = zip(guess.tokens, emitted, strict=False)
+        accepted = next((index for index, (token, said) in enumerate(pairs) if token != said), None)
+        judged = guess.seen[: len(emitted)]
+        self._confidence.learn(judged, len(judged) if accepted is None else accepted)
+
+    def _drafted(self, row: FloatArray, limit: int, *, at: int, floor: float) -> Draft:
+        """Draft until the chance that all of it is accepted falls below `floor`; the token that lets it is left out."""
+        self._guess = guess = _Guess(at if floor > 0 else -1)
         tokens: list[int] = []
-        probs: list[Probs] = []
+        alive = 1.0
         while True:
             q = self._sampler.probs(self._full(row), tokens)
-            token = q.draw(rng.random()) if self._setting.sampled else int(q.ids[0])
+            token = int(q.ids[0]) if self._setting.noise is None else self._setting.noise.draw_at(q, at + len(tokens))
+            if floor > 0:
+                guess.tokens.append(token)
+                guess.seen.append(features(row[: self._rows], len(tokens) + 1))
+                alive *= self._confidence.chance(guess.seen[-1])
+            if alive < floor:
+                break
             tokens.append(token)
-            probs.append(q)
             if len(tokens) == limit or token in self._setting.ends:
                 break
             row = self._read_tokens([token])
-        if self._setting.sampled:
-            return Draft(tuple(tokens), probs=tuple(probs), mode=DraftMode.SAMPLED, source=self.name)
-        return Draft(tuple(tokens), source=self.name)
+        return Draft(tuple(tokens), source=self.name) if tokens else EMPTY_DRAFT
 
-    def observe(self, context: Sequence[int], verdict: Verdict) -> None:
-        """Nothing to learn: the state catches up when it is asked."""
+    def _sampled(self, row: FloatArray, limit: int, rng: UniformSource) -> Draft:
+        """Draw each token, and tell from what: no look at the token may decide whether it is kept (2607.05147)."""
+        tokens: list[int] = []
+        probs: list[Probs] = []
+        while True:
+            probs.append(self._sampler.probs(self._full(row), tokens))
+            tokens.append(probs[-1].draw(rng.random()))
+            if len(tokens) == limit or tokens[-1] in self._setting.ends:
+                break
+            row = self._read_tokens(tokens[-1:])
+        return Draft(tuple(tokens), probs=tuple(probs), mode=DraftMode.SAMPLED, source=self.name)
 
     def close(self) -> None:
         self._state.close()
 
     def _agree(self, context: Sequence[int]) -> None:
         """Drop what was read beyond the first token that differs from the context."""
-        end = min(len(self._read), len(context))
-        while self._agreed < end and self._read[self._agreed] == context[self._agreed]:
+        end = min(len(self._read), len(context) - self._start)
+        while self._agreed < end and self._read[self._agreed] == context[self._start + self._agreed]:
             self._agreed += 1
+        if self._start and self._agreed == 0:  # nothing of the window is left
+            self._start = 0
+        self._crop(self._agreed)
+
+    def _crop(self, length: int) -> None:
+        self._agreed = length if length >= self._state.oldest_crop else 0
         del self._read[self._agreed :]
         self._state.crop(self._agreed)
 
+    def _restart(self, start: int) -> None:
+        """Forget what was read: the context's place `start` becomes the state's first position."""
+        self._start = start
+        self._crop(0)
+
     def _catch_up(self, context: Sequence[int]) -> FloatArray:
-        """Read what is missing of the context, and return the logits after its last token."""
-        self._agree(context)
-        if len(self._read) == len(context):
-            del self._read[-1:]
-            self._agreed -= 1
-            self._state.crop(self._agreed)
-        while len(context) - len(self._read) > PREFILL_CHUNK:
-            chunk = context[len(self._read) : len(self._read) + PREFILL_CHUNK]
+        """Read what is missing of a context agreed upon, and return the logits after its last token."""
+        if self._start + len(self._read) == len(context):
+            self._crop(len(self._read) - 1)
+        while len(context) - self._start - len(self._read) > PREFILL_CHUNK:
+            read = self._start + len(self._read)
+            chunk = context[read : read + PREFILL_CHUNK]
             self._model.forward(chunk, self._state, rows="none")
             self._settle(chunk)
-        return self._read_tokens(context[len(self._read) :])
+        return self._read_tokens(context[self._start + len(self._read) :])
 
     def _read_tokens(self, tokens: Sequence[int]) -> FloatArray:
         row: FloatArray = self._model.forward(tokens, self._state, rows="last").logits[0]
@@ -124,6 +185,12 @@ class ModelDrafter:
     def _settle(self, tokens: Sequence[int]) -> None:
         self._state.keep(range(len(tokens)))
         self._read += tokens
+
+    @property
+    def _rows(self) -> int:
+        """How many of a row's logits are ids, not padding."""
+        token_ids = self._model.card.token_ids
+        return self._setting.vocabulary_size if token_ids is None else len(token_ids)
 
     def _full(self, row: FloatArray) -> FloatArray:
         """Spread a trimmed draft's row over the whole vocabulary; other drafts' rows pass through."""

@@ -30,6 +30,9 @@ class NgramSource:
         nbytes = setting.capacity * _ENTRY_NBYTES
         return NgramDrafter(setting.budget.reserve("n-gram index", nbytes), ends=setting.ends)
 
+    def close(self) -> None:
+        """Nothing is shared."""
+
 
 class NgramDrafter:
     """Follows the earlier place with the longest match, the most recent among equals.

@@ -24,6 +24,7 @@ from edgedecode.apps.bench.runs import Run as AnswerRun
 from edgedecode.apps.bench.settings import PLAIN, Arm, Settings
 from edgedecode.apps.bench.timed import TimedPair
 from edgedecode.cli import main
+from edgedecode.registry import drafter_names
 
 from .conftest import Run
 
@@ -182,10 +183,11 @@ def test_a_whole_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[str])
     assert set(value) == {"conditions", "costs", "families"}
     assert len(value["costs"]["c"]) == 16
     assert [family["family"] for family in value["families"]] == ["edit", "story"]
-    assert [arm["length"] for arm in value["families"][0]["arms"]] == [2, 4, 2, 4]
+    assert [arm["length"] for arm in value["families"][0]["arms"]] == [2, 4] * len(drafter_names())
     assert all(arm["divergent"] == 0 for family in value["families"] for arm in family["arms"])
     assert out.count("threads: the runtime's choice") == 2  # under every table
-    assert "8 of 8 speculative answers" in out
+    answers = 4 * len(drafter_names())
+    assert f"{answers} of {answers} speculative answers" in out
     assert "no measurement" in out
 
 
@@ -194,7 +196,8 @@ def test_the_overhead_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[
     assert main([*QUICK, "--overhead"]) == 0
     value = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {"conditions", "host_work", "loops", "not_compared"} == set(value)
-    assert [work["arm"] for work in value["host_work"]] == ["plain", "model 2", "model 4", "ngram 2", "ngram 4"]
+    arms = [f"{name} {length}" for name in drafter_names() for length in (2, 4)]
+    assert [work["arm"] for work in value["host_work"]] == ["plain", *arms]
     assert all(work["median_seconds"] > 0 for work in value["host_work"] if work["rounds"])
 
 
@@ -229,7 +232,7 @@ def json_line(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
 def test_quick_on_the_pack(run: Run, pack: Path) -> None:
     value = json_line(run("bench", "-m", str(pack), "--quick", "--repetitions", "1", "--json"))
     assert isinstance(value["families"], list)
-    assert {arm["drafter"] for family in value["families"] for arm in family["arms"]} == {"model", "ngram"}
+    assert {arm["drafter"] for family in value["families"] for arm in family["arms"]} == {*drafter_names()}
     assert any(arm["accepted"] > 0 for family in value["families"] for arm in family["arms"])
 
 

@@ -11,10 +11,12 @@ import pytest
 
 from edgedecode.drafters.model import ModelSource
 from edgedecode.drafters.ngram import NgramSource
+from edgedecode.drafters.recycle import RecycleSource
+from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.drafting import Drafting
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import Budget
-from edgedecode.protocols import Drafter, DraftSetting, LanguageModel, UniformSource
+from edgedecode.protocols import Drafter, DrafterSource, DraftSetting, LanguageModel, UniformSource
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
 from edgedecode.stats import Stats
 from edgedecode.types import Draft
@@ -61,7 +63,12 @@ def say(
 
 def setting(model: LanguageModel | None, sampling: SamplingOptions) -> DraftSetting:
     return DraftSetting(
-        budget=Budget(), sampling=sampling, vocabulary_size=128, capacity=len(PROMPT) + NEW + 1, draft_model=model
+        budget=Budget(),
+        sampling=sampling,
+        vocabulary_size=128,
+        capacity=len(PROMPT) + NEW + 1,
+        draft_model=model,
+        noise=Noise(11),
     )
 
 
@@ -83,13 +90,17 @@ def test_chains_of_a_draft_model(
     draft.close()
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("length", [1, 2, 4, 8, 16])
-def test_chains_of_ngrams(target: LanguageModel, length: int) -> None:
-    plain, _ = say(target, GREEDY)
-    drafter = NgramSource().open(setting(None, GREEDY))
-    found, stats = say(target, GREEDY, drafter=drafter, draft_max=length)
+@pytest.mark.parametrize("source", [NgramSource, SuffixSource, RecycleSource])
+def test_chains_that_are_looked_up(
+    target: LanguageModel, source: type[DrafterSource], length: int, sampling: SamplingOptions
+) -> None:
+    plain, _ = say(target, sampling)
+    drafter = source().open(setting(None, sampling))
+    found, stats = say(target, sampling, drafter=drafter, draft_max=length)
     assert found == plain
-    assert stats.proposed > 0
+    assert stats.proposed > 0 or sampling is WARM
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
@@ -126,7 +137,7 @@ def test_a_pack_s_pair_says_what_it_says_plainly(tmp_path: Path, gguf_toys: Gguf
     with edgedecode.load(root, runtime="llama") as pair:
         assert pair.target.card.kv_types == ("float32",)
         texts = set()
-        for drafter in ("none", "model", "ngram"):
+        for drafter in ("none", "model", "ngram", "suffix", "recycle", "chain"):
             options = edgedecode.SessionOptions(
                 sampling=GREEDY, drafter=drafter, draft_max=4, seed=7, ignore_eos=True, context=300
             )

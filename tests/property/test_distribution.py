@@ -10,17 +10,20 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from edgedecode.drafters.chain import ChainSource
 from edgedecode.drafters.model import ModelDrafter
+from edgedecode.drafters.recycle import RecycleSource
+from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.drafting import Drafting
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.probs import Probs
-from edgedecode.protocols import Drafter, UniformSource
+from edgedecode.protocols import Drafter, DrafterSource, UniformSource
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
 from edgedecode.stats import Stats
 from edgedecode.testing import TableModel, toy_tables
@@ -96,8 +99,12 @@ def draw(
     mask: Grammar | None = None,
     draft_max: int = 2,
     draws: int = DRAWS,
+    share: bool = False,
 ) -> Drawn:
-    """Generate `draws` times through the real loop, one seed each, and keep the first LENGTH tokens."""
+    """Generate `draws` times through the real loop, one seed each, and keep the first LENGTH tokens.
+
+    share: tell a model drafter the noise of each seed.
+    """
     model, proposer = target(), drafter()
     sequences: Sequences = Counter()
     rejections = accepted = bonuses = 0
@@ -106,9 +113,13 @@ def draw(
     for seed in range(draws):
         tokens, state = list(PROMPT), model.new_state(32)
         settled[:] = tokens
+        noise = Noise(seed)
+        if share:
+            assert isinstance(proposer, ModelDrafter)
+            proposer._setting = replace(proposer._setting, noise=noise)
         setting = DecodeSetting(
             sampler=Sampler(options, vocabulary_size=VOCABULARY, mask=masked),
-            noise=Noise(seed),
+            noise=noise,
             drafting=Drafting.fixed(proposer, draft_max, noise=Noise(seed, stream=1)),
             rule=rule,
         )
@@ -165,6 +176,22 @@ def likely_chain() -> Drafter:
     return ModelDrafter(model, draft_setting(VOCABULARY, model=model))
 
 
+def sharing_model(options: SamplingOptions) -> Drafter:
+    """A model that differs from the target and draws with the target's noise: `draw` tells it which."""
+    model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
+    return ModelDrafter(model, draft_setting(VOCABULARY, model=model, sampling=options, noise=Noise(0)))
+
+
+def lookup(source: DrafterSource) -> Callable[[], Drafter]:
+    """A drafter that learns from generation to generation what the target is likely to say."""
+    return lambda: source.open(draft_setting(VOCABULARY))
+
+
+def chained() -> Drafter:
+    model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
+    return ChainSource().open(draft_setting(VOCABULARY, model=model))
+
+
 def random_tree() -> Drafter:
     """Six nodes of random shape and tokens, drawn from the drafters' stream; equal siblings happen."""
 
@@ -197,6 +224,26 @@ def narrow_sampler() -> Drafter:
 
 
 # -- the rules ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
+def test_shared_noise_is_exact(options: SamplingOptions) -> None:
+    """Many more tokens are accepted than by arg-max, and what is emitted is distributed as ever."""
+    drawn = draw(lambda: sharing_model(options), options=options, share=True)
+    assert_exact(drawn, exact(options))
+    assert drawn.accepted > 1.3 * draw(likely_chain, options=options).accepted
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lookup(SuffixSource()), lookup(RecycleSource()), chained],
+    ids=["suffix", "recycle", "chained"],
+)
+def test_what_learns_from_the_text_is_exact(make: Callable[[], Drafter]) -> None:
+    drawn = draw(make, options=PENALTY)
+    statistic, limit = chi_square(drawn.sequences, exact(PENALTY))
+    assert statistic < limit
+    assert min(drawn.rejections, drawn.accepted) > 100
 
 
 SHAPES = pytest.mark.parametrize(("drafter", "draft_max"), [(likely_chain, 2), (random_tree, 6)], ids=["chain", "tree"])
@@ -338,8 +385,8 @@ def test_wrong_by_a_stale_penalty_is_found_out() -> None:
     assert statistic > 1.3 * limit
 
 
-def test_one_uniform_a_token_is_drawn() -> None:
-    """What makes the same seed give the same text: the stream advances with the tokens, never with the drafts."""
+def test_one_position_of_the_noise_a_token_is_used() -> None:
+    """What makes the same seed give the same text: the noise advances with the tokens, never with the drafts."""
     row = np.zeros((4, VOCABULARY), dtype=np.float32)
     for drafted in ((), (1,), (0, 1, 2), (3, 3, 3)):
         noise = Noise(5)

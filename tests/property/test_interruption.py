@@ -20,8 +20,12 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.detokenizer import Detokenizer
+from edgedecode.drafters.automaton import SuffixAutomaton
+from edgedecode.drafters.chain import ChainDrafter
 from edgedecode.drafters.model import ModelDrafter
 from edgedecode.drafters.ngram import NgramDrafter
+from edgedecode.drafters.recycle import RecycleDrafter
+from edgedecode.drafters.suffix import SuffixDrafter
 from edgedecode.messages import Message
 from edgedecode.pair import Pair
 from edgedecode.sampling import SamplingOptions
@@ -34,8 +38,19 @@ from tests.toys import ascii_pair, check_accounts
 WARM = SamplingOptions(temperature=0.9, top_k=40, repetition_penalty=1.1)
 FIRST, NEXT = "tell me, tell me, tell me", "and then, tell me?"
 MAX_TOKENS = 14
-WAYS = [("model", None), ("model", WARM), ("ngram", None), ("none", WARM)]
-EVERY_WAY = pytest.mark.parametrize(("drafter", "sampling"), WAYS, ids=["model", "model, sampled", "ngram", "none"])
+SEED = 6
+WAYS = [
+    ("model", None),
+    ("model", WARM),
+    ("ngram", None),
+    ("suffix", None),
+    ("recycle", WARM),
+    ("chain", None),
+    ("none", WARM),
+]
+EVERY_WAY = pytest.mark.parametrize(
+    ("drafter", "sampling"), WAYS, ids=[name if warm is None else f"{name}, sampled" for name, warm in WAYS]
+)
 
 
 def open_session(
@@ -46,8 +61,11 @@ def open_session(
     tokenizer: Tokenizer | None = None,
     ending: float = 0.0,
 ) -> Session:
-    options = SessionOptions(sampling=sampling, drafter=drafter, draft_max=3, seed=5)
-    return shared_pair(tokenizer, ending).session(options, messages=messages)
+    options = SessionOptions(sampling=sampling, drafter=drafter, draft_max=3, seed=SEED)
+    pair = shared_pair(tokenizer, ending)
+    if drafter in ("suffix", "recycle", "chain"):  # these would draft from what other sessions of a pair said
+        pair = ascii_pair(noise=0.4, tokenizer=tokenizer, ending=ending)
+    return pair.session(options, messages=messages)
 
 
 @functools.cache
@@ -201,18 +219,28 @@ PLACES: dict[str, tuple[Any, str]] = {
     "forward": (TableModel, "forward"),  # the target's and the draft's
     "propose": (ModelDrafter, "propose"),
     "propose n-gram": (NgramDrafter, "propose"),
+    "propose suffix": (SuffixDrafter, "propose"),
+    "propose recycle": (RecycleDrafter, "propose"),
+    "propose chain": (ChainDrafter, "propose"),
     "observe": (ModelDrafter, "observe"),
+    "observe recycle": (RecycleDrafter, "observe"),
+    "index": (SuffixAutomaton, "extend"),
     "verify": (sys.modules["edgedecode.loop"], "verify"),
     "detokenizer": (Detokenizer, "push"),
     "begin": (ModelDrafter, "begin"),
 }
 
 
+DRAFTERS = {
+    ModelDrafter: "model",
+    NgramDrafter: "ngram",
+    SuffixDrafter: "suffix",
+    RecycleDrafter: "recycle",
+    ChainDrafter: "chain",
+    SuffixAutomaton: "suffix",
+}
 CALLED = [
-    (place, *way)
-    for place, (owner, _) in PLACES.items()
-    for way in WAYS
-    if way[0] == {ModelDrafter: "model", NgramDrafter: "ngram"}.get(owner, way[0])
+    (place, *way) for place, (owner, _) in PLACES.items() for way in WAYS if way[0] == DRAFTERS.get(owner, way[0])
 ]
 
 

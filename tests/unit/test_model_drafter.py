@@ -9,10 +9,12 @@ from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.loop import PREFILL_CHUNK
 from edgedecode.memory import Budget
+from edgedecode.probs import Probs
 from edgedecode.protocols import State
 from edgedecode.sampling import Noise, SamplingOptions
 from edgedecode.testing import TableModel, toy_tables
-from edgedecode.types import DraftMode, FloatArray, ModelCard, Output
+from edgedecode.types import Draft, DraftMode, FloatArray, ModelCard, Outcome, Output, Plan
+from edgedecode.verify import Verdict
 from tests.toys import draft_setting, reference_row, toy_model
 
 VOCABULARY = 20
@@ -192,3 +194,153 @@ def test_its_memory_is_the_states_and_is_given_back() -> None:
 def test_a_pack_without_a_draft_says_what_to_do() -> None:
     with pytest.raises(CapabilityError, match="no draft model: use --drafter ngram"):
         ModelSource().open(draft_setting(VOCABULARY))
+
+
+# -- a window of the newest tokens -------------------------------------------------------------------------------------
+
+
+def test_far_behind_it_reads_the_newest_tokens_only_and_goes_on_from_there() -> None:
+    model = toy_model(VOCABULARY, seed=12)
+    made = drafter(model)
+    context = [index * 7 % VOCABULARY for index in range(90)]
+    made.begin(context)
+    assert made.unread(context) == 90
+    plan = Plan(4, read_max=10)
+    assert made.propose(context, 4, Noise(0), plan).tokens == greedy_chain(model, context[-10:], 4)
+    assert model.passes == [10, 1, 1, 1]
+    for _ in range(8):  # the context goes another way than was drafted: the window stays where it began
+        context = [*context, (context[-1] + 3) % VOCABULARY, 5]
+        assert made.unread(context) == 2
+        assert made.propose(context, 4, Noise(0), plan).tokens == greedy_chain(model, context[80:], 4)
+    model.passes.clear()
+    made.begin(context)
+    assert made.propose(context, 2, Noise(0), plan).tokens == greedy_chain(model, context[80:], 2)
+    assert max(model.passes) == 1
+
+
+def test_near_enough_it_reads_everything() -> None:
+    model = toy_model(VOCABULARY, seed=12)
+    made = drafter(model)
+    context = [index * 7 % VOCABULARY for index in range(30)]
+    made.begin(context)
+    assert made.propose(context, 4, Noise(0), Plan(4, read_max=30)).tokens == greedy_chain(model, context, 4)
+
+
+def test_a_window_is_left_where_the_context_is_another_one() -> None:
+    model = toy_model(VOCABULARY, seed=12)
+    made = drafter(model)
+    made.begin([index * 7 % VOCABULARY for index in range(90)])
+    made.propose([index * 7 % VOCABULARY for index in range(90)], 2, Noise(0), Plan(2, read_max=10))
+    for other in ([3, 4, 5], [index * 3 % VOCABULARY for index in range(100)]):
+        made.begin(other)
+        assert made.unread(other) == len(other)
+        assert made.propose(other, 3, Noise(0)).tokens == greedy_chain(model, other, 3)
+
+
+def test_a_window_lets_a_small_model_draft_in_a_long_context() -> None:
+    model = toy_model(VOCABULARY, seed=12, context=16)
+    made = drafter(model, capacity=200)
+    context = [index * 7 % VOCABULARY for index in range(90)]
+    made.begin(context)
+    assert len(made.propose(context, 4, Noise(0))) == 0
+    assert made.propose(context, 4, Noise(0), Plan(4, read_max=8)).tokens == greedy_chain(model, context[-8:], 4)
+
+
+# -- how sure to be ----------------------------------------------------------------------------------------------------
+
+
+def tell(made: ModelDrafter, context: list[int], tokens: tuple[int, ...]) -> list[int]:
+    after = [*context, *tokens]
+    made.observe(after, Verdict(Draft(), tokens, (), Outcome.BONUS, None))  # type: ignore[arg-type]
+    return after
+
+
+def test_it_stops_where_the_whole_draft_would_hardly_survive() -> None:
+    model = toy_model(VOCABULARY, seed=13)
+    lengths: dict[float, int] = {}
+    for floor in (0.0, 0.05, 0.3, 0.7, 0.999):
+        lengths[floor] = 0
+        for first in range(VOCABULARY):
+            made = drafter(model)
+            made.begin([1, first])
+            draft = made.propose([1, first], 8, Noise(0), Plan(8, floor=floor))
+            expected, alive, tokens = 0, 1.0, [1, first]
+            for _ in range(8):
+                row = np.exp(model.logits_after(tokens)[:VOCABULARY].astype(np.float64))
+                alive *= row.max() / row.sum()
+                if alive < floor:
+                    break
+                tokens.append(int(row.argmax()))
+                expected += 1
+            assert draft.tokens == tuple(tokens[2:])
+            lengths[floor] += expected
+    assert list(lengths.values()) == sorted(lengths.values(), reverse=True)
+    assert lengths[0.0] == 8 * VOCABULARY
+    assert 0 < lengths[0.7] < lengths[0.05]
+
+
+def test_it_learns_from_what_became_of_its_drafts_and_of_what_it_left_out() -> None:
+    model = toy_model(VOCABULARY, seed=14)
+    floor = Plan(4, floor=0.2)
+
+    def proposed(made: ModelDrafter) -> int:
+        return sum(len(_proposal(made, [1, first], floor)) for first in range(VOCABULARY))
+
+    before = proposed(drafter(model))
+    trusted, distrusted = drafter(model), drafter(model)
+    for _ in range(10):
+        for first in range(VOCABULARY):
+            _proposal(trusted, [1, first], floor)
+            tell(trusted, [1, first], greedy_chain(model, [1, first], 5))
+            _proposal(distrusted, [1, first], floor)
+            wrong = (greedy_chain(model, [1, first], 1)[0] + 1) % VOCABULARY
+            tell(distrusted, [1, first], (wrong,))
+    assert proposed(trusted) > 1.2 * before
+    assert proposed(distrusted) < 0.6 * before
+
+
+def _proposal(made: ModelDrafter, context: list[int], plan: Plan) -> Draft:
+    made.begin(context)
+    return made.propose(context, 4, Noise(0), plan)
+
+
+def test_a_round_that_it_did_not_draft_for_teaches_nothing() -> None:
+    model = toy_model(VOCABULARY, seed=14)
+    made = drafter(model)
+    context = [1, 2]
+    made.begin(context)
+    made.propose(context, 4, Noise(0), Plan(4, floor=0.1))
+    context = tell(made, context, (3,))
+    learnt = list(made._confidence.weights)
+    for token in (4, 5, 6):
+        context = tell(made, context, (token,))
+    assert made._confidence.weights == learnt != [1.0, 0.0, 0.0]
+
+
+def test_under_the_ratio_rule_nothing_stops_it() -> None:
+    model = toy_model(VOCABULARY, seed=8, scale=0.1)
+    options = SamplingOptions(temperature=1.0)
+    made = drafter(model, sampling=options, sampled=True, noise=Noise(4))
+    made.begin([1, 2])
+    assert len(made.propose([1, 2], 6, Noise(5), Plan(6, floor=0.9))) == 6
+
+
+# -- the target's noise ------------------------------------------------------------------------------------------------
+
+
+def test_with_the_targets_noise_it_draws_what_the_target_would_draw() -> None:
+    model = toy_model(VOCABULARY, seed=15, scale=0.7)
+    options = SamplingOptions(temperature=0.9, top_k=8, repetition_penalty=1.2)
+    noise = Noise(21)
+    made = drafter(model, sampling=options, noise=noise)
+    context = [1, 2, 3]
+    made.begin(context)
+    draft = made.propose(context, 6, Noise(5, stream=1))
+    assert draft.mode is DraftMode.DETERMINISTIC
+    assert noise.position == 0
+    tokens = list(context)
+    for token in draft.tokens:
+        row = reference_row(model.logits_after(tokens), vocabulary=VOCABULARY, options=options, seen=tokens)
+        assert token == noise.draw_at(Probs.dense(np.array(row)), len(tokens))
+        tokens.append(token)
+    assert draft.tokens != greedy_chain(model, context, 6)

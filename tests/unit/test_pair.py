@@ -30,13 +30,13 @@ def test_the_draft_is_loaded_by_the_first_session_that_uses_it() -> None:
     assert engine.opened == ["target", "draft"]
 
 
-def test_a_target_alone_drafts_with_ngrams() -> None:
+def test_a_target_alone_drafts_with_what_needs_no_model() -> None:
     base = toy_pair()
     manifest = replace(base.manifest, models={"target": base.manifest.models["target"]})
     runtime = TableRuntime({"target": toy_tables(259, seed=0)})
     pair = Pair(manifest, Path(), tokenizer=base.tokenizer, runtime=runtime, budget=Budget())
     assert pair.draft is None
-    assert pair.session().drafter_name == "ngram"
+    assert pair.session().drafter_name == "suffix+recycle"
     with pytest.raises(CapabilityError, match="no draft model"):
         pair.session(SessionOptions(drafter="model"))
 
@@ -63,7 +63,7 @@ def test_a_draft_model_that_cannot_drop_rows_is_refused() -> None:
     pair.draft.card = replace(pair.draft.card, rollback=False)
     with pytest.raises(CapabilityError, match="--drafter ngram"):
         pair.session(SessionOptions(drafter="model"))
-    assert pair.session().drafter_name == "ngram"  # nobody asked for the model: what is left is used
+    assert pair.session().drafter_name == "suffix+recycle"  # nobody asked for the model: what is left is used
 
 
 def test_one_drafter_source_serves_every_session() -> None:
@@ -74,7 +74,8 @@ def test_one_drafter_source_serves_every_session() -> None:
 def test_closing_the_pair_closes_its_sessions_and_releases_every_lease() -> None:
     budget = Budget()
     with ascii_pair(budget=budget) as pair:
-        sessions = [pair.session(SessionOptions(drafter=name)) for name in ("model", "ngram", "none")]
+        names = ("model", "ngram", "suffix", "recycle", "chain", "none", None)
+        sessions = [pair.session(SessionOptions(drafter=name)) for name in names]
         assert budget.used_nbytes > 0
     assert budget.used_nbytes == 0
     pair.close()

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgedecode.errors import InputError
+from edgedecode.hashing import exponentials, mixed
 from edgedecode.manifest import Generation
 from edgedecode.probs import Probs
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
@@ -258,3 +259,96 @@ def test_noise_differs_between_seeds_and_is_uniform() -> None:
 def test_seeds_out_of_range_are_refused(seed: int) -> None:
     with pytest.raises(InputError, match="seed"):
         Noise(seed)
+
+
+# -- noise per id ------------------------------------------------------------------------------------------------------
+
+
+def uniforms(*, seed: int, position: int, count: int, first: int = 0) -> np.ndarray:
+    key = mixed(mixed(mixed(seed)) + position)  # as `Noise` makes it, stream 0
+    return np.exp(-exponentials(key, np.arange(first, first + count)))
+
+
+def chi_square(counts: np.ndarray) -> float:
+    expected = counts.sum() / counts.size
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def test_the_mix_is_splitmix64() -> None:
+    """The generator's published outputs for the seed 1234567."""
+    outputs = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    step = 0x9E3779B97F4A7C15
+    assert [mixed((1234567 + index * step) % 2**64) for index in range(5)] == outputs
+    found = np.exp(-exponentials(1234567, np.arange(5)))
+    np.testing.assert_allclose(found, [output / 2**64 for output in outputs], rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
+def test_noise_per_id_is_uniform_over_ids_positions_and_seeds(seed: int) -> None:
+    over_ids = uniforms(seed=seed, position=17, count=200_000)
+    over_positions = np.concatenate([uniforms(seed=seed, position=place, count=20) for place in range(5000)])
+    over_seeds = np.concatenate([uniforms(seed=(seed + k) % 2**64, position=3, count=20) for k in range(5000)])
+    for values in (over_ids, over_positions, over_seeds):
+        assert 0 < values.min() <= values.max() < 1
+        assert chi_square(np.histogram(values, bins=100, range=(0, 1))[0]) < 161  # 99 degrees of freedom, 0.01%
+
+
+def test_noise_per_id_is_independent_of_its_neighbours() -> None:
+    """Pairs fall evenly into a grid: of near ids, positions and seeds, and of an id with itself one position on."""
+    grid = np.array([uniforms(seed=5, position=place, count=300) for place in range(300)])
+    seeds = np.array([uniforms(seed=seed, position=5, count=300) for seed in range(300)])
+    pairs = {
+        "ids": (grid[:, :-1], grid[:, 1:]),
+        "positions": (grid[:-1], grid[1:]),
+        "diagonal": (grid[:-1, 1:], grid[1:, :-1]),
+        "seeds": (seeds[:-1], seeds[1:]),
+    }
+    for name, (left, right) in pairs.items():
+        counts = np.histogram2d(left.ravel(), right.ravel(), bins=12, range=((0, 1), (0, 1)))[0]
+        assert chi_square(counts) < 215, name  # 143 degrees of freedom, 0.01%
+
+
+@given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40), data=st.data())
+def test_a_draw_is_a_function_of_seed_stream_position_and_distribution(
+    seed: int, position: int, data: st.DataObject
+) -> None:
+    values = data.draw(st.lists(st.floats(0.01, 1), min_size=2, max_size=30))
+    probs = Probs.dense(np.array(values))
+    noise = Noise(seed)
+    noise.position = position
+    token = noise.draw_at(probs, position)
+    assert noise.position == position
+    assert noise.draw(probs) == token
+    assert noise.position == position + 1
+    # An id's noise does not depend on what else is in the support: without the others it wins still.
+    if len(values) > 2:
+        loser = next(id for id in range(len(values)) if id != token)
+        left = [0.0 if id == loser else value for id, value in enumerate(values)]
+        assert noise.draw_at(Probs.dense(np.array(left)), position) == token
+
+
+def test_draws_follow_the_distribution_and_streams_differ() -> None:
+    probs = Probs(np.array([3, 70, 71, 9000]), np.array([0.05, 0.15, 0.3, 0.5]))
+    noise, other = Noise(9), Noise(9, stream=1)
+    draws = [noise.draw(probs) for _ in range(20_000)]
+    counts = np.array([draws.count(token) for token in probs.ids.tolist()])
+    assert (((counts - 20_000 * probs.p) ** 2) / (20_000 * probs.p)).sum() < 21.1  # 3 degrees of freedom, 0.01%
+    same = sum(other.draw(probs) == token for token in draws) / 20_000
+    assert same == pytest.approx(float((probs.p**2).sum()), abs=0.02)
+
+
+def test_the_same_noise_couples_near_distributions() -> None:
+    """They agree far more often than one's arg-max with the other's draws: at least (1 - d) / (1 + d) of the time."""
+    rng = np.random.default_rng(1)
+    noise, agreed, likeliest, bound = Noise(2), 0, 0, 0.0
+    for position in range(4000):
+        logits = rng.standard_normal(20) * 1.5
+        p, q = (np.exp(logits + shift) for shift in (0.0, 0.2 * rng.standard_normal(20)))
+        target, draft = Probs.dense(p), Probs.dense(q)
+        drawn = noise.draw_at(target, position)
+        agreed += drawn == noise.draw_at(draft, position)
+        likeliest += drawn == draft.argmax()
+        distance = 0.5 * np.abs(target.p - draft.p).sum()
+        bound += (1 - distance) / (1 + distance)
+    assert agreed > bound - 4 * np.sqrt(4000) / 2
+    assert agreed > 1.5 * likeliest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
@@ -24,7 +26,7 @@ def session(
     *, ending: float = 0.0, noise: float = 0.7, generation: Generation | None = None, **options: object
 ) -> Session:
     return ascii_pair(ending=ending, noise=noise, generation=generation).session(
-        SessionOptions(**{"seed": 1, **options})  # type: ignore[arg-type]
+        SessionOptions(**{"seed": 3, **options})  # type: ignore[arg-type]
     )
 
 
@@ -34,7 +36,7 @@ def plain_text(prompt: str, *, max_tokens: int, ending: float = 0.0, sampling: S
 
 
 @pytest.mark.parametrize("sampling", [None, WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("drafter", ["model", "ngram", "none", None])
+@pytest.mark.parametrize("drafter", ["model", "ngram", "suffix", "recycle", "chain", "none", None])
 def test_a_reply_is_the_same_whatever_drafts(drafter: str | None, sampling: SamplingOptions | None) -> None:
     made = session(drafter=drafter, draft_max=4, sampling=sampling)
     done = made.generate("hello hello hello", max_tokens=40)
@@ -43,7 +45,7 @@ def test_a_reply_is_the_same_whatever_drafts(drafter: str | None, sampling: Samp
     assert done.finish_reason is FinishReason.LENGTH
     check_accounts(done.stats, emitted=40)
     assert done.stats.mode == {None: "model", "none": "plain"}.get(drafter, drafter)
-    if drafter in ("model", None):
+    if drafter in ("model", "chain", None):
         assert done.stats.accepted > 0
 
 
@@ -319,3 +321,15 @@ def test_memory_is_told() -> None:
     stats = made.generate("hello", max_tokens=3).stats
     assert stats.planned_nbytes == made._pair.budget.used_nbytes > 0
     assert stats.peak_nbytes is None or stats.peak_nbytes > 10**6
+
+
+def test_what_is_remembered_is_drafted_from_in_a_later_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
+    accepted = []
+    for remember in (False, False, True, True):
+        options = SessionOptions(drafter="suffix", draft_max=4, remember=remember)
+        with ascii_pair() as pair, pair.session(options) as made:
+            made.generate("hello", max_tokens=40)
+            accepted.append(made.stats.accepted)
+    assert accepted[0] == accepted[1] == accepted[2] < accepted[3]
+    assert len(list((tmp_path / "store").iterdir())) == 1

@@ -30,6 +30,9 @@ class Uniforms:
         self.drawn += 1
         return self.values[self.drawn - 1]
 
+    def draw(self, probs: Probs) -> int:
+        return probs.draw(self.random())
+
 
 class CountingRows(TargetRows):
     """Remembers which rows were processed."""
@@ -134,7 +137,7 @@ def test_any_tree_gives_what_drawing_from_the_rows_gives(data: st.DataObject) ->
     assert tuple(draft.tokens[node] for node in verdict.path) == verdict.tokens[: verdict.accepted]
     assert len(verdict.tokens) == verdict.accepted + 1
     node = -1
-    for step, token in enumerate(verdict.tokens):
+    for step, token in enumerate(verdict.tokens):  # with noise that inverts the cumulative sum
         assert TargetRows.at(rows, node, ()).draw(uniforms[step]) == token
         if step < verdict.accepted:
             node = verdict.path[step]
@@ -195,3 +198,16 @@ def test_the_verdict_tells_the_likeliest_ids_of_every_row() -> None:
     assert verdict.top(1).tolist() == [[4], [2], [3]]  # padding is never among them
     assert verdict.top(3).shape == (3, 3)
     assert verdict.top(3).max() < VOCABULARY
+
+
+@pytest.mark.parametrize("width", [9, 5000, 16385, 50_000, 151_936])
+def test_the_likeliest_ids_of_rows_of_any_width(width: int) -> None:
+    """Wide rows are searched another way; the order and the ids are those of a full sort."""
+    logits = np.random.default_rng(width).standard_normal((3, width + 7)).astype(np.float32)
+    logits[:, width:] = 99.0  # padding
+    logits[2, -7 - 8 :] += 50.0  # the tail that does not fill a fold
+    rows = TargetRows(logits, Sampler(SamplingOptions(), vocabulary_size=width))
+    expected = np.argsort(-logits[:, :width], axis=1)[:, :8]
+    np.testing.assert_array_equal(rows.top(8), expected)
+    np.testing.assert_array_equal(rows.top(8, [2, 0]), expected[[2, 0]])
+    assert rows.top(20).shape == (3, min(20, width))

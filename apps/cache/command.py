@@ -1,0 +1,100 @@
+"""The verb `cache`: what edgedecode keeps in the user's cache folder, and how to be rid of it. Opens no engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgedecode.commands import Command
+from edgedecode.folders import user_cache
+from edgedecode.memory import format_nbytes
+
+__all__ = ["command"]
+
+AREAS = {
+    "costs": "what passes cost on this device",
+    "store": "past outputs that --remember keeps, to draft from",
+    "engines": "which engines run here",
+    "verified": "which packs' files were checked",
+    "exports": "finished steps of interrupted exports",
+    "compare": "exports made for --compare",
+    "optimum": "environment of --exporter optimum",
+    "packs": "downloaded packs",
+}
+"""Folder → what is in it. Other names in the cache are not ours to clear one by one; --all takes them too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """One folder of the cache."""
+
+    path: Path
+    files: int
+    nbytes: int
+
+    @classmethod
+    def measure(cls, path: Path) -> Area:
+        found = [path] if path.is_symlink() or not path.is_dir() else list(path.rglob("*"))
+        files = [file for file in found if file.is_symlink() or not file.is_dir()]
+        return cls(path, len(files), sum(file.lstat().st_size for file in files))
+
+
+class CacheCommand:
+    """`cache show` and `cache clear`. Nothing in the cache is needed: what was cleared is made again."""
+
+    name = "cache"
+    help = "show or clear what is kept in the user's cache"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+        show = actions.add_parser("show", help="list what is kept, with sizes", allow_abbrev=False)
+        show.add_argument("--json", action="store_true", help="end with one JSON line")
+        clear = actions.add_parser("clear", help="delete what is named", allow_abbrev=False)
+        for name, content in AREAS.items():
+            clear.add_argument(f"--{name}", action="append_const", dest="areas", const=name, help=content)
+        clear.add_argument("--all", action="store_true", help="all of it, downloaded packs too")
+        clear.set_defaults(usage_error=clear.error)
+
+    def run(self, arguments: Namespace) -> int:
+        if arguments.action == "show":
+            _show(_areas(), json_line=arguments.json)
+            return 0
+        if not arguments.all and not arguments.areas:
+            arguments.usage_error("say what to delete: --all, or one or more of " + ", ".join(f"--{n}" for n in AREAS))
+        wanted = None if arguments.all else set(arguments.areas)
+        _clear([area for area in _areas() if wanted is None or area.path.name in wanted])
+        return 0
+
+
+def _areas() -> list[Area]:
+    root = user_cache()
+    return [Area.measure(path) for path in sorted(root.iterdir())] if root.is_dir() else []
+
+
+def _show(areas: Sequence[Area], *, json_line: bool) -> None:
+    print(f"{user_cache()}: {format_nbytes(sum(area.nbytes for area in areas))}")
+    for area in areas:
+        content = AREAS.get(area.path.name, "")
+        print(f"  {area.path.name:<10}  {format_nbytes(area.nbytes):>10}  {area.files:>6} files  {content}".rstrip())
+    if json_line:
+        kept = {area.path.name: {"files": area.files, "nbytes": area.nbytes} for area in areas}
+        print(json.dumps({"cache": str(user_cache()), "areas": kept}))
+
+
+def _clear(areas: Sequence[Area]) -> None:
+    """Delete; a link is deleted, never what it points to."""
+    for area in areas:
+        if area.path.is_symlink() or not area.path.is_dir():
+            area.path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(area.path)
+        print(f"deleted {area.path}: {area.files} files, {format_nbytes(area.nbytes)}")
+    if not areas:
+        print(f"there is nothing of that in {user_cache()}")
+
+
+command: Command = CacheCommand()

@@ -1,0 +1,70 @@
+"""When a draft model should stop: the chance that its token is accepted, learnt online from what became of its drafts.
+
+A logistic over three features (in the spirit of SpecDec++, 2405.19715, without its trained head). Knows logits only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from edgedecode.types import FloatArray
+
+__all__ = ["Confidence", "Features", "features"]
+
+_RATE, _LEAST_RATE = 0.2, 0.02
+"""Step of the gradient descent: at first, and what it falls to; above 0, so that a changed text is followed."""
+_PIECE = 16384
+_LARGEST = 6.0
+"""Features are cut here: a logit of 6 is a chance of 0.9975."""
+
+
+class Features(NamedTuple):
+    """Of one drafted token: its chance as a logit, the margin to the second, its place in the draft from 1 on."""
+
+    logit: float
+    margin: float
+    position: float
+
+
+def features(logits: FloatArray, position: int) -> Features:
+    """Look at a row of logits, without padding, that may be infinitely low. Two maxima and a sum: nothing is sorted."""
+    best = int(logits.argmax())
+    top = float(logits[best])
+    second = max(
+        float(logits[:best].max(initial=-math.inf)), float(logits[best + 1 :].max(initial=-math.inf)), top - _LARGEST
+    )
+    others = _sum_of_exponentials(logits, top) - 1.0
+    logit = _LARGEST if others <= 0 else min(max(-math.log(others), -_LARGEST), _LARGEST)
+    return Features(logit, top - second, min(position, _LARGEST))
+
+
+def _sum_of_exponentials(logits: FloatArray, top: float) -> float:
+    """Sum e^(logit - top) in pieces that stay in the cache."""
+    return sum(
+        float(np.exp(logits[start : start + _PIECE] - np.float32(top)).sum()) for start in range(0, len(logits), _PIECE)
+    )
+
+
+class Confidence:
+    """The weights. It begins by believing the draft model: the chance of acceptance is the chance of the token."""
+
+    def __init__(self) -> None:
+        self.weights = [1.0, 0.0, 0.0]
+        self._judged = 0
+
+    def chance(self, seen: Features) -> float:
+        """Return how likely a token with these features is accepted, given that those before it are."""
+        return 1.0 / (1.0 + math.exp(-sum(weight * value for weight, value in zip(self.weights, seen, strict=True))))
+
+    def learn(self, seen: Sequence[Features], accepted: int) -> None:
+        """Take a step for each token up to the first that was rejected; what follows that was never judged."""
+        for index, token in enumerate(seen[: accepted + 1]):
+            error = float(index < accepted) - self.chance(token)
+            rate = max(_LEAST_RATE, _RATE / math.sqrt(1 + self._judged / 16))
+            self._judged += 1
+            for place, value in enumerate(token):
+                self.weights[place] += rate * error * value / _LARGEST

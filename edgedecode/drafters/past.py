@@ -1,0 +1,112 @@
+"""A store of past outputs that sessions share: what was said once is often said again (SuffixDecoding, 2411.04975).
+
+Two automata of equal size: when the newer one is full, the older one is forgotten and a new one begun (first in, first
+out, by halves). Knows ids only.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from threading import Lock
+
+from .automaton import TOKEN_NBYTES, Cursor, SuffixAutomaton
+from .remembered import OutputFile
+
+__all__ = ["STORE_NBYTES", "PastOutputs", "PastReader", "following"]
+
+STORE_TOKENS = 16384
+STORE_NBYTES = STORE_TOKENS * TOKEN_NBYTES
+_BOUNDARY = -1
+"""Stands after every output: no id, so that nothing matches across it."""
+_SHORTEST = 8
+"""Shorter outputs are not worth a place."""
+_SUFFIX = 32
+"""So many tokens of a context are read again when the store changed: longer matches are not needed."""
+
+
+class PastOutputs:
+    """Outputs of this process and, with a file, of earlier ones."""
+
+    def __init__(self, *, capacity: int = STORE_TOKENS) -> None:
+        self._half = capacity // 2
+        self._closed = False
+        self._writing = Lock()
+        self._file: OutputFile | None = None
+        self.version = 0
+        """Grows with every change."""
+        self.automata = [SuffixAutomaton()]
+        """The newest first."""
+
+    def remember(self, file: OutputFile, *, vocabulary_size: int) -> None:
+        """Take in what a file holds, and write to it what may be remembered. Once; later calls do nothing."""
+        if self._file is None:
+            self._file = file
+            for output in file.load(2 * self._half, vocabulary_size=vocabulary_size):
+                self._take(output)
+
+    def add(self, tokens: Sequence[int], *, remember: bool = False) -> None:
+        """Keep an output, its newest part where it is longer than half the store; in the file too if it may be."""
+        if len(tokens) < _SHORTEST or self._closed:
+            return
+        output = array("i", tokens[-(self._half - 1) :])
+        self._take(output)
+        if remember and self._file is not None:
+            self._file.append(output)
+
+    def close(self) -> None:
+        """Forget everything, for good; what the file holds stays there."""
+        with self._writing:
+            self._closed = True
+            self.automata = [SuffixAutomaton()]
+            self.version += 1
+
+    def _take(self, output: array[int]) -> None:
+        with self._writing:
+            if len(self.automata[0]) + len(output) + 1 > self._half or not self.automata[0].whole:
+                self.automata = [SuffixAutomaton(), self.automata[0]]
+            self.automata[0].extend((*output, _BOUNDARY))
+            self.version += 1
+
+
+class PastReader:
+    """One session's place in the store."""
+
+    def __init__(self, past: PastOutputs) -> None:
+        self._past = past
+        self._read = 0
+        self._restart()
+
+    def forget(self) -> None:
+        """The context is another one."""
+        self._restart()
+
+    def read(self, context: Sequence[int]) -> None:
+        """Follow the context to its end."""
+        if self._version != self._past.version:
+            self._restart()
+        start = self._read or max(0, len(context) - _SUFFIX)
+        for cursor in self._cursors:
+            cursor.read(context[start:])
+        self._read = len(context)
+
+    def best(self) -> Cursor | None:
+        """Return the cursor with the longest match, the newest among equals; None where nothing matches."""
+        best = max(self._cursors, key=_matched, default=None)
+        return best if best is not None and best.length and best.automaton.whole else None
+
+    def _restart(self) -> None:
+        self._version = self._past.version
+        self._cursors = [Cursor(automaton) for automaton in self._past.automata if len(automaton)]
+        self._read = 0
+
+
+def _matched(cursor: Cursor) -> int:
+    return cursor.length
+
+
+def following(cursor: Cursor, limit: int) -> list[int]:
+    """Return how the output at the cursor went on, to its end at most."""
+    start = cursor.match.place + 1
+    tokens = cursor.automaton.tokens[start : start + limit].tolist()
+    return tokens[: tokens.index(_BOUNDARY)] if _BOUNDARY in tokens else tokens

@@ -1,0 +1,151 @@
+"""Past outputs on disk: records that are appended, each with a checksum. Knows files and ids.
+
+A file that is torn, foreign or unreadable costs what it held, with a notice, and never the decoding.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import sys
+import zlib
+from array import array
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from edgedecode.folders import cache_folder, user_cache
+
+__all__ = ["STORE_FOLDER", "OutputFile"]
+
+STORE_FOLDER = "store"
+FILE_NBYTES = 1 << 20
+"""A longer file is cut to its newest half: some eight times what is held in memory."""
+_MAGIC = b"edgedecode past outputs 1\n"
+_RECORD = struct.Struct("<II")
+"""Length in bytes and CRC-32 of what follows: ids, 32 bits each, little-endian."""
+_log = logging.getLogger("edgedecode")
+
+
+class OutputFile:
+    """One file per tokenizer: ids of another one would mean something else."""
+
+    def __init__(self, path: Path, *, limit_nbytes: int = FILE_NBYTES) -> None:
+        self._path = path
+        self._limit = limit_nbytes
+        self._usable = True
+
+    @classmethod
+    def of_tokenizer(cls, digest: str) -> OutputFile | None:
+        """Return the file in the user's cache; None, with a notice, where that cannot be written."""
+        folder = cache_folder(STORE_FOLDER)
+        if folder is None:
+            _log.warning("the cache %s cannot be written: outputs are remembered until the end only", user_cache())
+            return None
+        return cls(folder / f"{sha256(digest.encode()).hexdigest()[:32]}.outputs")
+
+    def load(self, tokens: int, *, vocabulary_size: int) -> list[array[int]]:
+        """Return the newest outputs, oldest first, of at most so many ids together; a damaged file is written anew.
+
+        Outputs with ids that this vocabulary does not have are left out.
+        """
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._give_up(error)
+            return []
+        records, sound = _records(data)
+        if not sound:
+            _log.warning("%s is damaged or of another version: %d outputs of it are kept", self._path, len(records))
+            self._write(records)
+        newest: list[array[int]] = []
+        for record in reversed(records):
+            ids = _ids(record)
+            if not ids or min(ids) < 0 or max(ids) >= vocabulary_size:
+                continue
+            tokens -= len(ids) + 1
+            if tokens < 0:
+                break
+            newest.append(ids)
+        return newest[::-1]
+
+    def append(self, output: array[int]) -> None:
+        """Add one output. Where the disk refuses, say so once and go on without."""
+        if not self._usable:
+            return
+        payload = output.tobytes() if sys.byteorder == "little" else _swapped(output).tobytes()
+        record = _RECORD.pack(len(payload), zlib.crc32(payload)) + payload
+        try:
+            with open(self._path, "ab", opener=_private) as file:
+                file.write(record if file.tell() else _MAGIC + record)
+                length = file.tell()
+        except OSError as error:
+            self._give_up(error)
+            return
+        if length > self._limit:
+            self._halve()
+
+    def _halve(self) -> None:
+        try:
+            records, _ = _records(self._path.read_bytes())
+        except OSError as error:
+            self._give_up(error)
+            return
+        kept, nbytes = len(records), 0
+        while kept and nbytes + len(records[kept - 1]) <= self._limit // 2:
+            kept -= 1
+            nbytes += len(records[kept]) + _RECORD.size
+        self._write(records[kept:])
+
+    def _write(self, records: list[bytes]) -> None:
+        """Replace the file, built aside."""
+        aside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
+        try:
+            with open(aside, "wb", opener=_private) as file:
+                file.write(_MAGIC)
+                for record in records:
+                    file.write(_RECORD.pack(len(record), zlib.crc32(record)) + record)
+            os.replace(aside, self._path)
+        except OSError as error:
+            self._give_up(error)
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+
+    def _give_up(self, error: OSError) -> None:
+        self._usable = False
+        _log.warning("%s: %s: outputs are remembered until the end only", self._path, error.strerror or error)
+
+
+def _records(data: bytes) -> tuple[list[bytes], bool]:
+    """Return the records up to the first broken one, and whether none is."""
+    if not data.startswith(_MAGIC):
+        return [], not data
+    records: list[bytes] = []
+    place = len(_MAGIC)
+    while place + _RECORD.size <= len(data):
+        nbytes, checksum = _RECORD.unpack_from(data, place)
+        payload = data[place + _RECORD.size : place + _RECORD.size + nbytes]
+        if len(payload) != nbytes or nbytes % 4 or zlib.crc32(payload) != checksum:
+            return records, False
+        records.append(payload)
+        place += _RECORD.size + nbytes
+    return records, place == len(data)
+
+
+def _ids(record: bytes) -> array[int]:
+    ids = array("i", record)
+    return ids if sys.byteorder == "little" else _swapped(ids)
+
+
+def _swapped(ids: array[int]) -> array[int]:
+    result = ids[:]
+    result.byteswap()
+    return result
+
+
+def _private(path: str, flags: int) -> int:
+    """Open for this user alone: what was said is nobody else's business."""
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,55 @@
+"""The confidence of a draft model's tokens: cheap features, and a logistic that learns from bits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from edgedecode.drafters.confidence import Confidence, Features, features
+
+
+@pytest.mark.parametrize("width", [2, 50, 40_000])
+def test_features_are_those_of_the_softmax(width: int) -> None:
+    row = (2 * np.random.default_rng(width).standard_normal(width)).astype(np.float32)
+    p = np.exp(row.astype(np.float64) - row.max())
+    p /= p.sum()
+    seen = features(row, 3)
+    top, second = np.sort(row)[[-1, -2]]
+    assert seen.logit == pytest.approx(math.log(p.max() / (1 - p.max())), abs=1e-3)
+    assert seen.margin == pytest.approx(float(top - second), abs=1e-5)
+    assert seen.position == 3
+    assert Confidence().chance(seen) == pytest.approx(p.max(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "row", [[5.0], [1000.0, -1000.0], [0.0, -math.inf, -math.inf], [2.0, 2.0], [-math.inf, 3.0]], ids=str
+)
+def test_extreme_rows_give_finite_features(row: list[float]) -> None:
+    seen = features(np.array(row, dtype=np.float32), 40)
+    assert all(math.isfinite(value) and abs(value) <= 6 for value in seen)
+
+
+def test_it_learns_what_a_drafter_is_worth() -> None:
+    """A drafter that is right half as often as it thinks, less so when the margin is small."""
+    rng = np.random.default_rng(0)
+    made = Confidence()
+    truth = lambda seen: 1 / (1 + math.exp(-(0.5 * seen.logit + 0.3 * seen.margin - 0.4 * seen.position)))  # noqa: E731
+    draws = [Features(*rng.uniform((-3, 0, 0), (4, 5, 5)).tolist()) for _ in range(6000)]
+
+    def error() -> float:
+        return float(np.mean([abs(made.chance(seen) - truth(seen)) for seen in draws[:500]]))
+
+    before = error()
+    for seen in draws:
+        made.learn([seen], int(rng.random() < truth(seen)))
+    assert error() < 0.06 < 0.5 * before
+
+
+def test_what_follows_a_rejected_token_was_never_judged() -> None:
+    tokens = [Features(1.0, 1.0, float(place)) for place in range(4)]
+    whole, cut = Confidence(), Confidence()
+    whole.learn(tokens, 1)
+    cut.learn(tokens[:2], 1)
+    assert whole.weights == cut.weights != [1.0, 0.0, 0.0]

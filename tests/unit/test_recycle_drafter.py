@@ -1,0 +1,180 @@
+"""Recycled logits: what rows taught is what is drafted, within a bound of rows per round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from edgedecode.drafters import recycle
+from edgedecode.drafters.recycle import BREADTH, RecycleDrafter, RecycleSource
+from edgedecode.errors import BudgetExceeded
+from edgedecode.memory import Budget
+from edgedecode.sampling import Noise, Sampler, SamplingOptions
+from edgedecode.types import Draft, IntArray
+from edgedecode.verify import TargetRows, Verdict, verify
+from tests.toys import draft_setting
+
+NOISE = Noise(0)
+VOCABULARY = 40
+
+
+def drafter(**setting: object) -> RecycleDrafter:
+    made = RecycleSource().open(draft_setting(VOCABULARY, **setting))  # type: ignore[arg-type]
+    assert isinstance(made, RecycleDrafter)
+    return made
+
+
+def rows_after(tokens: Sequence[int], *, step: int = 1) -> TargetRows:
+    """Rows whose likeliest id is the token plus `step`, then the ones above it in turn."""
+    logits = np.zeros((len(tokens), VOCABULARY + 3), dtype=np.float32)
+    logits[:, VOCABULARY:] = 99.0
+    for row, token in enumerate(tokens):
+        for rank in range(BREADTH):
+            logits[row, (token + step + rank) % VOCABULARY] = 20.0 - rank
+    return TargetRows(logits, Sampler(SamplingOptions(), vocabulary_size=VOCABULARY))
+
+
+def emit(made: RecycleDrafter, context: list[int], draft: Draft, *, step: int = 1) -> list[int]:
+    """Run a round of a target that counts up by `step`; return the context after it."""
+    verdict = verify(draft, rows_after([context[-1], *draft.tokens], step=step), Noise(0))
+    after = [*context, *verdict.tokens]
+    made.observe(after, verdict)
+    return after
+
+
+def test_it_knows_nothing_before_it_saw_a_row() -> None:
+    assert drafter().propose([1, 2], 4, NOISE) == Draft()
+
+
+def test_it_chains_what_rows_taught_and_never_padding() -> None:
+    made = drafter()
+    context = [0]
+    for _ in range(VOCABULARY):
+        context = emit(made, context, Draft())
+    assert made._table.followers.max() < VOCABULARY
+    assert made.propose([5], 3, NOISE).tokens == (6, 7, 8)
+    assert made.propose([5], 2, NOISE).tokens == (6, 7)
+    assert made.propose([VOCABULARY - 1], 2, NOISE).tokens == (0, 1)
+
+
+def test_rejected_rows_teach_too() -> None:
+    made = drafter()
+    emit(made, [3], Draft((9, 20)))  # the target says 4
+    assert made.propose([3], 1, NOISE).tokens == (4,)
+    assert made.propose([9], 1, NOISE).tokens == (10,)
+    assert made.propose([20], 1, NOISE).tokens == (21,)
+    assert made.propose([4], 1, NOISE).tokens == ()
+
+
+def test_a_chain_grows_with_its_hits_and_shrinks_with_its_misses() -> None:
+    made = drafter()
+    context = [0]
+    for _ in range(3 * VOCABULARY):
+        context = emit(made, context, made.propose(context, 8, NOISE))
+    long = len(made.propose([5], 8, NOISE))
+    assert long == 8
+    assert made._table.rate(0, 0) > 0.9
+    for _ in range(6):
+        for token in range(VOCABULARY):
+            made._table.score(0, token, (token + 30) % VOCABULARY)  # now nothing of what it knows comes
+    assert made._table.rate(0, 0) < 0.1
+    assert made.propose([5], 8, NOISE) == Draft()
+
+
+def test_another_rank_is_followed_where_that_is_the_one_that_hits() -> None:
+    made = drafter()
+    for token in range(VOCABULARY):
+        emit(made, [token], Draft())
+    for _ in range(60):
+        made._table.score(0, 5, 7)  # the second likeliest, always
+    assert made.propose([5], 1, NOISE).tokens == (7,)
+
+
+class CountingRows(TargetRows):
+    """Remembers which rows were searched."""
+
+    __slots__ = ("asked",)
+
+    def top(self, k: int, rows: Sequence[int] | None = None) -> IntArray:
+        self.asked = list(rows or [])
+        return super().top(k, rows)
+
+
+@pytest.mark.parametrize(
+    ("budget", "asked"), [(1, [1]), (2 * VOCABULARY, [0, 1]), (3 * VOCABULARY, [2, 0, 1]), (99 * VOCABULARY, None)]
+)
+def test_rows_of_a_wide_vocabulary_are_rationed(
+    budget: int, asked: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row where the target went its own way comes first, then those before it, then rejected ones."""
+    monkeypatch.setattr(recycle, "ROW_BUDGET", budget)
+    made = drafter()
+    inner = rows_after([3, 4, 9, 20])
+    rows = CountingRows(inner._logits, inner._sampler)
+    verdict = verify(Draft((4, 9, 20)), rows, Noise(0))
+    assert verdict.tokens == (4, 5)
+    made.observe([3, 4, 5], verdict)
+    assert rows.asked == (asked or [3, 2, 0, 1])
+
+
+def test_a_draft_stops_at_an_end_token() -> None:
+    made = drafter(ends=frozenset({7}))
+    context = [0]
+    for _ in range(2 * VOCABULARY):
+        context = emit(made, context, Draft())
+    assert made.propose([5], 8, NOISE).tokens == (6, 7)
+
+
+def test_sessions_share_one_table_that_the_source_leases_and_gives_back() -> None:
+    budget = Budget(VOCABULARY * BREADTH * 4)
+    source = RecycleSource()
+    first, second = (source.open(draft_setting(VOCABULARY, budget=budget)) for _ in range(2))
+    assert isinstance(first, RecycleDrafter)
+    assert budget.used_nbytes == first._table.followers.nbytes == VOCABULARY * BREADTH * 4
+    emit(first, [3], Draft())
+    assert second.propose([3], 1, NOISE).tokens == (4,)
+    with pytest.raises(BudgetExceeded, match="recycled logits"):
+        drafter(budget=budget)
+    first.close()
+    second.close()
+    assert budget.used_nbytes > 0
+    source.close()
+    assert budget.used_nbytes == 0
+
+
+def test_while_it_is_rarely_right_it_looks_seldom_and_comes_back() -> None:
+    made = drafter()
+    asked = 0
+
+    class Counting(TargetRows):
+        def top(self, k: int, rows: Sequence[int] | None = None) -> IntArray:
+            nonlocal asked
+            asked += 1
+            return super().top(k, rows)
+
+    def rounds(count: int, *, step: int) -> int:
+        nonlocal asked
+        asked = 0
+        for number in range(count):
+            inner = rows_after([3], step=step * number + 1)
+            rows = Counting(inner._logits, inner._sampler)
+            verdict = verify(Draft(), rows, Noise(0))
+            made.observe([3, *verdict.tokens], verdict)
+        return asked
+
+    assert rounds(5, step=0) == 5
+    rounds(100, step=11)  # the target never says the same thing twice running
+    assert rounds(80, step=11) == 80 // recycle.SELDOM
+    rounds(400, step=0)
+    assert rounds(80, step=0) == 80
+
+
+def test_a_vocabulary_smaller_than_the_breadth() -> None:
+    made = RecycleSource().open(draft_setting(4))
+    logits = np.array([[0, 3, 2, 1]], dtype=np.float32)
+    rows = TargetRows(logits, Sampler(SamplingOptions(), vocabulary_size=4))
+    verdict: Verdict = verify(Draft(), rows, Noise(0))
+    made.observe([0, *verdict.tokens], verdict)
+    assert made.propose([0], 1, NOISE).tokens == (1,)

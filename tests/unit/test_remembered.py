@@ -1,0 +1,153 @@
+"""Past outputs on disk: torn, foreign, unreadable and full files cost what they held, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from array import array
+from pathlib import Path
+
+import pytest
+
+from edgedecode.drafters.past import PastOutputs
+from edgedecode.drafters.remembered import OutputFile
+from edgedecode.drafters.suffix import SuffixSource
+from edgedecode.sampling import Noise
+from tests.toys import draft_setting
+
+OUTPUTS = [array("i", range(start, start + 12)) for start in (0, 20, 40)]
+VOCABULARY = 100
+
+
+def written(path: Path) -> OutputFile:
+    file = OutputFile(path)
+    for output in OUTPUTS:
+        file.append(output)
+    return file
+
+
+def load(path: Path, tokens: int = 1000) -> list[array[int]]:
+    return OutputFile(path).load(tokens, vocabulary_size=VOCABULARY)
+
+
+def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
+    written(tmp_path / "a")
+    assert load(tmp_path / "a") == OUTPUTS
+    assert load(tmp_path / "a", tokens=30) == OUTPUTS[1:]  # the newest that fit
+    assert stat.S_IMODE(os.stat(tmp_path / "a").st_mode) == 0o600
+    assert load(tmp_path / "nothing") == []
+
+
+@pytest.mark.parametrize("lost", range(1, 60, 7))
+def test_a_torn_file_keeps_its_sound_records(lost: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a"
+    written(path)
+    path.write_bytes(path.read_bytes()[:-lost])
+    assert load(path) == OUTPUTS[: 2 if lost < 56 else 1]
+    assert "damaged" in caplog.text
+    caplog.clear()
+    OutputFile(path).append(OUTPUTS[2])  # after the repair the file is whole
+    assert load(path)[-1] == OUTPUTS[2]
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("place", [0, 30, 40, 100])
+def test_a_flipped_bit_is_noticed(place: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a"
+    written(path)
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(bytes(data))
+    found = load(path)
+    assert found == OUTPUTS[: len(found)]
+    assert len(found) < 3
+    assert "damaged or of another version" in caplog.text
+
+
+def test_a_foreign_file_is_replaced_with_a_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a"
+    path.write_text("something else")
+    assert load(path) == []
+    assert "another version" in caplog.text
+    OutputFile(path).append(OUTPUTS[0])
+    assert load(path) == OUTPUTS[:1]
+
+
+def test_ids_of_a_larger_vocabulary_are_left_out(tmp_path: Path) -> None:
+    file = written(tmp_path / "a")
+    file.append(array("i", [5, VOCABULARY]))
+    assert load(tmp_path / "a") == OUTPUTS
+
+
+def test_a_full_file_keeps_the_newest(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    file = OutputFile(path, limit_nbytes=1000)
+    for number in range(100):
+        file.append(array("i", [number] * 12))
+        assert path.stat().st_size <= 1100
+    found = load(path, tokens=10**6)
+    assert [output[0] for output in found] == list(range(100 - len(found), 100))
+    assert len(found) > 5
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_disk_that_refuses_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = OutputFile(tmp_path / "no folder" / "a")
+    past = PastOutputs()
+    past.remember(file, vocabulary_size=VOCABULARY)
+    past.add(OUTPUTS[0], remember=True)
+    past.add(OUTPUTS[1], remember=True)
+    assert past.version == 2
+    assert caplog.text.count("until the end only") == 1
+
+
+def test_a_file_that_cannot_be_replaced_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(source: object, target: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    file = OutputFile(tmp_path / "a", limit_nbytes=100)
+    monkeypatch.setattr(os, "replace", full)
+    for output in OUTPUTS * 3:
+        file.append(output)
+    assert caplog.text.count("No space left on device: outputs are remembered until the end only") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+    assert load(tmp_path / "a") == OUTPUTS[:2]
+
+
+def test_a_folder_where_the_file_should_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a").mkdir()
+    assert load(tmp_path / "a") == []
+    assert "until the end only" in caplog.text
+
+
+def test_a_later_process_drafts_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.unit.test_suffix_drafter import ANSWER, says
+
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
+    for remember, known in ((False, False), (True, False), (True, True), (False, False)):
+        source = SuffixSource()
+        made = source.open(draft_setting(VOCABULARY, remember=remember))
+        made.begin([5])
+        assert (made.propose([5, 20, 21], 2, Noise(0)).tokens == (22, 23)) == known
+        made.begin([5])
+        says(made, [5], ANSWER)  # type: ignore[arg-type]
+        made.close()
+        source.close()
+    other = SuffixSource().open(draft_setting(VOCABULARY, remember=True, tokenizer_digest="another"))
+    other.begin([5])
+    assert other.propose([5, 20, 21], 2, Noise(0)).tokens == ()
+
+
+def test_no_cache_folder_is_a_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING):
+        made = SuffixSource().open(draft_setting(VOCABULARY, remember=True))
+    assert "cannot be written" in caplog.text
+    made.begin([1])
+    assert made.propose([1, 2, 3, 1, 2], 1, Noise(0)).tokens == (3,)

@@ -1,0 +1,231 @@
+"""Drafts of the suffix automaton, and the store of past outputs that sessions share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgedecode.drafters.past import STORE_NBYTES, PastOutputs, PastReader, following
+from edgedecode.drafters.suffix import GROWTH, SHORTEST_MATCH, SuffixDrafter, SuffixSource
+from edgedecode.errors import BudgetExceeded
+from edgedecode.memory import Budget
+from edgedecode.sampling import Noise
+from edgedecode.types import Draft, Outcome
+from edgedecode.verify import Verdict
+from tests.toys import draft_setting
+
+NOISE = Noise(0)
+ROWS: object = None
+
+
+def drafter(*, ends: frozenset[int] = frozenset(), past: PastOutputs | None = None) -> SuffixDrafter:
+    return SuffixDrafter(Budget().reserve("index", 0), ends=ends, past=past)
+
+
+def says(made: SuffixDrafter, context: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """Let a round emit `tokens`; return the context after it."""
+    after = [*context, *tokens]
+    made.observe(after, Verdict(Draft(), tuple(tokens), (), Outcome.BONUS, ROWS))  # type: ignore[arg-type]
+    return after
+
+
+def brute_force(context: Sequence[int], limit: int) -> tuple[tuple[int, ...], int]:
+    """The most recent place of the longest suffix, its continuation repeating itself."""
+    for matched in range(len(context) - 1, SHORTEST_MATCH - 1, -1):
+        suffix = list(context[len(context) - matched :])
+        for end in range(len(context) - 1, matched - 1, -1):
+            if list(context[end - matched : end]) == suffix:
+                run = list(context[end:])
+                length = min(limit, 1 + GROWTH * matched)
+                return tuple((run * length)[:length]), matched
+    return (), 0
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 16))
+def test_it_finds_what_brute_force_finds(context: list[int], limit: int) -> None:
+    made = drafter()
+    made.begin(context)
+    draft = made.propose(context, limit, NOISE)
+    assert (draft.tokens, draft.match) == brute_force(context, limit)
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=30), st.lists(st.integers(0, 1), max_size=3))
+def test_a_continuation_is_what_it_would_propose_after_those_tokens(context: list[int], extra: list[int]) -> None:
+    made = drafter()
+    made.begin(context)
+    before = made.propose(context, 8, NOISE)
+    found = made.continuation(context, extra, 8)
+    whole = [*context, *extra]
+    if not extra or len(found) == 0:
+        assert not extra or found == ()
+    else:
+        ending = next(n for n in range(len(whole), 0, -1) if _occurs(context, whole[len(whole) - n :]))
+        assert ending >= SHORTEST_MATCH
+        assert len(found) == min(8, 1 + GROWTH * ending)
+        assert _occurs([*whole, *found[:1]], [*whole[len(whole) - ending :], found[0]])
+    assert made.propose(context, 8, NOISE) == before
+
+
+def _occurs(text: Sequence[int], piece: Sequence[int]) -> bool:
+    return any(list(text[at : at + len(piece)]) == list(piece) for at in range(len(text) - len(piece) + 1))
+
+
+def test_another_conversation_forgets_the_old_index() -> None:
+    made = drafter()
+    made.begin([1, 2, 3, 4, 1, 2])
+    assert made.propose([1, 2, 3, 4, 1, 2], 2, NOISE).tokens == (3, 4)
+    made.begin([9, 9, 9, 8, 1, 2])
+    assert made.propose([9, 9, 9, 8, 1, 2], 8, NOISE).tokens == ()
+    made.begin([9, 9])
+    assert made.propose([9, 9], 8, NOISE).tokens == ()
+
+
+def test_an_interrupt_while_indexing_is_noticed_at_the_next_begin() -> None:
+    class Interrupting(list[int]):
+        def __iter__(self):  # type: ignore[no-untyped-def, override]
+            yield 1
+            raise KeyboardInterrupt
+
+    made = drafter()
+    with pytest.raises(KeyboardInterrupt):
+        made._index.extend(Interrupting())
+    context = [1, 2, 3, 4, 1, 2]
+    made.begin(context)
+    assert made.propose(context, 2, NOISE).tokens == (3, 4)
+
+
+def test_a_draft_stops_at_an_end_token() -> None:
+    context = [1, 2, 3, 7, 4, 5, 1, 2, 3]
+    assert drafter().propose(context, 3, NOISE).tokens == (7, 4, 5)
+    assert drafter(ends=frozenset({7})).propose(context, 8, NOISE).tokens == (7,)
+    assert drafter(ends=frozenset({4})).continuation(context, [7], 8) == (4,)
+
+
+# -- past outputs ------------------------------------------------------------------------------------------------------
+
+ANSWER = list(range(20, 40))
+
+
+def test_a_session_drafts_from_what_another_one_said() -> None:
+    past = PastOutputs()
+    first, second = drafter(past=past), drafter(past=past)
+    first.begin([1, 2])
+    context = says(first, [1, 2], ANSWER[:10])
+    says(first, context, ANSWER[10:])
+    assert second.propose([5, 20, 21], 4, NOISE).tokens == ()
+    first.begin([3])  # the next generation: what the one before said is kept
+    second.begin([5, 20])
+    draft = second.propose([5, 20, 21], 4, NOISE)
+    assert draft.tokens == tuple(ANSWER[2:6])
+    assert draft.match == 2
+    assert second.propose([5, 20, 21, 22], 99, NOISE).tokens == tuple(ANSWER[3 : 3 + 1 + GROWTH * 3])
+    assert second.propose([5, 20, 21, 22, *ANSWER[3:19]], 99, NOISE).tokens == (39,)  # it ends with the output
+    assert second.propose([5, 20, 21, 22, *ANSWER[3:20]], 99, NOISE).tokens == ()
+
+
+def test_closing_keeps_what_was_said_too() -> None:
+    past = PastOutputs()
+    first = drafter(past=past)
+    first.begin([1])
+    says(first, [1], ANSWER)
+    first.close()
+    assert past.version == 1
+
+
+def test_the_conversation_goes_before_the_store_where_both_match() -> None:
+    past = PastOutputs()
+    past.add([1, 2, 3, 50, 51, 52, 53, 54])
+    made = drafter(past=past)
+    context = [1, 2, 3, 4, 5, 9, 1, 2, 3]
+    made.begin(context)
+    assert made.propose(context, 2, NOISE).tokens == (4, 5)
+    longer = [9, 9, 2, 3, 4, 1, 2, 3]  # two tokens match here, three there
+    made.begin(longer)
+    draft = made.propose(longer, 2, NOISE)
+    assert (draft.tokens, draft.match) == ((50, 51), 3)
+
+
+def test_an_output_that_comes_while_reading_is_found() -> None:
+    past = PastOutputs()
+    made = drafter(past=past)
+    made.begin([7])
+    context = [7, 20, 21, 22]
+    assert made.propose(context, 3, NOISE).tokens == ()
+    past.add(ANSWER)
+    assert made.propose([*context, 23], 2, NOISE).tokens == (24, 25)
+
+
+def test_the_oldest_outputs_go_first() -> None:
+    past = PastOutputs(capacity=64)
+    outputs = [[100 * number + index for index in range(20)] for number in range(1, 7)]
+    for output in outputs:
+        past.add(output)
+    found = []
+    for output in outputs:
+        reader = PastReader(past)
+        reader.read(output[:4])
+        cursor = reader.best()
+        found.append([] if cursor is None else following(cursor, 3))
+    assert found[-1] == outputs[-1][4:7]
+    assert found[0] == []
+    assert sum(len(automaton) for automaton in past.automata) <= 64
+    kept = [bool(tokens) for tokens in found]
+    assert kept == sorted(kept)
+
+
+def test_what_is_longer_than_the_store_keeps_its_end() -> None:
+    past = PastOutputs(capacity=64)
+    past.add(list(range(1000)))
+    reader = PastReader(past)
+    reader.read([995, 996])
+    cursor = reader.best()
+    assert cursor is not None
+    assert following(cursor, 9) == [997, 998, 999]
+    assert len(past.automata[0]) <= 32
+
+
+def test_one_store_is_leased_once_and_given_back_by_the_source() -> None:
+    budget = Budget()
+    source = SuffixSource()
+    first = source.open(draft_setting(10, budget=budget, capacity=100))
+    second = source.open(draft_setting(10, budget=budget, capacity=100))
+    assert budget.used_nbytes == first.nbytes + second.nbytes + STORE_NBYTES
+    first.close()
+    second.close()
+    assert budget.used_nbytes == STORE_NBYTES
+    source.close()
+    source.close()
+    assert budget.used_nbytes == 0
+
+
+def test_the_store_makes_way_for_what_needs_its_memory() -> None:
+    budget = Budget(STORE_NBYTES + 200_000)
+    source = SuffixSource()
+    made = source.open(draft_setting(10, budget=budget, capacity=100))
+    assert isinstance(made, SuffixDrafter)
+    made.begin([1, 2])
+    says(made, [1, 2], ANSWER)
+    made.begin([5])
+    assert made.propose([5, 20, 21], 1, NOISE).tokens == (22,)
+    with budget.reserve("a draft model", 1_000_000):
+        assert budget.used_nbytes == made.nbytes + 1_000_000
+        assert made.propose([5, 20, 21, 22], 1, NOISE).tokens == ()
+        says(made, [5, 20, 21, 22], ANSWER)
+        made.begin([5])
+        assert made.propose([5, 20, 21], 1, NOISE).tokens == ()
+    again = source.open(draft_setting(10, budget=budget, capacity=100))
+    assert budget.used_nbytes == made.nbytes + again.nbytes + STORE_NBYTES
+
+
+def test_without_room_for_the_store_the_conversation_is_enough() -> None:
+    budget = Budget(100_000)
+    made = SuffixSource().open(draft_setting(10, budget=budget, capacity=100))
+    assert made.nbytes == budget.used_nbytes > 0
+    context = [1, 2, 3, 1, 2]
+    made.begin(context)
+    assert made.propose(context, 1, NOISE).tokens == (3,)
+    with pytest.raises(BudgetExceeded, match="suffix index"):
+        SuffixSource().open(draft_setting(10, budget=budget, capacity=10**6))
