@@ -136,7 +136,7 @@ def system_messages(text: str | None) -> list[Message]:
 
 
 def _check_early(arguments: Namespace) -> None:
-    if hasattr(arguments, "temp"):
+    if hasattr(arguments, "rule"):  # a verb with all of the session's options
         _sampling(arguments, Generation(end_token_ids=()))
         FixedLength(_given(arguments.draft_max, 0))
         Noise(_given(arguments.seed, 0))

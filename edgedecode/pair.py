@@ -192,6 +192,10 @@ class Pair:
             self._sources[name] = find_drafter(name)
         return self._sources[name]
 
+    def add_drafter_source(self, source: DrafterSource) -> None:
+        """Let sessions name a drafter that no entry point names; the pair closes its source."""
+        self._sources[source.name] = source
+
     def close(self) -> None:
         """Close every session and model and release every lease. Idempotent."""
         for session in list(self._sessions):

@@ -16,6 +16,11 @@ from .timed import TimedPair
 
 __all__ = ["Conditions"]
 
+_SCHEDULER = (
+    "has answered other prompts, and begins every request with what it knew of drafts then; stores of past outputs and "
+    "recycled logits are emptied before each request"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
@@ -27,6 +32,7 @@ class Conditions:
     quantization: str
     prompts: str
     decoding: str
+    scheduler: str
     repetitions: str
     versions: str
     date: str
@@ -44,7 +50,8 @@ class Conditions:
             pack=f"{pair.manifest.name}, digest {digest[:12]}, {pair.runtime} on {arguments.provider}{_kv_type(timed)}",
             quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
             prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {source}",
-            decoding=f"greedy, at most {settings.max_tokens} tokens, draft lengths {_listed(settings.lengths)}",
+            decoding=f"{_sampling(settings)}, at most {settings.max_tokens} tokens, {_arms(settings)}",
+            scheduler=_SCHEDULER,
             repetitions=f"{settings.repetitions}, interleaved, medians{_warning(settings)}",
             versions=", ".join(f"{name} {number}" for name, number in versions(pair.runtime).items())
             + f", Python {machine.python}",
@@ -79,8 +86,17 @@ def _bits(entry: ModelEntry) -> str:
     return f"{parameters}, {entry.bits}-bit blocks of {entry.block_size}, head {entry.head_bits}-bit"
 
 
-def _listed(lengths: tuple[int, ...]) -> str:
-    return ", ".join(map(str, lengths))
+def _sampling(settings: Settings) -> str:
+    sampling = settings.sampling
+    if sampling.greedy:
+        return "greedy"
+    return f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, seed {settings.seed}"
+
+
+def _arms(settings: Settings) -> str:
+    if not settings.fixed:
+        return "scheduled"
+    return f"scheduled and draft lengths {', '.join(map(str, settings.lengths))}"
 
 
 def _warning(settings: Settings) -> str:

@@ -1,0 +1,114 @@
+"""What passes cost on this device, measured in full instead of learnt in passing, and handed to the scheduler.
+
+For each context bucket c(n), the draft's step and its reading, interleaved; host work by drafter from short answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from edgedecode import Pair
+from edgedecode.cost import CostModel
+from edgedecode.types import RoundCost
+
+from .costs import READ, WIDEST, CostMeter, Costs
+from .requests import Requests
+from .settings import PLAIN, Arm
+from .timed import TimedPair
+
+__all__ = ["CONTEXTS", "bucket_contexts", "learn", "measure_buckets", "measure_host"]
+
+CONTEXTS = (256, 1024, 4096, 12288)
+"""Tokens of context, one in each bucket of the cost model."""
+_HOST_DRAFT = 2
+_SETTLING = 8
+"""So often a median is told to the cost model, which takes a single pass for noise."""
+
+
+def bucket_contexts(most: int) -> list[int]:
+    """Return the context of each bucket that a state of `most` positions reaches; at least one."""
+    fitting = [context for context in CONTEXTS if context + READ <= most]
+    return fitting or [max(1, most - READ)]
+
+
+def measure_buckets(
+    timed: TimedPair,
+    *,
+    tokens: Sequence[int],
+    contexts: Sequence[int],
+    repetitions: int,
+    advance: Callable[[], None],
+) -> list[Costs]:
+    """Time passes at each context, a sample of each in turn."""
+    meters = [CostMeter(timed, tokens=tokens, widest=WIDEST + 1, context=context, reading=True) for context in contexts]
+    try:
+        for _ in range(repetitions):
+            for meter in meters:
+                meter.sample()
+                advance()
+        return [meter.costs() for meter in meters]
+    finally:
+        for meter in meters:
+            meter.close()
+
+
+def measure_host(requests: Requests, *, advance: Callable[[], None]) -> dict[str, float]:
+    """Return the host's median seconds in a round of each drafter that is scheduled; "none" is plain decoding's."""
+    settings = requests.settings
+    gaps: dict[Arm, list[float]] = {PLAIN: [], **{Arm(name, _HOST_DRAFT): [] for name in settings.drafters}}
+    for prompt in settings.prompts:
+        for arm, mine in gaps.items():
+            run = requests.answer(prompt, arm)
+            mine += [gap.seconds for gap in run.host if gap.drafted or arm == PLAIN]
+            advance()
+    return {str(arm.drafter): median(seconds) for arm, seconds in gaps.items() if seconds}
+
+
+def learn(pair: Pair, costs: Sequence[Costs], *, host: Mapping[str, float]) -> None:
+    """Put these in the place of what the pair's scheduler learnt so far of costs."""
+    model = CostModel()
+    for measured in reversed(costs):  # the first one's drafts and host work stand: most text is short
+        alone = CostModel()
+        for cost in _rounds(measured, host):
+            alone.observe(cost, context_tokens=measured.context)
+        model.tables.update(alone.tables)
+        model.drafts, model.host = alone.drafts, alone.host
+    pair.experience.costs = model
+
+
+def _rounds(costs: Costs, host: Mapping[str, float]) -> list[RoundCost]:
+    """Return rounds that cost what was measured; the narrow ones come first, as the unit of the others."""
+    plain = host.get("none", 0.0)
+    rounds = [
+        RoundCost(width, seconds, host_seconds=plain)
+        for width, seconds in sorted(costs.target_seconds.items())
+        for _ in range(_SETTLING)
+    ]
+    for name, seconds in host.items():
+        if name == "none":
+            continue
+        drafted = RoundCost(
+            1 + _HOST_DRAFT, costs.target_seconds[1 + _HOST_DRAFT], host_seconds=seconds, drafter=name, drafted=1
+        )
+        rounds += [drafted] * _SETTLING
+    return rounds + _drafting(costs, host)
+
+
+def _drafting(costs: Costs, host: Mapping[str, float]) -> list[RoundCost]:
+    if costs.draft_seconds is None:
+        return []
+    step = costs.d("model", _HOST_DRAFT) * costs.step_seconds
+    stepping = RoundCost(
+        2,
+        costs.target_seconds[2],
+        host_seconds=host.get("model", 0.0),
+        drafter="model",
+        drafted=1,
+        read=1,
+        draft_seconds=step,
+    )
+    if costs.read_seconds is None:
+        return [stepping]
+    return [stepping, replace(stepping, read=READ, draft_seconds=READ * costs.read_seconds)]
