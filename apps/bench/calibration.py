@@ -14,6 +14,7 @@ from edgedecode.cost import CostModel
 from edgedecode.types import RoundCost
 
 from .costs import READ, WIDEST, CostMeter, Costs
+from .prompts import Prompt
 from .requests import Requests
 from .settings import PLAIN, Arm
 from .timed import TimedPair
@@ -54,11 +55,12 @@ def measure_buckets(
             meter.close()
 
 
-def measure_host(requests: Requests, *, advance: Callable[[], None]) -> dict[str, float]:
-    """Return the host's median seconds in a round of each drafter that is scheduled; "none" is plain decoding's."""
-    settings = requests.settings
-    gaps: dict[Arm, list[float]] = {PLAIN: [], **{Arm(name, _HOST_DRAFT): [] for name in settings.drafters}}
-    for prompt in settings.prompts:
+def measure_host(
+    requests: Requests, prompts: Sequence[Prompt], *, advance: Callable[[], None] = lambda: None
+) -> dict[str, float]:
+    """Return the host's median seconds in a round of each of the settings' drafters; "none" is plain decoding's."""
+    gaps: dict[Arm, list[float]] = {PLAIN: [], **{Arm(name, _HOST_DRAFT): [] for name in requests.settings.drafters}}
+    for prompt in prompts:
         for arm, mine in gaps.items():
             run = requests.answer(prompt, arm)
             mine += [gap.seconds for gap in run.host if gap.drafted or arm == PLAIN]
@@ -69,46 +71,25 @@ def measure_host(requests: Requests, *, advance: Callable[[], None]) -> dict[str
 def learn(pair: Pair, costs: Sequence[Costs], *, host: Mapping[str, float]) -> None:
     """Put these in the place of what the pair's scheduler learnt so far of costs."""
     model = CostModel()
-    for measured in reversed(costs):  # the first one's drafts and host work stand: most text is short
+    for measured in reversed(costs):  # the first one's draft costs stand: most text is short
         alone = CostModel()
-        for cost in _rounds(measured, host):
+        for cost in _rounds(measured):
             alone.observe(cost, context_tokens=measured.context)
         model.tables.update(alone.tables)
-        model.drafts, model.host = alone.drafts, alone.host
+        model.drafts = alone.drafts
+    model.host = dict(host)
     pair.experience.costs = model
 
 
-def _rounds(costs: Costs, host: Mapping[str, float]) -> list[RoundCost]:
+def _rounds(costs: Costs) -> list[RoundCost]:
     """Return rounds that cost what was measured; the narrow ones come first, as the unit of the others."""
-    plain = host.get("none", 0.0)
     rounds = [
-        RoundCost(width, seconds, host_seconds=plain)
-        for width, seconds in sorted(costs.target_seconds.items())
-        for _ in range(_SETTLING)
+        RoundCost(width, seconds) for width, seconds in sorted(costs.target_seconds.items()) for _ in range(_SETTLING)
     ]
-    for name, seconds in host.items():
-        if name == "none":
-            continue
-        drafted = RoundCost(
-            1 + _HOST_DRAFT, costs.target_seconds[1 + _HOST_DRAFT], host_seconds=seconds, drafter=name, drafted=1
-        )
-        rounds += [drafted] * _SETTLING
-    return rounds + _drafting(costs, host)
-
-
-def _drafting(costs: Costs, host: Mapping[str, float]) -> list[RoundCost]:
     if costs.draft_seconds is None:
-        return []
+        return rounds
     step = costs.d("model", _HOST_DRAFT) * costs.step_seconds
-    stepping = RoundCost(
-        2,
-        costs.target_seconds[2],
-        host_seconds=host.get("model", 0.0),
-        drafter="model",
-        drafted=1,
-        read=1,
-        draft_seconds=step,
-    )
+    one = RoundCost(2, costs.target_seconds[2], drafter="model", drafted=1, read=1, draft_seconds=step)
     if costs.read_seconds is None:
-        return [stepping]
-    return [stepping, replace(stepping, read=READ, draft_seconds=READ * costs.read_seconds)]
+        return [*rounds, one]
+    return [*rounds, one, replace(one, read=READ, draft_seconds=READ * costs.read_seconds)]

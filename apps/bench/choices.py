@@ -60,7 +60,7 @@ def settings_of(arguments: Namespace, pair: Pair, prompts: Prompts) -> Settings:
     settings = Settings(
         prompts=prompts.measured,
         drafters=_drafters(arguments, pair),
-        lengths=tuple(sorted(set(arguments.lengths or ((2, 4) if _short(arguments) else (1, 2, 4, 8))))),
+        lengths=_lengths(arguments),
         repetitions=arguments.repetitions,
         max_tokens=_max_tokens(arguments),
         context=_context(arguments, pair),
@@ -107,6 +107,11 @@ def _fixed(arguments: Namespace) -> bool:
         or arguments.mixed
         or arguments.synthetic is not None
     )
+
+
+def _lengths(arguments: Namespace) -> tuple[int, ...]:
+    few = _short(arguments) or arguments.synthetic is not None
+    return tuple(sorted(set(arguments.lengths or ((2, 4) if few else (1, 2, 4, 8)))))
 
 
 def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:

@@ -16,11 +16,6 @@ from .timed import TimedPair
 
 __all__ = ["Conditions"]
 
-_SCHEDULER = (
-    "has answered other prompts, and begins every request with what it knew of drafts then; stores of past outputs and "
-    "recycled logits are emptied before each request"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
@@ -51,7 +46,7 @@ class Conditions:
             quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
             prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {source}",
             decoding=f"{_sampling(settings)}, at most {settings.max_tokens} tokens, {_arms(settings)}",
-            scheduler=_SCHEDULER,
+            scheduler=_scheduler(arguments, settings),
             repetitions=f"{settings.repetitions}, interleaved, medians{_warning(settings)}",
             versions=", ".join(f"{name} {number}" for name, number in versions(pair.runtime).items())
             + f", Python {machine.python}",
@@ -91,6 +86,16 @@ def _sampling(settings: Settings) -> str:
     if sampling.greedy:
         return "greedy"
     return f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, seed {settings.seed}"
+
+
+def _scheduler(arguments: Namespace, settings: Settings) -> str:
+    """Say what the scheduler knows when a measured request begins."""
+    emptied = "stores of past outputs and recycled logits are emptied before each request"
+    if arguments.overhead or arguments.calibrate:
+        return "not compared in this run"
+    if settings.scheduled.drafter is not None:
+        return f"knows what passes cost here, and nothing of these drafts when a request begins; {emptied}"
+    return f"has answered other prompts, and begins each request with what it knew of drafts then; {emptied}"
 
 
 def _arms(settings: Settings) -> str:

@@ -24,7 +24,7 @@ __all__ = ["Requests"]
 class Requests:
     """Answers prompts with an arm. The pair is this one's until the measurement ends.
 
-    synthetic: the source to which each prompt's own answer is told before it drafts.
+    synthetic: the pair's source to which each prompt's own answer is told before it drafts.
     """
 
     def __init__(self, timed: TimedPair, settings: Settings, *, synthetic: SyntheticSource | None = None) -> None:
@@ -32,8 +32,6 @@ class Requests:
         self._synthetic = synthetic
         self._recorded: dict[Prompt, list[tuple[int, ...]]] = {}
         self._known = timed.pair.experience.as_dict()
-        if synthetic is not None:
-            timed.pair.add_drafter_source(synthetic)
 
     def warm_up(self, prompts: Sequence[Prompt], *, advance: Callable[[], None] = lambda: None) -> None:
         """Let the scheduler learn from these prompts; they should be none of the measured ones."""

@@ -59,6 +59,8 @@ def run(arguments: Namespace) -> int:
     synthetic = None if arguments.synthetic is None else SyntheticSource(arguments.synthetic, seed=arguments.seed)
     prompts = read_choices(arguments)
     with open_pair(arguments, wrap=TimedRuntime) as pair:
+        if synthetic is not None:
+            pair.add_drafter_source(synthetic)
         settings = settings_of(arguments, pair, prompts)
         timed = TimedPair(pair, with_draft=_runs_draft(pair, settings))
         with one_at_a_time():
@@ -115,7 +117,8 @@ def _prepare(bench: _Bench, meter: CostMeter) -> None:
         return
     if not meter.samples:
         meter.sample(min(bench.settings.repetitions, QUICK_SAMPLES))
-    learn(bench.timed.pair, [meter.costs()], host={})
+    host = measure_host(bench.requests, bench.settings.prompts[:1])
+    learn(bench.timed.pair, [meter.costs()], host=host)
 
 
 def _calibrate(bench: _Bench) -> Json:
@@ -130,7 +133,7 @@ def _calibrate(bench: _Bench) -> Json:
             advance=advance,
         )
     with progress("host work", len(settings.prompts) * (1 + len(settings.drafters))) as advance:
-        host = measure_host(bench.requests, advance=advance)
+        host = measure_host(bench.requests, settings.prompts, advance=advance)
     learn(pair, costs, host=host)
     # Here the pair's experience is complete and may be saved.
     for measured in costs:
