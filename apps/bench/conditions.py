@@ -34,7 +34,8 @@ class Conditions:
     load: str
 
     @classmethod
-    def of(cls, timed: TimedPair, settings: Settings, *, arguments: Namespace) -> Conditions:
+    def of(cls, timed: TimedPair, settings: Settings, *, arguments: Namespace, warm_up: int = 0) -> Conditions:
+        """Collect them. warm_up: prompts that the scheduler answers before anything is measured."""
         pair = timed.pair
         machine = Machine.here()
         source = arguments.prompts or "bundled, held out"
@@ -46,7 +47,7 @@ class Conditions:
             quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
             prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {source}",
             decoding=f"{_sampling(settings)}, at most {settings.max_tokens} tokens, {_arms(settings)}",
-            scheduler=_scheduler(arguments, settings),
+            scheduler=_scheduler(arguments, settings, warm_up=warm_up),
             repetitions=f"{settings.repetitions}, interleaved, medians{_warning(settings)}",
             versions=", ".join(f"{name} {number}" for name, number in versions(pair.runtime).items())
             + f", Python {machine.python}",
@@ -88,14 +89,14 @@ def _sampling(settings: Settings) -> str:
     return f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, seed {settings.seed}"
 
 
-def _scheduler(arguments: Namespace, settings: Settings) -> str:
+def _scheduler(arguments: Namespace, settings: Settings, *, warm_up: int) -> str:
     """Say what the scheduler knows when a measured request begins."""
     emptied = "stores of past outputs and recycled logits are emptied before each request"
     if arguments.overhead or arguments.calibrate:
         return "not compared in this run"
     if settings.scheduled.drafter is not None:
         return f"knows what passes cost here, and nothing of these drafts when a request begins; {emptied}"
-    return f"has answered other prompts, and begins each request with what it knew of drafts then; {emptied}"
+    return f"has answered {warm_up} other prompts, and begins each request with what it knew of drafts then; {emptied}"
 
 
 def _arms(settings: Settings) -> str:

@@ -81,11 +81,12 @@ def _bars(families: Sequence[FamilyResult], *, top: int) -> list[str]:
             height = base - up.at(value)
             at = left + 0.1 * share + number * width
             parts.append(rectangle(at, base - height, width=width, height=height, colour=_COLOURS[number]))
-        parts.append(text(left + share / 2, base + 18, family.family, anchor="middle"))
+        below = base + (16 if index % 2 == 0 else 28)  # names of neighbours shall not meet
+        parts.append(text(left + share / 2, below, family.family, anchor="middle"))
     parts.append(line(_LEFT, up.at(1), _WIDTH - _RIGHT, up.at(1), "black"))
     names = ("scheduled, after the first token", "scheduled, whole request", "best fixed choice in hindsight")
     for number, name in enumerate(names[: len(values[0])]):
-        parts.append(text(_LEFT + 250 * number, base + 38, name, anchor="start", colour=_COLOURS[number]))
+        parts.append(text(_LEFT + 250 * number, base + 46, name, anchor="start", colour=_COLOURS[number]))
     return parts
 
 

@@ -98,7 +98,7 @@ class Report:
                 family.family,
                 *map(str, (arm.rounds, arm.proposed, arm.accepted, arm.wasted)),
                 ", ".join(f"{name} {count.rounds}" for name, count in arm.drafters.items()) or "none",
-                f"{plain}: " + ", ".join(f"{why} {rounds}" for why, rounds in arm.plain_rounds.items()),
+                f"{plain}: " + ", ".join(f"{_why(reason)} {rounds}" for reason, rounds in arm.plain_rounds.items()),
             )
         self._show(table)
 
@@ -249,6 +249,11 @@ _TEXT_COLUMNS = (
     *("family", "arm", "best", "best fixed", "bound", "drafter", "other loop"),
     *("accepted up to position 1, 2, …", "rounds by drafter", "plain rounds and why"),
 )
+
+
+def _why(reason: str) -> str:
+    """Return why a round was plain; where a draft was planned, because the drafter stopped before its first token."""
+    return "nothing drafted" if reason in ("pays", "probe") else reason
 
 
 def _host_name(drafter: str) -> str:

@@ -64,7 +64,7 @@ def run(arguments: Namespace) -> int:
         settings = settings_of(arguments, pair, prompts)
         timed = TimedPair(pair, with_draft=_runs_draft(pair, settings))
         with one_at_a_time():
-            conditions = Conditions.of(timed, settings, arguments=arguments)
+            conditions = Conditions.of(timed, settings, arguments=arguments, warm_up=len(prompts.others))
             report = Report(conditions)
             report.conditions()
             requests = Requests(timed, settings, synthetic=synthetic)

@@ -188,6 +188,7 @@ def test_by_default_only_plain_and_scheduled_are_measured(capsys: pytest.Capture
         assert used + sum(scheduled["plain_rounds"].values()) == scheduled["rounds"] > 0
         assert scheduled["whole_speed_up"] > 0
     assert "temperature 0.7" in value["conditions"]["decoding"]
+    assert "has answered 12 other prompts" in value["conditions"]["scheduler"]
     assert "Text: 2 of 2 speculative answers" in out
     assert {"mean", "worst"} <= {row.split("│")[1].strip() for row in out.splitlines() if row.startswith("│")}
     ElementTree.fromstring(plot.read_text())
