@@ -127,5 +127,6 @@ def test_reading_is_timed_where_it_is_asked_for(toy: Pair) -> None:
     assert timed.draft_passes[-1].width == READ
     costs = meter.costs()
     assert costs.context == 100
-    assert costs.read_seconds == pytest.approx(timed.draft_passes[-1].seconds / READ, rel=0.05)
+    assert costs.read_seconds is not None
+    assert costs.read_seconds >= timed.draft_passes[-1].seconds / READ > 0  # its clock is around the pass's own
     meter.close()
