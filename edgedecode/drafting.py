@@ -11,7 +11,7 @@ from time import perf_counter
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.offers import OpenOffers
 from edgedecode.policy import MAX_DRAFT, FixedLength
-from edgedecode.protocols import Drafter, Policy
+from edgedecode.protocols import Closable, Drafter, Policy
 from edgedecode.sampling import Noise
 from edgedecode.tree import is_chain
 from edgedecode.types import EMPTY_DRAFT, Draft, Offer, Plan, RoundCost, Signals
@@ -119,8 +119,11 @@ class Drafting:
         )
 
     def close(self) -> None:
+        """Close the drafters, and the policy where it holds something."""
         for drafter in self.drafters.values():
             drafter.close()
+        if isinstance(self.policy, Closable):
+            self.policy.close()
 
     def _ask(self, drafter: Drafter, tokens: Sequence[int], length: int) -> Draft:
         """Ask one drafter now, and time it where it runs a model: that is engine's work, not the host's."""
