@@ -6,16 +6,18 @@ import mmap
 import struct
 from typing import TypeAlias
 
-__all__ = ["FieldReader", "Truncated", "Value"]
+__all__ = ["FLOAT32", "TEXT", "TOKENS", "UINT32", "FieldReader", "Truncated", "Value"]
 
 Value: TypeAlias = int | float | str
 """A field's value; of an array, how many elements it has (per-layer integers: the largest)."""
 
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """struct's letters by GGUF value type."""
-TEXT, ARRAY = 8, 9
+UINT32, FLOAT32, TEXT, ARRAY = 4, 6, 8, 9
+TOKENS = "tokenizer.ggml.tokens"
 PER_LAYER = 4096
 """Arrays of at most so many integers are read (one a layer); longer ones, such as token types, are skipped."""
+_LENGTH = struct.Struct("<Q")
 
 
 class Truncated(Exception):
@@ -29,6 +31,10 @@ class FieldReader:
         self._content = content
         self._size = len(content)
         self.offset = 0
+        self.types: dict[str, int] = {}
+        """The GGUF value type of every field read so far."""
+        self.twice: bytes | None = None
+        """A token's text that the vocabulary lists a second time."""
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes."""
@@ -48,7 +54,10 @@ class FieldReader:
     def field(self) -> tuple[str, Value]:
         """Return the next key and value."""
         key = self.text()
-        return key, self._value(self.integer("I"), key)
+        if not key:
+            raise Truncated("a field has no name")
+        kind = self.types[key] = self.integer("I")
+        return key, self._value(kind, key)
 
     def _value(self, kind: int, key: str) -> Value:
         if kind == TEXT:
@@ -65,13 +74,30 @@ class FieldReader:
         if count * nbytes > self._size:
             raise Truncated(f"the field {key[:40]!r} claims {count} elements")
         if kind == TEXT:
-            for _ in range(count):
-                self._advance(self.integer("Q"))
+            self._texts(count, unique=key == TOKENS)
             return count
         start = self._advance(count * nbytes)
         if letter in "fd" or not 0 < count <= PER_LAYER:
             return count
         return int(max(struct.unpack_from(f"<{count}{letter}", self._content, start)))
+
+    def _texts(self, count: int, *, unique: bool) -> None:
+        """Walk over an array of texts, of which a vocabulary has hundreds of thousands."""
+        content, offset, end, length_at = self._content, self.offset, self._size, _LENGTH.unpack_from
+        seen: set[bytes] = set()
+        for index in range(count):
+            if offset + _LENGTH.size > end:
+                raise Truncated(f"text {index} of {count} is missing at {offset}")
+            start = offset + _LENGTH.size
+            offset = start + length_at(content, offset)[0]
+            if offset > end:
+                raise Truncated(f"text {index} of {count} ends at {offset}, beyond the file")
+            if unique:
+                text = content[start:offset] or b"[EMPTY_%d]" % index  # as the engine calls it
+                if text in seen:
+                    self.twice = text
+                seen.add(text)
+        self.offset = offset
 
     def _letter(self, kind: int, key: str) -> str:
         if kind not in FORMATS:

@@ -7,6 +7,7 @@ split. The outputs of one pass are read in place, those of several are gathered 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from threading import Lock
 from weakref import WeakSet
 
@@ -16,9 +17,10 @@ from edgedecode.errors import CapabilityError, InputError
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import State
-from edgedecode.types import AdapterUse, FloatArray, ModelCard, Output, RowRequest
+from edgedecode.types import AdapterUse, FloatArray, LowRank, ModelCard, Output, RowRequest
 
 from ..rows import check_capacity, check_tokens, continues, wanted_rows
+from .adapters import Adapters
 from .context import Context
 from .engine import Weights
 from .footprint import StatePlan, plan_state, row_nbytes
@@ -52,6 +54,7 @@ class LlamaModel:
         self._gathered: FloatArray = np.empty((0, card.rows), np.float32)
         self._contexts: WeakSet[Context] = WeakSet()
         self._lock = Lock()
+        self._adapters = Adapters(weights, entry=entry, header=header, card=card, budget=budget)
         self._window, self._rigid = weights.window, weights.rigid
 
     @property
@@ -62,8 +65,7 @@ class LlamaModel:
         if rows < 0:
             raise InputError(f"a state with {rows} rows of logits: give 0 or more")
         check_capacity(capacity, self._card)
-        if self._weights.closed:
-            raise CapabilityError(f"the model {self._card.name} is closed")
+        self._check_open()
         plan = plan_state(self._entry, self._header, card=self._card, capacity=capacity, rows=rows)
         lease = self._budget.reserve(f"kv:{self._card.name}", plan.nbytes)
         try:
@@ -81,14 +83,13 @@ class LlamaModel:
         rows: RowRequest = "last",
         adapter: AdapterUse | None = None,
     ) -> Output:
-        if adapter is not None:
-            raise CapabilityError(f"{self._card.name} applies no adapters here: {adapter.name!r} cannot be used")
         count = len(tokens)
         wanted = wanted_rows(rows, count=count)
         with self._lock:
             own = self._own(state)
             check_tokens(tokens, self._card)
             above = self._parents(own, parents, count=count)
+            own.context.apply(self._adapters.applied(adapter, rows=own.context.plan.rows_per_pass))
             mark = own.begin(count, above)
             try:
                 logits = self._append(own, tokens, parents=above, rows=wanted)
@@ -98,11 +99,31 @@ class LlamaModel:
             own.commit(count)
         return Output(logits)
 
+    def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
+        with self._lock:
+            self._check_open()
+            self._adapters.add(digest, matrices, scale=scale, users=list(self._contexts))
+
+    def add_adapter_file(self, digest: str, path: Path, *, scale: float = 1.0) -> None:
+        """Hold the GGUF adapter at `path` as `add_adapter` does; its own alpha counts, times `scale`.
+
+        Raises ManifestError for a damaged file, InputError for one of another base, CapabilityError for what llama.cpp
+        leaves out, BudgetExceeded before it is loaded.
+        """
+        with self._lock:
+            self._check_open()
+            self._adapters.add_file(digest, path, scale=scale, users=list(self._contexts))
+
+    def remove_adapter(self, digest: str) -> None:
+        with self._lock:
+            self._adapters.remove(digest, users=list(self._contexts))
+
     def close(self) -> None:
         """Close every state and give the memory back; waits for a pass that is running. Idempotent."""
         with self._lock:
             for context in list(self._contexts):  # also those that only a view still holds
                 context.close()
+            self._adapters.close()
             self._weights.close()
             self._gathered = np.empty((0, self._card.rows), np.float32)
             for lease in (*self._leases, self._gathered_lease):
@@ -162,6 +183,10 @@ class LlamaModel:
                 raise CapabilityError(f"{self._card.name} reads chains only: its memory has no branches")
             return parents
         return range(after - 1, after - 1 + count) if state.branched else None
+
+    def _check_open(self) -> None:
+        if self._weights.closed:
+            raise CapabilityError(f"the model {self._card.name} is closed")
 
     def _own(self, state: State) -> LlamaState:
         if not isinstance(state, LlamaState) or state.owner is not self:

@@ -15,6 +15,7 @@ from edgedecode.protocols import Device, LanguageModel
 from edgedecode.types import ModelCard
 
 from ..threads import default_threads
+from .architectures import lora_modules, lora_projections
 from .engine import EXACT, INSTALL, KV_TYPES, Engine, Weights, engine_version
 from .footprint import ENGINE_NBYTES, weights_nbytes
 from .header import Header, check_header, read_header
@@ -24,7 +25,7 @@ from .probe import Finding, probe_engine
 __all__ = ["LlamaRuntime"]
 
 PROVIDER = "cpu"
-OFFERED = {"tree", *(f"kv:{name}" for name in KV_TYPES)}
+OFFERED = {"tree", "lora", *(f"kv:{name}" for name in KV_TYPES)}
 INT8_BLOCK = 32
 
 
@@ -98,6 +99,11 @@ class LlamaRuntime:
             _check_kind(weights, header, name=name, needs=needs)
             mapped = file_nbytes if self._mmap else 0
             lease.resize(planned - file_nbytes - header.quantized_nbytes + mapped + engine.log.sizes().get("model", 0))
+            modules = lora_modules(list(lora_projections(header)))
+            if "lora" in needs and not modules:
+                raise CapabilityError(
+                    f"the model {name} ({header.architecture}) takes no adapter of PEFT here: use --runtime onnx"
+                )
             card = ModelCard(
                 name=name,
                 rows=entry.rows,
@@ -106,6 +112,8 @@ class LlamaRuntime:
                 tree=not weights.rigid,
                 rollback=not weights.rigid,
                 kv_types=(kv_type,),
+                lora_rank=entry.hidden_size if modules else 0,  # any: a larger one would say no more
+                lora_modules=modules,
                 weights_nbytes=lease.nbytes,
                 threads=threads or default_threads(file_nbytes),
             )
