@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
+from typing import TypeAlias
 from weakref import WeakSet
 
 import numpy as np
@@ -25,14 +26,20 @@ from .context import Context
 from .engine import Weights
 from .footprint import StatePlan, plan_state, row_nbytes
 from .header import Header
+from .recurrent import RecurrentState
 from .requests import pieces_of, places
 from .state import LlamaState
 
 __all__ = ["LlamaModel"]
 
+AnyState: TypeAlias = LlamaState | RecurrentState
+
 
 class LlamaModel:
-    """Implements `LanguageModel` over loaded weights, which it owns with the `leases` given."""
+    """Implements `LanguageModel` and `AdapterModel` over loaded weights, which it owns with the `leases` given.
+
+    snapshots: how many earlier memories each state of recurrent layers keeps.
+    """
 
     def __init__(
         self,
@@ -43,6 +50,7 @@ class LlamaModel:
         card: ModelCard,
         budget: Budget,
         leases: Sequence[Lease],
+        snapshots: int = 0,
     ) -> None:
         self._weights = weights
         self._entry = entry
@@ -55,7 +63,7 @@ class LlamaModel:
         self._contexts: WeakSet[Context] = WeakSet()
         self._lock = Lock()
         self._adapters = Adapters(weights, entry=entry, header=header, card=card, budget=budget)
-        self._window, self._rigid = weights.window, weights.rigid
+        self._snapshots = snapshots
 
     @property
     def card(self) -> ModelCard:
@@ -66,7 +74,14 @@ class LlamaModel:
             raise InputError(f"a state with {rows} rows of logits: give 0 or more")
         check_capacity(capacity, self._card)
         self._check_open()
-        plan = plan_state(self._entry, self._header, card=self._card, capacity=capacity, rows=rows)
+        plan = plan_state(
+            self._entry,
+            self._header,
+            card=self._card,
+            capacity=capacity,
+            rows=rows,
+            snapshots=self._snapshots,
+        )
         lease = self._budget.reserve(f"kv:{self._card.name}", plan.nbytes)
         try:
             return self._make_state(plan, capacity, lease=lease)
@@ -129,7 +144,7 @@ class LlamaModel:
             for lease in (*self._leases, self._gathered_lease):
                 lease.release()
 
-    def _make_state(self, plan: StatePlan, capacity: int, *, lease: Lease) -> LlamaState:
+    def _make_state(self, plan: StatePlan, capacity: int, *, lease: Lease) -> AnyState:
         """Make the context, and set the lease to what the engine reports of it."""
         engine = self._weights.engine
         context = Context(self._weights, engine.context(self._weights, plan.context), plan=plan.context, lease=lease)
@@ -139,15 +154,17 @@ class LlamaModel:
         except BaseException:
             context.close()
             raise
-        return LlamaState(context, capacity=capacity, window=self._window, rigid=self._rigid, owner=self)
+        if self._weights.rigid:
+            return RecurrentState(context, capacity=capacity, snapshots=self._snapshots, owner=self)
+        return LlamaState(context, capacity=capacity, window=self._weights.window, owner=self)
 
     def _append(
-        self, state: LlamaState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
+        self, state: AnyState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
     ) -> FloatArray:
         """Run the passes that append `tokens` and return the logits of `rows`."""
         ascending = rows if isinstance(rows, range) and rows.step > 0 else sorted(set(rows))
         plan = state.context.plan
-        pieces = list(pieces_of(len(tokens), ascending, width=plan.rows_per_pass, outputs=plan.outputs))
+        pieces = list(pieces_of(len(tokens), ascending, width=state.width, outputs=plan.outputs))
         several = sum(bool(piece.rows) for piece in pieces) > 1
         logits = self._gather(len(ascending) if several else 0)
         filled = 0
@@ -175,7 +192,7 @@ class LlamaModel:
             self._gathered = np.empty((count, self._card.rows), np.float32)
         return self._gathered[:count]
 
-    def _parents(self, state: LlamaState, parents: Sequence[int] | None, *, count: int) -> Sequence[int] | None:
+    def _parents(self, state: AnyState, parents: Sequence[int] | None, *, count: int) -> Sequence[int] | None:
         """Return the rows' parents where the state is, or becomes, a tree; None for a chain."""
         after = state.pending
         if parents is not None and not continues(parents, count=count, after=after):
@@ -188,8 +205,8 @@ class LlamaModel:
         if self._weights.closed:
             raise CapabilityError(f"the model {self._card.name} is closed")
 
-    def _own(self, state: State) -> LlamaState:
-        if not isinstance(state, LlamaState) or state.owner is not self:
+    def _own(self, state: State) -> AnyState:
+        if not isinstance(state, (LlamaState, RecurrentState)) or state.owner is not self:
             raise InputError(f"the state was not made by {self._card.name}'s new_state")
         if self._weights.closed or state.closed:
             raise CapabilityError(f"{self._card.name} or its state is closed")
