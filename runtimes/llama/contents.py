@@ -78,10 +78,11 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a GGUF file says: its fields, their GGUF value types, and its tensors by name."""
+    """What a GGUF file says: its fields, their GGUF value types, short arrays in full, and its tensors by name."""
 
     fields: Mapping[str, Value]
     types: Mapping[str, int]
+    layers: Mapping[str, tuple[int, ...]]
     tensors: Mapping[str, Tensor]
     twice: str | None
     """A token's text that the vocabulary lists twice."""
@@ -118,7 +119,7 @@ def _read(content: mmap.mmap, path: Path) -> Contents:
     fields = dict(reader.field() for _ in range(field_count))
     tensors = {tensor.name: tensor for tensor in (_tensor(reader, path) for _ in range(tensor_count))}
     twice = None if reader.twice is None else reader.twice.decode("utf-8", "replace")
-    contents = Contents(fields, reader.types, tensors, twice)
+    contents = Contents(fields, reader.types, reader.layers, tensors, twice)
     _check_split(contents, path)
     _check_ends(contents, start=reader.offset, nbytes=len(content))
     return contents

@@ -33,6 +33,8 @@ class FieldReader:
         self.offset = 0
         self.types: dict[str, int] = {}
         """The GGUF value type of every field read so far."""
+        self.layers: dict[str, tuple[int, ...]] = {}
+        """Arrays of integers that may have one a layer."""
         self.twice: bytes | None = None
         """A token's text that the vocabulary lists a second time."""
 
@@ -79,7 +81,8 @@ class FieldReader:
         start = self._advance(count * nbytes)
         if letter in "fd" or not 0 < count <= PER_LAYER:
             return count
-        return int(max(struct.unpack_from(f"<{count}{letter}", self._content, start)))
+        values = self.layers[key] = struct.unpack_from(f"<{count}{letter}", self._content, start)
+        return int(max(values))
 
     def _texts(self, count: int, *, unique: bool) -> None:
         """Walk over an array of texts, of which a vocabulary has hundreds of thousands."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 
 from edgedecode.errors import ManifestError
 from edgedecode.manifest import ModelEntry
 
 from .architectures import gguf_name
+from .assertions import check_assertions
 from .contents import Contents, Tensor, read_contents
 from .fields import TOKENS
 
@@ -23,9 +23,6 @@ FLOAT_TYPES = (0, 1, 28, 30)
 EMBEDDING = "token_embd.weight"
 NO_VOCABULARY = ("none", "no_vocab")
 FLOAT_NBYTES = 4
-MOST_LAYERS = 512
-_POSITIVE = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "rope.freq_base")
-"""Numbers that the engine asserts, or computes nonsense with, unless they are finite and above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +88,7 @@ def _header(contents: Contents, path: Path) -> Header:
     if not isinstance(architecture, str) or embedding is None or len(embedding.shape) != 2:
         raise ManifestError(f"{path} holds no language model (no architecture or embedding): export the pack again")
     hidden, rows = embedding.shape
-    for name in _POSITIVE:
-        value = contents.fields.get(f"{architecture}.{name}", 1.0)
-        if not (isinstance(value, (int, float)) and isfinite(value) and value > 0):
-            raise _damaged(path, f"its {name} is {value}")
+    check_assertions(contents, architecture, path=path)
 
     def size(name: str) -> int:
         return contents.integer(f"{architecture}.{name}")
@@ -102,10 +96,8 @@ def _header(contents: Contents, path: Path) -> Header:
     listed = contents.fields.get(TOKENS) or size("vocab_size") or rows
     if listed != rows:
         raise ManifestError(f"{path} lists {listed} tokens for {rows} rows: export the pack again")
-    if not 0 < size("block_count") <= MOST_LAYERS:
-        raise _damaged(path, f"it has {size('block_count') or 'no'} layers")
     heads = size("attention.head_count")
-    header = Header(
+    return Header(
         architecture=architecture,
         layers=size("block_count"),
         rows=rows,
@@ -120,16 +112,6 @@ def _header(contents: Contents, path: Path) -> Header:
         recurrent_nbytes=FLOAT_NBYTES * size("block_count") * _recurrent_values(contents, architecture, hidden),
         tensors=contents.tensors,
     )
-    _check_heads(header, rotated=size("rope.dimension_count"), path=path)
-    return header
-
-
-def _check_heads(header: Header, *, rotated: int, path: Path) -> None:
-    """Refuse what the attention's kernels assert of heads."""
-    if header.heads and header.heads % header.kv_heads:
-        raise _damaged(path, f"its {header.heads} heads do not share {header.kv_heads} KV heads evenly")
-    if rotated % 2 or (header.heads and rotated > header.head_size):
-        raise _damaged(path, f"it rotates {rotated} values of heads of {header.head_size}")
 
 
 def _recurrent_values(contents: Contents, architecture: str, hidden: int) -> int:
@@ -147,7 +129,3 @@ def _recurrent_values(contents: Contents, architecture: str, hidden: int) -> int
         return hidden * (kernel - 1)
     inner, state = size("ssm.inner_size"), size("ssm.state_size")
     return state * inner + max(0, size("ssm.conv_kernel") - 1) * (inner + 2 * size("ssm.group_count") * state)
-
-
-def _damaged(path: Path, what: str) -> ManifestError:
-    return ManifestError(f"{path} is truncated or damaged ({what}): copy or export it again")
