@@ -67,6 +67,7 @@ class Adapters:
                 f"{self._card.name} ({self._header.architecture}) takes no adapter of PEFT: convert it with "
                 f"convert_lora_to_gguf"
             )
+        _check_scale(scale)
         changed = [parts for parts in self._projections.sort(matrices) if parts.parts]
         self.remove(digest, users=users)
         if not changed:
@@ -87,8 +88,7 @@ class Adapters:
 
     def add_file(self, digest: str, path: Path, *, scale: float, users: Iterable[Context]) -> None:
         """Hold the GGUF adapter at `path`, times `scale` of its own."""
-        if not isfinite(scale):
-            raise InputError(f"an adapter's scale is a number, not {scale}")
+        _check_scale(scale)
         file = check_adapter(path, self._header, name=self._card.name)
         self.remove(digest, users=users)
         lease = self._lease(digest, file.nbytes, tensors=2 * file.products)
@@ -121,8 +121,7 @@ class Adapters:
         adapter = self._held.get(use.digest)
         if adapter is None:
             raise CapabilityError(f"{self._card.name} holds no adapter {use.name!r}: add it before it is used")
-        if not isfinite(use.scale):
-            raise InputError(f"an adapter's scale is a number, not {use.scale}")
+        _check_scale(use.scale)
         header = self._header
         widest = max(3 * header.hidden_size, 2 * header.mlp_size, header.heads * header.head_size, header.rows)
         work = FLOAT_NBYTES * rows * (COPIES * widest + adapter.rank) + TENSOR_NBYTES * 6 * adapter.products
@@ -151,4 +150,9 @@ class Adapters:
 
 
 def _written(name: str, values: FloatArray) -> WrittenTensor:
-    return WrittenTensor(name, values.shape[::-1], F32, memoryview(values).cast("B"))
+    return WrittenTensor(name, values.shape[::-1], F32, values.data.cast("B"))
+
+
+def _check_scale(scale: float) -> None:
+    if not isfinite(scale):
+        raise InputError(f"an adapter's scale is a number, not {scale}")

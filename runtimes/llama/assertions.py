@@ -23,6 +23,7 @@ FLOATS = (".ssm_a", ".ssm_conv1d.", ".shortconv.conv.")
 """Recurrent layers' small arrays, which no product takes."""
 MOST_LAYERS, MOST_EXPERTS = 512, 1024
 SCALINGS = ("none", "linear", "yarn", "longrope")
+ROTATING = frozenset((*CLASSES.values(), "lfm2", "lfm2moe"))
 _POSITIVE = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "rope.freq_base")
 """Numbers that the engine asserts, or computes nonsense with, unless they are finite and above 0."""
 
@@ -49,6 +50,11 @@ def _of_numbers(contents: Contents, architecture: str) -> str:
         return f"it has {layers or 'no'} layers"
     if (ahead := contents.integer(f"{architecture}.nextn_predict_layers")) >= layers:
         return f"{ahead} of its {layers} layers predict further tokens"
+    if contents.fields.get(f"{architecture}.attention.causal", 1) != 1:
+        return "its attention looks ahead: it is no decoder"
+    every = f"{architecture}.attention.sliding_window_pattern"
+    if contents.fields.get(every) == 1 and every not in contents.layers:
+        return "no layer has the sliding window that it names"
     scaling = contents.fields.get(f"{architecture}.rope.scaling.type", SCALINGS[0])
     return "" if scaling in SCALINGS else f"its rotary scaling is {scaling!r}"
 
@@ -64,6 +70,8 @@ def _of_heads(contents: Contents, architecture: str) -> str:
         return f"its {heads} heads do not share {sorted(counts)} KV heads evenly"
     if architecture in CLASSES.values() and len(counts) > 1:
         return f"its layers have different numbers of KV heads, {sorted(counts)}"
+    if not contents.fields.get(f"{architecture}.rope.dimension_count", 1) and architecture in ROTATING:
+        return "it rotates nothing, over which the engine does not end"
     if rotated % 2 or (heads and rotated > (size or hidden // heads)):
         return f"it rotates {rotated} values of heads of {size or hidden // max(1, heads)}"
     return _of_queries(contents, architecture, heads * (size or hidden // max(1, heads)))

@@ -109,7 +109,7 @@ class RecurrentState:
         self._pending += count
         self._torn = False
 
-    def undo(self, mark: None) -> None:
+    def undo(self, mark: object) -> None:
         """Forget rows that were not committed; without snapshots nothing can, and the state stays torn."""
         if self._torn and self._snapshots is not None:
             self._cut(self._length + self._pending)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,12 @@ def assert_near(found: FloatArray, wanted: FloatArray) -> None:
     np.testing.assert_allclose(found, wanted, rtol=0, atol=5e-3)
 
 
-@pytest.fixture
-def window(gguf_opener: GgufOpener) -> Iterator[Any]:
-    made = gguf_opener(WINDOW, architecture="gemma2")
+WINDOWS = {"gemma2": WINDOW, "gemma3": replace(WINDOW, layers=7)}
+
+
+@pytest.fixture(params=WINDOWS)
+def window(request: pytest.FixtureRequest, gguf_opener: GgufOpener) -> Iterator[Any]:
+    made = gguf_opener(WINDOWS[request.param], architecture=request.param)
     yield made
     made.close()
 
@@ -62,12 +66,15 @@ def rigid(request: pytest.FixtureRequest, gguf_opener: GgufOpener, monkeypatch: 
     made.close()
 
 
-def test_the_window_matters(window: Any, gguf_opener: GgufOpener) -> None:
-    wide = gguf_opener(ToyShape(window=400), architecture="gemma2")
+@pytest.mark.parametrize("architecture", WINDOWS)
+def test_the_window_matters(architecture: str, gguf_opener: GgufOpener) -> None:
+    window = gguf_opener(WINDOWS[architecture], architecture=architecture)
+    wide = gguf_opener(replace(WINDOWS[architecture], window=400), architecture=architecture)
     found, whole = logits_of(window, TOKENS[:60]), logits_of(wide, TOKENS[:60])
     assert_near(found[:12], whole[:12])
     assert_moved(found[20], whole[20])
     wide.close()
+    window.close()
 
 
 @pytest.mark.parametrize("pieces", [[60], [1], [2], [5, 1, 17]], ids=str)
@@ -293,6 +300,15 @@ def decoded(model: Any, drafter: Any, *, draft_max: int) -> tuple[list[int], Sta
 def test_speculation_over_a_recurrent_memory_says_what_plain_decoding_says(recurrent: Any, draft_max: int) -> None:
     plain, _ = decoded(recurrent, None, draft_max=0)
     text, stats = decoded(recurrent, Guesses(plain), draft_max=draft_max)
+    assert text == plain
+    assert stats.accepted > 0
+    assert stats.corrections > 0 or draft_max < 3
+
+
+@pytest.mark.parametrize("draft_max", [1, 4, 16])
+def test_speculation_over_windows_says_what_plain_decoding_says(window: Any, draft_max: int) -> None:
+    plain, _ = decoded(window, None, draft_max=0)
+    text, stats = decoded(window, Guesses(plain), draft_max=draft_max)
     assert text == plain
     assert stats.accepted > 0
     assert stats.corrections > 0 or draft_max < 3
