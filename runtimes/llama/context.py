@@ -45,6 +45,7 @@ class Context:
         self._memory = self._api.llama_get_memory(native)
         self._free = finalize(self, _free, weights, native, lease)  # which keeps the weights until then
         self._adapter: AppliedAdapter | None = None
+        self._applied = True
         self._compute_nbytes = self._engine.log.sizes().get("compute", 0)
         """What the lease holds for the engine's graph, which is reserved anew when adapters change."""
         self._changed = False
@@ -79,21 +80,23 @@ class Context:
 
     def apply(self, adapter: AppliedAdapter | None) -> None:
         """Let the next passes have this adapter, or none. Raises BudgetExceeded, and nothing has changed."""
-        if adapter == self._adapter:
+        if adapter == self._adapter and self._applied:
             return
         if self._adapter is None and adapter is not None:
             self._charge(self._compute_nbytes + adapter.work_nbytes)  # an upper bound, until the engine reports it
+        self._applied = False  # an interrupt in the middle must look like neither
         if adapter is None:
             self._api.llama_set_adapters_lora(self._native, None, 0, None)
         else:
             kind = self._api.llama_adapter_lora_p_ctypes
             natives, scales = (kind * 1)(ctypes.cast(adapter.native, kind)), (ctypes.c_float * 1)(adapter.scale)
             self._api.llama_set_adapters_lora(self._native, natives, 1, scales)
-        self._adapter, self._changed = adapter, True
+        self._adapter, self._changed, self._applied = adapter, True, True
 
     def drop(self, native: int) -> None:
         """Take an adapter off that is about to be freed."""
-        if self._adapter is not None and self._adapter.native == native and not self.closed:
+        mine = self._adapter is not None and self._adapter.native == native
+        if (mine or not self._applied) and not self.closed:
             self.apply(None)
 
     def _charge(self, compute_nbytes: int) -> None:

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import BinaryIO
 
 from .fields import FLOAT32, TEXT, UINT32, Value
 
 __all__ = ["F32", "WrittenTensor", "write_gguf"]
 
-F32 = 0
+F32, FLOAT_NBYTES = 0, 4
 ALIGNMENT = 32
 VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenTensor:
-    """A tensor to write: its shape, the fastest dimension first, its ggml type and its bytes."""
+    """A tensor to write: its shape, the fastest dimension first, its ggml type, and its bytes or who makes them.
+
+    What is made is made when it is written, one tensor at a time: 32-bit floats.
+    """
 
     name: str
     shape: tuple[int, ...]
     type: int
-    data: bytes | memoryview
+    data: bytes | Callable[[], memoryview]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data) if isinstance(self.data, bytes) else FLOAT_NBYTES * prod(self.shape)
 
 
 def write_gguf(file: BinaryIO, fields: Mapping[str, Value], tensors: Sequence[WrittenTensor]) -> None:
@@ -32,14 +40,13 @@ def write_gguf(file: BinaryIO, fields: Mapping[str, Value], tensors: Sequence[Wr
     for tensor in tensors:
         infos += _text(tensor.name)
         infos += struct.pack(f"<I{len(tensor.shape)}QIQ", len(tensor.shape), *tensor.shape, tensor.type, offset)
-        offset += _aligned(memoryview(tensor.data).nbytes)
+        offset += _aligned(tensor.nbytes)
     head = b"GGUF" + struct.pack("<IQQ", VERSION, len(tensors), len(fields))
     head += b"".join(_text(name) + _value(value) for name, value in fields.items()) + infos
     file.write(head.ljust(_aligned(len(head)), b"\0"))
     for tensor in tensors:
-        nbytes = memoryview(tensor.data).nbytes
-        file.write(tensor.data)
-        file.write(bytes(_aligned(nbytes) - nbytes))
+        file.write(tensor.data if isinstance(tensor.data, bytes) else tensor.data())
+        file.write(bytes(_aligned(tensor.nbytes) - tensor.nbytes))
 
 
 def _aligned(nbytes: int) -> int:

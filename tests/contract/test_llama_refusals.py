@@ -55,6 +55,11 @@ def parts_of(path: Path) -> tuple[dict[str, Value], Tensors]:
     return dict(contents.fields), tensors
 
 
+def bytes_of(tensor: WrittenTensor) -> bytes:
+    assert isinstance(tensor.data, bytes)
+    return tensor.data
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.gguf"
@@ -275,7 +280,7 @@ def test_an_adapter_file_is_applied_with_its_alpha(gguf_opener: GgufOpener, tmp_
     tensors |= one(WrittenTensor(f"{QUERY}.lora_b", (4, 64), F32, up.tobytes()))
     path = written(tmp_path / "adapter.gguf", fields=LORA, tensors=tensors)
     fields, merged = parts_of(source)
-    weight = np.frombuffer(bytes(merged[QUERY].data), np.float32).reshape(64, 64) + up @ down * (8.0 / 4 * 0.25)
+    weight = np.frombuffer(bytes_of(merged[QUERY]), np.float32).reshape(64, 64) + up @ down * (8.0 / 4 * 0.25)
     merged[QUERY] = WrittenTensor(QUERY, (64, 64), F32, weight.astype(np.float32).tobytes())
     root = tmp_path / "merged"
     root.mkdir()
