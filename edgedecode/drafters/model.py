@@ -94,6 +94,8 @@ class ModelDrafter:
         end = min(len(self._read), len(context))
         while self._agreed < end and self._read[self._agreed] == context[self._agreed]:
             self._agreed += 1
+        if self._agreed < self._state.oldest_crop:
+            self._agreed = 0  # a window or recurrent memory that cannot go back so far is read again
         del self._read[self._agreed :]
         self._state.crop(self._agreed)
 
@@ -103,7 +105,7 @@ class ModelDrafter:
         if len(self._read) == len(context):
             del self._read[-1:]
             self._agreed -= 1
-            self._state.crop(self._agreed)
+            self._agree(context[:-1])
         while len(context) - len(self._read) > PREFILL_CHUNK:
             chunk = context[len(self._read) : len(self._read) + PREFILL_CHUNK]
             self._model.forward(chunk, self._state, rows="none")

@@ -13,7 +13,7 @@ from edgedecode.types import ModelCard
 
 from .engine import EXACT, ContextPlan
 
-__all__ = ["ENGINE_NBYTES", "StatePlan", "plan_state", "row_nbytes", "weights_nbytes"]
+__all__ = ["ENGINE_NBYTES", "StatePlan", "plan_snapshots", "plan_state", "row_nbytes", "weights_nbytes"]
 
 MIB = 2**20
 FLOAT_NBYTES = 4
@@ -30,6 +30,11 @@ LEAST_OUTPUTS = 8
 MOST_OUTPUTS = 128
 VOCABULARY_NBYTES = 400
 """A token's text and its places in the engine's own tables; the engine wants them though we never ask it for text."""
+MOST_SNAPSHOTS = LEAST_OUTPUTS - 1
+"""Together with the live sequence so many as every context has rows for. A draft of so many tokens, each of which is a
+pass, is dropped again without reading anything twice."""
+SNAPSHOTS_SHARE = 1 / 8
+"""Of the weights' bytes: a state is copied once a round, weights are read once a pass."""
 KV_VALUE_NBYTES = {"float32": 4.0, "float16": 2.0, "int8": 34 / 32}
 CELL_NBYTES = 48
 """What a sequence's index of its cells takes for each."""
@@ -53,16 +58,18 @@ class StatePlan:
         return self.kv_nbytes + self.output_nbytes + self.compute_nbytes + self.work_nbytes
 
 
-def plan_state(entry: ModelEntry, header: Header, *, card: ModelCard, capacity: int, rows: int) -> StatePlan:
+def plan_state(
+    entry: ModelEntry, header: Header, *, card: ModelCard, capacity: int, rows: int, snapshots: int = 0
+) -> StatePlan:
     """Plan a state of `capacity` rows of which one pass is asked for `rows` logits rows.
 
-    What recurrent layers keep is not in the header: the engine's report adds it.
+    snapshots: how many earlier memories of recurrent layers it keeps beside the live one.
     """
     kv_type, threads = card.kv_types[0], card.threads or 1
     cells = capacity + -capacity % CELL_GRID
     outputs = max(LEAST_OUTPUTS, min(rows, MOST_OUTPUTS))
     scores = FLOAT_NBYTES * cells * header.heads if kv_type == EXACT else 0
-    sequences = outputs if card.tree else 1
+    sequences = outputs if card.tree else 1 + snapshots
     # The engine reserves a row for every sequence, so fewer rows than those would save nothing.
     width = max(
         LEAST_ROWS_PER_PASS, sequences, min(ROWS_PER_PASS, SCORES_NBYTES // scores if scores else ROWS_PER_PASS)
@@ -83,11 +90,18 @@ def plan_state(entry: ModelEntry, header: Header, *, card: ModelCard, capacity: 
             kv_type=kv_type,
             threads=threads,
         ),
-        kv_nbytes=int(cells * values * KV_VALUE_NBYTES[kv_type]),
+        kv_nbytes=int(cells * values * KV_VALUE_NBYTES[kv_type]) + sequences * header.recurrent_nbytes,
         output_nbytes=outputs * row_nbytes(entry),
         compute_nbytes=width * (row + scores * 5 // 4) + outputs * row_nbytes(entry) + mask + MIB,
         work_nbytes=width * FLOAT_NBYTES * max(mlp, attention, header.hidden_size) + threads * TILE_NBYTES + index,
     )
+
+
+def plan_snapshots(header: Header, *, file_nbytes: int) -> int:
+    """Return how many snapshots of a recurrent memory a state may keep: few bytes beside the weights, or none."""
+    if not header.recurrent_nbytes:
+        return 0  # of an unknown size
+    return min(MOST_SNAPSHOTS, int(file_nbytes * SNAPSHOTS_SHARE) // header.recurrent_nbytes)
 
 
 def row_nbytes(entry: ModelEntry) -> int:

@@ -15,6 +15,7 @@ import pytest
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory import Budget
 from tests.contract.conftest import GgufOpener
+from tests.contract.gguf_pack import write_pack
 from tests.contract.toy_graph import ToyShape
 
 MIB = 2**20
@@ -188,6 +189,54 @@ def test_more_rows_than_planned_are_leased_before_they_are_gathered(gguf_opener:
     model.forward([1] * 200, state, rows="all")
     assert sum_of(budget, "logits:") == 200 * 128 * 4
     model.close()
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "lfm2"])
+@pytest.mark.parametrize(("capacity", "rows"), [(256, 1), (2048, 17)])
+def test_the_plan_bounds_recurrent_memories(
+    gguf_opener: GgufOpener, architecture: str, capacity: int, rows: int
+) -> None:
+    budget = Budget()
+    model: Any = gguf_opener(LARGE, architecture=architecture, budget=budget)
+    assert model.card.rollback
+    asked: list[int] = []
+    reserve = budget.reserve
+    budget.reserve = lambda name, nbytes, **options: (asked.append(nbytes), reserve(name, nbytes, **options))[1]  # type: ignore[method-assign]
+    state = model.new_state(capacity, rows=rows)
+    reported = model._weights.engine.log.sizes()
+    assert reported["RS"] > 0
+    assert sum(reported.values()) <= state.nbytes <= asked[0]
+    model.close()
+
+
+RESIDENT = """
+import json, sys
+import edgedecode, edgedecode.pair
+from edgedecode.memory import peak_nbytes
+
+def resident_nbytes():  # shared pages whole, as the system's peak counts them
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/smaps_rollup") if line.startswith("Rss:"))
+
+edgedecode.pair.resident_nbytes = resident_nbytes
+with edgedecode.load(sys.argv[1], runtime="llama") as pair, pair.session() as session:
+    before = next(lease.nbytes for lease in pair.budget.leases if lease.name.startswith("process"))
+    session.generate("hello there", max_tokens=60)
+    print(json.dumps({"used": peak_nbytes() - before, "planned": pair.budget.used_nbytes - before}))
+"""
+
+
+@pytest.mark.memory
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
+def test_what_a_pack_takes_beside_the_process_is_planned(gguf_opener: GgufOpener, tmp_path: Path) -> None:
+    """In one unit: the budget counts shared pages in proportion, the system's peak counts them whole."""
+    gguf_opener().close()  # skips where the engine is missing
+    root = write_pack(tmp_path / "pack", gguf_opener)
+    done = subprocess.run(
+        [sys.executable, "-c", RESIDENT, str(root)], capture_output=True, text=True, check=True, timeout=120
+    )
+    figures = json.loads(done.stdout)
+    print({name: round(value / MIB, 1) for name, value in figures.items()})
+    assert 0 < figures["used"] <= figures["planned"]
 
 
 @pytest.mark.memory
