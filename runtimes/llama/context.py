@@ -25,15 +25,18 @@ NO_ROOM = 1
 
 
 class Context:
-    """Owns a native context and the lease over its memory; both go when it is closed or dropped."""
+    """Owns a native context and the leases over its memory, which go when it is closed or dropped.
 
-    def __init__(self, weights: Weights, native: Untyped, *, plan: ContextPlan, lease: Lease) -> None:
+    lease: what the engine reports of it. work: what it does not.
+    """
+
+    def __init__(self, weights: Weights, native: Untyped, *, plan: ContextPlan, lease: Lease, work: Lease) -> None:
         self.plan = plan
         self.lease = lease
         self._engine, self._api = weights.engine, weights.engine.api
         self._native = native
         self._memory = self._api.llama_get_memory(native)
-        self._free = finalize(self, _free, weights, native, lease)  # which keeps the weights until then
+        self._free = finalize(self, _free, weights, native, lease, work)  # which keeps the weights until then
         self.batch = Batch(self._api, rows=plan.rows_per_pass, sequences=plan.sequences)
 
     @property
@@ -87,6 +90,7 @@ class Context:
         return self._memory
 
 
-def _free(weights: Weights, native: Untyped, lease: Lease) -> None:
+def _free(weights: Weights, native: Untyped, lease: Lease, work: Lease) -> None:
     weights.engine.api.llama_free(native)
     lease.release()
+    work.release()

@@ -7,6 +7,7 @@ split. The outputs of one pass are read in place, those of several are gathered 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from threading import Lock
 from weakref import WeakSet
 
@@ -65,12 +66,12 @@ class LlamaModel:
         if self._weights.closed:
             raise CapabilityError(f"the model {self._card.name} is closed")
         plan = plan_state(self._entry, self._header, card=self._card, capacity=capacity, rows=rows)
-        lease = self._budget.reserve(f"kv:{self._card.name}", plan.nbytes)
-        try:
-            return self._make_state(plan, capacity, lease=lease)
-        except BaseException:
-            lease.release()
-            raise
+        with ExitStack() as undo:
+            lease = undo.enter_context(self._budget.reserve(f"kv:{self._card.name}", plan.nbytes))
+            work = undo.enter_context(self._budget.reserve(f"work:{self._card.name}", plan.work_nbytes))
+            state = self._make_state(plan, capacity, lease=lease, work=work)
+            undo.pop_all()
+        return state
 
     def forward(
         self,
@@ -108,13 +109,14 @@ class LlamaModel:
             for lease in (*self._leases, self._gathered_lease):
                 lease.release()
 
-    def _make_state(self, plan: StatePlan, capacity: int, *, lease: Lease) -> LlamaState:
+    def _make_state(self, plan: StatePlan, capacity: int, *, lease: Lease, work: Lease) -> LlamaState:
         """Make the context, and set the lease to what the engine reports of it."""
         engine = self._weights.engine
-        context = Context(self._weights, engine.context(self._weights, plan.context), plan=plan.context, lease=lease)
+        native = engine.context(self._weights, plan.context)
+        context = Context(self._weights, native, plan=plan.context, lease=lease, work=work)
         self._contexts.add(context)
         try:
-            lease.resize(sum(engine.log.sizes().values()) + plan.work_nbytes)
+            lease.resize(sum(engine.log.sizes().values()))
         except BaseException:
             context.close()
             raise
@@ -124,11 +126,23 @@ class LlamaModel:
         self, state: LlamaState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
     ) -> FloatArray:
         """Run the passes that append `tokens` and return the logits of `rows`."""
-        ascending = rows if isinstance(rows, range) and rows.step > 0 else sorted(set(rows))
+        ascending = rows if _is_ascending(rows) else sorted(set(rows))
         plan = state.context.plan
-        pieces = list(pieces_of(len(tokens), ascending, width=plan.rows_per_pass, outputs=plan.outputs))
+        if len(tokens) <= plan.rows_per_pass and 0 < len(ascending) <= plan.outputs:  # one pass, as in every round
+            state.append(tokens, start=state.pending, parents=parents, rows=ascending)
+            logits = state.context.logits(len(ascending), rows=self._card.rows)
+        else:
+            logits = self._append_pieces(state, tokens, parents=parents, rows=ascending)
+        return logits if ascending is rows or ascending == list(rows) else logits[places(rows, ascending)]
+
+    def _append_pieces(
+        self, state: LlamaState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
+    ) -> FloatArray:
+        """Run as many passes as the context's limits need; `rows` ascend."""
+        plan = state.context.plan
+        pieces = list(pieces_of(len(tokens), rows, width=plan.rows_per_pass, outputs=plan.outputs))
         several = sum(bool(piece.rows) for piece in pieces) > 1
-        logits = self._gather(len(ascending) if several else 0)
+        logits = self._gather(len(rows) if several else 0)
         filled = 0
         for piece in pieces:
             state.append(
@@ -145,7 +159,7 @@ class LlamaModel:
                 filled += len(found)
             else:
                 logits = found
-        return logits if ascending is rows or ascending == list(rows) else logits[places(rows, ascending)]
+        return logits
 
     def _gather(self, count: int) -> FloatArray:
         """Return an array of our own for `count` rows. Raises BudgetExceeded before it grows."""
@@ -169,3 +183,7 @@ class LlamaModel:
         if self._weights.closed or state.closed:
             raise CapabilityError(f"{self._card.name} or its state is closed")
         return state
+
+
+def _is_ascending(rows: Sequence[int]) -> bool:
+    return len(rows) < 2 or (isinstance(rows, range) and rows.step > 0)
