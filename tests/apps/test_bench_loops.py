@@ -1,10 +1,11 @@
-"""Which loops `bench --overhead` compares ours with: those on the pair's engine, and a reason for each that is missing."""
+"""Which loops `bench --overhead` compares ours with: those on the pair's engine, and a reason for each missing one."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -66,8 +67,7 @@ def opened(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> Open:
         entries = {name: Entry(factory) for name, factory in factories.items()}
         monkeypatch.setattr(loops, "installed", lambda group: entries)
         monkeypatch.setattr(toy, "runtime", "toy")
-        found = open_loops(Namespace(threads=3, against_genai=folder), toy, settings=SETTINGS)
-        return found  # type: ignore[return-value]
+        return cast(Opened, open_loops(Namespace(threads=3, against_genai=folder), toy, settings=SETTINGS))
 
     return open_them
 

@@ -1,7 +1,7 @@
 """GGUF files of any size whose weights are holes: the engine plans and reserves for them, and nothing is ever computed.
 
-The file is as long as it claims and takes no room on a disk that knows holes. Of the types in blocks of 32, the matrices
-have Q4_1: it is small, and the engine makes no copy of it for its kernels.
+The file is as long as it claims and takes no room on a disk that knows holes. Of the types in blocks of 32, its
+matrices have Q4_1: it is small, and the engine makes no copy of it for its kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The greedy loops that the llama.cpp runtime is measured against say what the runtime says, and refuse what they cannot."""
+"""The loops that the llama.cpp runtime is measured against: they say what it says, and refuse what they cannot."""
 
 from __future__ import annotations
 
