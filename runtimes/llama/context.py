@@ -35,15 +35,18 @@ class AppliedAdapter:
 
 
 class Context:
-    """Owns a native context and the lease over its memory; both go when it is closed or dropped."""
+    """Owns a native context and the leases over its memory, which go when it is closed or dropped.
 
-    def __init__(self, weights: Weights, native: Untyped, *, plan: ContextPlan, lease: Lease) -> None:
+    lease: what the engine reports of it. work: what it does not.
+    """
+
+    def __init__(self, weights: Weights, native: Untyped, *, plan: ContextPlan, lease: Lease, work: Lease) -> None:
         self.plan = plan
         self.lease = lease
         self._engine, self._api = weights.engine, weights.engine.api
         self._native = native
         self._memory = self._api.llama_get_memory(native)
-        self._free = finalize(self, _free, weights, native, lease)  # which keeps the weights until then
+        self._free = finalize(self, _free, weights, native, lease, work)  # which keeps the weights until then
         self._adapter: AppliedAdapter | None = None
         self._applied = True
         self._compute_nbytes = self._engine.log.sizes().get("compute", 0)
@@ -77,6 +80,11 @@ class Context:
         memory.owner = self
         view: FloatArray = np.frombuffer(memory, np.float32).reshape(count, rows)
         return view
+
+    @property
+    def plain(self) -> bool:
+        """Whether the next pass has no adapter as it is."""
+        return self._adapter is None and self._applied
 
     def apply(self, adapter: AppliedAdapter | None) -> None:
         """Let the next passes have this adapter, or none. Raises BudgetExceeded, and nothing has changed."""
@@ -133,6 +141,7 @@ class Context:
         return self._memory
 
 
-def _free(weights: Weights, native: Untyped, lease: Lease) -> None:
+def _free(weights: Weights, native: Untyped, lease: Lease, work: Lease) -> None:
     weights.engine.api.llama_free(native)
     lease.release()
+    work.release()

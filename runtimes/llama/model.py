@@ -7,6 +7,7 @@ split. The outputs of one pass are read in place, those of several are gathered 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
 from typing import TypeAlias
@@ -82,12 +83,12 @@ class LlamaModel:
             rows=rows,
             snapshots=self._snapshots,
         )
-        lease = self._budget.reserve(f"kv:{self._card.name}", plan.nbytes)
-        try:
-            return self._make_state(plan, capacity, lease=lease)
-        except BaseException:
-            lease.release()
-            raise
+        with ExitStack() as undo:
+            lease = undo.enter_context(self._budget.reserve(f"kv:{self._card.name}", plan.nbytes))
+            work = undo.enter_context(self._budget.reserve(f"work:{self._card.name}", plan.work_nbytes))
+            state = self._make_state(plan, capacity, lease=lease, work=work)
+            undo.pop_all()
+        return state
 
     def forward(
         self,
@@ -104,7 +105,8 @@ class LlamaModel:
             own = self._own(state)
             check_tokens(tokens, self._card)
             above = self._parents(own, parents, count=count)
-            own.context.apply(self._adapters.applied(adapter, rows=own.context.plan.rows_per_pass))
+            if adapter is not None or not own.context.plain:
+                own.context.apply(self._adapters.applied(adapter, rows=own.context.plan.rows_per_pass))
             mark = own.begin(count, above)
             try:
                 logits = self._append(own, tokens, parents=above, rows=wanted)
@@ -144,13 +146,14 @@ class LlamaModel:
             for lease in (*self._leases, self._gathered_lease):
                 lease.release()
 
-    def _make_state(self, plan: StatePlan, capacity: int, *, lease: Lease) -> AnyState:
+    def _make_state(self, plan: StatePlan, capacity: int, *, lease: Lease, work: Lease) -> AnyState:
         """Make the context, and set the lease to what the engine reports of it."""
         engine = self._weights.engine
-        context = Context(self._weights, engine.context(self._weights, plan.context), plan=plan.context, lease=lease)
+        native = engine.context(self._weights, plan.context)
+        context = Context(self._weights, native, plan=plan.context, lease=lease, work=work)
         self._contexts.add(context)
         try:
-            lease.resize(sum(engine.log.sizes().values()) + plan.work_nbytes)
+            lease.resize(sum(engine.log.sizes().values()))
         except BaseException:
             context.close()
             raise
@@ -162,11 +165,22 @@ class LlamaModel:
         self, state: AnyState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
     ) -> FloatArray:
         """Run the passes that append `tokens` and return the logits of `rows`."""
-        ascending = rows if isinstance(rows, range) and rows.step > 0 else sorted(set(rows))
+        ascending = rows if _is_ascending(rows) else sorted(set(rows))
         plan = state.context.plan
-        pieces = list(pieces_of(len(tokens), ascending, width=state.width, outputs=plan.outputs))
+        if len(tokens) <= state.width and 0 < len(ascending) <= plan.outputs:  # one pass, as in every round
+            state.append(tokens, start=state.pending, parents=parents, rows=ascending)
+            logits = state.context.logits(len(ascending), rows=self._card.rows)
+        else:
+            logits = self._append_pieces(state, tokens, parents=parents, rows=ascending)
+        return logits if ascending is rows or ascending == list(rows) else logits[places(rows, ascending)]
+
+    def _append_pieces(
+        self, state: AnyState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
+    ) -> FloatArray:
+        """Run as many passes as the context's limits need; `rows` ascend."""
+        pieces = list(pieces_of(len(tokens), rows, width=state.width, outputs=state.context.plan.outputs))
         several = sum(bool(piece.rows) for piece in pieces) > 1
-        logits = self._gather(len(ascending) if several else 0)
+        logits = self._gather(len(rows) if several else 0)
         filled = 0
         for piece in pieces:
             state.append(
@@ -183,7 +197,7 @@ class LlamaModel:
                 filled += len(found)
             else:
                 logits = found
-        return logits if ascending is rows or ascending == list(rows) else logits[places(rows, ascending)]
+        return logits
 
     def _gather(self, count: int) -> FloatArray:
         """Return an array of our own for `count` rows. Raises BudgetExceeded before it grows."""
@@ -211,3 +225,7 @@ class LlamaModel:
         if self._weights.closed or state.closed:
             raise CapabilityError(f"{self._card.name} or its state is closed")
         return state
+
+
+def _is_ascending(rows: Sequence[int]) -> bool:
+    return len(rows) < 2 or (isinstance(rows, range) and rows.step > 0)
