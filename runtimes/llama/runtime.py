@@ -130,7 +130,7 @@ class LlamaRuntime:
                 kv_types=(kv_type,),
                 lora_rank=entry.hidden_size if modules else 0,  # any: a larger one would say no more
                 lora_modules=modules,
-                kernel_noise=entry.kernel_noise,
+                kernel_noise=None if entry.graphs else entry.kernel_noise,  # an export's was measured on the graphs
                 notes=(*entry.notes, *_recurrent_notes(weights, header, name=name, snapshots=snapshots)),
                 weights_nbytes=lease.nbytes,
                 threads=threads or default_threads(file_nbytes),

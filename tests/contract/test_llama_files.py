@@ -142,7 +142,7 @@ def test_without_mapping(pack: Path, entry: ModelEntry) -> None:
 
 
 def test_devices_and_card(pack: Path, entry: ModelEntry) -> None:
-    card = open_gguf(replace(entry, kernel_noise=0.25), pack, budget=Budget()).card
+    card = open_gguf(replace(entry, kernel_noise=0.25, graphs={}), pack, budget=Budget()).card
     assert (card.name, card.rows, card.vocabulary_size, card.context, card.threads) == ("target", 128, 128, 512, 1)
     assert card.tree
     assert card.rollback
