@@ -51,6 +51,7 @@ class Drafting:
         self._chains_only = chains_only
         self._offers = OpenOffers()
         self._costs: list[RoundCost] = []
+        self._end: Sequence[int] = ()
         self._resting = 0
         self._rounds = 0
         self._asked = "none"
@@ -64,8 +65,8 @@ class Drafting:
 
     def begin(self, tokens: Sequence[int]) -> None:
         """A generation starts after `tokens`."""
+        self._tell_the_rest()
         self._offers.clear()
-        self._costs.clear()
         self._resting = self._rounds = 0
         self.plan = _PLAIN
         for drafter in self.drafters.values():
@@ -98,6 +99,7 @@ class Drafting:
 
     def observe(self, tokens: Sequence[int], verdict: Verdict) -> None:
         """Tell the drafters what a round emitted; `tokens` end with it."""
+        self._end = tokens
         for drafter in self.drafters.values():
             drafter.observe(tokens, verdict)
 
@@ -119,7 +121,8 @@ class Drafting:
         )
 
     def close(self) -> None:
-        """Close the drafters, and the policy where it holds something."""
+        """Close the drafters, and the policy where it holds something. Idempotent."""
+        self._tell_the_rest()
         for drafter in self.drafters.values():
             drafter.close()
         if isinstance(self.policy, Closable):
@@ -135,6 +138,12 @@ class Drafting:
         draft = drafter.propose(tokens, length, self._noise, self.plan)
         self._draft_seconds = perf_counter() - started
         return draft
+
+    def _tell_the_rest(self) -> None:
+        """Tell the policy what the last rounds of a generation cost, after which it was asked no more."""
+        if self._costs:
+            self._rounds += 1
+            self.policy.plan(self._signals(self._end, {}, room=0))
 
     def _checked(self, draft: Draft, name: str, length: int) -> Draft:
         if len(draft) > length:
