@@ -6,6 +6,7 @@ The loop knows one `Drafting`; the policy sees counts and measured times only (`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 from edgedecode.errors import CapabilityError, InputError
@@ -93,9 +94,10 @@ class Drafting:
         if name not in self.drafters:
             raise InputError(f"the policy wants the drafter {name!r}, there is: {', '.join(self.drafters)}")
         self._asked = name
-        if name in drafts:
-            return self._checked(drafts[name].cut(length), name, length)
-        return self._checked(self._ask(self.drafters[name], tokens, length), name, length)
+        draft = drafts[name].cut(length) if name in drafts else self._ask(self.drafters[name], tokens, length)
+        if not len(draft):
+            self.plan = replace(self.plan, reason=f"{name} was not sure")
+        return self._checked(draft, name, length)
 
     def observe(self, tokens: Sequence[int], verdict: Verdict) -> None:
         """Tell the drafters what a round emitted; `tokens` end with it."""
