@@ -64,7 +64,8 @@ _WHY = {
 
 
 def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]]:
-    yield "mode", "plain (no drafts)" if stats.mode == "plain" else f"speculative, drafter {stats.mode}"
+    modes = {"plain": "plain (no drafts)", "scheduled": "scheduled: drafts where they pay here"}
+    yield "mode", modes.get(stats.mode, f"speculative, drafter {stats.mode}")
     if stats.mode != "plain":
         yield "drafts", drafts_line(stats).removeprefix("drafts: ")
     yield "finished", _WHY[finish_reason]

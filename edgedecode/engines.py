@@ -14,7 +14,7 @@ from edgedecode.notices import notice
 from edgedecode.protocols import Refusal, RuntimeFactory
 from edgedecode.registry import RUNTIMES, find_factory, installed
 
-__all__ = ["AUTO", "USUAL", "chosen_engines", "default_runtime", "engine_candidates", "known_choice"]
+__all__ = ["AUTO", "USUAL", "chosen_engines", "default_runtime", "engine_candidates", "engine_version", "known_choice"]
 
 AUTO = "auto"
 USUAL = "onnx"
@@ -86,6 +86,17 @@ def _only_installed(candidates: list[Candidate]) -> str:
             f"no engine here can run this pack so: {'; '.join(f'{each.name}: {each.why_not}' for each in there)}"
         )
     return there[0].name
+
+
+def engine_version(name: str) -> str | None:
+    """Return the version of an installed engine; None for one that is not, or an engine of a caller's own."""
+    if name not in installed(RUNTIMES):
+        return None
+    try:
+        factory = find_factory(name)
+    except RuntimeUnavailable:
+        return None
+    return factory.engine_version() if isinstance(factory, RuntimeFactory) else None
 
 
 def _candidate(name: str, manifest: Manifest, root: Path, request: EngineRequest) -> Candidate:

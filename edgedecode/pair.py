@@ -9,7 +9,7 @@ from weakref import WeakSet
 from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.digests import check_files
 from edgedecode.engine_speeds import EngineRequest
-from edgedecode.engines import AUTO, chosen_engines, default_runtime
+from edgedecode.engines import AUTO, chosen_engines, default_runtime, engine_version
 from edgedecode.errors import (
     BudgetExceeded,
     CapabilityError,
@@ -19,6 +19,7 @@ from edgedecode.errors import (
     RuntimeUnavailable,
 )
 from edgedecode.experience import Experience
+from edgedecode.experience_file import experience_path, load_experience, store_experience
 from edgedecode.hub import find_pack, is_downloaded
 from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget, parse_nbytes, peak_nbytes, resident_nbytes
@@ -88,7 +89,7 @@ def load(
     tokenizer = _tokenizer(manifest, root)
 
     def opened(engine: Runtime) -> Pair:
-        return Pair(
+        pair = Pair(
             manifest,
             root,
             tokenizer=tokenizer,
@@ -98,6 +99,10 @@ def load(
             budget=Budget(limit),
             kv_type=kv_type,
         )
+        if (version := engine_version(engine.name)) is not None:
+            settings = (provider, pair.target.card.threads, kv_type)
+            pair.keep_experience(experience_path(manifest, engine=engine.name, version=version, settings=settings))
+        return pair
 
     if engine is not None:
         return opened(engine)
@@ -143,6 +148,7 @@ class Pair:
         self._sources: dict[str, DrafterSource] = {}
         self.experience = Experience()
         """What passes cost here and drafts are worth: every session's scheduler learns in it."""
+        self._experience_path: Path | None = None
         self._sessions: WeakSet[Session] = WeakSet()
         self.tokenizer = tokenizer
         self._process = budget.reserve("process (interpreter, engine, tokenizer)", _process_nbytes(budget))
@@ -196,10 +202,20 @@ class Pair:
         """Let sessions name a drafter that no entry point names; the pair closes its source."""
         self._sources[source.name] = source
 
+    def keep_experience(self, path: Path | None) -> None:
+        """Go on from the experience kept at `path`, and keep there what is learnt, when the pair is closed."""
+        self.experience, self._experience_path = load_experience(path), path
+
+    def save_experience(self) -> None:
+        """Keep now what was learnt, where it is to be kept at all."""
+        if self._experience_path is not None and self.experience.costs.tables:
+            store_experience(self._experience_path, self.experience)
+
     def close(self) -> None:
-        """Close every session and model and release every lease. Idempotent."""
+        """Close every session and model, keep what was learnt, and release every lease. Idempotent."""
         for session in list(self._sessions):
             session.close()
+        self.save_experience()
         self._sessions.clear()
         for source in self._sources.values():
             source.close()

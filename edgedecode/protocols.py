@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdapterModel",
+    "Closable",
     "Device",
     "DraftSetting",
     "Drafter",
@@ -228,6 +229,13 @@ class DrafterSource(Protocol):
     def close(self) -> None:
         """Forget and give back what sessions share. Idempotent; a drafter opened after it starts afresh."""
         ...
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """Something that holds a file or memory."""
+
+    def close(self) -> None: ...
 
 
 class Policy(Protocol):

@@ -116,9 +116,7 @@ class Scheduler:
     def _off(self) -> Plan:
         self._current = None
         self._idle += 1
-        waiting = min((arm.wait for arm in self.models.values()), default=REST)
-        rest = min(REST, waiting) if self._idle >= IDLE else 0
-        return Plan(0, rest=rest, reason="nothing pays" if self._idle else "off")
+        return Plan(0, rest=REST if self._idle >= IDLE else 0, reason="nothing pays")
 
     def _best(self, signals: Signals, room: int) -> _Choice | None:
         """Return the arm to use, or None for plain decoding."""

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from time import perf_counter
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 from weakref import finalize
 
-from edgedecode.digests import pack_digest
 from edgedecode.drafting import Drafting
-from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, EdgeDecodeError, InputError
-from edgedecode.experience import Experience
+from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import peak_nbytes
 from edgedecode.messages import Message
 from edgedecode.options import SessionOptions
-from edgedecode.policy import FixedLength
-from edgedecode.protocols import Drafter, DraftSetting, Policy
+from edgedecode.protocols import DraftSetting
 from edgedecode.reply import TARGET_SOURCE, Chunk, Completion, Reply
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
-from edgedecode.scheduler import Scheduler, SchedulerOptions
+from edgedecode.session_drafting import open_drafting
 from edgedecode.stats import Stats
 from edgedecode.stop_strings import StopStrings
-from edgedecode.trace import Recorder
 from edgedecode.transcript import Transcript
 from edgedecode.types import FinishReason, Outcome
 from edgedecode.verify import Rule, Verdict
@@ -61,14 +55,13 @@ class Session:
         context = _context(options.context, pair.target.card.context)
         self._drafting: Drafting | None = None
         self._running: Iterator[Chunk] | None = None
-        self._trace: IO[str] | None = None
         self._closed = False
         with ExitStack() as undo:
             scratch_nbytes = SCRATCH_NBYTES * pair.target.card.vocabulary_size
             self._scratch = undo.enter_context(pair.budget.reserve("sampling", scratch_nbytes))
             self._state = pair.target.new_state(context, rows=pair.draft_max(options) + 1)
             undo.callback(self._state.close)
-            self._drafting = self._open_drafting(pair.drafter_names(options))
+            self._drafting = open_drafting(pair, options, self._draft_setting(), noise=self._draft_noise)
             undo.pop_all()
         finalize(self, self._scratch.release)  # a session that is dropped, not closed
 
@@ -147,8 +140,6 @@ class Session:
         self._scratch.release()
         if self._drafting is not None:
             self._drafting.close()
-        if self._trace is not None:
-            self._trace.close()
 
     def __enter__(self) -> Session:
         return self
@@ -229,68 +220,19 @@ class Session:
             return "plain"
         return self.drafter_name if self.options.fixed else "scheduled"
 
-    def _open_drafting(self, names: Sequence[str]) -> Drafting | None:
-        """Open the drafters and the policy over them. What nobody asked for by name may be missing, with a notice."""
-        if self.options.rule is Rule.RATIO and (names != ("model",) or self.options.reproducible):
-            wanted = "--reproducible" if self.options.reproducible else f"--drafter {' '.join(names) or 'none'}"
-            raise CapabilityError(f"the ratio rule samples from the draft model: with {wanted}, use the match rule")
-        longest = self._pair.draft_max(self.options)
-        fixed = FixedLength(longest) if self.options.fixed else None
-        if self.options.trace is not None and (fixed is not None or not names):
-            raise InputError("a trace records what the scheduler chooses: leave out the fixed draft length or drafter")
-        asked = self.options.drafter is not None or self.options.fixed
-        drafters: list[Drafter] = []
-        for name in names:
-            if (drafter := self._open_drafter(name, asked=asked, opened=drafters)) is not None:
-                drafters.append(drafter)
-        if not drafters:
-            return None
-        if fixed is not None:
-            return Drafting(drafters, fixed, noise=self._draft_noise, chains_only=self.options.reproducible)
-        experience = self._pair.experience
-        if self.options.trace is not None:  # a copy of its own: what other sessions learn is not in the trace
-            experience = Experience.from_dict(experience.as_dict())
-        scheduler = Scheduler(
-            free=[drafter.name for drafter in drafters if drafter.free],
-            models=[drafter.name for drafter in drafters if not drafter.free],
-            experience=experience,
-            options=SchedulerOptions(draft_max=longest, floor_stop=self.options.rule is not Rule.RATIO),
+    def _draft_setting(self) -> DraftSetting:
+        return DraftSetting(
+            budget=self._pair.budget,
+            sampling=self.sampling,
+            vocabulary_size=self._pair.target.card.vocabulary_size,
+            capacity=self._state.capacity,
+            draft_model=None,
+            ends=self._ends,
+            sampled=self.options.rule is Rule.RATIO,
+            noise=self._noise,
+            tokenizer_digest=self._pair.manifest.tokenizer_digest,
+            remember=self.options.remember,
         )
-        policy = scheduler if self.options.trace is None else self._recorder(scheduler, self.options.trace)
-        return Drafting(drafters, policy, noise=self._draft_noise, offers=True)
-
-    def _recorder(self, scheduler: Scheduler, path: Path) -> Policy:
-        if self._trace is None:
-            try:
-                self._trace = path.open("w", encoding="utf-8")
-            except OSError as error:
-                raise InputError(f"the trace {path} cannot be written: {error.strerror or error}") from None
-        return Recorder(scheduler, self._trace, pack=pack_digest(self._pair.manifest))
-
-    def _open_drafter(self, name: str, *, asked: bool, opened: Sequence[Drafter]) -> Drafter | None:
-        """Open a drafter; one that nobody asked for and that cannot be had is left out with a notice."""
-        source = self._pair.drafter_source(name)
-        try:
-            return source.open(
-                DraftSetting(
-                    budget=self._pair.budget,
-                    sampling=self.sampling,
-                    vocabulary_size=self._pair.target.card.vocabulary_size,
-                    capacity=self._state.capacity,
-                    draft_model=self._pair.draft if source.needs_model else None,
-                    ends=self._ends,
-                    sampled=self.options.rule is Rule.RATIO,
-                    noise=self._noise,
-                    tokenizer_digest=self._pair.manifest.tokenizer_digest,
-                    remember=self.options.remember,
-                    opened={drafter.name: drafter for drafter in opened},
-                )
-            )
-        except (BudgetExceeded, CapabilityError) as error:
-            if asked:
-                raise
-            logging.getLogger("edgedecode").info("the drafter %s is left out: %s", name, error)
-            return None
 
     def _limit(self, max_tokens: int | None) -> int:
         limit = self._pair.manifest.generation.max_tokens or DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens

@@ -43,6 +43,9 @@ class Recorder:
         self._write({"signals": asdict(signals), "plan": asdict(plan)})
         return plan
 
+    def close(self) -> None:
+        self._stream.close()
+
     def _write(self, value: Mapping[str, object]) -> None:
         self._stream.write(json.dumps(value) + "\n")
         self._stream.flush()  # a trace is most wanted of a run that did not end well

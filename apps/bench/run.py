@@ -59,6 +59,8 @@ def run(arguments: Namespace) -> int:
     synthetic = None if arguments.synthetic is None else SyntheticSource(arguments.synthetic, seed=arguments.seed)
     prompts = read_choices(arguments)
     with open_pair(arguments, wrap=TimedRuntime) as pair:
+        if not arguments.calibrate:  # a measurement begins afresh, and prompts of a bench are nobody's experience
+            pair.keep_experience(None)
         if synthetic is not None:
             pair.add_drafter_source(synthetic)
         settings = settings_of(arguments, pair, prompts)
@@ -135,7 +137,7 @@ def _calibrate(bench: _Bench) -> Json:
     with progress("host work", len(settings.prompts) * (1 + len(settings.drafters))) as advance:
         host = measure_host(bench.requests, settings.prompts, advance=advance)
     learn(pair, costs, host=host)
-    # Here the pair's experience is complete and may be saved.
+    pair.save_experience()
     for measured in costs:
         bench.report.costs(measured)
     bench.report.host(host, step_seconds=costs[0].step_seconds)

@@ -24,7 +24,9 @@ from edgedecode.cli import main
 from edgedecode.cost import CONTEXT_BUCKETS, context_bucket
 from edgedecode.digests import pack_digest
 from edgedecode.errors import InputError
+from edgedecode.experience_file import load_experience
 from edgedecode.testing import byte_tokenizer
+from edgedecode.types import RoundCost, Score
 
 CURVE = Costs(
     context=256,
@@ -66,10 +68,13 @@ def test_the_arms_are_plain_scheduled_and_fixed_where_they_are_wanted() -> None:
 
 def test_every_request_begins_with_what_was_known_after_the_warm_up(toy: Pair) -> None:
     requests = Requests(TimedPair(toy, with_draft=True), settings())
+    toy.experience.survival.add(Score("suffix", 3, 2, 4))
     requests.warm_up([Prompt("chat", (), ("something else",))])
     known = toy.experience.as_dict()
-    assert known["survival"]
+    assert toy.experience.costs.tables  # it learnt from the warm-up
     requests.answer(PROMPT, SCHEDULED)
+    toy.experience.survival.add(Score("suffix", 3, 0, 4))
+    toy.experience.costs.observe(RoundCost(1, 9.0), context_tokens=9)
     learnt = toy.experience.as_dict()
     assert learnt["survival"] != known["survival"]
     requests.restore()
@@ -174,9 +179,11 @@ def test_a_mixed_run_compares_with_every_fixed_arm(capsys: pytest.CaptureFixture
 # -- the default run ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("toy")
-def test_by_default_only_plain_and_scheduled_are_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    plot = tmp_path / "bench.svg"
+def test_by_default_only_plain_and_scheduled_are_measured(
+    toy: Pair, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plot, kept = tmp_path / "bench.svg", tmp_path / "experience.json"
+    toy.keep_experience(kept)
     words = ["--families", "edit,story", "--per-family", "1", "--repetitions", "1", "-n", "24", "--temp", "0.7"]
     assert main(["bench", *words, "--plot", str(plot), "--json"]) == 0
     out = capsys.readouterr().out
@@ -193,6 +200,8 @@ def test_by_default_only_plain_and_scheduled_are_measured(capsys: pytest.Capture
     assert {"mean", "worst"} <= {row.split("│")[1].strip() for row in out.splitlines() if row.startswith("│")}
     ElementTree.fromstring(plot.read_text())
     assert [file.name for file in tmp_path.iterdir() if "bench" in file.name] == ["bench.svg"]
+    toy.save_experience()
+    assert not kept.exists()  # what a bench's own prompts taught is kept nowhere
 
 
 # -- calibration -------------------------------------------------------------------------------------------------------
@@ -224,7 +233,8 @@ def test_host_work_is_told_by_drafter(toy: Pair) -> None:
 
 
 def test_a_calibration_ends_with_one_json_line(toy: Pair, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    plot = tmp_path / "costs.svg"
+    plot, kept = tmp_path / "costs.svg", tmp_path / "experience.json"
+    toy.keep_experience(kept)
     words = ["--calibrate", "--families", "edit", "--repetitions", "1", "-n", "8", "--plot", str(plot)]
     assert main(["bench", *words, "--json"]) == 0
     value = line(capsys)
@@ -235,6 +245,7 @@ def test_a_calibration_ends_with_one_json_line(toy: Pair, capsys: pytest.Capture
     assert calibration[0]["read_seconds"] > 0
     assert toy.experience.costs.table(256).step == pytest.approx(calibration[0]["target_seconds"]["1"])
     ElementTree.fromstring(plot.read_text())
+    assert load_experience(kept).costs.as_dict() == toy.experience.costs.as_dict()
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class Script:
 
 @pytest.fixture
 def session(toy: Pair) -> Iterator[Session]:
-    with toy.session(SessionOptions(seed=1, ignore_eos=True)) as session:
+    with toy.session(SessionOptions(seed=1, ignore_eos=True, draft_max=2)) as session:
         yield session
 
 
@@ -59,7 +59,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 @pytest.mark.usefixtures("toy")
 def test_piped_lines_are_answered_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     piped(monkeypatch, b"hello\n\n/stats\nagain")
-    assert main(["chat", "-n", "12", "--temp", "0", "--system", "be brief"]) == 0
+    assert main(["chat", "-n", "12", "--temp", "0", "--system", "be brief", "--draft-max", "2"]) == 0
     out, err = capsys.readouterr()
     assert out
     assert err.count("tok/s") == 2

@@ -66,7 +66,7 @@ def generate(run: Run, pack: Path, *words: str, stdin: bytes = b"") -> subproces
 
 
 def test_generate_ends_with_one_json_line(run: Run, pack: Path) -> None:
-    done = generate(run, pack, "--max-tokens", "32", "--json", "--drafter", "model")
+    done = generate(run, pack, "--max-tokens", "32", "--json", "--drafter", "model", "--draft-max", "2")
     assert done.returncode == 0, done.stderr
     value = json.loads(done.stdout.splitlines()[-1])
     assert len(value["tokens"]) == 32

@@ -12,7 +12,7 @@ import pytest
 from edgedecode import Pair
 from edgedecode.cli import main
 
-PLAIN = ["generate", "-p", "hello", "-n", "24", "--temp", "0", "--ignore-eos"]
+PLAIN = ["generate", "-p", "hello", "-n", "24", "--temp", "0", "--ignore-eos", "--draft-max", "2"]
 STATS = {
     "mode",
     "rounds",
@@ -68,8 +68,8 @@ def test_drafts_are_coloured_when_asked_and_change_nothing_else(capsys: pytest.C
 
 def test_every_drafter_says_what_plain_decoding_says(capsys: pytest.CaptureFixture[str]) -> None:
     texts = set()
-    for drafter in ("none", "ngram", "model"):
-        main([*PLAIN, "--drafter", drafter])
+    for drafter in ("none", "ngram", "suffix", "recycle", "model", "chain"):
+        main([*PLAIN[:-2], "--drafter", drafter])
         texts.add(capsys.readouterr().out)
     assert len(texts) == 1
 

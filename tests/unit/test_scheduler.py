@@ -135,8 +135,8 @@ def test_costs_that_were_wrongly_known_are_found_out_by_the_clock() -> None:
     class Lying(Scheduler):
         def _learn(self, cost: RoundCost) -> None:
             super()._learn(cost)
-            self.costs.table(1).beta.update(dict.fromkeys(range(2, 20), 0.0))  # wide passes are free, it believes
-            self.costs.table(1)._curve.clear()
+            self.costs.table(1).beta[2:20] = 0.0  # wide passes are free, it believes
+            self.costs.table(1).forget_curve()
 
     lying = Lying(free=["free"])
     found = ride(lying, tokens=300, machine=Machine(row=1.5), free=some(0.4), prompt=0)  # type: ignore[arg-type]

@@ -1,0 +1,68 @@
+"""What was learnt of a pack on this device, kept in the user's cache from one run to the next.
+
+One small file for these weights, this engine and its version, these threads and this processor. A cache is never
+needed: what cannot be read is begun afresh with a notice, what cannot be written is learnt again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import edgedecode
+from edgedecode.digests import pack_digest
+from edgedecode.experience import Experience
+from edgedecode.folders import cache_folder
+from edgedecode.manifest import Manifest
+from edgedecode.notices import notice
+from edgedecode.processor import processor_facts
+
+__all__ = ["FOLDER", "experience_path", "load_experience", "store_experience"]
+
+FOLDER = "costs"
+FORMAT = 1
+_MOST_NBYTES = 1 << 20
+
+
+def experience_path(manifest: Manifest, *, engine: str, version: str, settings: Sequence[object]) -> Path | None:
+    """Return where the experience of this pack on this engine is kept; None: nothing can be kept.
+
+    settings: what else a pass's cost depends on (provider, threads, type of keys and values).
+    """
+    folder = cache_folder(FOLDER)
+    if folder is None:
+        return None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    facts = [edgedecode.__version__, pack_digest(manifest), engine, version, *map(repr, settings), str(cores)]
+    digest = hashlib.sha256("\n".join([*facts, *processor_facts()]).encode()).hexdigest()
+    return folder / f"{digest[:24]}.json"
+
+
+def load_experience(path: Path | None) -> Experience:
+    """Return what is kept at `path`; nothing is an ordinary answer, damage or another program's file gives a notice."""
+    try:
+        if path is None or not path.exists():
+            return Experience()
+        if path.stat().st_size > _MOST_NBYTES:
+            raise ValueError("it is far too large")
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict) or value.get("edgedecode_costs") != FORMAT:
+            raise ValueError("it is not what this version writes")
+        return Experience.from_dict(value)
+    except (OSError, ValueError, RecursionError) as error:
+        notice(f"the costs measured earlier ({path}) cannot be used and are measured again: {error}")
+        return Experience()
+
+
+def store_experience(path: Path, experience: Experience) -> None:
+    """Keep an experience, written in one piece; a full or read-only disk only means that it is learnt again."""
+    fresh = path.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):
+        fresh.write_text(json.dumps({"edgedecode_costs": FORMAT, **experience.as_dict()}), encoding="utf-8")
+        fresh.replace(path)
+    with suppress(OSError):
+        fresh.unlink(missing_ok=True)

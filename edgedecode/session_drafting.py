@@ -1,0 +1,98 @@
+"""Opens what drafts for a session: drafters by name, and the policy that chooses among them. Knows options, no text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgedecode.digests import pack_digest
+from edgedecode.drafting import Drafting
+from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
+from edgedecode.experience import Experience
+from edgedecode.options import SessionOptions
+from edgedecode.policy import FixedLength
+from edgedecode.protocols import Drafter, DraftSetting, Policy
+from edgedecode.sampling import Noise
+from edgedecode.scheduler import Scheduler, SchedulerOptions
+from edgedecode.trace import Recorder
+from edgedecode.verify import Rule
+
+if TYPE_CHECKING:
+    from edgedecode.pair import Pair
+
+__all__ = ["open_drafting"]
+
+
+def open_drafting(pair: Pair, options: SessionOptions, setting: DraftSetting, *, noise: Noise) -> Drafting | None:
+    """Open the drafters these options mean and their policy; None: plain decoding. `noise` is the drafters' own.
+
+    A drafter that was asked for by name and cannot be had raises CapabilityError or BudgetExceeded; any other is left
+    out with a notice. Raises InputError for options that exclude each other.
+    """
+    names = pair.drafter_names(options)
+    _check(options, names)
+    longest = pair.draft_max(options)
+    fixed = FixedLength(longest) if options.fixed else None
+    drafters = _opened(pair, names, setting, asked=options.drafter is not None or options.fixed)
+    if not drafters:
+        return None
+    if fixed is not None:
+        return Drafting(drafters, fixed, noise=noise, chains_only=options.reproducible)
+    try:
+        return Drafting(drafters, _scheduler(pair, options, drafters, longest=longest), noise=noise, offers=True)
+    except BaseException:
+        for drafter in drafters:
+            drafter.close()
+        raise
+
+
+def _check(options: SessionOptions, names: Sequence[str]) -> None:
+    if options.rule is Rule.RATIO and (tuple(names) != ("model",) or options.reproducible):
+        wanted = "--reproducible" if options.reproducible else f"--drafter {' '.join(names) or 'none'}"
+        raise CapabilityError(f"the ratio rule samples from the draft model: with {wanted}, use the match rule")
+    if options.trace is not None and (options.fixed or not names):
+        raise InputError("a trace records what the scheduler chooses: leave out the fixed draft length or drafter")
+
+
+def _opened(pair: Pair, names: Sequence[str], setting: DraftSetting, *, asked: bool) -> list[Drafter]:
+    drafters: list[Drafter] = []
+    for name in names:
+        drafter = _open(pair, name, replace(setting, opened={each.name: each for each in drafters}), asked=asked)
+        if drafter is not None:
+            drafters.append(drafter)
+    return drafters
+
+
+def _open(pair: Pair, name: str, setting: DraftSetting, *, asked: bool) -> Drafter | None:
+    source = pair.drafter_source(name)
+    try:
+        return source.open(replace(setting, draft_model=pair.draft if source.needs_model else None))
+    except (BudgetExceeded, CapabilityError) as error:
+        if asked:
+            raise
+        logging.getLogger("edgedecode").info("the drafter %s is left out: %s", name, error)
+        return None
+
+
+def _scheduler(pair: Pair, options: SessionOptions, drafters: Sequence[Drafter], *, longest: int) -> Policy:
+    experience = pair.experience
+    if options.trace is not None:  # a copy of its own: what other sessions learn is not in the trace
+        experience = Experience.from_dict(experience.as_dict())
+    scheduler = Scheduler(
+        free=[drafter.name for drafter in drafters if drafter.free],
+        models=[drafter.name for drafter in drafters if not drafter.free],
+        experience=experience,
+        options=SchedulerOptions(draft_max=longest, floor_stop=options.rule is not Rule.RATIO),
+    )
+    return scheduler if options.trace is None else _recorder(scheduler, options.trace, pair)
+
+
+def _recorder(scheduler: Scheduler, path: Path, pair: Pair) -> Recorder:
+    try:
+        stream = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"the trace {path} cannot be written: {error.strerror or error}") from None
+    return Recorder(scheduler, stream, pack=pack_digest(pair.manifest))

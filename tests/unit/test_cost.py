@@ -1,0 +1,119 @@
+"""Costs are learnt from passes: a few are enough for the widths around them, outliers and noise do little."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from edgedecode.cost import CostModel, CostTable, context_bucket
+from edgedecode.types import RoundCost
+
+STEP = 0.01
+
+
+def taught(curve: dict[int, float], *, passes: int = 10, noise: float = 0.0) -> CostTable:
+    rng = random.Random(0)
+    table = CostTable()
+    for _ in range(passes):
+        for width, cost in curve.items():
+            table.observe(width, STEP * cost * (1 + noise * rng.gauss(0, 1)))
+    return table
+
+
+def test_measured_widths_are_known_and_others_lie_between() -> None:
+    table = taught({1: 1.0, 2: 1.2, 3: 1.4, 5: 1.8, 9: 2.6})
+    for width, cost in ((1, 1.0), (2, 1.2), (3, 1.4), (5, 1.8), (9, 2.6)):
+        assert table.c(width) == pytest.approx(cost, rel=0.02)
+    assert table.c(4) == pytest.approx(1.6, rel=0.03)
+    assert table.c(17) == pytest.approx(4.2, rel=0.1)
+
+
+def test_one_width_tells_about_all() -> None:
+    cheap, dear = taught({1: 1.0, 2: 1.1}), taught({1: 1.0, 2: 1.6})
+    assert cheap.c(8) < CostTable().c(8) < dear.c(8)
+
+
+def test_the_curve_never_falls() -> None:
+    table = taught({1: 1.0, 2: 1.5, 3: 1.45, 4: 1.2, 5: 2.0, 8: 1.9}, noise=0.2)
+    curve = [table.c(width) for width in range(1, 80)]
+    assert curve == sorted(curve)
+
+
+def test_a_few_wild_passes_move_it_little() -> None:
+    table = taught({1: 1.0, 2: 1.2}, passes=50)
+    table.observe(1, 100 * STEP)
+    table.observe(2, 100 * STEP)
+    assert table.step is not None
+    assert table.step < 1.5 * STEP
+    for _ in range(20):
+        table.observe(1, STEP)
+        table.observe(2, 1.2 * STEP)
+    assert table.c(2) == pytest.approx(1.2, rel=0.1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_what_no_clock_says_is_passed_over(seconds: float) -> None:
+    table = taught({1: 1.0, 2: 1.2})
+    before = (table.step, table.c(2))
+    table.observe(2, seconds)
+    assert (table.step, table.c(2)) == before
+
+
+def test_nothing_is_known_before_three_plain_passes() -> None:
+    table = CostTable()
+    for width in (2, 2, 2, 1, 1):
+        table.observe(width, STEP)
+    assert table.step is None
+    table.observe(1, STEP)
+    assert table.step == STEP
+
+
+def test_contexts_have_tables_of_their_own_that_start_from_a_neighbour() -> None:
+    assert [context_bucket(length) for length in (1, 512, 513, 2048, 8192, 9000)] == [0, 0, 1, 1, 2, 3]
+    costs = CostModel()
+    for _ in range(9):
+        costs.observe(RoundCost(width=1, pass_seconds=STEP), context_tokens=100)
+        costs.observe(RoundCost(width=3, pass_seconds=1.2 * STEP), context_tokens=100)
+    assert costs.table(3000).c(3) == pytest.approx(costs.table(100).c(3), rel=0.05)
+    for _ in range(60):
+        costs.observe(RoundCost(width=3, pass_seconds=2.0 * STEP), context_tokens=3000)
+    assert costs.table(3000).c(3) > 1.8
+    assert costs.table(100).c(3) == pytest.approx(1.2, rel=0.05)
+
+
+def test_steps_and_reading_of_a_draft_model_are_told_apart() -> None:
+    costs = CostModel()
+    for _ in range(5):
+        costs.observe(RoundCost(width=1, pass_seconds=STEP), context_tokens=1)
+        costs.observe(
+            RoundCost(width=3, pass_seconds=STEP, drafter="model", drafted=2, read=1, draft_seconds=0.004),
+            context_tokens=1,
+        )
+    costs.observe(
+        RoundCost(width=3, pass_seconds=STEP, drafter="model", drafted=2, read=100, draft_seconds=0.102),
+        context_tokens=1,
+    )
+    assert costs.d("model", 1) == pytest.approx(0.2)
+    assert costs.reading("model", 1) == pytest.approx(0.1)
+    assert costs.d("suffix", 1) != 0.2
+
+
+def test_it_survives_json_and_refuses_anything_else() -> None:
+    costs = CostModel()
+    for width in (1, 1, 1, 2, 4):
+        costs.observe(RoundCost(width=width, pass_seconds=STEP * width), context_tokens=1)
+    text = json.dumps(costs.as_dict())
+    assert CostModel.from_dict(json.loads(text)).as_dict() == costs.as_dict()
+    for broken in (
+        "{}",
+        text.replace("tables", "stables"),
+        text.replace('"2"', '"two"'),
+        text.replace("0.01", '"soon"'),
+        text.replace("0.01", "-1"),
+        text.replace("0.01", "NaN"),
+        text.replace('"0"', '"77"'),
+    ):
+        with pytest.raises(ValueError, match=r"no (cost|table|number|context|width)|negative"):
+            CostModel.from_dict(json.loads(broken))

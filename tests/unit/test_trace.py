@@ -1,0 +1,88 @@
+"""A trace replays to the very plans that were made, and only with the pack it is of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgedecode import SessionOptions
+from edgedecode.digests import pack_digest
+from edgedecode.errors import InputError
+from edgedecode.testing import toy_pair
+from edgedecode.trace import replay
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    with toy_pair(draft_noise=0.2) as pair:
+        with pair.session(SessionOptions(seed=3, ignore_eos=True)) as session:
+            session.generate("what was learnt before the trace began", max_tokens=60)
+        with pair.session(SessionOptions(seed=1, ignore_eos=True, trace=path)) as session:
+            for prompt in ("hello", "and again, hello hello hello"):
+                session.generate(prompt, max_tokens=80)
+    return path
+
+
+def test_a_recorded_session_replays_plan_for_plan(trace: Path) -> None:
+    rounds = list(replay(trace))
+    assert len(rounds) > 20
+    assert [each.plan for each in rounds] == [each.recorded for each in rounds]
+    assert any(each.plan.draft_max for each in rounds)
+    assert {each.signals.round for each in rounds} >= {1, 2}
+
+
+def test_the_head_says_what_the_scheduler_knew(trace: Path) -> None:
+    lines = trace.read_text(encoding="utf-8").splitlines()
+    head = json.loads(lines[0])
+    assert head["experience"]["costs"]["tables"]
+    head["experience"] = {"costs": {"tables": {}, "drafts": {}, "host": {}}, "survival": {}, "arms": {}}
+    trace.write_text("\n".join([json.dumps(head), *lines[1:]]), encoding="utf-8")
+    assert [each.plan for each in replay(trace)] != [each.recorded for each in replay(trace)]
+
+
+def test_a_trace_holds_no_text(trace: Path) -> None:
+    assert "hello" not in trace.read_text(encoding="utf-8")
+
+
+def test_another_packs_trace_is_refused(trace: Path) -> None:
+    with toy_pair() as pair:
+        assert list(replay(trace, pack=pack_digest(pair.manifest)))
+    with pytest.raises(InputError, match="of another pack"):
+        list(replay(trace, pack="0" * 64))
+
+
+@pytest.mark.parametrize(
+    ("line", "content", "said"),
+    [
+        (0, "nonsense", "first line"),
+        (0, "{}", "first line"),
+        (0, '{"edgedecode_trace": 9}', "format 9"),
+        (3, "{}", "line 4"),
+        (3, "nonsense", "line 4"),
+    ],
+)
+def test_what_is_no_trace_is_refused_by_its_line(trace: Path, line: int, content: str, said: str) -> None:
+    lines = trace.read_text(encoding="utf-8").splitlines()
+    lines[line] = content
+    trace.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(InputError, match=said):
+        list(replay(trace))
+
+
+def test_traces_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with toy_pair() as pair:
+        pair.session().close()  # what drafters share stays with the pair
+        used = pair.budget.used_nbytes
+        for options in (
+            SessionOptions(trace=tmp_path / "t", draft_max=2),
+            SessionOptions(trace=tmp_path / "t", drafter="none"),
+            SessionOptions(trace=tmp_path / "no" / "t"),
+        ):
+            with pytest.raises(InputError, match="trace"):
+                pair.session(options)
+        assert pair.budget.used_nbytes == used
+    with pytest.raises(InputError, match="cannot be read"):
+        list(replay(tmp_path / "absent"))
