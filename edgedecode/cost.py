@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from edgedecode.types import RoundCost
 
-__all__ = ["CONTEXT_BUCKETS", "CostModel", "CostTable", "DraftCost", "context_bucket"]
+__all__ = ["CONTEXT_BUCKETS", "CostModel", "CostTable", "DraftCost", "Recent", "context_bucket"]
 
 CONTEXT_BUCKETS = (512, 2048, 8192)
 """Contexts up to each of these lengths have one table; longer ones the last."""
@@ -39,8 +38,10 @@ _REDRAW = 8
 """Wide passes after which the curve is drawn anew; the first few of a width count at once."""
 _REACH = 0.15
 """How far a measurement speaks for other widths, in the logarithm of the width."""
-_OUTLIER = 3.0
-"""A pass this many times dearer or cheaper than predicted counts as that: the machine did something else."""
+_OUTLIER = 1.5
+"""A pass this many times dearer or cheaper than predicted counts as that: the machine did something else meanwhile."""
+_LATEST = 5
+"""Host work and draft steps are the median of so many: they are short, and an interrupted one is many times as long."""
 _FIRST = 3
 """So many plain passes make the first estimate, by their median: the first ones are cold."""
 
@@ -113,21 +114,38 @@ class CostTable:
         return _monotone(curve.tolist())
 
 
-@dataclass(slots=True)
-class DraftCost:
-    """What a drafter's own model takes, in seconds; None: not measured yet."""
+class Recent:
+    """The median of the latest few times of something short."""
 
-    step: float | None = None
-    read: float | None = None
+    __slots__ = ("_latest", "seconds")
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = seconds
+        """None: not measured yet."""
+        self._latest: list[float] = [] if seconds is None else [seconds]
+
+    def observe(self, seconds: float) -> None:
+        self._latest.append(seconds)
+        del self._latest[:-_LATEST]
+        self.seconds = sorted(self._latest)[(len(self._latest) - 1) // 2]
+
+
+class DraftCost:
+    """What a drafter's own model takes: a step, and reading a token of the context."""
+
+    __slots__ = ("read", "step")
+
+    def __init__(self, step: float | None = None, read: float | None = None) -> None:
+        self.step, self.read = Recent(step), Recent(read)
 
     def observe(self, cost: RoundCost) -> None:
         """Learn from one round's drafting: `drafted` tokens, `read` of the context before them."""
         drafted = max(1, cost.drafted)  # it may have dropped a token that it did not trust
         if cost.read <= 2:  # its first step reads them along
-            self.step = _settle(self.step, cost.draft_seconds / drafted)
+            self.step.observe(cost.draft_seconds / drafted)
             return
-        steps = (drafted - 1) * (self.step or 0.0)
-        self.read = _settle(self.read, max(0.0, cost.draft_seconds - steps) / cost.read)
+        steps = (drafted - 1) * (self.step.seconds or 0.0)
+        self.read.observe(max(0.0, cost.draft_seconds - steps) / cost.read)
 
 
 class CostModel:
@@ -136,7 +154,7 @@ class CostModel:
     def __init__(self) -> None:
         self.tables: dict[int, CostTable] = {}
         self.drafts: dict[str, DraftCost] = {}
-        self.host: dict[str, float] = {}
+        self.host: dict[str, Recent] = {}
         """Host seconds of a round by drafter; "none" is plain decoding's."""
 
     def table(self, context_tokens: int) -> CostTable:
@@ -152,7 +170,7 @@ class CostModel:
     def observe(self, cost: RoundCost, *, context_tokens: int) -> None:
         """Learn from one round."""
         self.table(context_tokens).observe(cost.width, cost.pass_seconds)
-        self.host[cost.drafter] = _settle(self.host.get(cost.drafter), cost.host_seconds)
+        self.host.setdefault(cost.drafter, Recent()).observe(cost.host_seconds)
         if cost.draft_seconds > 0:
             self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost)
 
@@ -163,17 +181,18 @@ class CostModel:
 
     def o(self, drafter: str, context_tokens: int) -> float:
         """Return the host's work in a round of this drafter, in plain passes."""
-        return self._share(self.host.get(drafter, self.host.get("none")), context_tokens, _HOST_SHARE)
+        known = self.host.get(drafter) or self.host.get("none")
+        return self._share(None if known is None else known.seconds, context_tokens, _HOST_SHARE)
 
     def d(self, drafter: str, context_tokens: int) -> float:
         """Return the cost of one drafted token, in plain passes; 0 for drafters without a model of their own."""
         known = self.drafts.get(drafter)
-        return self._share(None if known is None else known.step, context_tokens, _DRAFT_SHARE)
+        return self._share(None if known is None else known.step.seconds, context_tokens, _DRAFT_SHARE)
 
     def reading(self, drafter: str, context_tokens: int) -> float:
         """Return the cost of reading one token with the drafter's model, in plain passes."""
         known = self.drafts.get(drafter)
-        return self._share(None if known is None else known.read, context_tokens, _READ_SHARE)
+        return self._share(None if known is None else known.read.seconds, context_tokens, _READ_SHARE)
 
     def _share(self, seconds: float | None, context_tokens: int, default: float) -> float:
         step = self.table(context_tokens).step
@@ -189,8 +208,14 @@ class CostModel:
             }
             for bucket, table in sorted(self.tables.items())
         }
-        drafts = {name: {"step": cost.step, "read": cost.read} for name, cost in sorted(self.drafts.items())}
-        return {"tables": tables, "drafts": drafts, "host": dict(sorted(self.host.items()))}
+        drafts = {
+            name: {"step": cost.step.seconds, "read": cost.read.seconds} for name, cost in sorted(self.drafts.items())
+        }
+        return {
+            "tables": tables,
+            "drafts": drafts,
+            "host": {name: known.seconds for name, known in sorted(self.host.items())},
+        }
 
     @classmethod
     def from_dict(cls, value: Mapping[str, object]) -> CostModel:
@@ -202,7 +227,7 @@ class CostModel:
             for name, draft in _mapping(value["drafts"]).items():
                 fields = _mapping(draft)
                 costs.drafts[name] = DraftCost(_optional(fields["step"]), _optional(fields["read"]))
-            costs.host = {name: _positive(seconds) for name, seconds in _mapping(value["host"]).items()}
+            costs.host = {name: Recent(_positive(seconds)) for name, seconds in _mapping(value["host"]).items()}
         except (KeyError, TypeError) as error:
             raise ValueError(f"no cost model: {error}") from None
         return costs
@@ -211,12 +236,6 @@ class CostModel:
 def context_bucket(context_tokens: int) -> int:
     """Return the number of the bucket these many tokens fall in."""
     return bisect_left(CONTEXT_BUCKETS, context_tokens)
-
-
-def _settle(known: float | None, seconds: float) -> float:
-    if known is None:
-        return seconds
-    return known + _SETTLED * (min(max(seconds, known / _OUTLIER), known * _OUTLIER) - known)
 
 
 @cache

@@ -9,9 +9,9 @@ from pathlib import Path
 from edgedecode.engine_choice import Candidate, Choice, Speeds, choose
 from edgedecode.engine_speeds import EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
 from edgedecode.errors import CapabilityError, EdgeDecodeError, RuntimeUnavailable
+from edgedecode.factories import Refusal, RuntimeFactory
 from edgedecode.manifest import Manifest
 from edgedecode.notices import notice
-from edgedecode.protocols import Refusal, RuntimeFactory
 from edgedecode.registry import RUNTIMES, find_factory, installed
 
 __all__ = ["AUTO", "USUAL", "chosen_engines", "default_runtime", "engine_candidates", "engine_version", "known_choice"]

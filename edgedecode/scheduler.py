@@ -25,6 +25,8 @@ SLACK = 1
 """Tokens a drafter with a stop of its own may go beyond what pays on average: it knows better, token by token."""
 MEASURE = 64
 """Rounds without a plain one, after which one is plain: the unit of every cost must not grow old."""
+REMEASURE = 256
+"""Rounds without a draft, after which one free token is drafted: what passes cost may be known from a bad moment."""
 IDLE = 8
 """Askings in a row without a useful answer before resting."""
 _JUDGED = 8
@@ -80,6 +82,8 @@ class Scheduler:
         self._context = 1
         self._unmeasured = 0
         """Rounds since the last plain pass."""
+        self._undrafted = 0
+        """Rounds since the last pass that was none."""
 
     def plan(self, signals: Signals) -> Plan:
         """Return the next round's plan; learns from the rounds since the last call first."""
@@ -95,6 +99,9 @@ class Scheduler:
             return Plan(0, reason="end")
         if self.costs.table(self._context).step is None or self._unmeasured >= MEASURE:
             return Plan(0, reason="measuring")
+        if self._undrafted >= REMEASURE and (offer := next(iter(signals.offers), None)) is not None:
+            self._undrafted = 0
+            return Plan(1, offer.drafter, reason="measuring")
         if self._measured.penalty:
             self._measured.penalty -= 1
             self._current = None
@@ -188,6 +195,7 @@ class Scheduler:
 
     def _learn(self, cost: RoundCost) -> None:
         self._unmeasured = self._unmeasured + 1 if cost.drafted else 0
+        self._undrafted = 0 if cost.drafted else self._undrafted + 1
         self.costs.observe(cost, context_tokens=self._context)
         if cost.drafted and (step := self.costs.table(self._context).step) is not None:
             self._measured.add(cost, self._predicted(cost) * step)

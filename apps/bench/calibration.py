@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 
 from edgedecode import Pair
-from edgedecode.cost import CostModel
+from edgedecode.cost import CostModel, Recent
 from edgedecode.types import RoundCost
 
 from .costs import READ, WIDEST, CostMeter, Costs
@@ -77,7 +77,7 @@ def learn(pair: Pair, costs: Sequence[Costs], *, host: Mapping[str, float]) -> N
             alone.observe(cost, context_tokens=measured.context)
         model.tables.update(alone.tables)
         model.drafts = alone.drafts
-    model.host = dict(host)
+    model.host = {name: Recent(seconds) for name, seconds in host.items()}
     pair.experience.costs = model
 
 

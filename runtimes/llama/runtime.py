@@ -9,10 +9,11 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from edgedecode.errors import CapabilityError, InputError, ManifestError, RuntimeUnavailable
+from edgedecode.factories import Refusal
 from edgedecode.gguf.header import Header, check_header, read_header
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease, format_nbytes
-from edgedecode.protocols import Device, LanguageModel, Refusal
+from edgedecode.protocols import Device, LanguageModel
 from edgedecode.types import ModelCard
 
 from ..threads import default_threads

