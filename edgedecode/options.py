@@ -16,6 +16,7 @@ class SessionOptions:
 
     drafter: a registered name, "none", or None for the pack's draft model (n-gram without one). context: positions to
     plan for. reproducible: same seed, same text, whatever drafts did (passes at least two rows wide, chains, match).
+    adapter: the name of one that the pack lists, for the target alone.
     """
 
     sampling: SamplingOptions | None = None
@@ -26,3 +27,4 @@ class SessionOptions:
     rule: Rule = Rule.MATCH
     reproducible: bool = False
     ignore_eos: bool = False
+    adapter: str | None = None

@@ -56,6 +56,7 @@ class Session:
         self._drafter: Drafter | None = None
         self._running: Iterator[Chunk] | None = None
         self._closed = False
+        self._adapter = None if options.adapter is None else pair.adapter(options.adapter)
         with ExitStack() as undo:
             scratch_nbytes = SCRATCH_NBYTES * pair.target.card.vocabulary_size
             self._scratch = undo.enter_context(pair.budget.reserve("sampling", scratch_nbytes))
@@ -187,6 +188,7 @@ class Session:
             ends=self._ends,
             min_width=2 if self.options.reproducible else 1,
             chains_only=self.options.reproducible,
+            adapter=self._adapter,
         )
         rounds = decode(self._pair.target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats)
         verdict: Verdict | None = None
