@@ -104,6 +104,7 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
         raise InputError(f"--draft-max {arguments.draft_max} with --drafter {NO_DRAFTER}: leave one of the two out")
     return SessionOptions(
         sampling=_sampling(arguments, pair.manifest.generation),
+        adapter=arguments.adapter,
         drafter=arguments.drafter,
         draft_max=arguments.draft_max,
         context=arguments.ctx_size,
@@ -111,7 +112,6 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
         rule=Rule(arguments.rule),
         reproducible=arguments.reproducible,
         ignore_eos=getattr(arguments, "ignore_eos", False),
-        adapter=arguments.adapter,
     )
 
 

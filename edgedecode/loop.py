@@ -36,6 +36,8 @@ class DecodeSetting:
 
     sampler: Sampler
     noise: Noise
+    adapter: AdapterUse | None = None
+    """What the target reads every row with; what the state holds was read with it too."""
     drafter: Drafter | None = None
     draft_noise: Noise = field(default_factory=lambda: Noise(0, stream=1))
     policy: Policy = _NO_SPECULATION
@@ -44,8 +46,6 @@ class DecodeSetting:
     min_width: int = 1
     chains_only: bool = False
     """Refuse drafts that branch: trees change the order of sums, chains do not."""
-    adapter: AdapterUse | None = None
-    """What the target reads every row with; what the state holds was read with it too."""
 
 
 def decode(

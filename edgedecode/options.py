@@ -16,10 +16,11 @@ class SessionOptions:
 
     drafter: a registered name, "none", or None for the pack's draft model (n-gram without one). context: positions to
     plan for. reproducible: same seed, same text, whatever drafts did (passes at least two rows wide, chains, match).
-    adapter: the name of one that the pack lists, for the target alone.
     """
 
     sampling: SamplingOptions | None = None
+    adapter: str | None = None
+    """The name of one that the pack lists, for the target alone; None: none."""
     drafter: str | None = None
     draft_max: int | None = None
     context: int | None = None
@@ -27,4 +28,3 @@ class SessionOptions:
     rule: Rule = Rule.MATCH
     reproducible: bool = False
     ignore_eos: bool = False
-    adapter: str | None = None

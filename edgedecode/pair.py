@@ -155,6 +155,10 @@ class Pair:
         self._sessions.add(session)
         return session
 
+    def adapter(self, name: str) -> AdapterUse:
+        """Return the pack's adapter of this name, loaded at its first use. Raises as `PackAdapters.use`."""
+        return self._adapters.use(name)
+
     def drafter_name(self, options: SessionOptions) -> str:
         """Return the drafter these options mean: "none" for length 0, by default the draft model, else n-gram."""
         if self.draft_max(options) == 0:
@@ -172,10 +176,6 @@ class Pair:
         if name not in self._sources:
             self._sources[name] = find_drafter(name)
         return self._sources[name]
-
-    def adapter(self, name: str) -> AdapterUse:
-        """Return the pack's adapter of this name, loaded at its first use. Raises as `PackAdapters.use`."""
-        return self._adapters.use(name)
 
     def close(self) -> None:
         """Close every session and model and release every lease. Idempotent."""

@@ -181,6 +181,7 @@ class Session:
         setting = DecodeSetting(
             sampler=Sampler(self.sampling, vocabulary_size=self._pair.target.card.vocabulary_size),
             noise=self._noise,
+            adapter=self._adapter,
             drafter=self._drafter,
             draft_noise=self._draft_noise,
             policy=self._policy,
@@ -188,7 +189,6 @@ class Session:
             ends=self._ends,
             min_width=2 if self.options.reproducible else 1,
             chains_only=self.options.reproducible,
-            adapter=self._adapter,
         )
         rounds = decode(self._pair.target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats)
         verdict: Verdict | None = None
