@@ -36,13 +36,13 @@ class DecodeSetting:
 
     sampler: Sampler
     noise: Noise
-    adapter: AdapterUse | None = None
-    """What the target reads every row with; what the state holds was read with it too."""
     drafter: Drafter | None = None
     draft_noise: Noise = field(default_factory=lambda: Noise(0, stream=1))
     policy: Policy = _NO_SPECULATION
     rule: Rule = Rule.MATCH
     ends: frozenset[int] = frozenset()
+    adapter: AdapterUse | None = None
+    """What the target reads every row with; what the state holds was read with it too."""
     min_width: int = 1
     chains_only: bool = False
     """Refuse drafts that branch: trees change the order of sums, chains do not."""

@@ -149,15 +149,15 @@ class Pair:
             self._draft = self._open("draft")
         return self._draft
 
+    def adapter(self, name: str) -> AdapterUse:
+        """Return the pack's adapter of this name, loaded at its first use. Raises as `PackAdapters.use`."""
+        return self._adapters.use(name)
+
     def session(self, options: SessionOptions | None = None, *, messages: Sequence[Message] = ()) -> Session:
         """Open a conversation, perhaps from a transcript. Raises InputError, CapabilityError or BudgetExceeded."""
         session = Session(self, options or SessionOptions(), messages=messages)
         self._sessions.add(session)
         return session
-
-    def adapter(self, name: str) -> AdapterUse:
-        """Return the pack's adapter of this name, loaded at its first use. Raises as `PackAdapters.use`."""
-        return self._adapters.use(name)
 
     def drafter_name(self, options: SessionOptions) -> str:
         """Return the drafter these options mean: "none" for length 0, by default the draft model, else n-gram."""

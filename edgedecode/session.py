@@ -179,9 +179,9 @@ class Session:
         self.stats = stats = Stats(mode="plain" if self._drafter is None else self._drafter.name)
         stats.planned_nbytes, stats.peak_nbytes = self._pair.budget.used_nbytes, peak_nbytes()
         setting = DecodeSetting(
+            adapter=self._adapter,
             sampler=Sampler(self.sampling, vocabulary_size=self._pair.target.card.vocabulary_size),
             noise=self._noise,
-            adapter=self._adapter,
             drafter=self._drafter,
             draft_noise=self._draft_noise,
             policy=self._policy,
