@@ -15,7 +15,7 @@ from edgedecode.protocols import Drafter, LanguageModel, Policy, State
 from edgedecode.sampling import Noise, Sampler
 from edgedecode.stats import Stats
 from edgedecode.tree import is_chain
-from edgedecode.types import EMPTY_DRAFT, Outcome, Signals
+from edgedecode.types import EMPTY_DRAFT, AdapterUse, Outcome, Signals
 from edgedecode.verify import Rule, TargetRows, Verdict, verify
 
 __all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode"]
@@ -41,6 +41,8 @@ class DecodeSetting:
     policy: Policy = _NO_SPECULATION
     rule: Rule = Rule.MATCH
     ends: frozenset[int] = frozenset()
+    adapter: AdapterUse | None = None
+    """What the target reads every row with; what the state holds was read with it too."""
     min_width: int = 1
     chains_only: bool = False
     """Refuse drafts that branch: trees change the order of sums, chains do not."""
@@ -77,7 +79,8 @@ def decode(
     if drafter is not None:
         drafter.begin(tokens)
     while len(tokens) - state.length > PREFILL_CHUNK:
-        target.forward(tokens[state.length : state.length + PREFILL_CHUNK], state, rows="none")
+        chunk = tokens[state.length : state.length + PREFILL_CHUNK]
+        target.forward(chunk, state, rows="none", adapter=setting.adapter)
         state.keep(range(PREFILL_CHUNK))
 
     verdict: Verdict | None = None
@@ -115,7 +118,7 @@ def decode(
         if (padding := setting.min_width - len(row_tokens)) > 0:
             row_tokens += row_tokens[-1:] * padding
             parents = None if parents is None else [*parents, *[-1] * padding]
-        output = target.forward(row_tokens, state, parents=parents, rows=rows)
+        output = target.forward(row_tokens, state, parents=parents, rows=rows, adapter=setting.adapter)
         scored = perf_counter()
 
         # Verify, and settle the accepted path.
