@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgedecode.verify import Verdict
 
 __all__ = [
+    "AdapterFileModel",
     "AdapterModel",
     "Closable",
     "Device",
@@ -120,6 +121,19 @@ class AdapterModel(Protocol):
 
     def remove_adapter(self, digest: str) -> None:
         """Give an adapter's memory back; one that is not held is no error."""
+        ...
+
+
+@runtime_checkable
+class AdapterFileModel(Protocol):
+    """A model that takes adapters as GGUF files too."""
+
+    def add_adapter_file(self, digest: str, path: Path, *, scale: float = 1.0) -> None:
+        """Hold the GGUF adapter at `path` as `AdapterModel.add_adapter` does; its own alpha counts, times `scale`.
+
+        Raises ManifestError for a damaged file, InputError for one of another base, CapabilityError for what the engine
+        leaves out, BudgetExceeded before it is loaded.
+        """
         ...
 
 
