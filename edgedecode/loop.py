@@ -64,7 +64,8 @@ def decode(
     limit = min(len(tokens) + max_tokens, state.capacity)
     sampler, noise, drafting = setting.sampler, setting.noise, setting.drafting
     sampler.begin(tokens)
-    state.crop(min(state.length, len(tokens) - 1))
+    length = min(state.length, len(tokens) - 1)
+    state.crop(length if length >= state.oldest_crop else 0)  # a recurrent memory may have to be read again
     stats.prompt_tokens, stats.cached_tokens = len(tokens), state.length
     if drafting is not None:
         drafting.begin(tokens)

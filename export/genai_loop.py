@@ -10,20 +10,28 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from edgedecode.errors import RuntimeUnavailable
+from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.manifest import ModelEntry
 
 from .frameworks import reason_of
 
 __all__ = ["GenaiLoop"]
 
+KV_TYPE = "float32"
+
 
 class GenaiLoop:
     """A Generator, arg-max, at most `capacity` tokens. Raises RuntimeUnavailable with the reason."""
 
     name = "onnxruntime-genai Generator"
+    runtime = "onnx"
 
-    def __init__(self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int) -> None:
+    def __init__(
+        self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int, kv_type: str = KV_TYPE
+    ) -> None:
+        if kv_type != KV_TYPE:
+            raise CapabilityError(f"it keeps keys and values in {KV_TYPE}, this run in {kv_type}")
+        self.setting = f"at most {capacity} tokens, {threads or 'its own choice of'} threads, as its folder says"
         try:
             self._genai = import_module("onnxruntime_genai")
         except ImportError:

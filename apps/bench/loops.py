@@ -1,7 +1,7 @@
 """Other greedy loops that ours is measured against, found by entry point; one that cannot run here says why.
 
-Group `edgedecode.loops`: callables `(entry, folder, *, threads, capacity)` that return a `GreedyLoop` or raise
-RuntimeUnavailable. They live with the engines: this ring imports none.
+Group `edgedecode.loops`: `LoopFactory`s, which return a `GreedyLoop` or raise RuntimeUnavailable or CapabilityError
+with the reason. A loop is compared where its engine is ours. They live with the engines: this ring imports none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Protocol, cast
 
-from edgedecode import EdgeDecodeError, Pair
+from edgedecode import CapabilityError, EdgeDecodeError, Pair, RuntimeUnavailable
 from edgedecode.manifest import ModelEntry
 from edgedecode.registry import installed
 
@@ -22,7 +22,6 @@ from .settings import Settings
 __all__ = ["LOOPS", "GreedyLoop", "LoopRun", "open_loops", "time_loop"]
 
 LOOPS = "edgedecode.loops"
-BARE = "bare"
 GENAI = "genai"
 
 
@@ -44,6 +43,11 @@ class GreedyLoop(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def setting(self) -> str:
+        """What it runs with, in words: context, threads, how keys and values are kept."""
+        ...
+
     def read(self, prompt: Sequence[int]) -> int:
         """Start over: read the prompt in one pass and return the first token."""
         ...
@@ -54,9 +58,16 @@ class GreedyLoop(Protocol):
 
 
 class LoopFactory(Protocol):
-    """What the entry points name. Raises RuntimeUnavailable with the reason."""
+    """What the entry points name. Raises RuntimeUnavailable or CapabilityError with the reason."""
 
-    def __call__(self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int) -> GreedyLoop: ...
+    @property
+    def runtime(self) -> str:
+        """The engine it decodes on, by the name of our runtime over it."""
+        ...
+
+    def __call__(
+        self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int, kv_type: str
+    ) -> GreedyLoop: ...
 
 
 def time_loop(loop: GreedyLoop, prompt: Sequence[int], *, count: int) -> LoopRun:
@@ -68,26 +79,38 @@ def time_loop(loop: GreedyLoop, prompt: Sequence[int], *, count: int) -> LoopRun
 
 
 def open_loops(arguments: Namespace, pair: Pair, *, settings: Settings) -> tuple[list[GreedyLoop], list[str]]:
-    """Return the loops that run here, and a line for each that does not."""
-    folders = {BARE: pair.root, GENAI: arguments.against_genai and Path(arguments.against_genai)}
+    """Return the loops on this pair's engine that run here, and a line for each that does not."""
     loops: list[GreedyLoop] = []
     reasons: list[str] = []
     for name, entry in installed(LOOPS).items():
-        folder = folders.get(name)
-        if folder is None:
-            reasons.append(f"{name}: no folder given (--against-genai FOLDER, made by its builder on the same weights)")
-            continue
-        if "float32" not in pair.target.card.kv_types:
-            reasons.append(f"{name}: it keeps keys and values in float32, which this run does not")
-            continue
         try:
             factory = cast(LoopFactory, entry.load())
-            target = pair.manifest.located("target")
-            loops.append(factory(target, folder, threads=arguments.threads, capacity=settings.context))
+            if (folder := _folder(name, factory, arguments, pair)) is None:
+                continue
+            loops.append(_open(factory, folder, arguments=arguments, pair=pair, context=settings.context))
         except ImportError as error:
             reasons.append(f"{name}: {error.name or error} is not installed")
         except OSError as error:
-            reasons.append(f"{name}: {error.strerror or error}: {error.filename or folder}")
+            reasons.append(f"{name}: {error.strerror or error}: {error.filename}")
         except EdgeDecodeError as error:
             reasons.append(f"{name}: {' '.join(str(error).split())}")
-    return loops, reasons or ([] if loops else [f"no loops are registered under {LOOPS}"])
+    return loops, reasons or ([] if loops else [f"no loops on {pair.runtime} are registered under {LOOPS}"])
+
+
+def _folder(name: str, factory: LoopFactory, arguments: Namespace, pair: Pair) -> Path | None:
+    """Return where the loop's files lie; None for a loop on another engine, which nobody asked for."""
+    asked: str | None = arguments.against_genai if name == GENAI else None
+    if factory.runtime != pair.runtime:
+        if asked:
+            raise CapabilityError(f"it decodes on {factory.runtime} and this run on {pair.runtime}")
+        return None
+    if name != GENAI:
+        return pair.root
+    if asked is None:
+        raise RuntimeUnavailable("no folder given (--against-genai FOLDER, made by its builder on the same weights)")
+    return Path(asked)
+
+
+def _open(factory: LoopFactory, folder: Path, *, arguments: Namespace, pair: Pair, context: int) -> GreedyLoop:
+    target, kv_type = pair.manifest.located("target"), pair.target.card.kv_types[0]
+    return factory(target, folder, threads=arguments.threads, capacity=context, kv_type=kv_type)

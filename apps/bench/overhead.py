@@ -37,6 +37,7 @@ class LoopRatio:
     """Our plain loop against another loop: median over repetitions of its seconds / ours for the same tokens."""
 
     loop: str
+    setting: str
     ratio: float
     ratios: tuple[float, ...]
     our_tokens_per_second: float
@@ -75,7 +76,7 @@ def compare_loops(
             ours += mine
             for runs, run in zip(theirs, others, strict=True):
                 runs.append(run)
-    return [_ratio(loop.name, ours, mine) for loop, mine in zip(loops, theirs, strict=True)]
+    return [_ratio(loop, ours, mine) for loop, mine in zip(loops, theirs, strict=True)]
 
 
 def _our_run(timed: TimedPair, text: str, settings: Settings) -> LoopRun:
@@ -90,10 +91,11 @@ def _our_run(timed: TimedPair, text: str, settings: Settings) -> LoopRun:
     return LoopRun(tuple(tokens), ended - first.ended)
 
 
-def _ratio(name: str, ours: Sequence[LoopRun], theirs: Sequence[LoopRun]) -> LoopRatio:
+def _ratio(loop: GreedyLoop, ours: Sequence[LoopRun], theirs: Sequence[LoopRun]) -> LoopRatio:
     ratios = [their.seconds_per_token / our.seconds_per_token for our, their in zip(ours, theirs, strict=True)]
     return LoopRatio(
-        loop=name,
+        loop=loop.name,
+        setting=loop.setting,
         ratio=median(ratios),
         ratios=tuple(sorted(ratios)),
         our_tokens_per_second=1 / median(run.seconds_per_token for run in ours),

@@ -173,6 +173,8 @@ class Report:
                     f"{ratio.same_tokens} of {ratio.tokens}",
                 )
             self._show(table)
+        for ratio in ratios:
+            self._line(f"{ratio.loop}: {ratio.setting}")
         for reason in reasons:
             self._line(f"Not compared: {reason}")
 

@@ -1,1 +1,1 @@
-"""The GGUF file format as its readers and importers need it: headers checked, tensors described. Knows no engine."""
+"""The GGUF file format: read, checked against what its engine cannot survive, written. Knows no engine's library."""

@@ -6,7 +6,7 @@ import mmap
 import struct
 from typing import TypeAlias
 
-__all__ = ["Array", "FieldReader", "Truncated", "Value"]
+__all__ = ["FLOAT32", "TEXT", "TOKENS", "UINT32", "Array", "FieldReader", "Truncated", "Value"]
 
 Value: TypeAlias = int | float | str
 """A field's value; of an array, how many elements it has (per-layer integers: the largest)."""
@@ -15,9 +15,11 @@ Array: TypeAlias = "tuple[str, ...] | tuple[float, ...]"
 
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """struct's letters by GGUF value type."""
-TEXT, ARRAY = 8, 9
+UINT32, FLOAT32, TEXT, ARRAY = 4, 6, 8, 9
+TOKENS = "tokenizer.ggml.tokens"
 PER_LAYER = 4096
 """Arrays of at most so many integers are read (one a layer); longer ones, such as token types, are skipped."""
+_LENGTH = struct.Struct("<Q")
 
 
 class Truncated(Exception):
@@ -36,6 +38,12 @@ class FieldReader:
         self._keep_arrays = keep_arrays
         self.offset = 0
         self.arrays: dict[str, Array] = {}
+        self.types: dict[str, int] = {}
+        """The GGUF value type of every field read so far."""
+        self.layers: dict[str, tuple[int, ...]] = {}
+        """Arrays of integers that may have one a layer."""
+        self.twice: bytes | None = None
+        """A token's text that the vocabulary lists a second time."""
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes."""
@@ -55,7 +63,10 @@ class FieldReader:
     def field(self) -> tuple[str, Value]:
         """Return the next key and value."""
         key = self.text()
-        return key, self._value(self.integer("I"), key)
+        if not key:
+            raise Truncated("a field has no name")
+        kind = self.types[key] = self.integer("I")
+        return key, self._value(kind, key)
 
     def _value(self, kind: int, key: str) -> Value:
         if kind == TEXT:
@@ -71,19 +82,36 @@ class FieldReader:
         nbytes = struct.calcsize("<" + letter) if letter else 8  # a text takes its length at least
         if count * nbytes > self._size:
             raise Truncated(f"the field {key[:40]!r} claims {count} elements")
-        if kind == TEXT and self._keep_arrays:
-            self.arrays[key] = tuple(self.text() for _ in range(count))
-            return count
         if kind == TEXT:
-            for _ in range(count):
-                self._advance(self.integer("Q"))
+            self._texts(count, key)
             return count
         start = self._advance(count * nbytes)
         if self._keep_arrays:
             self.arrays[key] = struct.unpack_from(f"<{count}{letter}", self._content, start)
         if letter in "fd" or not 0 < count <= PER_LAYER:
             return count
-        return int(max(struct.unpack_from(f"<{count}{letter}", self._content, start)))
+        values = self.layers[key] = struct.unpack_from(f"<{count}{letter}", self._content, start)
+        return int(max(values))
+
+    def _texts(self, count: int, key: str) -> None:
+        """Walk over an array of texts, of which a vocabulary has hundreds of thousands."""
+        content, offset, end, length_at = self._content, self.offset, self._size, _LENGTH.unpack_from
+        wanted = self._keep_arrays or key == TOKENS
+        texts: list[bytes] = []
+        for index in range(count):
+            if offset + _LENGTH.size > end:
+                raise Truncated(f"text {index} of {count} is missing at {offset}")
+            start = offset + _LENGTH.size
+            offset = start + length_at(content, offset)[0]
+            if offset > end:
+                raise Truncated(f"text {index} of {count} ends at {offset}, beyond the file")
+            if wanted:
+                texts.append(content[start:offset])
+        self.offset = offset
+        if key == TOKENS:
+            self.twice = _twice(texts)
+        if self._keep_arrays:
+            self.arrays[key] = tuple(text.decode("utf-8", "replace") for text in texts)
 
     def _letter(self, kind: int, key: str) -> str:
         if kind not in FORMATS:
@@ -96,3 +124,14 @@ class FieldReader:
             raise Truncated(f"{count} bytes are missing at {start}")
         self.offset = start + count
         return start
+
+
+def _twice(texts: list[bytes]) -> bytes | None:
+    """Return a text that is listed a second time, empty ones by the names that the engine gives them."""
+    seen: set[bytes] = set()
+    for index, text in enumerate(texts):
+        named = text or b"[EMPTY_%d]" % index
+        if named in seen:
+            return named
+        seen.add(named)
+    return None

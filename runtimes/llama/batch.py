@@ -44,7 +44,10 @@ class Batch:
         """Write rows that continue sequence 0 from `position`."""
         count = len(tokens)
         self._begin(tokens)
-        np.add(self._steps[:count], position, out=self._positions[:count])
+        if count == 1:
+            self._positions[0] = position
+        else:
+            np.add(self._steps[:count], position, out=self._positions[:count])
         if self._branched:
             self._counts[: self._branched] = 1
             self._ids[: self._branched, 0] = 0

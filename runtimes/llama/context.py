@@ -6,6 +6,7 @@ Everything the native code asserts holds before it is called: see `Context.decod
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from weakref import finalize
 
 import numpy as np
@@ -18,22 +19,39 @@ from .batch import Batch
 from .engine import ContextPlan, Weights
 from .log import Untyped
 
-__all__ = ["Context"]
+__all__ = ["AppliedAdapter", "Context"]
 
 TO_THE_END = -1
 NO_ROOM = 1
 
 
-class Context:
-    """Owns a native context and the lease over its memory; both go when it is closed or dropped."""
+@dataclass(frozen=True, slots=True)
+class AppliedAdapter:
+    """An adapter's address and scale; what its products need at most in one pass, in bytes."""
 
-    def __init__(self, weights: Weights, native: Untyped, *, plan: ContextPlan, lease: Lease) -> None:
+    native: int
+    scale: float
+    work_nbytes: int
+
+
+class Context:
+    """Owns a native context and the leases over its memory, which go when it is closed or dropped.
+
+    lease: what the engine reports of it. work: what it does not.
+    """
+
+    def __init__(self, weights: Weights, native: Untyped, *, plan: ContextPlan, lease: Lease, work: Lease) -> None:
         self.plan = plan
         self.lease = lease
         self._engine, self._api = weights.engine, weights.engine.api
         self._native = native
         self._memory = self._api.llama_get_memory(native)
-        self._free = finalize(self, _free, weights, native, lease)  # which keeps the weights until then
+        self._free = finalize(self, _free, weights, native, lease, work)  # which keeps the weights until then
+        self._adapter: AppliedAdapter | None = None
+        self._applied = True
+        self._compute_nbytes = self._engine.log.sizes().get("compute", 0)
+        """What the lease holds for the engine's graph, which is reserved anew when adapters change."""
+        self._changed = False
         self.batch = Batch(self._api, rows=plan.rows_per_pass, sequences=plan.sequences)
 
     @property
@@ -45,7 +63,12 @@ class Context:
         count = self.batch.count
         assert 0 < count <= self.plan.rows_per_pass, "more rows abort the process"
         assert self.batch.outputs <= self.plan.outputs, "more outputs abort the process"
+        if self._changed:
+            self._engine.log.begin()
         status = self._api.llama_decode(self._native, self.batch.value)
+        if self._changed:
+            self._changed = False
+            self._charge(self._engine.log.sizes().get("compute", self._compute_nbytes))
         if status:
             reason = "it finds no room in its cache" if status == NO_ROOM else self._engine.log.reason(newest=True)
             raise RuntimeUnavailable(f"llama.cpp failed in a pass of {count} rows ({reason}, code {status})")
@@ -57,6 +80,37 @@ class Context:
         memory.owner = self
         view: FloatArray = np.frombuffer(memory, np.float32).reshape(count, rows)
         return view
+
+    @property
+    def plain(self) -> bool:
+        """Whether the next pass has no adapter as it is."""
+        return self._adapter is None and self._applied
+
+    def apply(self, adapter: AppliedAdapter | None) -> None:
+        """Let the next passes have this adapter, or none. Raises BudgetExceeded, and nothing has changed."""
+        if adapter == self._adapter and self._applied:
+            return
+        if self._adapter is None and adapter is not None:
+            self._charge(self._compute_nbytes + adapter.work_nbytes)  # an upper bound, until the engine reports it
+        self._applied = False  # an interrupt in the middle must look like neither
+        if adapter is None:
+            self._api.llama_set_adapters_lora(self._native, None, 0, None)
+        else:
+            kind = self._api.llama_adapter_lora_p_ctypes
+            natives, scales = (kind * 1)(ctypes.cast(adapter.native, kind)), (ctypes.c_float * 1)(adapter.scale)
+            self._api.llama_set_adapters_lora(self._native, natives, 1, scales)
+        self._adapter, self._changed, self._applied = adapter, True, True
+
+    def drop(self, native: int) -> None:
+        """Take an adapter off that is about to be freed."""
+        mine = self._adapter is not None and self._adapter.native == native
+        if (mine or not self._applied) and not self.closed:
+            self.apply(None)
+
+    def _charge(self, compute_nbytes: int) -> None:
+        """Set the lease to what the engine's graph works with."""
+        self.lease.resize(self.lease.nbytes - self._compute_nbytes + compute_nbytes)
+        self._compute_nbytes = compute_nbytes
 
     def copy(self, source: int, target: int, *, start: int, stop: int) -> None:
         """Let sequence `target` hold the cells of `source` at positions start to stop, too."""
@@ -87,6 +141,7 @@ class Context:
         return self._memory
 
 
-def _free(weights: Weights, native: Untyped, lease: Lease) -> None:
+def _free(weights: Weights, native: Untyped, lease: Lease, work: Lease) -> None:
     weights.engine.api.llama_free(native)
     lease.release()
+    work.release()

@@ -85,7 +85,10 @@ class Engine:
 
 
 class Weights:
-    """A loaded model. Freed when closed or dropped; whoever frees a context over it must hold it until then."""
+    """A loaded model. Freed when closed or dropped; whoever frees a context over it must hold it until then.
+
+    Adapters belong to it: those that are still loaded are freed with it.
+    """
 
     def __init__(self, engine: Engine, native: Untyped) -> None:
         api = engine.api
@@ -102,6 +105,19 @@ class Weights:
     @property
     def closed(self) -> bool:
         return self.native is None
+
+    def load_adapter(self, path: Path) -> int:
+        """Load a GGUF adapter that was checked; return its address. Raises ManifestError with the engine's reason."""
+        self.engine.log.begin()
+        native = self.engine.api.llama_adapter_lora_init(self.native, str(path).encode())
+        if not native:
+            raise ManifestError(f"{path} cannot be loaded ({self.engine.log.reason()}): convert the adapter again")
+        return int(ctypes.cast(native, ctypes.c_void_p).value or 0)
+
+    def free_adapter(self, native: int) -> None:
+        """Free an adapter that no context uses any more."""
+        api = self.engine.api
+        api.llama_adapter_lora_free(ctypes.cast(native, api.llama_adapter_lora_p_ctypes))
 
     def close(self) -> None:
         """Free the model, once every context over it is freed. Idempotent."""

@@ -22,7 +22,7 @@ ERROR = 4
 MIB = 2**20
 ROUNDING_NBYTES = MIB // 200
 """The engine prints sizes in hundredths of a MiB."""
-_SIZE = re.compile(r"(\S+) +(output|KV|RS|compute|model) buffer size = *([0-9.]+) MiB")
+_SIZE = re.compile(r"(\S+) +(output|KV|RS|compute|model|LoRA) buffer size = *([0-9.]+) MiB")
 
 
 class Log:
@@ -49,7 +49,7 @@ class Log:
     def sizes(self) -> dict[str, int]:
         """Return the buffers' sizes in bytes, rounded up.
 
-        Kinds: output, KV, RS (recurrent), compute, model (copies of weights), mapped (weights used from the file).
+        Kinds: output, KV, RS (recurrent), compute, LoRA, model (copies of weights), mapped (used from the file).
         """
         return dict(getattr(self._own, "sizes", {}))
 

@@ -7,7 +7,10 @@ split. The outputs of one pass are read in place, those of several are gathered 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from threading import Lock
+from typing import TypeAlias
 from weakref import WeakSet
 
 import numpy as np
@@ -17,20 +20,27 @@ from edgedecode.gguf.header import Header
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import State
-from edgedecode.types import AdapterUse, FloatArray, ModelCard, Output, RowRequest
+from edgedecode.types import AdapterUse, FloatArray, LowRank, ModelCard, Output, RowRequest
 
 from ..rows import check_capacity, check_tokens, continues, wanted_rows
+from .adapters import Adapters
 from .context import Context
 from .engine import Weights
 from .footprint import StatePlan, plan_state, row_nbytes
+from .recurrent import RecurrentState
 from .requests import pieces_of, places
 from .state import LlamaState
 
 __all__ = ["LlamaModel"]
 
+AnyState: TypeAlias = LlamaState | RecurrentState
+
 
 class LlamaModel:
-    """Implements `LanguageModel` over loaded weights, which it owns with the `leases` given."""
+    """Implements `LanguageModel` and `AdapterModel` over loaded weights, which it owns with the `leases` given.
+
+    snapshots: how many earlier memories each state of recurrent layers keeps.
+    """
 
     def __init__(
         self,
@@ -41,6 +51,7 @@ class LlamaModel:
         card: ModelCard,
         budget: Budget,
         leases: Sequence[Lease],
+        snapshots: int = 0,
     ) -> None:
         self._weights = weights
         self._entry = entry
@@ -52,7 +63,8 @@ class LlamaModel:
         self._gathered: FloatArray = np.empty((0, card.rows), np.float32)
         self._contexts: WeakSet[Context] = WeakSet()
         self._lock = Lock()
-        self._window, self._rigid = weights.window, weights.rigid
+        self._adapters = Adapters(weights, entry=entry, header=header, card=card, budget=budget)
+        self._snapshots = snapshots
 
     @property
     def card(self) -> ModelCard:
@@ -62,15 +74,21 @@ class LlamaModel:
         if rows < 0:
             raise InputError(f"a state with {rows} rows of logits: give 0 or more")
         check_capacity(capacity, self._card)
-        if self._weights.closed:
-            raise CapabilityError(f"the model {self._card.name} is closed")
-        plan = plan_state(self._entry, self._header, card=self._card, capacity=capacity, rows=rows)
-        lease = self._budget.reserve(f"kv:{self._card.name}", plan.nbytes)
-        try:
-            return self._make_state(plan, capacity, lease=lease)
-        except BaseException:
-            lease.release()
-            raise
+        self._check_open()
+        plan = plan_state(
+            self._entry,
+            self._header,
+            card=self._card,
+            capacity=capacity,
+            rows=rows,
+            snapshots=self._snapshots,
+        )
+        with ExitStack() as undo:
+            lease = undo.enter_context(self._budget.reserve(f"kv:{self._card.name}", plan.nbytes))
+            work = undo.enter_context(self._budget.reserve(f"work:{self._card.name}", plan.work_nbytes))
+            state = self._make_state(plan, capacity, lease=lease, work=work)
+            undo.pop_all()
+        return state
 
     def forward(
         self,
@@ -81,14 +99,14 @@ class LlamaModel:
         rows: RowRequest = "last",
         adapter: AdapterUse | None = None,
     ) -> Output:
-        if adapter is not None:
-            raise CapabilityError(f"{self._card.name} applies no adapters here: {adapter.name!r} cannot be used")
         count = len(tokens)
         wanted = wanted_rows(rows, count=count)
         with self._lock:
             own = self._own(state)
             check_tokens(tokens, self._card)
             above = self._parents(own, parents, count=count)
+            if adapter is not None or not own.context.plain:
+                own.context.apply(self._adapters.applied(adapter, rows=own.context.plan.rows_per_pass))
             mark = own.begin(count, above)
             try:
                 logits = self._append(own, tokens, parents=above, rows=wanted)
@@ -98,37 +116,71 @@ class LlamaModel:
             own.commit(count)
         return Output(logits)
 
+    def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
+        with self._lock:
+            self._check_open()
+            self._adapters.add(digest, matrices, scale=scale, users=list(self._contexts))
+
+    def add_adapter_file(self, digest: str, path: Path, *, scale: float = 1.0) -> None:
+        """Hold the GGUF adapter at `path` as `add_adapter` does; its own alpha counts, times `scale`.
+
+        Raises ManifestError for a damaged file, InputError for one of another base, CapabilityError for what llama.cpp
+        leaves out, BudgetExceeded before it is loaded.
+        """
+        with self._lock:
+            self._check_open()
+            self._adapters.add_file(digest, path, scale=scale, users=list(self._contexts))
+
+    def remove_adapter(self, digest: str) -> None:
+        with self._lock:
+            self._adapters.remove(digest, users=list(self._contexts))
+
     def close(self) -> None:
         """Close every state and give the memory back; waits for a pass that is running. Idempotent."""
         with self._lock:
             for context in list(self._contexts):  # also those that only a view still holds
                 context.close()
+            self._adapters.close()
             self._weights.close()
             self._gathered = np.empty((0, self._card.rows), np.float32)
             for lease in (*self._leases, self._gathered_lease):
                 lease.release()
 
-    def _make_state(self, plan: StatePlan, capacity: int, *, lease: Lease) -> LlamaState:
+    def _make_state(self, plan: StatePlan, capacity: int, *, lease: Lease, work: Lease) -> AnyState:
         """Make the context, and set the lease to what the engine reports of it."""
         engine = self._weights.engine
-        context = Context(self._weights, engine.context(self._weights, plan.context), plan=plan.context, lease=lease)
+        native = engine.context(self._weights, plan.context)
+        context = Context(self._weights, native, plan=plan.context, lease=lease, work=work)
         self._contexts.add(context)
         try:
-            lease.resize(sum(engine.log.sizes().values()) + plan.work_nbytes)
+            lease.resize(sum(engine.log.sizes().values()))
         except BaseException:
             context.close()
             raise
-        return LlamaState(context, capacity=capacity, window=self._window, rigid=self._rigid, owner=self)
+        if self._weights.rigid:
+            return RecurrentState(context, capacity=capacity, snapshots=self._snapshots, owner=self)
+        return LlamaState(context, capacity=capacity, window=self._weights.window, owner=self)
 
     def _append(
-        self, state: LlamaState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
+        self, state: AnyState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
     ) -> FloatArray:
         """Run the passes that append `tokens` and return the logits of `rows`."""
-        ascending = rows if isinstance(rows, range) and rows.step > 0 else sorted(set(rows))
+        ascending = rows if _is_ascending(rows) else sorted(set(rows))
         plan = state.context.plan
-        pieces = list(pieces_of(len(tokens), ascending, width=plan.rows_per_pass, outputs=plan.outputs))
+        if len(tokens) <= state.width and 0 < len(ascending) <= plan.outputs:  # one pass, as in every round
+            state.append(tokens, start=state.pending, parents=parents, rows=ascending)
+            logits = state.context.logits(len(ascending), rows=self._card.rows)
+        else:
+            logits = self._append_pieces(state, tokens, parents=parents, rows=ascending)
+        return logits if ascending is rows or ascending == list(rows) else logits[places(rows, ascending)]
+
+    def _append_pieces(
+        self, state: AnyState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
+    ) -> FloatArray:
+        """Run as many passes as the context's limits need; `rows` ascend."""
+        pieces = list(pieces_of(len(tokens), rows, width=state.width, outputs=state.context.plan.outputs))
         several = sum(bool(piece.rows) for piece in pieces) > 1
-        logits = self._gather(len(ascending) if several else 0)
+        logits = self._gather(len(rows) if several else 0)
         filled = 0
         for piece in pieces:
             state.append(
@@ -145,7 +197,7 @@ class LlamaModel:
                 filled += len(found)
             else:
                 logits = found
-        return logits if ascending is rows or ascending == list(rows) else logits[places(rows, ascending)]
+        return logits
 
     def _gather(self, count: int) -> FloatArray:
         """Return an array of our own for `count` rows. Raises BudgetExceeded before it grows."""
@@ -154,7 +206,7 @@ class LlamaModel:
             self._gathered = np.empty((count, self._card.rows), np.float32)
         return self._gathered[:count]
 
-    def _parents(self, state: LlamaState, parents: Sequence[int] | None, *, count: int) -> Sequence[int] | None:
+    def _parents(self, state: AnyState, parents: Sequence[int] | None, *, count: int) -> Sequence[int] | None:
         """Return the rows' parents where the state is, or becomes, a tree; None for a chain."""
         after = state.pending
         if parents is not None and not continues(parents, count=count, after=after):
@@ -163,9 +215,17 @@ class LlamaModel:
             return parents
         return range(after - 1, after - 1 + count) if state.branched else None
 
-    def _own(self, state: State) -> LlamaState:
-        if not isinstance(state, LlamaState) or state.owner is not self:
+    def _check_open(self) -> None:
+        if self._weights.closed:
+            raise CapabilityError(f"the model {self._card.name} is closed")
+
+    def _own(self, state: State) -> AnyState:
+        if not isinstance(state, (LlamaState, RecurrentState)) or state.owner is not self:
             raise InputError(f"the state was not made by {self._card.name}'s new_state")
         if self._weights.closed or state.closed:
             raise CapabilityError(f"{self._card.name} or its state is closed")
         return state
+
+
+def _is_ascending(rows: Sequence[int]) -> bool:
+    return len(rows) < 2 or (isinstance(rows, range) and rows.step > 0)

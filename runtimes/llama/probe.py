@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -21,6 +20,7 @@ from edgedecode.folders import cache_folder
 from edgedecode.processor import processor_facts
 
 from .engine import INSTALL, Engine
+from .scratch import scratch_file
 from .tiny import tiny_model
 
 __all__ = ["Finding", "decode_tiny", "probe_engine"]
@@ -98,8 +98,7 @@ def decode_tiny(path: str) -> None:
 
 def _ask_child(version: str, python: Sequence[str], *, timeout: float) -> tuple[Finding, bool]:
     """Return the finding, and whether it will be the same tomorrow."""
-    with tempfile.TemporaryDirectory(prefix="edgedecode-") as folder:
-        model = Path(folder) / "tiny.gguf"
+    with scratch_file("probe.gguf") as model:
         model.write_bytes(tiny_model())
         try:
             done = subprocess.run(

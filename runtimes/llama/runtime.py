@@ -11,21 +11,22 @@ from weakref import WeakKeyDictionary
 from edgedecode.errors import CapabilityError, InputError, ManifestError, RuntimeUnavailable
 from edgedecode.gguf.header import Header, check_header, read_header
 from edgedecode.manifest import ModelEntry
-from edgedecode.memory import Budget, Lease
+from edgedecode.memory import Budget, Lease, format_nbytes
 from edgedecode.protocols import Device, LanguageModel, Refusal
 from edgedecode.types import ModelCard
 
 from ..threads import default_threads
 from .engine import EXACT, INSTALL, KV_TYPES, Engine, Weights, engine_version
 from .first_use import gguf_path
-from .footprint import ENGINE_NBYTES, weights_nbytes
+from .footprint import ENGINE_NBYTES, plan_snapshots, weights_nbytes
 from .model import LlamaModel
 from .probe import Finding, probe_engine
+from .projections import lora_modules, lora_projections
 
 __all__ = ["LlamaRuntime"]
 
 PROVIDER = "cpu"
-OFFERED = {"tree", *(f"kv:{name}" for name in KV_TYPES)}
+OFFERED = {"tree", "lora", *(f"kv:{name}" for name in KV_TYPES)}
 INT8_BLOCK = 32
 
 
@@ -113,18 +114,30 @@ class LlamaRuntime:
             _check_kind(weights, header, name=name, needs=needs)
             mapped = file_nbytes if self._mmap else 0
             lease.resize(planned - file_nbytes - header.quantized_nbytes + mapped + engine.log.sizes().get("model", 0))
+            snapshots = plan_snapshots(header, file_nbytes=file_nbytes) if weights.rigid else 0
+            modules = lora_modules(list(lora_projections(header)))
+            if "lora" in needs and not modules:
+                raise CapabilityError(
+                    f"the model {name} ({header.architecture}) takes no adapter of PEFT here: use --runtime onnx"
+                )
             card = ModelCard(
                 name=name,
                 rows=entry.rows,
                 vocabulary_size=min(entry.rows, vocabulary_size),
                 context=min(entry.context, header.context or entry.context),
                 tree=not weights.rigid,
-                rollback=not weights.rigid,
+                rollback=not weights.rigid or snapshots > 0,
                 kv_types=(kv_type,),
+                lora_rank=entry.hidden_size if modules else 0,  # any: a larger one would say no more
+                lora_modules=modules,
+                kernel_noise=entry.kernel_noise,
+                notes=(*entry.notes, *_recurrent_notes(weights, header, name=name, snapshots=snapshots)),
                 weights_nbytes=lease.nbytes,
                 threads=threads or default_threads(file_nbytes),
             )
-            model = LlamaModel(weights, entry=entry, header=header, card=card, budget=budget, leases=[lease])
+            model = LlamaModel(
+                weights, entry=entry, header=header, card=card, budget=budget, leases=[lease], snapshots=snapshots
+            )
             undo.pop_all()
             self._code[budget] = code
         return model
@@ -166,5 +179,16 @@ def _check_kind(weights: Weights, header: Header, *, name: str, needs: Collectio
         raise CapabilityError(f"the model {name} ({header.architecture}) is no decoder: it cannot be run here")
     if weights.rigid and "tree" in needs:
         raise CapabilityError(f"the model {name} ({header.architecture}) has recurrent layers: it reads no trees")
-    if weights.rigid:
-        logging.getLogger("edgedecode").info("%s has recurrent layers: it is decoded without drafts", name)
+
+
+def _recurrent_notes(weights: Weights, header: Header, *, name: str, snapshots: int) -> tuple[str, ...]:
+    """Say how a model with recurrent layers goes back, or that it cannot."""
+    if not weights.rigid:
+        return ()
+    if snapshots:
+        size = format_nbytes(header.recurrent_nbytes)
+        return (f"Recurrent layers: rejected drafts are dropped through {snapshots} snapshots of at most {size} each.",)
+    logging.getLogger("edgedecode").info("%s has recurrent layers: it is decoded without drafts", name)
+    return (
+        "Recurrent layers whose memory is too large, or of an unknown size, to be kept twice: plain decoding only.",
+    )

@@ -19,14 +19,13 @@ __all__ = ["LlamaState"]
 class LlamaState:
     """Implements `State`. Sequence 0 holds what is settled, and the pending rows of a chain.
 
-    window: positions that window layers see, 0 for none. rigid: the model's memory cannot drop its newest rows
-    (recurrent layers), so that only whole passes may be kept, or everything be forgotten.
+    window: positions that window layers see, 0 for none.
     """
 
-    def __init__(self, context: Context, *, capacity: int, window: int, rigid: bool, owner: object) -> None:
+    def __init__(self, context: Context, *, capacity: int, window: int, owner: object) -> None:
         self.owner = owner
         self.context = context
-        self._window, self._rigid = window, rigid
+        self._window = window
         self._capacity = capacity
         self._length = self._pending = 0
         self._branches: Sequences | None = None
@@ -56,8 +55,6 @@ class LlamaState:
     @property
     def oldest_crop(self) -> int:
         """Beyond it only 0 is possible: forgetting everything."""
-        if self._rigid:
-            return self._length + self._pending + self._torn
         if not self._window or self.closed:
             return 0
         first = self.context.first_position()  # window layers may have given old cells away
@@ -66,6 +63,11 @@ class LlamaState:
     @property
     def closed(self) -> bool:
         return self.context.closed
+
+    @property
+    def width(self) -> int:
+        """How many rows one pass may have."""
+        return self.context.plan.rows_per_pass
 
     @property
     def branched(self) -> bool:
@@ -125,7 +127,7 @@ class LlamaState:
             self._branches = None
         elif self._branches is not None:
             self._branches.undo(mark)
-        if self._torn and not self._rigid:
+        if self._torn:
             self._mend()
 
     def close(self) -> None:
@@ -165,8 +167,6 @@ class LlamaState:
 
     def _mend(self) -> None:
         """Drop what a failed or interrupted pass left in the context."""
-        if self._rigid:
-            raise CapabilityError("a pass was interrupted and this model's memory cannot drop it: read again from 0")
         branches = self._branches or Sequences(self._pending, most=1, settled=self._length)
         for id, held in enumerate(self._held):
             self.context.remove(id, branches.end(id) if id in branches.ids else held)

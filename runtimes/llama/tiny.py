@@ -5,18 +5,20 @@ Weights are Q4_0 and Q8_0 in sizes that reach the engine's fastest kernels, whic
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
+from io import BytesIO
 
 import numpy as np
+
+from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
+from edgedecode.gguf.fields import Value
 
 __all__ = ["tiny_model"]
 
 HIDDEN = MLP = 256
 HEADS, HEAD_SIZE, CONTEXT, ROWS = 4, 64, 256, 64
-F32, Q4_0, Q8_0 = 0, 2, 8
-UINT32, FLOAT32, TEXT = 4, 6, 8
-BLOCK, ALIGNMENT = 32, 32
+Q4_0, Q8_0 = 2, 8
+BLOCK = 32
 PAYLOAD = {Q4_0: 16, Q8_0: 32}
 """Bytes of a block after its float16 scale."""
 
@@ -33,17 +35,13 @@ def tiny_model() -> bytes:
         ("blk.0.ffn_norm.weight", (HIDDEN,), F32),
         *((f"blk.0.ffn_{part}.weight", (HIDDEN, MLP), Q4_0) for part in ("gate", "up", "down")),
     ]
-    infos, data = b"", b""
-    for name, shape, kind in tensors:
-        infos += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, len(data))
-        data += _values(shape, kind, rng)
-        data += bytes(-len(data) % ALIGNMENT)
-    fields = _fields()
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields)) + b"".join(fields) + infos
-    return head + bytes(-len(head) % ALIGNMENT) + data
+    file = BytesIO()
+    written = [WrittenTensor(name, shape, kind, _values(shape, kind, rng)) for name, shape, kind in tensors]
+    write_gguf(file, _fields(), written)
+    return file.getvalue()
 
 
-def _fields() -> list[bytes]:
+def _fields() -> dict[str, Value]:
     sizes = {
         "block_count": 1,
         "context_length": CONTEXT,
@@ -54,12 +52,12 @@ def _fields() -> list[bytes]:
         "rope.dimension_count": HEAD_SIZE,
         "vocab_size": ROWS,
     }
-    return [
-        _text("general.architecture") + struct.pack("<I", TEXT) + _text("llama"),
-        _text("tokenizer.ggml.model") + struct.pack("<I", TEXT) + _text("none"),
-        _text("llama.attention.layer_norm_rms_epsilon") + struct.pack("<If", FLOAT32, 1e-5),
-        *(_text(f"llama.{name}") + struct.pack("<II", UINT32, size) for name, size in sizes.items()),
-    ]
+    return {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "none",
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        **{f"llama.{name}": size for name, size in sizes.items()},
+    }
 
 
 def _values(shape: Sequence[int], kind: int, rng: np.random.Generator) -> bytes:
@@ -69,7 +67,3 @@ def _values(shape: Sequence[int], kind: int, rng: np.random.Generator) -> bytes:
     blocks = rng.integers(0, 256, (count // BLOCK, 2 + PAYLOAD[kind]), dtype=np.uint8)
     blocks[:, :2] = np.frombuffer(np.float16(0.002).tobytes(), np.uint8)
     return blocks.tobytes()
-
-
-def _text(text: str) -> bytes:
-    return struct.pack("<Q", len(text)) + text.encode()

@@ -23,13 +23,20 @@ from .providers import choose_provider
 
 __all__ = ["BareLoop"]
 
+KV_TYPE = "float32"
+
 
 class BareLoop:
     """Reads a prompt, then decodes one row a pass. Positions start over with every `read`."""
 
     name = "bare IOBinding loop"
+    runtime = "onnx"
 
-    def __init__(self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int) -> None:
+    def __init__(
+        self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int, kv_type: str = KV_TYPE
+    ) -> None:
+        if kv_type != KV_TYPE:
+            raise CapabilityError(f"it keeps keys and values in {KV_TYPE}, this run in {kv_type}")
         if 0 < entry.window < capacity:
             raise CapabilityError(
                 f"{capacity} positions are more than the {entry.window} that the model's window layers see: the bare "
@@ -42,6 +49,7 @@ class BareLoop:
         cpu = choose_provider("cpu", installed=engine.get_available_providers())
         weights = folder / entry.weights
         threads = threads or default_threads(weights.stat().st_size)
+        self.setting = f"context of {capacity}, {threads} threads, {KV_TYPE} keys and values"
         self._session = open_session(folder / graph.file, weights=weights, provider=cpu, threads=threads)
         shape = (1, entry.kv_heads, capacity, entry.head_size)
         names = [f"{layer}.{part}" for layer in range(entry.layers) for part in ("key", "value")]

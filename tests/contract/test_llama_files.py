@@ -58,7 +58,8 @@ def test_what_only_the_engine_knows_is_one_line_too(pack: Path, entry: ModelEntr
     path.write_bytes(content.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_uq.weight"))
     assert "tensor 'blk.1.ffn_up.weight' not found" in refused(entry, pack)
     path.write_bytes(content.replace(b"qwen2", b"qwen0"))
-    assert "unknown model architecture: 'qwen0'" in refused(entry, pack)
+    assert "the architecture 'qwen0', the manifest says qwen2" in refused(entry, pack)
+    assert "unknown model architecture: 'qwen0'" in refused(replace(entry, architecture="qwen0"), pack)
 
 
 def test_sizes_that_differ_from_the_manifest(pack: Path, entry: ModelEntry) -> None:
@@ -141,11 +142,11 @@ def test_without_mapping(pack: Path, entry: ModelEntry) -> None:
 
 
 def test_devices_and_card(pack: Path, entry: ModelEntry) -> None:
-    card = open_gguf(entry, pack, budget=Budget()).card
+    card = open_gguf(replace(entry, kernel_noise=0.25), pack, budget=Budget()).card
     assert (card.name, card.rows, card.vocabulary_size, card.context, card.threads) == ("target", 128, 128, 512, 1)
     assert card.tree
     assert card.rollback
-    assert card.kernel_noise is None
+    assert card.kernel_noise == 0.25
 
 
 def test_the_process_ends_well_with_everything_open(pack: Path, entry: ModelEntry) -> None:

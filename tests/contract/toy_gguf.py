@@ -31,15 +31,16 @@ def write_toy_gguf(
 ) -> ModelEntry:
     """Write the float toy of this shape as ONNX and GGUF into `folder` and return its entry.
 
-    architecture: llama and qwen2 are the very model of the graph; gemma2 has windows in even layers, mamba is recurrent
-    and takes only hidden size, layers and rows from the shape. quantization: Q4_0 or Q8_0 for the GGUF's matrices.
+    architecture: llama and qwen2 are the very model of the graph; gemma2 has windows in even layers, gemma3 in all but
+    every sixth; mamba is recurrent and takes only hidden size, layers and rows from the shape; lfm2 has convolutions in
+    even layers, attention in odd ones. quantization: Q4_0 or Q8_0 for the GGUF's matrices.
     """
     shape = shape or ToyShape()
     assert shape.bits == 32
     entry = write_toy(folder, shape)
     tensors = _recurrent(shape) if architecture == "mamba" else _transformer(shape, architecture=architecture)
     writer = GGUFWriter(folder / GGUF, architecture)
-    _fields(writer, shape, recurrent=architecture == "mamba")
+    _fields(writer, shape, architecture=architecture)
     for name, values in tensors.items():
         _add(writer, name, np.ascontiguousarray(values, np.float32), quantization=quantization)
     writer.write_header_to_file()
@@ -58,14 +59,14 @@ def _add(writer: GGUFWriter, name: str, values: Floats, *, quantization: str) ->
         writer.add_tensor(name, values)
 
 
-def _fields(writer: GGUFWriter, shape: ToyShape, *, recurrent: bool) -> None:
+def _fields(writer: GGUFWriter, shape: ToyShape, *, architecture: str) -> None:
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.hidden)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.rows)
     writer.add_tokenizer_model("none")
-    if recurrent:
+    if architecture == "mamba":
         writer.add_feed_forward_length(0)
         writer.add_head_count(0)
         writer.add_ssm_conv_kernel(KERNEL)
@@ -75,7 +76,11 @@ def _fields(writer: GGUFWriter, shape: ToyShape, *, recurrent: bool) -> None:
         return
     writer.add_feed_forward_length(shape.mlp)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
+    if architecture == "lfm2":
+        writer.add_head_count_kv([shape.kv_heads * (layer % 2) for layer in range(shape.layers)])
+        writer.add_shortconv_l_cache(KERNEL)
+    else:
+        writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_size)
     writer.add_value_length(shape.head_size)
     writer.add_rope_dimension_count(shape.head_size)
@@ -87,12 +92,17 @@ def _fields(writer: GGUFWriter, shape: ToyShape, *, recurrent: bool) -> None:
 def _transformer(shape: ToyShape, *, architecture: str) -> dict[str, Floats]:
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in ToyGraph(shape).build().graph.initializer}
     ones = np.ones(shape.hidden, np.float32)
-    found = {"token_embd.weight": tensors["embedding"], "output_norm.weight": ones}
-    if architecture != "gemma2":
+    gemma = architecture in ("gemma2", "gemma3")
+    output_norm = "token_embd_norm" if architecture == "lfm2" else "output_norm"
+    found = {"token_embd.weight": tensors["embedding"], f"{output_norm}.weight": ones}
+    if not gemma:
         found["output.weight"] = tensors["head.weight"].T
-    norms = ["attn_norm", "ffn_norm", *(["post_attention_norm", "post_ffw_norm"] if architecture == "gemma2" else [])]
+    norms = ["attn_norm", "ffn_norm", *(["post_attention_norm", "post_ffw_norm"] if gemma else [])]
     for layer in range(shape.layers):
-        found |= _block(tensors, shape, layer=layer, architecture=architecture)
+        block = _block(tensors, shape, layer=layer, architecture=architecture)
+        if architecture == "lfm2" and layer % 2 == 0:
+            block = {name: values for name, values in block.items() if ".ffn_" in name} | _convolution(shape, layer)
+        found |= block
         found |= {f"blk.{layer}.{norm}.weight": ones for norm in norms}
     return found
 
@@ -103,10 +113,21 @@ def _block(tensors: Mapping[str, Floats], shape: ToyShape, *, layer: int, archit
         block["attn_q"] = _interleaved(block["attn_q"], shape.heads)
         block["attn_k"] = _interleaved(block["attn_k"], shape.kv_heads)
     found = {f"blk.{layer}.{name}.weight": values for name, values in block.items()}
+    if architecture in ("gemma3", "lfm2"):
+        found |= {f"blk.{layer}.attn_{name}_norm.weight": np.ones(shape.head_size, np.float32) for name in "qk"}
     if architecture == "qwen2":
         biased = ("attn_q", "attn_k", "attn_v")
         found |= {f"blk.{layer}.{name}.bias": np.zeros(len(block[name]), np.float32) for name in biased}
     return found
+
+
+def _convolution(shape: ToyShape, layer: int) -> dict[str, Floats]:
+    rng, hidden = np.random.default_rng([shape.seed, layer]), shape.hidden
+    sizes = {"conv": (hidden, KERNEL), "in_proj": (3 * hidden, hidden), "out_proj": (hidden, hidden)}
+    return {
+        f"blk.{layer}.shortconv.{name}.weight": (rng.standard_normal(size) * size[-1] ** -0.5).astype(np.float32)
+        for name, size in sizes.items()
+    }
 
 
 def _interleaved(matrix: Floats, heads: int) -> Floats:

@@ -17,8 +17,8 @@ from edgedecode.export.gguf.specials import read_specials, write_vocabulary
 from edgedecode.export.gguf.vocabulary import Vocabulary, read_vocabulary
 from edgedecode.export.imports.gguf.metadata import Metadata
 from edgedecode.fields import Fields
+from edgedecode.gguf.contents import Contents
 from edgedecode.gguf.fields import FieldReader
-from edgedecode.gguf.header import Contents
 from edgedecode.manifest import Generation
 
 Floats = npt.NDArray[np.float32]
@@ -151,4 +151,4 @@ def fields_of(path: Path) -> Metadata:
         reader.take(16)
         count = reader.integer("Q")
         fields = dict(reader.field() for _ in range(count))
-    return Metadata(Contents(fields, reader.arrays, ()))
+    return Metadata(Contents(fields, reader.types, reader.layers, {}, None, reader.arrays))

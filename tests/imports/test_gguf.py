@@ -18,7 +18,7 @@ from edgedecode.cli import main
 from edgedecode.digests import check_files
 from edgedecode.errors import ManifestError
 from edgedecode.export.imports.gguf.sizes import _NAMES
-from edgedecode.gguf.header import BLOCKS
+from edgedecode.gguf.contents import BLOCKS
 from edgedecode.manifest import Manifest
 from tests.small_tokenizers import byte_fallback, byte_level
 
@@ -209,9 +209,9 @@ def norm(path: Path) -> Path:
         (lambda path: write_adapter(path, architecture="qwen2"), "made for a model of the architecture 'qwen2'"),
         (
             lambda path: write_adapter(path, hidden=32),
-            "changes blk.0.attn_q.weight by 32×4 and 4×32, in large.gguf it is",
+            "changes blk.0.attn_q.weight by 32×4 and 4×32, in the model large.gguf it is 64×64",
         ),
-        (lambda path: write_adapter(path, modules=("attn_qkv",)), "which large.gguf has not"),
+        (lambda path: write_adapter(path, modules=("attn_qkv",)), "which the model large.gguf has not"),
         (lambda path: write_adapter(path, kind="dora"), "is no LoRA adapter"),
         (half, "half of a product for blk.1.attn_q.weight"),
         (norm, "holds blk.1.attn_norm.weight, which is no matrix of a LoRA"),

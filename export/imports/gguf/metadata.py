@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from edgedecode.gguf.header import Contents
+from edgedecode.gguf.contents import Contents
 
 __all__ = ["Metadata"]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from edgedecode.gguf.header import BLOCKS, EMBEDDING, Tensor
+from edgedecode.gguf.contents import BLOCKS, Tensor
+from edgedecode.gguf.header import EMBEDDING, OUTPUT
 
 __all__ = ["WeightWidths", "read_widths"]
 
@@ -47,7 +48,6 @@ _NAMES = {
     39: "MXFP4",
 }
 """ggml's names of the tensor types."""
-_HEAD = "output.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +62,19 @@ class WeightWidths:
     quantization: str
 
 
-def read_widths(tensors: Sequence[Tensor]) -> WeightWidths:
-    """Count a file's tensors by their types."""
-    named = {tensor.name: tensor for tensor in tensors}
+def read_widths(tensors: Mapping[str, Tensor]) -> WeightWidths:
+    """Count a file's tensors, given by name, by their types."""
     counted: Counter[int] = Counter()
-    for tensor in tensors:
+    for tensor in tensors.values():
         if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
             counted[tensor.type] += prod(tensor.shape)
-    kinds = [kind for kind, _ in counted.most_common()] or [named[EMBEDDING].type]
+    kinds = [kind for kind, _ in counted.most_common()] or [tensors[EMBEDDING].type]
     block = BLOCKS[kinds[0]][0]
     return WeightWidths(
-        parameters=sum(prod(tensor.shape) for tensor in tensors),
+        parameters=sum(prod(tensor.shape) for tensor in tensors.values()),
         bits=_bits(kinds[0]),
         block_size=block if block > 1 else 0,
-        head_bits=_bits(named.get(_HEAD, named[EMBEDDING]).type),
+        head_bits=_bits(tensors.get(OUTPUT, tensors[EMBEDDING]).type),
         quantization=", ".join(_NAMES[kind] for kind in kinds),
     )
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.errors import ExportError, ManifestError
-from edgedecode.gguf.header import Contents, Header, header_of, read_contents
+from edgedecode.gguf.contents import Contents, read_contents
+from edgedecode.gguf.header import Header, header_of
 
 from ...gguf.specials import Specials
 from ...gguf.vocabulary import Vocabulary

@@ -1,0 +1,115 @@
+"""A GGUF LoRA adapter checked against the model before native code sees it, which aborts on fields of a wrong type.
+
+Knows what llama.cpp's loader of adapters reads (src/llama-adapter.cpp), and what it passes over in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgedecode.errors import CapabilityError, InputError, ManifestError
+
+from .contents import Contents, Tensor
+from .fields import FLOAT32, TEXT
+from .header import EMBEDDING, OUTPUT, Header
+
+__all__ = ["AdapterFile", "check_adapter"]
+
+KEPT_TYPES = (0, 1, 8, 30)
+"""F32, F16, Q8_0 and BF16: what the engine's products take on both sides."""
+_SIDES = (".lora_a", ".lora_b")
+_TEXTS = {"general.type": "adapter", "adapter.type": "lora"}
+_ALPHA = "adapter.lora.alpha"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """What a checked file holds: its alpha, bytes of its tensors, and the rank of each product by its weight's name."""
+
+    alpha: float
+    nbytes: int
+    ranks: Mapping[str, int]
+
+    @property
+    def rank(self) -> int:
+        return max(self.ranks.values())
+
+
+def check_adapter(contents: Contents, path: Path, header: Header, *, name: str) -> AdapterFile:
+    """Check the adapter that was read from `path` for the model `name` of this header.
+
+    Raises ManifestError for a damaged file, InputError for one that is no LoRA or of another base, CapabilityError for
+    what llama.cpp would leave out.
+    """
+    for key, wanted in _TEXTS.items():
+        found = _text(contents, key)
+        if found != wanted:
+            raise InputError(
+                f"{path} is no LoRA adapter ({key} is {found!r}): give one made for llama.cpp (convert_lora_to_gguf)"
+            )
+    found = _text(contents, "general.architecture")
+    if found != header.architecture:
+        raise InputError(
+            f"{path} was made for a model of the architecture {found!r}, the model {name} is {header.architecture!r}: "
+            f"give an adapter of this model"
+        )
+    alpha = contents.fields.get(_ALPHA)
+    if contents.types.get(_ALPHA) != FLOAT32 or not isinstance(alpha, float) or not 0 < abs(alpha) < 1e9:
+        raise ManifestError(f"{path} has no usable {_ALPHA} ({alpha}): convert the adapter again")
+    ranks = {target: _rank(contents, target, path, header, name=name) for target in _targets(contents, path)}
+    return AdapterFile(alpha, sum(tensor.nbytes for tensor in contents.tensors.values()), ranks)
+
+
+def _text(contents: Contents, key: str) -> object:
+    return contents.fields.get(key) if contents.types.get(key) == TEXT else None
+
+
+def _targets(contents: Contents, path: Path) -> list[str]:
+    """List the weights that the file's tensors change, in the file's order."""
+    for tensor in contents.tensors.values():
+        if not tensor.name.endswith(_SIDES):
+            raise CapabilityError(
+                f"{path} holds {tensor.name[:60]}, which is no matrix of a LoRA and which llama.cpp leaves out: give "
+                f"an adapter of LoRA alone"
+            )
+        if tensor.type not in KEPT_TYPES or len(tensor.shape) > 2:
+            raise ManifestError(f"{path} holds {tensor.name[:60]} in a form llama.cpp does not multiply: convert again")
+    if not contents.tensors:
+        raise ManifestError(f"{path} holds no tensors: convert the adapter again")
+    return list(dict.fromkeys(name[: -len(_SIDES[0])] for name in contents.tensors))
+
+
+def _rank(contents: Contents, target: str, path: Path, header: Header, *, name: str) -> int:
+    """Return a product's rank. Raises for one half of a product, and for products that do not fit the base."""
+    first, second = (contents.tensors.get(target + side) for side in _SIDES)
+    if first is None or second is None:
+        raise ManifestError(f"{path} holds one half of a product for {target[:60]}: convert or download it again")
+    if target == EMBEDDING and OUTPUT not in header.tensors:
+        raise CapabilityError(f"{path} changes the embedding, which is {name}'s output too: llama.cpp cannot apply it")
+    base = header.tensors.get(target)
+    if base is None or len(base.shape) != 2:
+        raise InputError(
+            f"{path} changes {target[:60]}, which the model {name} has not as a matrix; it is for another base: give "
+            f"an adapter of this model"
+        )
+    down, up = _matrix(first), _matrix(second)
+    if target == EMBEDDING:  # rows are looked up in the first, and multiplied by the second
+        down, up = up[::-1], down
+    if down[1] != up[0] or (down[0], up[1]) != base.shape:
+        raise InputError(
+            f"{path} changes {target[:60]} by {_sizes(first)} and {_sizes(second)}, in the model {name} it is "
+            f"{_sizes(base)}; it is for another base: give an adapter of this model"
+        )
+    return up[0]
+
+
+def _matrix(tensor: Tensor) -> tuple[int, int]:
+    """Return a tensor's inner and outer size; a matrix of one column may be listed as a vector."""
+    shape = (*tensor.shape, 1)
+    return shape[0], shape[1]
+
+
+def _sizes(tensor: Tensor) -> str:
+    return "×".join(map(str, _matrix(tensor)))

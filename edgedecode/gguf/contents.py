@@ -1,0 +1,179 @@
+"""Reads a GGUF file's fields and tensor list, and checks that the file is whole, before native code sees it.
+
+Knows the format (version 2 and 3, little-endian), not what a model is. Layout: ggml/include/gguf.h of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+from edgedecode.errors import ManifestError
+
+from .fields import Array, FieldReader, Truncated, Value
+
+__all__ = ["BLOCKS", "Contents", "Tensor", "read_contents"]
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MOST_DIMENSIONS = 4
+MOST_ITEMS = 1 << 20
+"""More tensors or fields than any model has: a damaged count, which would be walked for minutes."""
+
+BLOCKS: dict[int, tuple[int, int]] = {
+    0: (1, 4),  # F32
+    1: (1, 2),  # F16
+    2: (32, 18),  # Q4_0
+    3: (32, 20),  # Q4_1
+    6: (32, 22),  # Q5_0
+    7: (32, 24),  # Q5_1
+    8: (32, 34),  # Q8_0
+    9: (32, 36),  # Q8_1
+    10: (256, 84),  # Q2_K
+    11: (256, 110),  # Q3_K
+    12: (256, 144),  # Q4_K
+    13: (256, 176),  # Q5_K
+    14: (256, 210),  # Q6_K
+    15: (256, 292),  # Q8_K
+    16: (256, 66),  # IQ2_XXS
+    17: (256, 74),  # IQ2_XS
+    18: (256, 98),  # IQ3_XXS
+    19: (256, 50),  # IQ1_S
+    20: (32, 18),  # IQ4_NL
+    21: (256, 110),  # IQ3_S
+    22: (256, 82),  # IQ2_S
+    23: (256, 136),  # IQ4_XS
+    24: (1, 1),  # I8
+    25: (1, 2),  # I16
+    26: (1, 4),  # I32
+    27: (1, 8),  # I64
+    28: (1, 8),  # F64
+    29: (256, 56),  # IQ1_M
+    30: (1, 2),  # BF16
+    34: (256, 54),  # TQ1_0
+    35: (256, 66),  # TQ2_0
+    39: (32, 17),  # MXFP4
+}
+"""Values a block and bytes a block, by tensor type."""
+_LEAST_ALIGNMENT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor as the file lists it: its shape, the fastest dimension first, its type and where its data starts."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        block, nbytes = BLOCKS[self.type]
+        return prod(self.shape) // block * nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What stands before the data: fields, their GGUF value types, short arrays in full, and the tensors by name."""
+
+    fields: Mapping[str, Value]
+    types: Mapping[str, int]
+    layers: Mapping[str, tuple[int, ...]]
+    tensors: Mapping[str, Tensor]
+    twice: str | None
+    """A token's text that the vocabulary lists twice."""
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    """Every array's elements, where they were asked for."""
+
+    def integer(self, name: str) -> int:
+        """Return an integer field; 0 where it is absent or something else."""
+        value = self.fields.get(name)
+        return value if isinstance(value, int) else 0
+
+
+def read_contents(path: Path, *, arrays: bool = False) -> Contents:
+    """Read what the GGUF file at `path` holds, all its `arrays` too, and check that its tensors lie inside it.
+
+    Raises ManifestError in one line for a file that is missing, truncated, foreign, big-endian, newer or split.
+    """
+    try:
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                raise ManifestError(f"{path} is empty: copy, download or export it again")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return _read(content, path, arrays=arrays)
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror or error}): export or import it again") from None
+    except Truncated as error:
+        raise ManifestError(f"{path} is truncated or damaged ({error}): copy, download or export it again") from None
+
+
+def _read(content: mmap.mmap, path: Path, *, arrays: bool) -> Contents:
+    reader = FieldReader(content, keep_arrays=arrays)
+    _check_start(reader, path)
+    tensor_count, field_count = reader.integer("Q"), reader.integer("Q")
+    if max(tensor_count, field_count) > MOST_ITEMS:
+        raise Truncated(f"it claims {tensor_count} tensors and {field_count} fields")
+    fields = dict(reader.field() for _ in range(field_count))
+    tensors = {tensor.name: tensor for tensor in (_tensor(reader, path) for _ in range(tensor_count))}
+    twice = None if reader.twice is None else reader.twice.decode("utf-8", "replace")
+    contents = Contents(fields, reader.types, reader.layers, tensors, twice, reader.arrays)
+    _check_split(contents, path)
+    _check_ends(contents, start=reader.offset, nbytes=len(content))
+    return contents
+
+
+def _check_start(reader: FieldReader, path: Path) -> None:
+    if reader.take(4) != MAGIC:
+        raise ManifestError(f"{path} is no GGUF file: give one, or export the pack again with --formats onnx,gguf")
+    version = reader.integer("I")
+    if version and not version & 0xFFFF:
+        raise ManifestError(f"{path} is big-endian, this machine's engine is not: convert it, or export it here")
+    if version > VERSIONS[-1]:
+        raise ManifestError(
+            f"{path} has GGUF version {version}, this edgedecode reads up to {VERSIONS[-1]}: upgrade edgedecode"
+        )
+    if version not in VERSIONS:
+        raise ManifestError(f"{path} has GGUF version {version}, which is too old: convert or export it again")
+
+
+def _check_split(contents: Contents, path: Path) -> None:
+    count = contents.integer("split.count")
+    if count > 1:
+        part = contents.integer("split.no") + 1
+        raise ManifestError(
+            f"{path} is part {part} of {count} of a split file: merge them (llama-gguf-split --merge) first"
+        )
+
+
+def _tensor(reader: FieldReader, path: Path) -> Tensor:
+    name = reader.text()
+    dimensions = reader.integer("I")
+    if not 1 <= dimensions <= MOST_DIMENSIONS:
+        raise Truncated(f"the tensor {name[:40]!r} has {dimensions} dimensions")
+    shape = tuple(reader.integer("Q") for _ in range(dimensions))
+    tensor = Tensor(name, shape, reader.integer("I"), reader.integer("Q"))
+    if tensor.type not in BLOCKS:
+        raise ManifestError(f"{path} holds {name} in the unknown type {tensor.type}: upgrade edgedecode")
+    if not all(shape):
+        raise Truncated(f"the tensor {name[:40]!r} is empty: {shape}")
+    if shape[0] % BLOCKS[tensor.type][0]:
+        raise Truncated(f"the tensor {name[:40]!r} has rows of {shape[0]} values, which are no whole blocks")
+    return tensor
+
+
+def _check_ends(contents: Contents, *, start: int, nbytes: int) -> None:
+    alignment = contents.integer("general.alignment") or _LEAST_ALIGNMENT
+    if alignment % _LEAST_ALIGNMENT:
+        raise Truncated(f"its tensors are aligned to {alignment} bytes, the engine wants {_LEAST_ALIGNMENT}")
+    start += -start % alignment
+    for tensor in contents.tensors.values():
+        if tensor.offset % alignment:
+            raise Truncated(f"the tensor {tensor.name[:40]!r} starts at {tensor.offset}, off the grid of {alignment}")
+        end = start + tensor.offset + tensor.nbytes
+        if end > nbytes:
+            raise Truncated(f"{tensor.name[:40]} ends at byte {end}, the file at {nbytes}")

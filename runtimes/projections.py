@@ -1,0 +1,140 @@
+"""Where an adapter's matrices go: which of a model's products each of them changes, and at which of its outputs.
+
+Knows shapes and names, no engine. A product may be one projection of PEFT's, or a stack of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgedecode.errors import CapabilityError, InputError
+from edgedecode.manifest import STACKS
+from edgedecode.types import LowRank
+
+__all__ = ["FLOAT_NBYTES", "Parts", "Projection", "Projections"]
+
+FLOAT_NBYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A product of the model that takes a delta of [inputs, r] and [r, outputs]."""
+
+    layer: int
+    module: str
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What of an adapter changes one projection."""
+
+    projection: Projection
+    parts: Sequence[LowRank]
+
+    @property
+    def rank(self) -> int:
+        return sum(part.rank for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        """What the joined matrices take."""
+        return FLOAT_NBYTES * self.rank * (self.projection.inputs + self.projection.outputs)
+
+
+class Projections:
+    """The projections of one model. rank: the largest it takes; hint: what to do where it lacks a projection."""
+
+    def __init__(
+        self,
+        projections: Sequence[Projection],
+        *,
+        name: str,
+        rank: int,
+        modules: Sequence[str],
+        kv_width: int,
+        hint: str,
+    ) -> None:
+        self._projections = projections
+        self._name, self._rank, self._modules = name, rank, modules
+        self._kv_width = kv_width
+        self._hint = hint
+
+    def sort(self, matrices: Sequence[LowRank]) -> list[Parts]:
+        """Sort an adapter's parts to the projections they change, of which every one is returned.
+
+        Raises CapabilityError for a projection or rank the model does not take, InputError for other sizes.
+        """
+        found: dict[Projection, list[LowRank]] = {projection: [] for projection in self._projections}
+        for whole in matrices:
+            if whole.rank > self._rank and self._projections:
+                raise CapabilityError(
+                    f"an adapter of rank {whole.rank} does not fit {self._name}, which takes rank "
+                    f"{self._rank}: export the pack again with --lora-rank {whole.rank}"
+                )
+            for projection in self._of(whole):
+                part = self._piece(projection, whole)
+                self._check_sizes(projection, part)
+                found[projection].append(part)
+        return [Parts(projection, parts) for projection, parts in found.items()]
+
+    def join(self, given: Parts, *, scale: float) -> LowRank:
+        """Put the parts of one projection side by side, each one's outputs in its own place, times `scale`."""
+        projection = given.projection
+        down = np.empty((given.rank, projection.inputs), np.float32)
+        up = np.zeros((projection.outputs, given.rank), np.float32)
+        start = 0
+        for part in given.parts:
+            columns = slice(start, start + part.rank)
+            down[columns] = part.down
+            np.multiply(part.up, np.float32(scale), out=up[self._place(projection, part), columns])
+            start += part.rank
+        return LowRank(projection.layer, projection.module, down, up)
+
+    def _of(self, part: LowRank) -> Sequence[Projection]:
+        """Return the projection that is the part's or holds it, or those that the part's is made of."""
+        here = {projection.module: projection for projection in self._projections if projection.layer == part.layer}
+        if part.module in self._modules:
+            for name in (part.module, *(stack for stack, parts in STACKS.items() if part.module in parts)):
+                if name in here:
+                    return (here[name],)
+        names = STACKS.get(part.module, ())
+        if names and here.keys() >= set(names):
+            return [here[name] for name in names]
+        known = ", ".join(self._modules) or "none"
+        raise CapabilityError(
+            f"{self._name} takes no adapter for layer {part.layer} {part.module}; it takes: {known} ({self._hint})"
+        )
+
+    def _piece(self, projection: Projection, part: LowRank) -> LowRank:
+        """Return what of the part is the projection's: all of it, unless the part's is made of several."""
+        names = STACKS.get(part.module, ())
+        if projection.module not in names:
+            return part
+        widths = {other.module: other.outputs for other in self._projections if other.layer == part.layer}
+        start = sum(widths[name] for name in names[: names.index(projection.module)])
+        # The last takes what is left, so that matrices of a wrong size are noticed.
+        stop = len(part.up) if projection.module == names[-1] else start + projection.outputs
+        return LowRank(part.layer, projection.module, part.down, part.up[start:stop])
+
+    def _check_sizes(self, projection: Projection, part: LowRank) -> None:
+        place = self._place(projection, part)
+        wanted = (projection.inputs, place.stop - place.start)
+        if (part.down.shape[1], len(part.up)) != wanted or part.up.shape[1] != part.rank:
+            raise InputError(
+                f"layer {part.layer} {part.module}: matrices {part.down.shape} and {part.up.shape} do not fit a "
+                f"projection of {wanted[0]} inputs and {wanted[1]} outputs: the adapter is of another model"
+            )
+
+    def _place(self, projection: Projection, part: LowRank) -> slice:
+        """Return which outputs of the projection are the part's."""
+        if projection.module == part.module:
+            return slice(0, projection.outputs)
+        outputs, cache = projection.outputs, self._kv_width
+        ends = [outputs - 2 * cache, outputs - cache] if projection.module == "qkv_proj" else [outputs // 2]
+        index = STACKS[projection.module].index(part.module)
+        return slice([0, *ends][index], [*ends, outputs][index])

@@ -1,0 +1,103 @@
+"""Which loops `bench --overhead` compares ours with: those on the pair's engine, and a reason for each missing one."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from edgedecode import CapabilityError, Pair
+from edgedecode.apps.bench import loops
+from edgedecode.apps.bench.loops import open_loops
+from edgedecode.apps.bench.settings import Settings
+from edgedecode.manifest import ModelEntry
+
+SETTINGS = Settings(prompts=(), drafters=(), lengths=(), repetitions=1, max_tokens=8, context=128)
+
+
+class Loop:
+    """Remembers what it was opened with."""
+
+    runtime = "toy"
+    name = setting = "a loop"
+
+    def __init__(self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int, kv_type: str) -> None:
+        self.opened = (folder, threads, capacity, kv_type)
+
+    def read(self, prompt: Sequence[int]) -> int:
+        return prompt[0]
+
+    def decode(self, token: int, count: int) -> list[int]:
+        return [token] * count
+
+
+class Elsewhere(Loop):
+    runtime = "another engine"
+
+
+class Refusing(Loop):
+    def __init__(self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int, kv_type: str) -> None:
+        raise CapabilityError(f"it has no\n  {kv_type}")
+
+
+class Entry:
+    """An entry point that loads this, or fails."""
+
+    def __init__(self, factory: type[Loop] | Exception) -> None:
+        self._factory = factory
+
+    def load(self) -> type[Loop]:
+        if isinstance(self._factory, Exception):
+            raise self._factory
+        return self._factory
+
+
+Opened = tuple[list[Loop], list[str]]
+Open = Callable[..., Opened]
+
+
+@pytest.fixture
+def opened(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> Open:
+    """Open the loops of these entry points for the toy pair."""
+
+    def open_them(folder: str | None = None, **factories: type[Loop] | Exception) -> Opened:
+        entries = {name: Entry(factory) for name, factory in factories.items()}
+        monkeypatch.setattr(loops, "installed", lambda group: entries)
+        monkeypatch.setattr(toy, "runtime", "toy")
+        return cast(Opened, open_loops(Namespace(threads=3, against_genai=folder), toy, settings=SETTINGS))
+
+    return open_them
+
+
+def test_loops_on_the_pair_s_engine_open_with_its_conditions(opened: Open, toy: Pair) -> None:
+    found, reasons = opened(bare=Loop, foreign=Elsewhere)
+    assert [loop.opened for loop in found] == [(toy.root, 3, 128, toy.target.card.kv_types[0])]
+    assert reasons == []
+
+
+def test_no_loop_is_a_reason_too(opened: Open) -> None:
+    assert opened(foreign=Elsewhere) == ([], ["no loops on toy are registered under edgedecode.loops"])
+
+
+def test_one_that_cannot_run_leaves_the_others(opened: Open) -> None:
+    found, reasons = opened(a=Refusing, b=ImportError("x", name="engine"), c=Loop)
+    assert len(found) == 1
+    assert reasons[0].startswith("a: it has no float")
+    assert reasons[1:] == ["b: engine is not installed"]
+
+
+def test_the_loop_over_a_folder_wants_one(opened: Open) -> None:
+    found, reasons = opened(genai=Loop)
+    assert found == []
+    assert "genai: no folder given (--against-genai FOLDER" in reasons[0]
+    found, reasons = opened("folder", genai=Loop)
+    assert [loop.opened[0] for loop in found] == [Path("folder")]
+    assert reasons == []
+
+
+def test_a_folder_for_another_engine_is_not_passed_over(opened: Open) -> None:
+    assert opened(genai=Elsewhere)[1] == ["no loops on toy are registered under edgedecode.loops"]
+    assert opened("folder", genai=Elsewhere)[1] == ["genai: it decodes on another engine and this run on toy"]

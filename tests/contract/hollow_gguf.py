@@ -1,0 +1,112 @@
+"""GGUF files of any size whose weights are holes: the engine plans and reserves for them, and nothing is ever computed.
+
+The file is as long as it claims and takes no room on a disk that knows holes. Of the types in blocks of 32, its
+matrices have Q4_1: it is small, and the engine makes no copy of it for its kernels.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from edgedecode.gguf.fields import FLOAT32, TEXT, UINT32
+from edgedecode.manifest import ModelEntry
+
+__all__ = ["HollowShape", "write_hollow"]
+
+F32, Q4_1 = 0, 3
+BLOCK, BLOCK_NBYTES = 32, 20
+ALIGNMENT = 32
+CONTEXT = 4096
+FILE = "hollow.gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class HollowShape:
+    """A Qwen2's sizes, embedding and head in one."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    rows: int
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden // self.heads
+
+
+def write_hollow(folder: Path, shape: HollowShape) -> ModelEntry:
+    """Write the header into `folder`, the rest as a hole, and return an entry for it."""
+    infos, nbytes = b"", 0
+    tensors = list(_tensors(shape))
+    for name, sizes in tensors:
+        kind = Q4_1 if len(sizes) > 1 else F32
+        infos += _text(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, nbytes)
+        nbytes += prod(sizes) // BLOCK * BLOCK_NBYTES if kind == Q4_1 else prod(sizes) * 4
+        nbytes += -nbytes % ALIGNMENT
+    fields = list(_fields(shape))
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields)) + b"".join(fields) + infos
+    head += bytes(-len(head) % ALIGNMENT)
+    with open(folder / FILE, "wb") as file:
+        file.write(head)
+        file.truncate(len(head) + nbytes)
+    return ModelEntry(
+        architecture="qwen2",
+        rows=shape.rows,
+        context=CONTEXT,
+        hidden_size=shape.hidden,
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_size=shape.head_size,
+        parameters=sum(prod(sizes) for _, sizes in tensors),
+        weights="",
+        graphs={},
+        gguf=FILE,
+        bits=4,
+        block_size=32,
+        head_bits=4,
+        license="",
+        source="",
+    )
+
+
+def _tensors(shape: HollowShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, kv = shape.hidden, shape.kv_heads * shape.head_size
+    yield "token_embd.weight", (hidden, shape.rows)
+    yield "output_norm.weight", (hidden,)
+    for layer in range(shape.layers):
+        for norm in ("attn_norm", "ffn_norm"):
+            yield f"blk.{layer}.{norm}.weight", (hidden,)
+        for part, size in (("q", hidden), ("k", kv), ("v", kv)):
+            yield f"blk.{layer}.attn_{part}.weight", (hidden, size)
+            yield f"blk.{layer}.attn_{part}.bias", (size,)
+        yield f"blk.{layer}.attn_output.weight", (hidden, hidden)
+        for part in ("gate", "up"):
+            yield f"blk.{layer}.ffn_{part}.weight", (hidden, shape.mlp)
+        yield f"blk.{layer}.ffn_down.weight", (shape.mlp, hidden)
+
+
+def _fields(shape: HollowShape) -> Iterator[bytes]:
+    yield _text("general.architecture") + struct.pack("<I", TEXT) + _text("qwen2")
+    yield _text("tokenizer.ggml.model") + struct.pack("<I", TEXT) + _text("none")
+    yield _text("qwen2.attention.layer_norm_rms_epsilon") + struct.pack("<If", FLOAT32, 1e-6)
+    sizes = {
+        "block_count": shape.layers,
+        "context_length": CONTEXT,
+        "embedding_length": shape.hidden,
+        "feed_forward_length": shape.mlp,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "vocab_size": shape.rows,
+    }
+    for name, size in sizes.items():
+        yield _text(f"qwen2.{name}") + struct.pack("<II", UINT32, size)
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
