@@ -7,6 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from edgedecode.commands import Command
 
 from ..options import add_pack_options
+from .peers.options import add_peer_options, check_peer_options
 
 __all__ = ["command"]
 
@@ -22,9 +23,7 @@ class BenchCommand:
         what.add_argument(
             "--overhead", action="store_true", help="host work per token and round, and bare loops instead"
         )
-        what.add_argument(
-            "--against-genai", metavar="FOLDER", help="with --overhead: a folder of onnxruntime-genai's builder"
-        )
+        add_peer_options(parser)
         what.add_argument("--quick", action="store_true", help="few prompts and arms: a look of some seconds")
         what.add_argument("--families", type=_names, metavar="A,B", help="only these task families")
         what.add_argument("--per-family", type=int, metavar="N", help="prompts of each family (default: 5)")
@@ -40,8 +39,7 @@ class BenchCommand:
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
-        if arguments.against_genai is not None and not arguments.overhead:
-            arguments.usage_error("--against-genai compares bare loops: give --overhead with it")
+        check_peer_options(arguments)
         from .run import run
 
         return run(arguments)

@@ -20,6 +20,8 @@ from .families import measure_family
 from .lock import one_at_a_time
 from .loops import open_loops
 from .overhead import compare_loops, measure_host_work
+from .peers.against import against
+from .peers.opening import check_names
 from .prompts import Prompt, bundled_prompts, choose, read_prompts
 from .report import Report
 from .results import FamilyResult
@@ -40,6 +42,7 @@ def run(arguments: Namespace) -> int:
     prompts = _prompts(arguments)
     for name in arguments.drafters or ():
         find_drafter(name)
+    check_names(arguments.against)
     with open_pair(arguments, wrap=TimedRuntime) as pair:
         settings = _settings(arguments, pair, prompts)
         timed = TimedPair(pair, with_draft="model" in settings.drafters)
@@ -47,8 +50,11 @@ def run(arguments: Namespace) -> int:
             conditions = Conditions.of(timed, settings, arguments=arguments)
             report = Report(conditions)
             report.conditions()
-            measure = _overhead if arguments.overhead else _families
-            figures = measure(arguments, timed, settings=settings, report=report)
+            if arguments.against:
+                figures = against(arguments, pair, settings=settings, report=report, progress=_progress)
+            else:
+                measure = _overhead if arguments.overhead else _families
+                figures = measure(arguments, timed, settings=settings, report=report)
     if arguments.json:
         print(json.dumps({"conditions": asdict(conditions), **figures}))
     return 0

@@ -206,7 +206,7 @@ def test_the_overhead_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[
     ("words", "code", "expected"),
     [
         (["--lengths", "1,x"], 2, "no list of whole numbers"),
-        (["--against-genai", "folder"], 2, "give --overhead with it"),
+        (["--against-genai", "folder"], 2, "give --against genai or --overhead with it"),
         (["--lengths", "0"], 1, "out of range"),
         (["--families", "poetry"], 1, "no prompts of family poetry"),
         (["--drafters", "psychic"], 1, "no drafter 'psychic'"),
