@@ -15,7 +15,8 @@ import pytest
 
 from edgedecode import CapabilityError, Pair, RuntimeUnavailable, SamplingOptions, SessionOptions
 from edgedecode.apps.bench.peers import child
-from edgedecode.apps.bench.peers.compare import compare
+from edgedecode.apps.bench.peers.against import _answers
+from edgedecode.apps.bench.peers.compare import REHEARSED, compare
 from edgedecode.apps.bench.peers.opening import open_peers
 from edgedecode.apps.bench.peers.peer import Answer, PeerFactory
 from edgedecode.apps.bench.peers.process import PeerOrder, PeerProcess
@@ -26,7 +27,8 @@ from edgedecode.apps.bench.settings import Settings
 from edgedecode.cli import main
 
 ORDER = PeerOrder("fake", "/pack", 2, 1, "float32", 64, (0,), ())
-PROMPTS = (Prompt("one", (), ("say a",)), Prompt("one", (), ("say b",)), Prompt("two", (), ("say c",)))
+ONE = tuple(Prompt("one", (), (f"say {letter}",)) for letter in "abc")
+PROMPTS = (*ONE, Prompt("two", (), ("say d",)))
 SETTINGS = Settings(prompts=PROMPTS, drafters=(), lengths=(), repetitions=2, max_tokens=6, context=128)
 
 
@@ -87,6 +89,7 @@ def test_an_unknown_peer_is_refused_with_the_known_ones() -> None:
 SERVING = """
 import os, sys, time
 from edgedecode.apps.bench.peers import child
+from edgedecode.apps.bench.peers.against import _answers
 class Peer:
     setting, modes = "fake", ("plain", "die", "stop", "sleep")
     def __init__(self, root, **options): os.write(1, b"native noise\\n")
@@ -210,9 +213,11 @@ def test_the_fastest_setting_of_each_kind_is_measured(toy: Pair, says: Says) -> 
         assert best is not None
         assert (best.mode, best.whole) == ("draft 4", pytest.approx(40.0))
         assert all(way.same_texts == family.prompts for way in family.ways)
-    assert peer.asked.count("draft 2") == len(PROMPTS)  # in the pass before alone
-    assert peer.asked.count("draft 4") == len(PROMPTS) * (1 + SETTINGS.repetitions)
-    assert len(asked) == len(PROMPTS) * (2 + 5 + SETTINGS.repetitions * 5)
+    tried = REHEARSED + 1  # of the families' three and one prompts, in the pass before
+    assert peer.asked.count("draft 2") == tried
+    assert peer.asked.count("draft 4") == tried + len(PROMPTS) * SETTINGS.repetitions
+    assert len(asked) == tried * 5 + len(PROMPTS) * (2 + SETTINGS.repetitions * 5)
+    assert len(asked) == _answers([cast(PeerProcess, peer)], SETTINGS)
     assert result.settings == {"a": "rehearsed"}
     assert result.reasons == ("b: missing",)
 
@@ -227,7 +232,21 @@ def test_ratios_are_ours_over_theirs_and_other_texts_are_counted(toy: Pair, says
     assert ours.whole_speed_up == 1.0
     drafted = family.way("a", "draft 2")
     assert drafted is not None
-    assert (plain.same_texts, drafted.same_texts) == (2, 0)
+    assert (plain.same_texts, drafted.same_texts) == (3, 0)
+
+
+def test_the_sum_over_peers_takes_the_fastest_of_each_family(toy: Pair, says: Says) -> None:
+    slow = Rehearsed("slow", {"plain": 9e9, "lookup 2": 1.0}, says)
+    fast = Rehearsed("fast", {"plain": 1.0, "draft 2": 1e9}, says)
+    peers = [cast(PeerProcess, slow), cast(PeerProcess, fast)]
+    result = compare(toy, peers, settings=SETTINGS, reasons=(), advance=lambda: None)
+    best, fastest = result.speculative(), result.speculative("fast")
+    assert best is not None
+    assert best == fastest
+    assert best.worst in ("one, fast draft 2", "two, fast draft 2")
+    ratios = [way.whole_speed_up for family in result.families if (way := family.way("fast", "draft 2"))]
+    assert (best.mean_whole, best.worst_whole) == (pytest.approx(sum(ratios) / 2), min(ratios))
+    assert result.speculative("nobody") is None
 
 
 @pytest.mark.parametrize("dies_at", [0, 3, 9])
@@ -249,7 +268,10 @@ def test_the_table_has_every_family_their_mean_and_the_worst(toy: Pair, says: Sa
     table = peer_table(result, "a")
     assert list(table.columns[0].cells) == ["one", "two", "mean", "worst"]
     assert list(table.columns[5].cells)[:2] == ["lookup 2: 20.0"] * 2
-    assert notes(result)[0] == "a: rehearsed"
+    assert notes(result)[0].startswith(
+        "Against whichever peer's speculation is the fastest, by family: whole requests "
+    )
+    assert notes(result)[1] == "a: rehearsed"
     assert notes(result)[-1] == "Not compared: b: gone"
 
 
@@ -258,6 +280,7 @@ def test_the_table_has_every_family_their_mean_and_the_worst(toy: Pair, says: Sa
     ("words", "code", "expected"),
     [
         (["--against", "genai", "--overhead"], 2, "leave one of the two out"),
+        (["--against", "genai", "--lengths", "2"], 2, "leave --drafters and --lengths out"),
         (["--against", ","], 2, "at least one engine"),
         (["--against-transformers", "a"], 2, "give --against transformers with it"),
         (["--against", "genai", "--against-genai", "a,b,c"], 2, "names 3 folders"),

@@ -11,10 +11,11 @@ from edgedecode import Pair
 
 from ..report import Report
 from ..settings import Settings
-from .compare import closing, compare
+from .compare import REHEARSED, closing, compare
 from .opening import open_peers
-from .peer import PLAIN_MODE, kind_of
+from .peer import kind_of
 from .process import PeerProcess
+from .results import Comparison
 from .table import notes, peer_table
 
 __all__ = ["Progress", "against"]
@@ -29,7 +30,7 @@ def against(
     opened = open_peers(arguments, pair, capacity=settings.context)
     if not opened.peers:
         report.lines([f"Not compared: {reason}" for reason in opened.reasons])
-        return {"families": [], "settings": {}, "not_compared": opened.reasons}
+        return {"families": [], "settings": {}, "summaries": {}, "not_compared": opened.reasons}
     with closing(opened.peers), progress("against peers", _answers(opened.peers, settings)) as advance:
         comparison = compare(pair, opened.peers, settings=settings, reasons=opened.reasons, advance=advance)
     for name in comparison.settings:
@@ -38,12 +39,22 @@ def against(
     return {
         "families": [asdict(family) for family in comparison.families],
         "settings": comparison.settings,
+        "summaries": _summaries(comparison),
         "not_compared": list(comparison.reasons),
     }
 
 
+def _summaries(comparison: Comparison) -> dict[str, object]:
+    """Return what each peer comes to, plain and speculative, and the fastest of all."""
+    found = {f"{name} plain": comparison.plain(name) for name in comparison.settings}
+    found |= {f"{name} speculative": comparison.speculative(name) for name in comparison.settings}
+    found["best peer speculative"] = comparison.speculative()
+    return {name: summary and asdict(summary) for name, summary in found.items()}
+
+
 def _answers(peers: list[PeerProcess], settings: Settings) -> int:
-    """Return how many answers will be asked for: each mode once, then ours and one of each kind, every repetition."""
-    modes = 2 + sum(len(peer.modes) for peer in peers)
-    kinds = 2 + sum(len({kind_of(mode) for mode in (PLAIN_MODE, *peer.modes)}) for peer in peers)
-    return len(settings.prompts) * (modes + kinds * settings.repetitions)
+    """Return how many answers will be asked for: the pass before, then ours and one of each kind, every repetition."""
+    modes = sum(len(peer.modes) for peer in peers)
+    kinds = 2 + sum(len({kind_of(mode) for mode in peer.modes}) for peer in peers)
+    rehearsed = sum(min(REHEARSED, len(settings.of_family(family))) for family in settings.families)
+    return modes * rehearsed + len(settings.prompts) * (2 + kinds * settings.repetitions)

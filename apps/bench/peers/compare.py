@@ -1,8 +1,9 @@
 """Measures ours and every peer on the same prompts, interleaved: plain, scheduled, and each peer's best settings.
 
-One pass over a family's prompts comes first. It warms every engine, teaches our scheduler what passes cost here, and
-tells which setting of each of a peer's kinds of speculation is fastest on these very prompts; that one is measured. So
-peers are shown at their best in hindsight, and ours as it chooses by itself. Of conversations the first turn is asked.
+One pass over a family's prompts comes first, for peers over the first few of them. It warms every engine, teaches our
+scheduler what passes cost here, and tells which setting of each of a peer's kinds of speculation is fastest on these
+very prompts; that one is measured. So peers are shown at their best in hindsight, and ours as it chooses by itself. Of
+conversations the first turn is asked.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from .peer import PLAIN_MODE, Answer, kind_of
 from .process import PeerProcess
 from .results import OURS, SCHEDULED, Comparison, PeerFamily, WayResult
 
-__all__ = ["Way", "closing", "compare"]
+__all__ = ["REHEARSED", "Way", "closing", "compare"]
 
+REHEARSED = 2
+"""Prompts of a family on which a peer's settings are tried."""
 SETTLE_SECONDS = 0.02
 """Engines' threads spin for some milliseconds behind their last pass; the next engine is to have the cores."""
 _SHARED_SOURCES = ("suffix", "recycle")
@@ -137,7 +140,8 @@ def _best_ways(running: _Field, questions: Sequence[_Question]) -> list[Way]:
     """Return our ways, and of each peer plain decoding and the fastest setting of each kind."""
     best: dict[tuple[str, str], tuple[float, Way]] = {}
     for way in (*OUR_WAYS, *(Way(peer.name, mode) for peer in [*running.peers.values()] for mode in peer.modes)):
-        answers = [answer for question in questions if (answer := running.ask(way, question)) is not None]
+        asked = questions if way.peer == OURS else questions[:REHEARSED]
+        answers = [answer for question in asked if (answer := running.ask(way, question)) is not None]
         key = (way.peer, kind_of(way.mode))
         speed = _whole(answers) if answers else 0.0
         if key not in best or speed > best[key][0]:

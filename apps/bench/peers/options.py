@@ -42,6 +42,8 @@ def check_peer_options(arguments: Namespace) -> None:
     """End with a usage error where options do not go together."""
     if arguments.against and arguments.overhead:
         arguments.usage_error("--against compares whole requests and --overhead bare loops: leave one of the two out")
+    if arguments.against and (arguments.drafters or arguments.lengths):
+        arguments.usage_error("--against compares what the scheduler chooses: leave --drafters and --lengths out")
     if arguments.against_genai and not arguments.overhead and "genai" not in arguments.against:
         arguments.usage_error("--against-genai: give --against genai or --overhead with it")
     if arguments.against_transformers and "transformers" not in arguments.against:

@@ -1,13 +1,12 @@
-"""Comparisons with peers as tables for people. Knows rich; computes nothing but means."""
+"""Comparisons with peers as tables for people. Knows rich; computes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from .peer import PLAIN_MODE
-from .results import OURS, SCHEDULED, Comparison, PeerFamily, WayResult
+from .results import OURS, SCHEDULED, Comparison, PeerFamily, Summary, WayResult
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,34 +39,35 @@ def peer_table(comparison: Comparison, peer: str) -> Table:
         table.add_column(column, justify="left" if column in _COLUMNS[:1] + _COLUMNS[5:6] else "right")
     for family in comparison.families:
         table.add_row(*_row(family, peer))
-    plain = [way.whole_speed_up for family in comparison.families if (way := family.way(peer, PLAIN_MODE))]
-    best = [way for family in comparison.families if (way := family.best_speculative(peer))]
+    plain, best = comparison.plain(peer), comparison.speculative(peer)
     table.add_section()
-    for name, value in (("mean", fmean), ("worst", min)):
-        whole, decode = [way.whole_speed_up for way in best], [way.decode_speed_up for way in best]
+    for name in ("mean", "worst"):
         table.add_row(
-            name,
-            "",
-            "",
-            _ratio(value(plain)) if plain else "-",
-            "",
-            "",
-            _ratio(value(whole)) if whole else "-",
-            _ratio(value(decode)) if decode else "-",
-            "",
+            *(name, "", "", _summed(plain, f"{name}_whole"), "", ""),
+            *(_summed(best, f"{name}_whole"), _summed(best, f"{name}_decode"), ""),
         )
     return table
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Return what every peer runs with, how settings were chosen, and who is missing and why."""
-    lines = [f"{name}: {setting}" for name, setting in comparison.settings.items()]
-    if lines:
+    """Return the sum over all peers, what each runs with, how settings were chosen, and who is missing and why."""
+    best = comparison.speculative()
+    lines = [] if best is None else [_all_peers(best)]
+    lines += [f"{name}: {setting}" for name, setting in comparison.settings.items()]
+    if comparison.settings:
         lines.append(
-            "Of each kind of a peer's speculation the setting that was fastest on these prompts in a pass before; ours "
-            "chose by itself, having seen the costs and none of the answers."
+            "Of each kind of a peer's speculation the setting that was fastest on the family's first prompts in a pass "
+            "before is shown; ours chose by itself, with the costs and acceptance it learnt in that pass."
         )
     return lines + [f"Not compared: {reason}" for reason in comparison.reasons]
+
+
+def _all_peers(best: Summary) -> str:
+    return (
+        f"Against whichever peer's speculation is the fastest, by family: whole requests {best.mean_whole:.2f} on "
+        f"average, at worst {best.worst_whole:.2f} ({best.worst}); decoding {best.mean_decode:.2f}, at worst "
+        f"{best.worst_decode:.2f}"
+    )
 
 
 def _row(family: PeerFamily, peer: str) -> Sequence[str]:
@@ -89,6 +89,10 @@ def _row(family: PeerFamily, peer: str) -> Sequence[str]:
 
 def _speed(way: WayResult | None) -> str:
     return "-" if way is None else f"{way.whole:.1f}"
+
+
+def _summed(summary: Summary | None, field: str) -> str:
+    return "-" if summary is None else _ratio(getattr(summary, field))
 
 
 def _ratio(value: float) -> str:
