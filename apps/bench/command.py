@@ -7,6 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from edgedecode.commands import Command
 
 from ..options import add_pack_options
+from .peers.options import add_peer_options, check_peer_options
 
 __all__ = ["command"]
 
@@ -32,9 +33,7 @@ class BenchCommand:
             "--calibrate", action="store_true", help="what passes cost here, in full, for each length of context"
         )
         kind.add_argument("--replay", metavar="TRACE", help="whether a recorded trace gives the same plans again")
-        kinds.add_argument(
-            "--against-genai", metavar="FOLDER", help="with --overhead: a folder of onnxruntime-genai's builder"
-        )
+        add_peer_options(parser)
         what = parser.add_argument_group("prompts and arms")
         what.add_argument("--quick", action="store_true", help="few prompts and short answers: a look of some seconds")
         what.add_argument("--families", type=_names, metavar="A,B", help="only these task families")
@@ -62,8 +61,7 @@ class BenchCommand:
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
-        if arguments.against_genai is not None and not arguments.overhead:
-            arguments.usage_error("--against-genai compares bare loops: give --overhead with it")
+        check_peer_options(arguments)
         if arguments.top_p is not None and not arguments.temp:
             arguments.usage_error("--top-p says what is drawn from: give --temp with it")
         if arguments.plot is not None and (arguments.overhead or arguments.replay is not None):

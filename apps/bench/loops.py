@@ -99,7 +99,7 @@ def open_loops(arguments: Namespace, pair: Pair, *, settings: Settings) -> tuple
 
 def _folder(name: str, factory: LoopFactory, arguments: Namespace, pair: Pair) -> Path | None:
     """Return where the loop's files lie; None for a loop on another engine, which nobody asked for."""
-    asked: str | None = arguments.against_genai if name == GENAI else None
+    asked: str | None = arguments.against_genai[0] if name == GENAI and arguments.against_genai else None
     if factory.runtime != pair.runtime:
         if asked:
             raise CapabilityError(f"it decodes on {factory.runtime} and this run on {pair.runtime}")

@@ -231,6 +231,16 @@ class Report:
         for reason in reasons:
             self._line(f"Not compared: {reason}")
 
+    def show(self, table: Table, *, lines: Sequence[str] = ()) -> None:
+        """Show a table that was made elsewhere, with its conditions, and lines behind it."""
+        self._show(table)
+        self.lines(lines)
+
+    def lines(self, lines: Sequence[str]) -> None:
+        """Show text as it is."""
+        for line in lines:
+            self._line(line)
+
     def _table(self, title: str, *columns: str) -> Table:
         from rich.table import Table
 

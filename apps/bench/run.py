@@ -18,6 +18,8 @@ from .families import measure_family
 from .lock import one_at_a_time
 from .loops import open_loops
 from .overhead import compare_loops, measure_host_work
+from .peers.against import against
+from .peers.opening import check_names
 from .plot import check_plot, speed_svg, write_plot
 from .progress import progress
 from .prompts import Prompt
@@ -56,6 +58,7 @@ def run(arguments: Namespace) -> int:
     if arguments.replay is not None:
         return _replay(arguments)
     check_plot(arguments.plot)
+    check_names(arguments.against)
     synthetic = None if arguments.synthetic is None else SyntheticSource(arguments.synthetic, seed=arguments.seed)
     prompts = read_choices(arguments)
     with open_pair(arguments, wrap=TimedRuntime) as pair:
@@ -78,6 +81,9 @@ def run(arguments: Namespace) -> int:
 
 
 def _measure(bench: _Bench) -> Json:
+    if bench.arguments.against:
+        pair, settings = bench.timed.pair, bench.settings
+        return against(bench.arguments, pair, settings=settings, report=bench.report, progress=progress)
     if bench.arguments.overhead:
         return _overhead(bench)
     return _calibrate(bench) if bench.arguments.calibrate else _families(bench)

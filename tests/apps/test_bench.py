@@ -231,7 +231,7 @@ def test_the_overhead_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[
         (["--plot", "x.svg", "--overhead"], 2, "does not measure"),
         (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
         (["--mixed", "-c", "30"], 1, "raise --ctx-size"),
-        (["--against-genai", "folder"], 2, "give --overhead with it"),
+        (["--against-genai", "folder"], 2, "give --against genai or --overhead with it"),
         (["--lengths", "0"], 1, "out of range"),
         (["--families", "poetry"], 1, "no prompts of family poetry"),
         (["--drafters", "psychic"], 1, "no drafter 'psychic'"),

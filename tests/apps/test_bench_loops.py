@@ -67,7 +67,8 @@ def opened(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> Open:
         entries = {name: Entry(factory) for name, factory in factories.items()}
         monkeypatch.setattr(loops, "installed", lambda group: entries)
         monkeypatch.setattr(toy, "runtime", "toy")
-        return cast(Opened, open_loops(Namespace(threads=3, against_genai=folder), toy, settings=SETTINGS))
+        arguments = Namespace(threads=3, against_genai=[folder] if folder else [])
+        return cast(Opened, open_loops(arguments, toy, settings=SETTINGS))
 
     return open_them
 

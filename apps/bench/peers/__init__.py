@@ -1,0 +1,1 @@
+"""Other engines on the same weights and prompts, each in a process of its own, in turns with ours."""

@@ -1,0 +1,1 @@
+"""Engines and frameworks that `bench --against` compares with and that this ring alone knows."""

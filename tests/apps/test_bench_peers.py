@@ -1,0 +1,306 @@
+"""Peers in child processes, and how they are compared with ours: turns, best settings, texts, and those that fail."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from edgedecode import CapabilityError, Pair, RuntimeUnavailable, SamplingOptions, SessionOptions
+from edgedecode.apps.bench.peers import child
+from edgedecode.apps.bench.peers.against import _answers
+from edgedecode.apps.bench.peers.compare import REHEARSED, compare
+from edgedecode.apps.bench.peers.opening import open_peers
+from edgedecode.apps.bench.peers.peer import Answer, PeerFactory
+from edgedecode.apps.bench.peers.process import PeerOrder, PeerProcess
+from edgedecode.apps.bench.peers.results import OURS, SCHEDULED
+from edgedecode.apps.bench.peers.table import notes, peer_table
+from edgedecode.apps.bench.prompts import Prompt
+from edgedecode.apps.bench.settings import Settings
+from edgedecode.cli import main
+
+ORDER = PeerOrder("fake", "/pack", 2, 1, "float32", 64, (0,), ())
+ONE = tuple(Prompt("one", (), (f"say {letter}",)) for letter in "abc")
+PROMPTS = (*ONE, Prompt("two", (), ("say d",)))
+SETTINGS = Settings(prompts=PROMPTS, drafters=(), lengths=(), repetitions=2, max_tokens=6, context=128)
+
+
+Says = dict[tuple[int, ...], tuple[int, ...]]
+
+
+class Echo:
+    """Answers with the prompt's ids; "wide" knows two of them when the prompt has been read."""
+
+    modes = ("plain", "wide 2")
+
+    def __init__(self, root: Path, *, threads: int, folders: Sequence[Path], **others: object) -> None:
+        self.setting = f"{root} with {threads} threads, {len(folders)} folders"
+
+    def answer(self, mode: str, prompt: Sequence[int], *, count: int, read: Callable[[int], None]) -> Sequence[int]:
+        read(2 if mode == "wide 2" else 1)
+        return list(prompt)[:count]
+
+
+def served(factory: object, *requests: dict[str, object]) -> list[dict[str, Any]]:
+    """Return what the child says to an order and these requests."""
+    lines = "".join(json.dumps(line) + "\n" for line in (asdict(ORDER), *requests))
+    answers = io.StringIO()
+    child.serve(io.StringIO(lines), answers, find=lambda name: cast(PeerFactory, factory))
+    return [json.loads(line) for line in answers.getvalue().splitlines()]
+
+
+def test_the_child_opens_what_is_ordered_and_answers_line_by_line() -> None:
+    requests = [{"mode": mode, "prompt": [5, 6, 7], "count": 2} for mode in Echo.modes]
+    opened, plain, wide = served(Echo, *requests)
+    assert opened == {"setting": "/pack with 2 threads, 0 folders", "modes": ["plain", "wide 2"]}
+    assert plain["tokens"] == wide["tokens"] == [5, 6]
+    assert (plain["first_tokens"], wide["first_tokens"]) == (1, 2)
+    assert 0 <= plain["first_seconds"] <= plain["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (CapabilityError("no\n  such model"), "no such model"),
+        (ImportError("x", name="engine"), "engine is not installed"),
+        (KeyError("a"), "KeyError: 'a'"),
+    ],
+)
+def test_a_factory_that_fails_says_why(error: Exception, expected: str) -> None:
+    def refusing(*arguments: object, **options: object) -> None:
+        raise error
+
+    assert served(refusing) == [{"refused": expected}]
+
+
+def test_an_unknown_peer_is_refused_with_the_known_ones() -> None:
+    answers = io.StringIO()
+    child.serve(io.StringIO(json.dumps(asdict(ORDER)) + "\n"), answers, find=child._find)
+    assert "there is no peer 'fake'; there are: genai, llama, transformers" in answers.getvalue()
+
+
+SERVING = """
+import os, sys, time
+from edgedecode.apps.bench.peers import child
+from edgedecode.apps.bench.peers.against import _answers
+class Peer:
+    setting, modes = "fake", ("plain", "die", "stop", "sleep")
+    def __init__(self, root, **options): os.write(1, b"native noise\\n")
+    def answer(self, mode, prompt, *, count, read):
+        if mode == "die": os.kill(os.getpid(), 9)
+        if mode == "stop": sys.stderr.write("first\\nlast words\\n"); sys.stderr.flush(); os._exit(3)
+        if mode == "sleep": time.sleep(60)
+        read(1)
+        return prompt[:count]
+child._find = lambda name: Peer
+child.main()
+"""
+
+
+@pytest.fixture
+def fake() -> Callable[..., PeerProcess]:
+    def opened(**options: float) -> PeerProcess:
+        return PeerProcess(ORDER, python=(sys.executable, "-c", SERVING), **options)
+
+    return opened
+
+
+def test_a_process_answers_whatever_its_native_code_prints(fake: Callable[..., PeerProcess]) -> None:
+    peer = fake()
+    assert (peer.setting, peer.modes) == ("fake", ("plain", "die", "stop", "sleep"))
+    assert peer.answer("plain", (4, 5, 6), count=2).tokens == (4, 5)
+    assert peer.answer("plain", (7,), count=2).tokens == (7,)
+    peer.close()
+    peer.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are a Unix matter")
+def test_a_process_that_dies_is_a_reason_and_no_crash(fake: Callable[..., PeerProcess]) -> None:
+    peer = fake()
+    with pytest.raises(RuntimeUnavailable, match="its process died with SIGKILL"):
+        peer.answer("die", (1,), count=1)
+    peer.close()
+
+
+def test_a_process_that_ends_passes_its_last_words_on(fake: Callable[..., PeerProcess]) -> None:
+    peer = fake()
+    with pytest.raises(RuntimeUnavailable, match="ended with code 3: last words"):
+        peer.answer("stop", (1,), count=1)
+    with pytest.raises(RuntimeUnavailable, match="ended with code 3"):
+        peer.answer("plain", (1,), count=1)
+    peer.close()
+
+
+def test_a_process_that_does_not_answer_is_ended(fake: Callable[..., PeerProcess]) -> None:
+    peer = fake(patience=20)
+    peer._patience = 0.2
+    with pytest.raises(RuntimeUnavailable, match=r"did not answer within 0\.2 s"):
+        peer.answer("sleep", (1,), count=1)
+    peer.close()
+
+
+def test_a_peer_without_its_files_is_left_out_with_the_flag_that_names_them(toy: Pair) -> None:
+    arguments = Namespace(against=["transformers"], threads=1, against_transformers=[], against_genai=[])
+    opened = open_peers(arguments, toy, capacity=128)
+    assert opened.peers == []
+    assert "transformers: no checkpoints given (--against-transformers TARGET[,DRAFT]" in opened.reasons[0]
+
+
+@dataclass
+class Rehearsed:
+    """A peer in this process whose answers take stated seconds. It repeats ours, or says something else."""
+
+    name: str
+    speeds: dict[str, float]
+    says: Says
+    wrong: str = ""
+    dies_at: int = 10**6
+    asked: list[str] = field(default_factory=list)
+    closed: bool = False
+    setting = "rehearsed"
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return tuple(self.speeds)
+
+    def answer(self, mode: str, prompt: Sequence[int], *, count: int) -> Answer:
+        self.asked.append(mode)
+        if len(self.asked) > self.dies_at:
+            raise RuntimeUnavailable("its process died with SIGSEGV")
+        tokens = self.says[tuple(prompt)]
+        seconds = len(tokens) / self.speeds[mode]
+        return Answer(tokens[:-1] if mode == self.wrong else tokens, seconds, seconds / 2, 0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def says(toy: Pair) -> Says:
+    """Our plain answers, by prompt."""
+    found = {}
+    for prompt in PROMPTS:
+        options = SessionOptions(sampling=SamplingOptions(), drafter="none", context=128, seed=0)
+        with toy.session(options) as session:
+            tokens = tuple(t for chunk in session.stream(prompt.turns[0], max_tokens=6) for t in chunk.tokens)
+            found[session.tokens[: session.stats.prompt_tokens]] = tokens
+    return found
+
+
+def test_the_fastest_setting_of_each_kind_is_measured(toy: Pair, says: Says) -> None:
+    peer = Rehearsed("a", {"plain": 10.0, "draft 2": 20.0, "draft 4": 40.0, "lookup 2": 5.0, "lookup 4": 4.0}, says)
+    asked: list[None] = []
+    result = compare(
+        toy, [cast(PeerProcess, peer)], settings=SETTINGS, reasons=["b: missing"], advance=lambda: asked.append(None)
+    )
+    assert [family.family for family in result.families] == ["one", "two"]
+    for family in result.families:
+        assert [(way.peer, way.mode) for way in family.ways] == [
+            (OURS, "plain"),
+            (OURS, SCHEDULED),
+            ("a", "plain"),
+            ("a", "draft 4"),
+            ("a", "lookup 2"),
+        ]
+        best = family.best_speculative("a")
+        assert best is not None
+        assert (best.mode, best.whole) == ("draft 4", pytest.approx(40.0))
+        assert all(way.same_texts == family.prompts for way in family.ways)
+    tried = REHEARSED + 1  # of the families' three and one prompts, in the pass before
+    assert peer.asked.count("draft 2") == tried
+    assert peer.asked.count("draft 4") == tried + len(PROMPTS) * SETTINGS.repetitions
+    assert len(asked) == tried * 5 + len(PROMPTS) * (2 + SETTINGS.repetitions * 5)
+    assert len(asked) == _answers([cast(PeerProcess, peer)], SETTINGS)
+    assert result.settings == {"a": "rehearsed"}
+    assert result.reasons == ("b: missing",)
+
+
+def test_ratios_are_ours_over_theirs_and_other_texts_are_counted(toy: Pair, says: Says) -> None:
+    peer = Rehearsed("a", {"plain": 10.0, "draft 2": 10.0}, says, wrong="draft 2")
+    family = compare(toy, [cast(PeerProcess, peer)], settings=SETTINGS, reasons=(), advance=lambda: None).families[0]
+    plain, ours = family.way("a", "plain"), family.way(OURS, "plain")
+    assert plain is not None
+    assert ours is not None
+    assert plain.whole_speed_up == pytest.approx(ours.whole / 10.0)
+    assert ours.whole_speed_up == 1.0
+    drafted = family.way("a", "draft 2")
+    assert drafted is not None
+    assert (plain.same_texts, drafted.same_texts) == (3, 0)
+
+
+def test_the_sum_over_peers_takes_the_fastest_of_each_family(toy: Pair, says: Says) -> None:
+    slow = Rehearsed("slow", {"plain": 9e9, "lookup 2": 1.0}, says)
+    fast = Rehearsed("fast", {"plain": 1.0, "draft 2": 1e9}, says)
+    peers = [cast(PeerProcess, slow), cast(PeerProcess, fast)]
+    result = compare(toy, peers, settings=SETTINGS, reasons=(), advance=lambda: None)
+    best, fastest = result.speculative(), result.speculative("fast")
+    assert best is not None
+    assert best == fastest
+    assert best.worst in ("one, fast draft 2", "two, fast draft 2")
+    ratios = [way.whole_speed_up for family in result.families if (way := family.way("fast", "draft 2"))]
+    assert (best.mean_whole, best.worst_whole) == (pytest.approx(sum(ratios) / 2), min(ratios))
+    assert result.speculative("nobody") is None
+
+
+@pytest.mark.parametrize("dies_at", [0, 3, 9])
+def test_a_peer_that_dies_on_the_way_leaves_the_others(toy: Pair, says: Says, dies_at: int) -> None:
+    dying = Rehearsed("dying", {"plain": 10.0, "draft 2": 20.0}, says, dies_at=dies_at)
+    other = Rehearsed("other", {"plain": 10.0}, says)
+    peers = [cast(PeerProcess, dying), cast(PeerProcess, other)]
+    result = compare(toy, peers, settings=SETTINGS, reasons=(), advance=lambda: None)
+    assert dying.closed
+    assert result.settings == {"other": "rehearsed"}
+    assert len(result.reasons) == 1
+    assert result.reasons[0].startswith("dying: its process died with SIGSEGV (mode ")
+    assert all({way.peer for way in family.ways} == {OURS, "other"} for family in result.families)
+
+
+def test_the_table_has_every_family_their_mean_and_the_worst(toy: Pair, says: Says) -> None:
+    peer = Rehearsed("a", {"plain": 10.0, "lookup 2": 20.0}, says)
+    result = compare(toy, [cast(PeerProcess, peer)], settings=SETTINGS, reasons=["b: gone"], advance=lambda: None)
+    table = peer_table(result, "a")
+    assert list(table.columns[0].cells) == ["one", "two", "mean", "worst"]
+    assert list(table.columns[5].cells)[:2] == ["lookup 2: 20.0"] * 2
+    assert notes(result)[0].startswith(
+        "Against whichever peer's speculation is the fastest, by family: whole requests "
+    )
+    assert notes(result)[1] == "a: rehearsed"
+    assert notes(result)[-1] == "Not compared: b: gone"
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["--against", "genai", "--overhead"], 2, "leave one of the two out"),
+        (["--against", "genai", "--lengths", "2"], 2, "leave --drafters and --lengths out"),
+        (["--against", ","], 2, "at least one engine"),
+        (["--against-transformers", "a"], 2, "give --against transformers with it"),
+        (["--against", "genai", "--against-genai", "a,b,c"], 2, "names 3 folders"),
+        (["--against", "genai,nobody"], 1, "there is no peer nobody to compare with; there are: genai, llama"),
+    ],
+)
+def test_bad_input(words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if code == 2:
+        with pytest.raises(SystemExit, match="2"):
+            main(["bench", *words])
+    else:
+        assert main(["bench", *words]) == code
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("toy")
+def test_without_any_peer_the_reasons_are_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--quick", "--against", "transformers", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert "Not compared: transformers: no checkpoints given" in out
+    value = json.loads(out.splitlines()[-1])
+    assert value["families"] == []
+    assert len(value["not_compared"]) == 1

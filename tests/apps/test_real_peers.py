@@ -1,0 +1,110 @@
+"""The peers themselves, in their child processes, on the bundled pack: what they say is what ours says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgedecode import CapabilityError, ManifestError, RuntimeUnavailable, SamplingOptions, SessionOptions, load
+from edgedecode.apps.bench.peers.process import PeerOrder, PeerProcess
+from edgedecode.manifest import Manifest
+from tests.shared_paths import SHARED, needs_shared
+
+CONTEXT = 192
+COUNT = 16
+QUESTION = "Write a story with a frog, a pebble and a harbor."
+
+Open = Callable[..., PeerProcess]
+
+
+@pytest.fixture(scope="module")
+def said(pack: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The prompt's ids and our plain answer on ONNX Runtime."""
+    options = SessionOptions(sampling=SamplingOptions(), drafter="none", context=CONTEXT)
+    with load(pack, runtime="onnx") as pair, pair.session(options) as session:
+        tokens = session.generate(QUESTION, max_tokens=COUNT).tokens
+        return session.tokens[: session.stats.prompt_tokens], tokens
+
+
+@pytest.fixture
+def opened(pack: Path) -> Iterator[Open]:
+    running: list[PeerProcess] = []
+
+    def open_peer(name: str, *folders: Path, root: Path = pack) -> PeerProcess:
+        ends = Manifest.load(pack).generation.end_token_ids
+        texts = tuple(map(str, folders))
+        running.append(PeerProcess(PeerOrder(name, str(root), 1, 1, "float32", CONTEXT, ends, texts)))
+        return running[-1]
+
+    yield open_peer
+    for peer in running:
+        peer.close()
+
+
+def test_genai_runs_the_pack_s_own_graphs_in_every_mode(
+    opened: Open, said: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    pytest.importorskip("onnxruntime_genai")
+    pytest.importorskip("onnx_ir")
+    prompt, ours = said
+    peer = opened("genai")
+    assert {mode.split()[0] for mode in peer.modes} == {"plain", "draft", "lookup"}
+    for mode in peer.modes:
+        assert peer.answer(mode, prompt, count=COUNT).tokens == ours, mode
+
+
+def test_llama_answers_as_ours_with_and_without_lookups(
+    opened: Open, said: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    pytest.importorskip("llama_cpp")
+    prompt, ours = said
+    peer = opened("llama")
+    assert peer.modes == ("plain", "lookup 2", "lookup 4", "lookup 8", "lookup 10")
+    for mode in peer.modes:
+        answer = peer.answer(mode, prompt, count=COUNT)
+        assert answer.tokens == ours, mode
+        assert answer.first_tokens == 1
+
+
+@needs_shared
+@pytest.mark.slow
+def test_transformers_says_the_same_in_every_mode(opened: Open, said: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    prompt, _ = said
+    peer = opened("transformers", SHARED / "demo-pair" / "target", SHARED / "demo-pair" / "draft")
+    answers = {mode: peer.answer(mode, prompt, count=COUNT) for mode in peer.modes}
+    assert {mode.split()[0] for mode in answers} == {"plain", "draft", "lookup"}
+    assert {answer.tokens[: COUNT // 2] for answer in answers.values()} == {answers["plain"].tokens[: COUNT // 2]}
+    assert all(answer.first_tokens >= 1 for answer in answers.values())
+
+
+@pytest.mark.parametrize("name", ["genai", "transformers"])
+def test_folders_that_hold_no_model_are_a_reason(opened: Open, name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime_genai" if name == "genai" else "transformers")
+    with pytest.raises(RuntimeUnavailable, match=str(tmp_path)):
+        opened(name, tmp_path)
+
+
+def test_a_pack_that_vanished_is_a_reason(opened: Open, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime_genai")
+    with pytest.raises(RuntimeUnavailable, match="no pack"):
+        opened("genai", root=tmp_path)
+
+
+def test_graphs_that_genai_cannot_run_are_refused_before_it_sees_them(pack: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnx_ir")
+    from edgedecode.export.peers.genai_folder import GenaiFolder
+
+    entry = Manifest.load(pack).located("target")
+    folder = GenaiFolder(tmp_path, context=CONTEXT, ends=[0])
+    joined = {name: replace(graph, capabilities=("concat",)) for name, graph in entry.graphs.items()}
+    for odd in (replace(entry, window=64), replace(entry, graphs={}), replace(entry, graphs=joined)):
+        with pytest.raises(CapabilityError, match="give --against-genai TARGET,DRAFT"):
+            folder.add_model("target", odd, pack, threads=1)
+    with pytest.raises(ManifestError, match="no folder of onnxruntime-genai's builder"):
+        folder.add_folder("target", pack, threads=1)
+    assert list(tmp_path.iterdir()) == []
