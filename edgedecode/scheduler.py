@@ -14,8 +14,8 @@ from edgedecode.errors import InputError
 from edgedecode.experience import Experience
 from edgedecode.model_arm import SCORED, Use
 from edgedecode.policy import MAX_DRAFT
-from edgedecode.tree_arms import MARGIN, TreeArms
-from edgedecode.tree_shape import MOST_NODES, ShapedTree
+from edgedecode.tree_arms import MARGIN, TreeArms, TreeChoice
+from edgedecode.tree_shape import MOST_NODES
 from edgedecode.types import Offer, Plan, RoundCost, Score, Signals
 
 __all__ = ["Scheduler", "SchedulerOptions"]
@@ -145,12 +145,12 @@ class Scheduler:
         length, speed_up = self.best_length(alive, drafter=offer.drafter)
         if offer.drafter in self.trees:
             tree = self._tree(offer.drafter, room)
-            if tree.speed > MARGIN * speed_up and tree.shape.branches:
+            if tree.proven and tree.speed_up > MARGIN * speed_up:
                 plan = Plan(len(tree.shape), offer.drafter, reason="pays", shape=tree.shape)
-                return _Choice(offer.drafter, len(tree.shape), tree.speed, tree.speed / MARGIN, plan)
+                return _Choice(offer.drafter, len(tree.shape), tree.speed_up, tree.speed_up / MARGIN, plan)
         return _Choice(offer.drafter, length, speed_up, speed_up, Plan(length, offer.drafter, reason="pays"))
 
-    def _tree(self, drafter: str, room: int) -> ShapedTree:
+    def _tree(self, drafter: str, room: int) -> TreeChoice:
         model = drafter in self.models
         most = min(room, MOST_NODES)
         return self.trees.best(drafter, costs=self.costs, context_tokens=self._context, most=most, model=model)
@@ -179,10 +179,15 @@ class Scheduler:
         plan = Plan(length, name, floor=floor, read_max=use.read_max, reason=use.reason)
         return _Choice(name, length, use.speed_up, use.whole, plan)
 
-    def _of_tree(self, name: str, use: Use, most: int) -> _Choice:
-        """Choose by what the tree's guesses were worth, in chains too; once it ran, by no more than that gave."""
+    def _of_tree(self, name: str, use: Use, most: int) -> _Choice | None:
+        """Choose by what the tree's guesses were worth, in chains too; once it ran, by no more than that gave.
+
+        None where it promises too little more than the chains of another arm.
+        """
         tree = self._tree(name, most)
-        speed_up = tree.speed if self.models[name].rounds < SCORED else min(tree.speed, use.speed_up)
+        if len(self.models) > 1 and not tree.proven:
+            return None
+        speed_up = tree.speed_up if self.models[name].rounds < SCORED else min(tree.speed_up, use.speed_up)
         plan = Plan(len(tree.shape), name, read_max=use.read_max, reason=use.reason, shape=tree.shape)
         return _Choice(name, len(tree.shape), speed_up, use.whole * speed_up / use.speed_up / MARGIN, plan)
 

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from edgedecode.tree import depths
 from edgedecode.types import RankRates, TreeShape
 
-__all__ = ["DEEPEST", "MOST_NODES", "ShapedTree", "best_tree", "fastest_tree", "path_chances"]
+__all__ = ["DEEPEST", "MOST_NODES", "RoundPrice", "ShapedTree", "best_tree", "fastest_tree", "path_chances"]
 
 MOST_NODES = 16
 DEEPEST = 8
