@@ -10,7 +10,7 @@ import pytest
 from edgedecode.policy import FixedTree
 from edgedecode.scheduler import Scheduler
 from edgedecode.tree import depths
-from edgedecode.tree_arms import MARGIN, TreeArms
+from edgedecode.tree_arms import MARGIN, TreeArms, TreeChoice
 from edgedecode.types import Offer, Plan, RankRates, RoundCost, Score, Signals
 
 STEP = 0.01
@@ -141,23 +141,40 @@ def test_its_rounds_replay_from_json() -> None:
     assert [Plan.from_dict(json.loads(json.dumps(asdict(plan)))) for plan in plans] == plans
 
 
-def test_the_margin_is_asked_of_trees_alone() -> None:
-    """A tree that is little better than the chain of the same guesses is not proven."""
-    arms = TreeArms()
-    arms.learn([("tree", UNSURE)])
-    scheduler = Scheduler()
+def chosen(rates: RankRates, *, most: int = 8) -> TreeChoice:
+    scheduler, arms = Scheduler(), TreeArms()
     taught(scheduler, row=FLAT)
-    best = arms.best("tree", costs=scheduler.costs, context_tokens=64, most=8, model=False)
-    assert arms.best("tree", costs=scheduler.costs, context_tokens=64, most=8, model=False) is best
-    assert len(best.shape) == 8
-    assert len(arms.best("tree", costs=scheduler.costs, context_tokens=64, most=3, model=False).shape) == 3
-    assert best.proven
-    for second, proven in ((0.0, False), (0.02, False), (0.2, True)):
-        arms.learn([("tree", ((0.6, second),) * 3)])
-        choice = arms.best("tree", costs=scheduler.costs, context_tokens=64, most=8, model=False)
-        assert choice.proven is proven is (choice.gain > MARGIN)
-    arms.learn([("tree", ((0.1, 0.6),))])  # its second guess is the better one: a chain of those
-    assert arms.best("tree", costs=scheduler.costs, context_tokens=64, most=1, model=False).gain == 1.0
+    arms.learn([("tree", rates)])
+    return arms.best("tree", costs=scheduler.costs, context_tokens=64, most=most, model=False)
+
+
+@pytest.mark.parametrize(("second", "proven"), [(0.0, False), (0.02, False), (0.2, True)])
+def test_a_tree_little_better_than_the_chain_of_its_guesses_is_not_proven(second: float, proven: bool) -> None:
+    choice = chosen(((0.6, second),) * 3)
+    assert choice.proven is proven is (choice.gain > MARGIN)
+
+
+def test_a_chain_of_second_guesses_is_no_gain() -> None:
+    assert chosen(((0.1, 0.6),), most=1).gain == 1.0
+
+
+def test_a_shape_is_thought_over_when_it_must_be() -> None:
+    scheduler, arms = Scheduler(), TreeArms()
+    taught(scheduler, row=FLAT)
+
+    def best(most: int) -> TreeChoice:
+        return arms.best("tree", costs=scheduler.costs, context_tokens=64, most=most, model=False)
+
+    arms.learn([("tree", UNSURE)])
+    first = best(8)
+    assert len(first.shape) == 8
+    assert best(8) is first
+    assert len(best(3).shape) == 3
+    assert len(best(8).shape) == 8
+    arms.learn([("tree", SURE)])
+    answers = [best(8) for _ in range(8)]
+    assert answers[0].shape.branches
+    assert not answers[-1].shape.branches
 
 
 def test_fixed_trees_follow_the_rates() -> None:
