@@ -6,6 +6,9 @@ VENV ?= .venv
 DEMO_VENV ?= .venv-demo
 DEMO_PAIR ?=
 TORCH ?= torch==2.13.0
+LLAMA ?= yes
+# A build for this very processor dies on some virtual machines that hide a part of it: see `edgedecode devices`.
+LLAMA_CMAKE_ARGS ?= -DGGML_NATIVE=OFF
 
 BIN := $(abspath $(VENV))/bin
 DEMO_BIN := $(abspath $(DEMO_VENV))/bin
@@ -50,9 +53,12 @@ $(TEST_STAMP): pyproject.toml
 	@echo 'Downloads: $(TORCH) (about 200 MB as a CPU wheel; where pip finds no CPU wheel, some 3 GB with CUDA:'
 	@echo 'name a place that has one with PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL), then about 125 MB:'
 	@echo 'onnxruntime, onnxruntime-genai, transformers, onnx, numpy, pytest, hypothesis, mypy, ruff.'
+	@echo 'llama.cpp is compiled, some 7 minutes on two cores; make test LLAMA= leaves it out, and its tests skip.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(PIP_FLAGS) '$(TORCH)'
 	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[onnx,export,test]'
+	test -z '$(LLAMA)' || CMAKE_ARGS='$(LLAMA_CMAKE_ARGS)' $(BIN)/python -m pip install $(PIP_FLAGS) -e '.[llama]' || \
+		echo 'llama.cpp could not be built here (it needs a C++ compiler): its tests skip.'
 	@touch $@
 
 # mypy cannot follow the editable install's import hook, so it reads a mirror of the installed package: one folder of

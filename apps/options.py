@@ -85,7 +85,7 @@ def add_session_options(parser: ArgumentParser) -> None:
         action="store_true",
         help="same seed, same text whatever was drafted; without it a near tie may turn with the width of a pass",
     )
-    group.add_argument("--adapter", metavar="NAME", help="adapter of the pack to decode with")
+    group.add_argument("--adapter", metavar="NAME", help="adapter of the pack to decode with, see `show`")
     group = parser.add_argument_group("sampling (what is not given, the pack's own defaults say)")
     group.add_argument("--temp", type=_number, metavar="T", help="temperature; 0: greedy")
     group.add_argument("--top-k", type=_integer, metavar="K", help="keep the K likeliest tokens; 0: off")
@@ -117,12 +117,11 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
 
 def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
     """Read the session's options, the pack's generation defaults below them. Raises InputError."""
-    if arguments.adapter is not None:
-        raise InputError(f"the pack {pair.manifest.name!r} has no adapter {arguments.adapter!r}: it has none")
     if arguments.drafter == NO_DRAFTER and arguments.draft_max:
         raise InputError(f"--draft-max {arguments.draft_max} with --drafter {NO_DRAFTER}: leave one of the two out")
     return SessionOptions(
         sampling=_sampling(arguments, pair.manifest.generation),
+        adapter=arguments.adapter,
         drafter=arguments.drafter,
         draft_max=arguments.draft_max,
         tree=arguments.tree,
@@ -142,7 +141,7 @@ def system_messages(text: str | None) -> list[Message]:
 
 
 def _check_early(arguments: Namespace) -> None:
-    if hasattr(arguments, "temp"):
+    if hasattr(arguments, "rule"):  # a verb with all of the session's options
         _sampling(arguments, Generation(end_token_ids=()))
         FixedLength(_given(arguments.draft_max, 0))
         Noise(_given(arguments.seed, 0))

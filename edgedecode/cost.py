@@ -7,13 +7,17 @@ plain steps. It is near constant on a CPU, so a width that was never tried is kn
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import cache
 from statistics import median
+
+import numpy as np
+import numpy.typing as npt
 
 from edgedecode.types import RoundCost
 
-__all__ = ["CONTEXT_BUCKETS", "CostModel", "CostTable", "DraftCost", "context_bucket"]
+__all__ = ["CONTEXT_BUCKETS", "CostModel", "CostTable", "DraftCost", "Recent", "context_bucket"]
 
 CONTEXT_BUCKETS = (512, 2048, 8192)
 """Contexts up to each of these lengths have one table; longer ones the last."""
@@ -30,31 +34,42 @@ _SETTLED = 0.15
 _PRIOR_WEIGHT = 0.01
 _ENOUGH = 8
 """Passes after which a width's own measurement counts in full."""
+_REDRAW = 8
+"""Wide passes after which the curve is drawn anew; the first few of a width count at once."""
 _REACH = 0.15
 """How far a measurement speaks for other widths, in the logarithm of the width."""
-_OUTLIER = 3.0
-"""A pass this many times dearer or cheaper than predicted counts as that: the machine did something else."""
+_OUTLIER = 1.5
+"""A pass this many times dearer or cheaper than predicted counts as that: the machine did something else meanwhile."""
+_LATEST = 5
+"""Host work and draft steps are the median of so many: they are short, and an interrupted one is many times as long."""
 _FIRST = 3
 """So many plain passes make the first estimate, by their median: the first ones are cold."""
 
 
-@dataclass(slots=True)
 class CostTable:
-    """Times at one context bucket. `step` None: nothing was measured yet."""
+    """Times at one context bucket.
 
-    step: float | None = None
-    """Seconds of a plain pass over one token, the unit of everything else here."""
-    beta: dict[int, float] = field(default_factory=dict)
-    """Width → what one more row costs, in plain steps."""
-    seen: dict[int, int] = field(default_factory=dict)
-    """Width → passes measured."""
-    _first: list[float] = field(default_factory=list)
-    _curve: list[float] = field(default_factory=list)
+    step: seconds of a plain pass over one token, the unit of everything else here; None: nothing was measured yet.
+    beta: float64 [WIDEST + 1], by width what one more row costs, in plain steps; 0 where never measured. seen: passes
+    measured, by width; widths beyond WIDEST count as that.
+    """
+
+    __slots__ = ("_curve", "_fresh", "_stale", "beta", "seen", "step")
+
+    def __init__(self, step: float | None = None, beta: Mapping[int, float] | None = None) -> None:
+        self.step = step
+        self.beta = np.zeros(WIDEST + 1)
+        self.seen = np.zeros(WIDEST + 1)
+        for width, value in (beta or {}).items():
+            self.beta[width], self.seen[width] = value, 1
+        self._fresh: list[float] = []
+        self._curve: list[float] = []
+        self._stale = 0
 
     def c(self, width: int) -> float:
         """Return T(width) / T(1), never falling in width."""
         if not self._curve:
-            self._curve = _monotone([self._raw(n) for n in range(WIDEST + 1)])
+            self._curve, self._stale = self._drawn(), 0
         if width <= WIDEST:
             return self._curve[width]
         return self._curve[WIDEST] * width / WIDEST
@@ -68,51 +83,69 @@ class CostTable:
             return
         predicted = self.step * self.c(width)
         seconds = min(max(seconds, predicted / _OUTLIER), predicted * _OUTLIER)
-        count = self.seen[width] = self.seen.get(width, 0) + 1
+        width = min(width, WIDEST)
+        count = self.seen[width] = self.seen[width] + 1
         if width == 1:
             self.step += _SETTLED * (seconds - self.step)
             return
-        before = self.beta.get(width, 0.0)
-        self.beta[width] = before + max(_SETTLED, 1 / count) * ((seconds / self.step - 1) / (width - 1) - before)
-        self._curve.clear()
+        self.beta[width] += max(_SETTLED, 1 / count) * ((seconds / self.step - 1) / (width - 1) - self.beta[width])
+        self._stale += 1
+        if self._stale >= _REDRAW or count <= _REDRAW:
+            self._curve = []
+
+    def forget_curve(self) -> None:
+        """Draw the curve anew when it is asked for: `beta` was changed from outside."""
+        self._curve = []
 
     def _begin(self, width: int, seconds: float) -> None:
         if width == 1:
-            self._first.append(seconds)
-            if len(self._first) == _FIRST:
-                self.step = median(self._first)
+            self._fresh.append(seconds)
+            if len(self._fresh) == _FIRST:
+                self.step = median(self._fresh)
                 self.seen[1] = _FIRST
 
-    def _raw(self, width: int) -> float:
-        return 1.0 if width < 2 else max(1.0, 1 + self._beta(width) * (width - 1))
-
-    def _beta(self, width: int) -> float:
-        """Return β by what was measured at and near this width: kernel regression over the prior's shape."""
-        prior = _between(_SHAPE, width)
-        total, weights = _PRIOR_WEIGHT * prior, _PRIOR_WEIGHT
-        for other, beta in self.beta.items():
-            distance = math.log(other / width) / _REACH
-            weight = min(self.seen.get(other, 1), _ENOUGH) / (1 + distance * distance)
-            total += weight * beta * prior / _between(_SHAPE, other)
-            weights += weight
-        return total / weights
+    def _drawn(self) -> list[float]:
+        """Return the curve: β by kernel regression over what was measured at and near each width, and the prior."""
+        kernel, prior = _kernel()
+        weights = kernel * np.minimum(self.seen, _ENOUGH)
+        weights[:, :2] = 0.0
+        moved = (_PRIOR_WEIGHT + weights @ (self.beta / prior)) / (_PRIOR_WEIGHT + weights.sum(axis=1))
+        curve = np.maximum(1.0, 1.0 + prior * moved * np.maximum(0, np.arange(WIDEST + 1) - 1))
+        return _monotone(curve.tolist())
 
 
-@dataclass(slots=True)
+class Recent:
+    """The median of the latest few times of something short."""
+
+    __slots__ = ("_latest", "seconds")
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = seconds
+        """None: not measured yet."""
+        self._latest: list[float] = [] if seconds is None else [seconds]
+
+    def observe(self, seconds: float) -> None:
+        self._latest.append(seconds)
+        del self._latest[:-_LATEST]
+        self.seconds = sorted(self._latest)[(len(self._latest) - 1) // 2]
+
+
 class DraftCost:
-    """What a drafter's own model takes, in seconds; None: not measured yet."""
+    """What a drafter's own model takes: a step, and reading a token of the context."""
 
-    step: float | None = None
-    read: float | None = None
+    __slots__ = ("read", "step")
+
+    def __init__(self, step: float | None = None, read: float | None = None) -> None:
+        self.step, self.read = Recent(step), Recent(read)
 
     def observe(self, cost: RoundCost) -> None:
         """Learn from one round's drafting: `drafted` tokens, `read` of the context before them."""
         drafted = max(1, cost.levels or cost.drafted)  # it may have dropped a token that it did not trust
         if cost.read <= 2:  # its first step reads them along
-            self.step = _settle(self.step, cost.draft_seconds / drafted)
+            self.step.observe(cost.draft_seconds / drafted)
             return
-        steps = (drafted - 1) * (self.step or 0.0)
-        self.read = _settle(self.read, max(0.0, cost.draft_seconds - steps) / cost.read)
+        steps = (drafted - 1) * (self.step.seconds or 0.0)
+        self.read.observe(max(0.0, cost.draft_seconds - steps) / cost.read)
 
 
 class CostModel:
@@ -121,7 +154,7 @@ class CostModel:
     def __init__(self) -> None:
         self.tables: dict[int, CostTable] = {}
         self.drafts: dict[str, DraftCost] = {}
-        self.host: dict[str, float] = {}
+        self.host: dict[str, Recent] = {}
         """Host seconds of a round by drafter; "none" is plain decoding's."""
 
     def table(self, context_tokens: int) -> CostTable:
@@ -130,13 +163,14 @@ class CostModel:
         if bucket not in self.tables:
             near = min(self.tables, key=lambda other: abs(other - bucket), default=None)
             known = CostTable() if near is None else self.tables[near]
-            self.tables[bucket] = CostTable(known.step, dict(known.beta), dict.fromkeys(known.beta, 1))
+            measured = np.flatnonzero(known.seen[2:]) + 2
+            self.tables[bucket] = CostTable(known.step, {int(width): known.beta[width] for width in measured})
         return self.tables[bucket]
 
     def observe(self, cost: RoundCost, *, context_tokens: int) -> None:
         """Learn from one round."""
         self.table(context_tokens).observe(cost.width, cost.pass_seconds)
-        self.host[cost.drafter] = _settle(self.host.get(cost.drafter), cost.host_seconds)
+        self.host.setdefault(cost.drafter, Recent()).observe(cost.host_seconds)
         if cost.draft_seconds > 0:
             self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost)
 
@@ -147,17 +181,18 @@ class CostModel:
 
     def o(self, drafter: str, context_tokens: int) -> float:
         """Return the host's work in a round of this drafter, in plain passes."""
-        return self._share(self.host.get(drafter, self.host.get("none")), context_tokens, _HOST_SHARE)
+        known = self.host.get(drafter) or self.host.get("none")
+        return self._share(None if known is None else known.seconds, context_tokens, _HOST_SHARE)
 
     def d(self, drafter: str, context_tokens: int) -> float:
         """Return the cost of one drafted token, in plain passes; 0 for drafters without a model of their own."""
         known = self.drafts.get(drafter)
-        return self._share(None if known is None else known.step, context_tokens, _DRAFT_SHARE)
+        return self._share(None if known is None else known.step.seconds, context_tokens, _DRAFT_SHARE)
 
     def reading(self, drafter: str, context_tokens: int) -> float:
         """Return the cost of reading one token with the drafter's model, in plain passes."""
         known = self.drafts.get(drafter)
-        return self._share(None if known is None else known.read, context_tokens, _READ_SHARE)
+        return self._share(None if known is None else known.read.seconds, context_tokens, _READ_SHARE)
 
     def _share(self, seconds: float | None, context_tokens: int, default: float) -> float:
         step = self.table(context_tokens).step
@@ -168,13 +203,19 @@ class CostModel:
         tables = {
             str(bucket): {
                 "step": table.step,
-                "beta": {str(width): beta for width, beta in sorted(table.beta.items())},
-                "seen": {str(width): count for width, count in sorted(table.seen.items())},
+                "beta": {str(width): float(table.beta[width]) for width in np.flatnonzero(table.seen[2:]) + 2},
+                "seen": {str(width): int(table.seen[width]) for width in np.flatnonzero(table.seen)},
             }
             for bucket, table in sorted(self.tables.items())
         }
-        drafts = {name: {"step": cost.step, "read": cost.read} for name, cost in sorted(self.drafts.items())}
-        return {"tables": tables, "drafts": drafts, "host": dict(sorted(self.host.items()))}
+        drafts = {
+            name: {"step": cost.step.seconds, "read": cost.read.seconds} for name, cost in sorted(self.drafts.items())
+        }
+        return {
+            "tables": tables,
+            "drafts": drafts,
+            "host": {name: known.seconds for name, known in sorted(self.host.items())},
+        }
 
     @classmethod
     def from_dict(cls, value: Mapping[str, object]) -> CostModel:
@@ -186,7 +227,7 @@ class CostModel:
             for name, draft in _mapping(value["drafts"]).items():
                 fields = _mapping(draft)
                 costs.drafts[name] = DraftCost(_optional(fields["step"]), _optional(fields["read"]))
-            costs.host = {name: _positive(seconds) for name, seconds in _mapping(value["host"]).items()}
+            costs.host = {name: Recent(_positive(seconds)) for name, seconds in _mapping(value["host"]).items()}
         except (KeyError, TypeError) as error:
             raise ValueError(f"no cost model: {error}") from None
         return costs
@@ -194,22 +235,15 @@ class CostModel:
 
 def context_bucket(context_tokens: int) -> int:
     """Return the number of the bucket these many tokens fall in."""
-    return next((index for index, most in enumerate(CONTEXT_BUCKETS) if context_tokens <= most), len(CONTEXT_BUCKETS))
+    return bisect_left(CONTEXT_BUCKETS, context_tokens)
 
 
-def _settle(known: float | None, seconds: float) -> float:
-    if known is None:
-        return seconds
-    return known + _SETTLED * (min(max(seconds, known / _OUTLIER), known * _OUTLIER) - known)
-
-
-def _between(shape: Mapping[int, float], width: int) -> float:
-    """Return the shape at this width, linear between its points and level beyond them."""
-    below = max((known for known in shape if known <= width), default=min(shape))
-    above = min((known for known in shape if known >= width), default=max(shape))
-    if above == below:
-        return shape[below]
-    return shape[below] + (shape[above] - shape[below]) * (width - below) / (above - below)
+@cache
+def _kernel() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return what a measurement at each width says about each other, [width, measured], and the prior's β by width."""
+    widths = np.maximum(1, np.arange(WIDEST + 1))
+    distance = np.log(widths[:, None] / widths[None, :]) / _REACH
+    return 1 / (1 + distance**2), np.interp(widths, list(_SHAPE), list(_SHAPE.values()))
 
 
 def _monotone(curve: list[float]) -> list[float]:
@@ -225,9 +259,13 @@ def _monotone(curve: list[float]) -> list[float]:
 
 
 def _read_table(fields: Mapping[str, object]) -> CostTable:
-    beta = {_width(width): _finite(value) for width, value in _mapping(fields["beta"]).items()}
-    seen = {_width(width): int(_positive(value)) for width, value in _mapping(fields["seen"]).items()}
-    return CostTable(_optional(fields["step"]), beta, seen)
+    table = CostTable(
+        _optional(fields["step"]),
+        {_width(width): _finite(value) for width, value in _mapping(fields["beta"]).items()},
+    )
+    for width, count in _mapping(fields["seen"]).items():
+        table.seen[_width(width)] = int(_positive(count))
+    return table
 
 
 def _mapping(value: object) -> Mapping[str, object]:
@@ -259,6 +297,6 @@ def _bucket(text: str) -> int:
 
 
 def _width(text: str) -> int:
-    if not (text.isdigit() and 1 <= int(text) <= 4096):
+    if not (text.isdigit() and 1 <= int(text) <= WIDEST):
         raise ValueError(f"{text!r} is no width")
     return int(text)

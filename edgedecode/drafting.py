@@ -6,6 +6,7 @@ The loop knows one `Drafting`; the policy sees counts and measured times only (`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 from edgedecode.errors import CapabilityError, InputError
@@ -52,6 +53,7 @@ class Drafting:
         self._chains_only = chains_only
         self._offers = OpenOffers()
         self._costs: list[RoundCost] = []
+        self._end: Sequence[int] = ()
         self._resting = 0
         self._rounds = 0
         self._asked = "none"
@@ -67,8 +69,8 @@ class Drafting:
 
     def begin(self, tokens: Sequence[int]) -> None:
         """A generation starts after `tokens`."""
+        self._tell_the_rest()
         self._offers.clear()
-        self._costs.clear()
         self._resting = self._rounds = 0
         self.plan = _PLAIN
         for drafter in self.drafters.values():
@@ -95,12 +97,15 @@ class Drafting:
         if name not in self.drafters:
             raise InputError(f"the policy wants the drafter {name!r}, there is: {', '.join(self.drafters)}")
         self._asked = name
-        if name in drafts and self.plan.shape is None:
-            return self._checked(drafts[name].cut(length), name, length)
-        return self._checked(self._ask(self.drafters[name], tokens, length), name, length)
+        offered_chain = name in drafts and self.plan.shape is None
+        draft = drafts[name].cut(length) if offered_chain else self._ask(self.drafters[name], tokens, length)
+        if not len(draft):
+            self.plan = replace(self.plan, reason=f"{name} was not sure")
+        return self._checked(draft, name, length)
 
     def observe(self, tokens: Sequence[int], verdict: Verdict) -> None:
         """Tell the drafters what a round emitted; `tokens` end with it."""
+        self._end = tokens
         for drafter in self.drafters.values():
             drafter.observe(tokens, verdict)
 
@@ -123,7 +128,8 @@ class Drafting:
         )
 
     def close(self) -> None:
-        """Close the drafters, and the policy where it holds something."""
+        """Close the drafters, and the policy where it holds something. Idempotent."""
+        self._tell_the_rest()
         for drafter in self.drafters.values():
             drafter.close()
         if isinstance(self.policy, Closable):
@@ -139,6 +145,12 @@ class Drafting:
         draft = drafter.propose(tokens, length, self._noise, self.plan)
         self._draft_seconds = perf_counter() - started
         return draft
+
+    def _tell_the_rest(self) -> None:
+        """Tell the policy what the last rounds of a generation cost, after which it was asked no more."""
+        if self._costs:
+            self._rounds += 1
+            self.policy.plan(self._signals(self._end, {}, room=0))
 
     def _checked(self, draft: Draft, name: str, length: int) -> Draft:
         if len(draft) > length:

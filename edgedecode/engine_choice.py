@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgedecode.protocols import Refusal
+from edgedecode.factories import Refusal
 
 __all__ = ["Candidate", "Choice", "Speeds", "choose"]
 

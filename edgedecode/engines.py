@@ -8,10 +8,10 @@ from pathlib import Path
 
 from edgedecode.engine_choice import Candidate, Choice, Speeds, choose
 from edgedecode.engine_speeds import EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
-from edgedecode.errors import CapabilityError, EdgeDecodeError, RuntimeUnavailable
+from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
+from edgedecode.factories import Refusal, RuntimeFactory
 from edgedecode.manifest import Manifest
 from edgedecode.notices import notice
-from edgedecode.protocols import Refusal, RuntimeFactory
 from edgedecode.registry import RUNTIMES, find_factory, installed
 
 __all__ = ["AUTO", "USUAL", "chosen_engines", "default_runtime", "engine_candidates", "engine_version", "known_choice"]
@@ -22,8 +22,11 @@ USUAL = "onnx"
 
 
 def default_runtime() -> str:
-    """Return the runtime where none is named: `EDGEDECODE_RUNTIME`, else auto."""
-    return os.environ.get("EDGEDECODE_RUNTIME") or AUTO
+    """Return the runtime where none is named: `EDGEDECODE_RUNTIME`, else auto. Raises InputError for another word."""
+    name = os.environ.get("EDGEDECODE_RUNTIME") or AUTO
+    if name not in (known := (*installed(RUNTIMES), AUTO)):
+        raise InputError(f"EDGEDECODE_RUNTIME is {name!r}, which is no engine here: set one of {', '.join(known)}")
+    return name
 
 
 def engine_candidates(manifest: Manifest, root: Path, request: EngineRequest) -> list[Candidate]:

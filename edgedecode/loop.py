@@ -14,7 +14,7 @@ from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.protocols import LanguageModel, State
 from edgedecode.sampling import Noise, Sampler
 from edgedecode.stats import Stats
-from edgedecode.types import EMPTY_DRAFT, Outcome
+from edgedecode.types import EMPTY_DRAFT, AdapterUse, Outcome
 from edgedecode.verify import Rule, TargetRows, Verdict, verify
 
 __all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode"]
@@ -36,6 +36,8 @@ class DecodeSetting:
     drafting: Drafting | None = None
     rule: Rule = Rule.MATCH
     ends: frozenset[int] = frozenset()
+    adapter: AdapterUse | None = None
+    """What the target reads every row with; what the state holds was read with it too."""
     min_width: int = 1
 
 
@@ -70,7 +72,8 @@ def decode(
     if drafting is not None:
         drafting.begin(tokens)
     while len(tokens) - state.length > PREFILL_CHUNK:
-        target.forward(tokens[state.length : state.length + PREFILL_CHUNK], state, rows="none")
+        chunk = tokens[state.length : state.length + PREFILL_CHUNK]
+        target.forward(chunk, state, rows="none", adapter=setting.adapter)
         state.keep(range(PREFILL_CHUNK))
 
     verdict: Verdict | None = None
@@ -92,7 +95,7 @@ def decode(
         if (padding := setting.min_width - len(row_tokens)) > 0:
             row_tokens += row_tokens[-1:] * padding
             parents = None if parents is None else [*parents, *[-1] * padding]
-        output = target.forward(row_tokens, state, parents=parents, rows=rows)
+        output = target.forward(row_tokens, state, parents=parents, rows=rows, adapter=setting.adapter)
         scored = perf_counter()
 
         # Verify, and settle the accepted path.

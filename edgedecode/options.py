@@ -29,6 +29,8 @@ class SessionOptions:
     """
 
     sampling: SamplingOptions | None = None
+    adapter: str | None = None
+    """The name of one that the pack lists, for the target alone; None: none."""
     drafter: str | None = None
     draft_max: int | None = None
     context: int | None = None

@@ -26,10 +26,12 @@ from edgedecode.memory import Budget, parse_nbytes, peak_nbytes, resident_nbytes
 from edgedecode.messages import Message
 from edgedecode.notices import notice
 from edgedecode.options import TREE, SessionOptions
+from edgedecode.pack_adapters import PackAdapters
 from edgedecode.protocols import DrafterSource, LanguageModel, Runtime
 from edgedecode.registry import find_drafter, find_runtime
 from edgedecode.session import Session
 from edgedecode.tokenizer import Tokenizer
+from edgedecode.types import AdapterUse
 from edgedecode.verify import Rule
 
 __all__ = ["KV_TYPES", "Pair", "load"]
@@ -157,6 +159,7 @@ class Pair:
         except BaseException:
             self._process.release()
             raise
+        self._adapters = PackAdapters(manifest, root, target=self.target, runtime=runtime.name)
 
     @property
     def draft(self) -> LanguageModel | None:
@@ -164,6 +167,10 @@ class Pair:
         if self._draft is None and "draft" in self.manifest.models:
             self._draft = self._open("draft")
         return self._draft
+
+    def adapter(self, name: str) -> AdapterUse:
+        """Return the pack's adapter of this name, loaded at its first use. Raises as `PackAdapters.use`."""
+        return self._adapters.use(name)
 
     def session(self, options: SessionOptions | None = None, *, messages: Sequence[Message] = ()) -> Session:
         """Open a conversation, perhaps from a transcript. Raises InputError, CapabilityError or BudgetExceeded."""
@@ -201,6 +208,10 @@ class Pair:
         if name not in self._sources:
             self._sources[name] = find_drafter(name)
         return self._sources[name]
+
+    def add_drafter_source(self, source: DrafterSource) -> None:
+        """Let sessions name a drafter that no entry point names; the pair closes its source."""
+        self._sources[source.name] = source
 
     def keep_experience(self, path: Path | None) -> None:
         """Go on from the experience kept at `path`, and keep there what is learnt, when the pair is closed."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgedecode.verify import Verdict
 
 __all__ = [
+    "AdapterFileModel",
     "AdapterModel",
     "Closable",
     "Device",
@@ -24,12 +25,9 @@ __all__ = [
     "Drafter",
     "DrafterSource",
     "LanguageModel",
-    "Maker",
     "NoiseSource",
     "Policy",
-    "Refusal",
     "Runtime",
-    "RuntimeFactory",
     "SharedNoise",
     "State",
     "UniformSource",
@@ -123,6 +121,19 @@ class AdapterModel(Protocol):
 
     def remove_adapter(self, digest: str) -> None:
         """Give an adapter's memory back; one that is not held is no error."""
+        ...
+
+
+@runtime_checkable
+class AdapterFileModel(Protocol):
+    """A model that takes adapters as GGUF files too."""
+
+    def add_adapter_file(self, digest: str, path: Path, *, scale: float = 1.0) -> None:
+        """Hold the GGUF adapter at `path` as `AdapterModel.add_adapter` does; its own alpha counts, times `scale`.
+
+        Raises ManifestError for a damaged file, InputError for one of another base, CapabilityError for what the engine
+        leaves out, BudgetExceeded before it is loaded.
+        """
         ...
 
 
@@ -286,51 +297,5 @@ class Runtime(Protocol):
         needs: what its graph must offer beside chains: "tree", "hidden", "lora", or a KV type such as "kv:int8". Of the
         graphs that offer it the smallest is opened; CapabilityError when there is none.
         Raises RuntimeUnavailable, CapabilityError or BudgetExceeded.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why an engine cannot run a model here. broken: the engine itself does not run, whatever the model."""
-
-    reason: str
-    broken: bool = False
-
-
-@runtime_checkable
-class RuntimeFactory(Protocol):
-    """What an entry point of `edgedecode.runtimes` names. What it is asked loads no engine into this process.
-
-    A callable without these two answers serves too: it counts as installed and able.
-    """
-
-    def __call__(self) -> Runtime: ...
-
-    def engine_version(self) -> str | None:
-        """Return the installed engine's version, None where there is none."""
-        ...
-
-    def refusal(
-        self, entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]
-    ) -> Refusal | None:
-        """Say why `Runtime.open` would refuse these, as far as that is known without opening anything; None: it is not.
-
-        An engine may be tried in a child process, once.
-        """
-        ...
-
-
-class Maker(Protocol):
-    """Makes a file that a pack could hold and does not, from what it holds.
-
-    Entry points of group `edgedecode.makers` name callables that return one, by the file's format. Runtimes find it
-    there when they need it: how a format is written is the export's business, which they do not import.
-    """
-
-    def make(self, entry: ModelEntry, root: Path, out: Path) -> None:
-        """Write the file of one model of the pack at `root` to `out`; it may leave part of one when it raises.
-
-        Raises ManifestError for a pack that it cannot be made of, RuntimeUnavailable for a missing package, OSError.
         """
         ...

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 from edgedecode.errors import InputError, RuntimeUnavailable
 
 if TYPE_CHECKING:  # the command line imports this module before anything heavy
-    from edgedecode.protocols import DrafterSource, Maker, Runtime
+    from edgedecode.factories import Maker
+    from edgedecode.protocols import DrafterSource, Runtime
 
 __all__ = [
     "COMMANDS",

@@ -28,6 +28,8 @@ SLACK = 1
 """Tokens a drafter with a stop of its own may go beyond what pays on average: it knows better, token by token."""
 MEASURE = 64
 """Rounds without a plain one, after which one is plain: the unit of every cost must not grow old."""
+REMEASURE = 256
+"""Rounds without a draft, after which one free token is drafted: what passes cost may be known from a bad moment."""
 IDLE = 8
 """Askings in a row without a useful answer before resting."""
 _JUDGED = 8
@@ -84,6 +86,8 @@ class Scheduler:
         self._context = 1
         self._unmeasured = 0
         """Rounds since the last plain pass."""
+        self._undrafted = 0
+        """Rounds since the last pass that was none."""
 
     def plan(self, signals: Signals) -> Plan:
         """Return the next round's plan; learns from the rounds since the last call first."""
@@ -100,6 +104,9 @@ class Scheduler:
             return Plan(0, reason="end")
         if self.costs.table(self._context).step is None or self._unmeasured >= MEASURE:
             return Plan(0, reason="measuring")
+        if self._undrafted >= REMEASURE and (offer := next(iter(signals.offers), None)) is not None:
+            self._undrafted = 0
+            return Plan(1, offer.drafter, reason="measuring")
         if self._measured.penalty:
             self._measured.penalty -= 1
             self._current = None
@@ -121,9 +128,7 @@ class Scheduler:
     def _off(self) -> Plan:
         self._current = None
         self._idle += 1
-        waiting = min((arm.wait for arm in self.models.values()), default=REST)
-        rest = min(REST, waiting) if self._idle >= IDLE else 0
-        return Plan(0, rest=rest, reason="nothing pays" if self._idle else "off")
+        return Plan(0, rest=REST if self._idle >= IDLE else 0, reason="nothing pays")
 
     def _best(self, signals: Signals, room: int) -> _Choice | None:
         """Return the arm to use, or None for plain decoding."""
@@ -220,6 +225,7 @@ class Scheduler:
 
     def _learn(self, cost: RoundCost) -> None:
         self._unmeasured = self._unmeasured + 1 if cost.drafted else 0
+        self._undrafted = 0 if cost.drafted else self._undrafted + 1
         self.costs.observe(cost, context_tokens=self._context)
         if cost.drafted and (step := self.costs.table(self._context).step) is not None:
             self._measured.add(cost, self._predicted(cost) * step)

@@ -56,6 +56,7 @@ class Session:
         self._drafting: Drafting | None = None
         self._running: Iterator[Chunk] | None = None
         self._closed = False
+        self._adapter = None if options.adapter is None else pair.adapter(options.adapter)
         with ExitStack() as undo:
             scratch_nbytes = SCRATCH_NBYTES * pair.target.card.vocabulary_size
             self._scratch = undo.enter_context(pair.budget.reserve("sampling", scratch_nbytes))
@@ -178,6 +179,7 @@ class Session:
         self.stats = stats = Stats(mode=self._mode())
         stats.planned_nbytes, stats.peak_nbytes = self._pair.budget.used_nbytes, peak_nbytes()
         setting = DecodeSetting(
+            adapter=self._adapter,
             sampler=Sampler(self.sampling, vocabulary_size=self._pair.target.card.vocabulary_size),
             noise=self._noise,
             drafting=self._drafting,

@@ -93,5 +93,7 @@ def _scheduler(path: Path, line: str, *, pack: str | None) -> Scheduler:
             experience=Experience.from_dict(head["experience"]),
             options=SchedulerOptions(**head["options"]),
         )
+    except InputError:  # says itself what is wrong; it is a ValueError too
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the first line of {path} is no head of a trace: {error}") from None

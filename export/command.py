@@ -103,6 +103,7 @@ def _make(arguments: Namespace) -> Report:
         gguf_kind=arguments.gguf_type or "",
         imatrix_text=arguments.imatrix_text,
         imatrix=arguments.imatrix,
+        adapters={adapter.name: adapter.path for adapter in arguments.adapter},
         cache=not arguments.no_cache,
     )
     with quiet(debug=arguments.debug):

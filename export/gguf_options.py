@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
+from .arguments import check_adapter_names, named_path
 from .gguf.engine import K_QUANTS
 
 __all__ = ["add_gguf", "check_gguf_options"]
@@ -35,10 +36,22 @@ def add_gguf(parser: ArgumentParser) -> None:
     matrix.add_argument(
         "--imatrix", type=Path, metavar="FILE", help="the same, measured before by llama.cpp's llama-imatrix (GGUF)"
     )
+    group.add_argument(
+        "--adapter",
+        type=named_path,
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="LoRA adapter of the large model, as PEFT saved it, for `generate --adapter NAME` on llama.cpp; may be "
+        "given again",
+    )
 
 
 def check_gguf_options(arguments: Namespace) -> None:
     """End with a usage error where the options contradict each other."""
+    check_adapter_names(arguments)
+    if arguments.adapter and "gguf" not in arguments.formats:
+        arguments.usage_error("argument --adapter: it becomes a GGUF file beside the target's, add --formats onnx,gguf")
     if arguments.gguf_type and "gguf" not in arguments.formats:
         arguments.usage_error("argument --gguf-type: no GGUF file is asked for, add --formats onnx,gguf")
     if (arguments.imatrix_text or arguments.imatrix) and not arguments.gguf_type:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import edgedecode
@@ -13,6 +13,7 @@ from edgedecode.errors import ExportError, ManifestError, RuntimeUnavailable
 from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
 from edgedecode.noise import POSITIONS
 
+from .adapters import adapter_entries, check_adapters, write_adapters
 from .generation import read_generation
 from .gguf.model import GgufRequest, check_gguf
 from .graph.architectures import check_engine
@@ -73,6 +74,8 @@ class PairRequest:
     """What the importance matrix of such a mixture is measured on; None: it has none, or `imatrix`."""
     imatrix: Path | None = None
     """An importance matrix that llama.cpp's own tool measured, in GGUF."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Folders of PEFT adapters for the target, by the names they get; they need `gguf`."""
     cache: bool = True
     """Keep finished steps in the user's cache until the pack is in its place."""
 
@@ -104,6 +107,7 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
     weights = {job.role: find_weights(job.source, stages) for job in jobs}
     with kept_units(use=request.cache) as kept, new_folder(request.out) as folder:
         copy_texts(target.folder, folder, template=plan.template)
+        write_adapters(request.adapters, folder, shape=target.shape)
         models = {job.role: _model(job, weights[job.role], pack=folder, kept=kept, stages=stages) for job in jobs}
         models["target"] = replace(models["target"], notes=(*models["target"].notes, *plan.notes))
         for job in jobs:
@@ -119,6 +123,7 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
                 generation=plan.generation,
                 models=models,
                 files=list_files(folder),
+                adapters=adapter_entries(request.adapters, folder, target=models["target"]),
             )
             (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
             return Manifest.load(folder)
@@ -126,6 +131,7 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
 
 def plan_pair(request: PairRequest) -> PairPlan:
     """Find and check everything that needs no weights and no place. Raises ExportError or IncompatiblePair."""
+    check_adapters(request.adapters, gguf=request.gguf)
     target = open_source(request.target)
     draft = open_source(request.draft) if request.draft is not None else None
     if draft is not None:

@@ -18,23 +18,45 @@ class BenchCommand:
     help = "measure plain and speculative decoding, interleaved, on this machine"
 
     def configure(self, parser: ArgumentParser) -> None:
-        what = parser.add_argument_group("what is measured")
-        what.add_argument(
-            "--overhead", action="store_true", help="host work per token and round, and bare loops instead"
+        kinds = parser.add_argument_group("what is measured (default: plain decoding and the scheduler, by family)")
+        kind = kinds.add_mutually_exclusive_group()
+        kind.add_argument("--overhead", action="store_true", help="host work per token and round, and bare loops")
+        kind.add_argument("--mixed", action="store_true", help="conversations with another family at every turn")
+        kind.add_argument(
+            "--synthetic",
+            type=_number,
+            metavar="A",
+            help="drafts that are the target's own answer, each token right with chance A (0: all are wrong)",
         )
-        what.add_argument(
+        kind.add_argument(
+            "--calibrate", action="store_true", help="what passes cost here, in full, for each length of context"
+        )
+        kind.add_argument("--replay", metavar="TRACE", help="whether a recorded trace gives the same plans again")
+        kinds.add_argument(
             "--against-genai", metavar="FOLDER", help="with --overhead: a folder of onnxruntime-genai's builder"
         )
-        what.add_argument("--quick", action="store_true", help="few prompts and arms: a look of some seconds")
+        what = parser.add_argument_group("prompts and arms")
+        what.add_argument("--quick", action="store_true", help="few prompts and short answers: a look of some seconds")
         what.add_argument("--families", type=_names, metavar="A,B", help="only these task families")
         what.add_argument("--per-family", type=int, metavar="N", help="prompts of each family (default: 5)")
         what.add_argument("--prompts", metavar="FILE", help="jsonl with family and messages, or Spec-Bench's turns")
-        what.add_argument("--drafters", type=_names, metavar="A,B", help="drafters (default: all the pack can use)")
-        what.add_argument("--lengths", type=_numbers, metavar="N,N", help="draft lengths (default: 1,2,4,8)")
+        what.add_argument(
+            "--fixed", action="store_true", help="every drafter at every length too: what was best in hindsight"
+        )
+        what.add_argument(
+            "--drafters", type=_names, metavar="A,B", help="fixed drafters (default: all the pack can use); as --fixed"
+        )
+        what.add_argument(
+            "--lengths", type=_numbers, metavar="N,N", help="fixed draft lengths (default: 1,2,4,8); as --fixed"
+        )
         what.add_argument("--repetitions", type=int, default=9, metavar="N", help="of every run (default: %(default)s)")
         what.add_argument(
             "-n", "--max-tokens", type=int, metavar="N", help="tokens of an answer at most (default: 128)"
         )
+        what.add_argument("--temp", type=_number, metavar="T", help="sample at this temperature (default: greedy)")
+        what.add_argument("--top-p", type=_number, metavar="P", help="with --temp: the likeliest tokens of this mass")
+        what.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the draws (default: %(default)s)")
+        parser.add_argument("--plot", metavar="FILE.svg", help="draw c(n), and speed-ups by family")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         add_pack_options(parser)
         parser.set_defaults(usage_error=parser.error)
@@ -42,6 +64,10 @@ class BenchCommand:
     def run(self, arguments: Namespace) -> int:
         if arguments.against_genai is not None and not arguments.overhead:
             arguments.usage_error("--against-genai compares bare loops: give --overhead with it")
+        if arguments.top_p is not None and not arguments.temp:
+            arguments.usage_error("--top-p says what is drawn from: give --temp with it")
+        if arguments.plot is not None and (arguments.overhead or arguments.replay is not None):
+            arguments.usage_error("--plot draws costs and speed-ups, which this does not measure")
         from .run import run
 
         return run(arguments)
@@ -49,6 +75,13 @@ class BenchCommand:
 
 def _names(text: str) -> list[str]:
     return [name for part in text.split(",") if (name := part.strip())]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no number") from None
 
 
 def _numbers(text: str) -> list[int]:

@@ -27,13 +27,15 @@ class Conditions:
     quantization: str
     prompts: str
     decoding: str
+    scheduler: str
     repetitions: str
     versions: str
     date: str
     load: str
 
     @classmethod
-    def of(cls, timed: TimedPair, settings: Settings, *, arguments: Namespace) -> Conditions:
+    def of(cls, timed: TimedPair, settings: Settings, *, arguments: Namespace, warm_up: int = 0) -> Conditions:
+        """Collect them. warm_up: prompts that the scheduler answers before anything is measured."""
         pair = timed.pair
         machine = Machine.here()
         source = arguments.prompts or "bundled, held out"
@@ -44,7 +46,8 @@ class Conditions:
             pack=f"{pair.manifest.name}, digest {digest[:12]}, {pair.runtime} on {arguments.provider}{_kv_type(timed)}",
             quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
             prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {source}",
-            decoding=f"greedy, at most {settings.max_tokens} tokens, draft lengths {_listed(settings.lengths)}",
+            decoding=f"{_sampling(settings)}, at most {settings.max_tokens} tokens, {_arms(settings)}",
+            scheduler=_scheduler(arguments, settings, warm_up=warm_up),
             repetitions=f"{settings.repetitions}, interleaved, medians{_warning(settings)}",
             versions=", ".join(f"{name} {number}" for name, number in versions(pair.runtime).items())
             + f", Python {machine.python}",
@@ -79,8 +82,27 @@ def _bits(entry: ModelEntry) -> str:
     return f"{parameters}, {entry.bits}-bit blocks of {entry.block_size}, head {entry.head_bits}-bit"
 
 
-def _listed(lengths: tuple[int, ...]) -> str:
-    return ", ".join(map(str, lengths))
+def _sampling(settings: Settings) -> str:
+    sampling = settings.sampling
+    if sampling.greedy:
+        return "greedy"
+    return f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, seed {settings.seed}"
+
+
+def _scheduler(arguments: Namespace, settings: Settings, *, warm_up: int) -> str:
+    """Say what the scheduler knows when a measured request begins."""
+    emptied = "stores of past outputs and recycled logits are emptied before each request"
+    if arguments.overhead or arguments.calibrate:
+        return "not compared in this run"
+    if settings.scheduled.drafter is not None:
+        return f"knows what passes cost here, and nothing of these drafts when a request begins; {emptied}"
+    return f"has answered {warm_up} other prompts, and begins each request with what it knew of drafts then; {emptied}"
+
+
+def _arms(settings: Settings) -> str:
+    if not settings.fixed:
+        return "scheduled"
+    return f"scheduled and draft lengths {', '.join(map(str, settings.lengths))}"
 
 
 def _warning(settings: Settings) -> str:

@@ -12,14 +12,18 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
+from edgedecode.loop import PREFILL_CHUNK
 from edgedecode.protocols import LanguageModel, State
+from edgedecode.types import RowRequest
 
 from .timed import TimedPair
 
-__all__ = ["WIDEST", "CostMeter", "Costs"]
+__all__ = ["CONTEXT", "READ", "WIDEST", "CostMeter", "Costs"]
 
 CONTEXT = 256
 WIDEST = 16
+READ = 64
+"""Tokens the draft model reads at once where its reading is timed."""
 _WARM_UP = 3
 _LEAD_IN = 8
 """Rows passed, untimed, at a width before it is timed: behind a wide pass narrow ones stay slow for some passes (one
@@ -40,6 +44,8 @@ class Costs:
     """A draft step behind another."""
     drafted_seconds: dict[int, float] | None = None
     """Target passes behind draft steps."""
+    read_seconds: float | None = None
+    """What the draft model takes to read a token of many; None where that was not measured."""
 
     @property
     def step_seconds(self) -> float:
@@ -72,15 +78,29 @@ class CostMeter:
 
     Samples are taken between the runs they are to explain, so that both see the same machine. Close it to give its
     states back.
+
+    context: positions before the passes. reading: time the draft model's reading too.
     """
 
-    def __init__(self, timed: TimedPair, *, tokens: Sequence[int], widest: int = WIDEST) -> None:
+    def __init__(
+        self,
+        timed: TimedPair,
+        *,
+        tokens: Sequence[int],
+        widest: int = WIDEST,
+        context: int = CONTEXT,
+        reading: bool = False,
+    ) -> None:
         self._target, self._draft = timed.pair.target, timed.draft
-        self._context = min(CONTEXT, self._target.card.context - widest)
-        text = (list(tokens) * (1 + (self._context + widest) // len(tokens)))[: self._context + widest]
-        self._next = text[self._context :]
+        room = max(widest, READ) if reading else widest
+        self._context = min(context, self._target.card.context - room)
+        text = (list(tokens) * (1 + (self._context + room) // len(tokens)))[: self._context + room]
+        self._next = text[self._context : self._context + widest]
+        self._read = text[self._context : self._context + READ] if reading else []
         self._state = _filled(self._target, text[: self._context], room=widest)
-        self._draft_state = None if self._draft is None else _filled(self._draft, text[: self._context], room=1)
+        self._draft_state = None
+        if self._draft is not None:
+            self._draft_state = _filled(self._draft, text[: self._context], room=READ if reading else 1)
         self._samples: list[_Sample] = []
         self.sample(_WARM_UP)
         self._samples.clear()
@@ -98,6 +118,9 @@ class CostMeter:
             sample = _Sample()
             for width in (*widths[start:], *widths[:start]):
                 self._time_round(width, sample)
+            if self._read and self._draft is not None and self._draft_state is not None:
+                seconds = _pass(self._draft, self._draft_state, self._read, rows="last")
+                sample.read.append(seconds / len(self._read))
             self._samples.append(sample)
 
     def costs(self, *, since: int = 0) -> Costs:
@@ -111,6 +134,7 @@ class CostMeter:
             draft_seconds=median(seconds for sample in samples for seconds in sample.draft) if drafts else None,
             next_draft_seconds=median(s for sample in samples for s in sample.next_draft) if drafts else None,
             drafted_seconds=_medians([sample.drafted for sample in samples]) if drafts else None,
+            read_seconds=median(s for sample in samples for s in sample.read) if drafts and self._read else None,
         )
 
     def close(self) -> None:
@@ -138,6 +162,8 @@ class _Sample:
     drafted: dict[int, float] = field(default_factory=dict)
     draft: list[float] = field(default_factory=list)
     next_draft: list[float] = field(default_factory=list)
+    read: list[float] = field(default_factory=list)
+    """Seconds a token."""
 
 
 def _medians(samples: Sequence[dict[int, float]]) -> dict[int, float]:
@@ -146,15 +172,17 @@ def _medians(samples: Sequence[dict[int, float]]) -> dict[int, float]:
 
 def _filled(model: LanguageModel, tokens: Sequence[int], *, room: int) -> State:
     state = model.new_state(len(tokens) + room, rows=room)
-    model.forward(tokens, state, rows="none")
-    state.keep(range(len(tokens)))
+    for start in range(0, len(tokens), PREFILL_CHUNK):
+        chunk = tokens[start : start + PREFILL_CHUNK]
+        model.forward(chunk, state, rows="none")
+        state.keep(range(len(chunk)))
     return state
 
 
-def _pass(model: LanguageModel, state: State, tokens: Sequence[int]) -> float:
+def _pass(model: LanguageModel, state: State, tokens: Sequence[int], *, rows: RowRequest = "all") -> float:
     length = state.length
     started = perf_counter()
-    model.forward(tokens, state, rows="all")
+    model.forward(tokens, state, rows=rows)
     seconds = perf_counter() - started
     state.crop(length)
     return seconds

@@ -53,7 +53,7 @@ def measure_host_work(timed: TimedPair, *, settings: Settings, advance: Callable
     for _ in range(settings.repetitions):
         for prompt in settings.prompts:
             for arm, mine in gaps.items():
-                run = answer(timed, prompt, arm=arm, max_tokens=settings.max_tokens, context=settings.context)
+                run = answer(timed, prompt, arm=arm, settings=settings)
                 mine += [gap.seconds for gap in run.host if gap.drafted or arm == PLAIN]
                 advance()
     return [_host_work(arm, seconds) for arm, seconds in gaps.items()]

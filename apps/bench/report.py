@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from .conditions import Conditions
 from .costs import Costs
 from .overhead import HostWork, LoopRatio
 from .results import ArmResult, FamilyResult
+from .rows import scheduled_row, speed_up_cell, summary_row
+from .runs import LATER
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,6 +33,11 @@ class Report:
 
         self._console: Console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
         self._conditions = conditions
+
+    @property
+    def title(self) -> str:
+        """What a drawing of these figures is called."""
+        return f"{self._conditions.pack} | {self._conditions.device} | {self._conditions.date}"
 
     def conditions(self) -> None:
         """Show every condition once, in full."""
@@ -53,8 +61,53 @@ class Report:
         if costs.draft_seconds is not None:
             note = f"d = {costs.d('model'):.3f}: a draft step behind a target pass is "
             note += f"{1000 * costs.draft_seconds:.3f} ms, "
-            note += f"behind another step {1000 * (costs.next_draft_seconds or 0):.3f} ms\n"
+            note += f"behind another step {1000 * (costs.next_draft_seconds or 0):.3f} ms"
+            if costs.read_seconds is not None:
+                share = costs.read_seconds / costs.step_seconds
+                note += f"; reading takes it {1000 * costs.read_seconds:.4f} ms a token ({share:.4f} plain steps)"
+            note += "\n"
         self._show(table, note=note)
+
+    def scheduled(self, families: Sequence[FamilyResult]) -> None:
+        """Show the scheduler against plain decoding and, where fixed arms ran, against the best of them."""
+        fixed = any(family.arms for family in families)
+        later = any(family.scheduled.later_speed_up is not None for family in families)
+        table = self._table(
+            "Scheduled over plain decoding: S after the first token, W whole requests; first token: plain, scheduled",
+            *("family", "plain tok/s", "S", f"S after {LATER}" if later else "S best, worst run", "S predicted", "W"),
+            *("first token ms", "tokens/pass"),
+            *(["best fixed", "its S", "S/best", "W/best"] if fixed else []),
+            "differ",
+        )
+        for family in families:
+            table.add_row(*scheduled_row(family, fixed=fixed, later=later))
+        for name, pick in (("mean", mean), ("worst", min)) if len(families) > 1 else ():
+            table.add_row(*summary_row(name, pick, families, fixed=fixed), style="bold")
+        self._show(table)
+
+    def served(self, families: Sequence[FamilyResult]) -> None:
+        """Show which drafts the scheduler used, what they gave, and why there were none."""
+        table = self._table(
+            "What the scheduler did, all repetitions",
+            *("family", "rounds", "drafted", "accepted", "wasted", "rounds by drafter", "plain rounds and why"),
+        )
+        for family in families:
+            arm = family.scheduled
+            plain = sum(arm.plain_rounds.values())
+            table.add_row(
+                family.family,
+                *map(str, (arm.rounds, arm.proposed, arm.accepted, arm.wasted)),
+                ", ".join(f"{name} {count.rounds}" for name, count in arm.drafters.items()) or "none",
+                f"{plain}: " + ", ".join(f"{_why(reason)} {rounds}" for reason, rounds in arm.plain_rounds.items()),
+            )
+        self._show(table)
+
+    def host(self, seconds: Mapping[str, float], *, step_seconds: float) -> None:
+        """Show the host's work in a round of each drafter."""
+        table = self._table("Host work in a round", "drafter", "median ms", "o, in plain steps")
+        for name, value in seconds.items():
+            table.add_row(_host_name(name), f"{1000 * value:.3f}", f"{value / step_seconds:.4f}")
+        self._show(table)
 
     def best(self, families: Sequence[FamilyResult]) -> None:
         """Show the best arm of every family, losses included."""
@@ -74,7 +127,7 @@ class Report:
             ),
         )
         for family in families:
-            best = family.best
+            best, bound = family.best, family.bound or 1.0
             if best is None:
                 table.add_row(
                     family.family, f"{family.plain_tokens_per_second:.1f}", "-", "-", "-", "-", "-", "-", "-", "most"
@@ -84,12 +137,12 @@ class Report:
                 family.family,
                 f"{family.plain_tokens_per_second:.1f}",
                 best.name,
-                _speed_up(best.speed_up),
+                speed_up_cell(best.speed_up),
                 f"{best.predicted:.2f}",
                 f"{best.measured_over_predicted or 0:.2f}",
                 f"{best.acceptance_length:.2f}",
-                f"{family.bound:.2f} {family.bound_arm}",
-                f"{(best.speed_up or 0) / family.bound:.2f}",
+                f"{bound:.2f} {family.bound_arm}",
+                f"{(best.speed_up or 0) / bound:.2f}",
                 f"{best.divergent} of {family.prompts}",
             )
         self._show(table)
@@ -134,8 +187,8 @@ class Report:
 
     def equality(self, families: Sequence[FamilyResult]) -> None:
         """Say how many texts differ from plain decoding's: never silently lossy."""
-        texts = sum(family.prompts * len(family.arms) for family in families)
-        differ = sum(arm.divergent for family in families for arm in family.arms)
+        texts = sum(family.prompts * len(family.all_arms) for family in families)
+        differ = sum(arm.divergent for family in families for arm in family.all_arms)
         unstable = sum(family.plain_unstable for family in families)
         self._line(
             f"Text: {texts - differ} of {texts} speculative answers (prompts × arms) equal plain decoding's, {differ} "
@@ -194,20 +247,25 @@ class Report:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-_TEXT_COLUMNS = ("family", "arm", "best", "bound", "other loop", "accepted up to position 1, 2, …")
+_TEXT_COLUMNS = (
+    *("family", "arm", "best", "best fixed", "bound", "drafter", "other loop"),
+    *("accepted up to position 1, 2, …", "rounds by drafter", "plain rounds and why"),
+)
 
 
-def _speed_up(value: float | None) -> str:
-    if value is None:
-        return "-"
-    colour = "red" if value < 1 else "green"
-    return f"[{colour}]{value:.2f}[/]"
+def _why(reason: str) -> str:
+    """Return why a round was plain; where a draft was planned, because the drafter stopped before its first token."""
+    return "nothing drafted" if reason in ("pays", "probe") else reason
+
+
+def _host_name(drafter: str) -> str:
+    return "none (plain decoding)" if drafter == "none" else drafter
 
 
 def _measured_and_predicted(arm: ArmResult) -> str:
-    return f"{_speed_up(arm.speed_up)}/{arm.predicted:.2f}"
+    return f"{speed_up_cell(arm.speed_up)}/{arm.predicted:.2f}"
 
 
 def _longest_arms(family: FamilyResult) -> list[ArmResult]:
-    longest = max(arm.length for arm in family.arms) if family.arms else 0
+    longest = max(arm.length or 0 for arm in family.arms) if family.arms else 0
     return [arm for arm in family.arms if arm.length == longest]

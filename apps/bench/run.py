@@ -3,95 +3,159 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
-from edgedecode import CapabilityError, Pair
-from edgedecode.registry import drafter_names, find_drafter
+from edgedecode import Pair
 
 from ..options import open_pair
+from .calibration import bucket_contexts, learn, measure_buckets, measure_host
+from .choices import read_choices, settings_of
 from .conditions import Conditions
-from .costs import WIDEST, CostMeter
+from .costs import WIDEST, CostMeter, Costs
 from .families import measure_family
 from .lock import one_at_a_time
 from .loops import open_loops
 from .overhead import compare_loops, measure_host_work
-from .prompts import Prompt, bundled_prompts, choose, read_prompts
+from .plot import check_plot, speed_svg, write_plot
+from .progress import progress
+from .prompts import Prompt
+from .replaying import replay_trace
 from .report import Report
-from .results import FamilyResult
+from .requests import Requests
+from .results import ArmResult, FamilyResult
 from .settings import Settings, arms_of
+from .synthetic import SyntheticSource
 from .timed import TimedPair, TimedRuntime
 
 __all__ = ["run"]
 
-CONTEXT = 1024
-QUICK_FAMILIES = ("story", "extract_json", "edit")
 COMPARED_TEXT_TOKENS = 64
+COST_SAMPLES = 9
+"""Where no fixed arms run, so many samples of what passes cost are taken before the runs."""
+QUICK_SAMPLES = 2
 
 Json = dict[str, object]
 
 
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """What every kind of measurement works on."""
+
+    arguments: Namespace
+    timed: TimedPair
+    settings: Settings
+    requests: Requests
+    others: Sequence[Prompt]
+    report: Report
+
+
 def run(arguments: Namespace) -> int:
     """Measure, show, and return the exit code."""
-    prompts = _prompts(arguments)
-    for name in arguments.drafters or ():
-        find_drafter(name)
+    if arguments.replay is not None:
+        return _replay(arguments)
+    check_plot(arguments.plot)
+    synthetic = None if arguments.synthetic is None else SyntheticSource(arguments.synthetic, seed=arguments.seed)
+    prompts = read_choices(arguments)
     with open_pair(arguments, wrap=TimedRuntime) as pair:
-        settings = _settings(arguments, pair, prompts)
-        timed = TimedPair(pair, with_draft="model" in settings.drafters)
+        if not arguments.calibrate:  # a measurement begins afresh, and prompts of a bench are nobody's experience
+            pair.keep_experience(None)
+        if synthetic is not None:
+            pair.add_drafter_source(synthetic)
+        settings = settings_of(arguments, pair, prompts)
+        timed = TimedPair(pair, with_draft=_runs_draft(pair, settings))
         with one_at_a_time():
-            conditions = Conditions.of(timed, settings, arguments=arguments)
+            conditions = Conditions.of(timed, settings, arguments=arguments, warm_up=len(prompts.others))
             report = Report(conditions)
             report.conditions()
-            measure = _overhead if arguments.overhead else _families
-            figures = measure(arguments, timed, settings=settings, report=report)
+            requests = Requests(timed, settings, synthetic=synthetic)
+            bench = _Bench(arguments, timed, settings, requests, prompts.others, report)
+            figures = _measure(bench)
     if arguments.json:
         print(json.dumps({"conditions": asdict(conditions), **figures}))
     return 0
 
 
-def _families(arguments: Namespace, timed: TimedPair, *, settings: Settings, report: Report) -> Json:
-    tokens = [token for prompt in settings.prompts for token in timed.pair.tokenizer.encode(prompt.turns[0])]
-    meter = CostMeter(timed, tokens=tokens, widest=max(WIDEST, *(length + 1 for length in settings.lengths)))
+def _measure(bench: _Bench) -> Json:
+    if bench.arguments.overhead:
+        return _overhead(bench)
+    return _calibrate(bench) if bench.arguments.calibrate else _families(bench)
+
+
+def _families(bench: _Bench) -> Json:
+    settings, report, quick = bench.settings, bench.report, bench.arguments.quick
+    widest = max(WIDEST, *(length + 1 for length in settings.lengths))
+    meter = CostMeter(bench.timed, tokens=_tokens(bench), widest=widest)
+    if not settings.fixed:
+        meter.sample(min(settings.repetitions, QUICK_SAMPLES if quick else COST_SAMPLES))
+    _prepare(bench, meter)
     runs = len(settings.prompts) * len(arms_of(settings)) * settings.repetitions
-    with _progress("measuring", runs) as advance:
+    with progress("measuring", runs) as advance:
         families = [
-            measure_family(timed, family, settings=settings, meter=meter, advance=advance)
-            for family in settings.families
+            measure_family(bench.requests, family, meter=meter, advance=advance) for family in settings.families
         ]
     costs = meter.costs()
     meter.close()
-    if not arguments.quick:
+    if not quick:
         report.costs(costs)
-        report.acceptance(families)
-    report.best(families)
-    report.arms(families)
+    report.scheduled(families)
+    report.served(families)
+    if settings.fixed:
+        if not quick:
+            report.acceptance(families)
+        report.best(families)
+        report.arms(families)
     report.equality(families)
-    return {
-        "costs": {
-            **asdict(costs),
-            "c": {n: costs.c(n) for n in costs.target_seconds},
-            "c_model": {n: costs.c(n, "model") for n in costs.target_seconds},
-            "d": costs.d("model"),
-        },
-        "families": [_family_json(family) for family in families],
-    }
+    _plot(bench, [costs], families)
+    return {"costs": _costs_json(costs), "families": [_family_json(family) for family in families]}
 
 
-def _overhead(arguments: Namespace, timed: TimedPair, *, settings: Settings, report: Report) -> Json:
+def _prepare(bench: _Bench, meter: CostMeter) -> None:
+    """Let the scheduler know what it would know after some use; of synthetic drafts it may know costs only."""
+    if bench.arguments.synthetic is None:
+        with progress("warming up", len(bench.others)) as advance:
+            bench.requests.warm_up(bench.others, advance=advance)
+        return
+    if not meter.samples:
+        meter.sample(min(bench.settings.repetitions, QUICK_SAMPLES))
+    host = measure_host(bench.requests, bench.settings.prompts[:1])
+    learn(bench.timed.pair, [meter.costs()], host=host)
+
+
+def _calibrate(bench: _Bench) -> Json:
+    settings, pair = bench.settings, bench.timed.pair
+    contexts = bucket_contexts(settings.context)
+    with progress("passes", len(contexts) * settings.repetitions) as advance:
+        costs = measure_buckets(
+            bench.timed,
+            tokens=_tokens(bench),
+            contexts=contexts,
+            repetitions=settings.repetitions,
+            advance=advance,
+        )
+    with progress("host work", len(settings.prompts) * (1 + len(settings.drafters))) as advance:
+        host = measure_host(bench.requests, settings.prompts, advance=advance)
+    learn(pair, costs, host=host)
+    pair.save_experience()
+    for measured in costs:
+        bench.report.costs(measured)
+    bench.report.host(host, step_seconds=costs[0].step_seconds)
+    _plot(bench, costs, [])
+    return {"calibration": [_costs_json(measured) for measured in costs], "host_seconds": host}
+
+
+def _overhead(bench: _Bench) -> Json:
+    timed, settings = bench.timed, bench.settings
     runs = len(settings.prompts) * len(arms_of(settings)) * settings.repetitions
-    with _progress("host work", runs) as advance:
+    with progress("host work", runs) as advance:
         works = measure_host_work(timed, settings=settings, advance=advance)
-    report.host_work(works)
-    loops, reasons = open_loops(arguments, timed.pair, settings=settings)
+    bench.report.host_work(works)
+    loops, reasons = open_loops(bench.arguments, timed.pair, settings=settings)
     text = _long_text(timed.pair, settings)
-    with _progress("bare loops", settings.repetitions + 1) as advance:
+    with progress("bare loops", settings.repetitions + 1) as advance:
         ratios = compare_loops(timed, loops, text=text, settings=settings, advance=advance) if loops else []
-    report.loops(ratios, reasons)
+    bench.report.loops(ratios, reasons)
     return {
         "host_work": [asdict(work) for work in works],
         "loops": [asdict(ratio) for ratio in ratios],
@@ -99,37 +163,53 @@ def _overhead(arguments: Namespace, timed: TimedPair, *, settings: Settings, rep
     }
 
 
+def _replay(arguments: Namespace) -> int:
+    replayed = replay_trace(arguments)
+    print(replayed.line())
+    if arguments.json:
+        print(json.dumps(asdict(replayed)))
+    return 0 if replayed.difference is None else 1
+
+
+def _plot(bench: _Bench, costs: Sequence[Costs], families: Sequence[FamilyResult]) -> None:
+    if bench.arguments.plot is not None:
+        write_plot(bench.arguments.plot, speed_svg(costs, families, title=bench.report.title))
+
+
+def _costs_json(costs: Costs) -> Json:
+    return {
+        **asdict(costs),
+        "c": {n: costs.c(n) for n in costs.target_seconds},
+        "c_model": {n: costs.c(n, "model") for n in costs.target_seconds},
+        "d": costs.d("model"),
+    }
+
+
 def _family_json(family: FamilyResult) -> Json:
-    arms = [{**asdict(arm), "measured_over_predicted": arm.measured_over_predicted} for arm in family.arms]
-    return {**asdict(family), "best": None if family.best is None else family.best.name, "arms": arms}
+    return {
+        **asdict(family),
+        "best": None if family.best is None else family.best.name,
+        "scheduled": _arm_json(family.scheduled),
+        "arms": [_arm_json(arm) for arm in family.arms],
+    }
 
 
-def _prompts(arguments: Namespace) -> list[Prompt]:
-    prompts = bundled_prompts() if arguments.prompts is None else read_prompts(Path(arguments.prompts))
-    families = arguments.families or ()
-    short = arguments.quick or arguments.overhead
-    if short and not families and arguments.prompts is None:
-        families = QUICK_FAMILIES
-    per_family = (2 if short else 5) if arguments.per_family is None else arguments.per_family
-    return choose(prompts, families=families, per_family=per_family)
+def _arm_json(arm: ArmResult) -> Json:
+    return {**asdict(arm), "wasted": arm.wasted, "measured_over_predicted": arm.measured_over_predicted}
 
 
-def _settings(arguments: Namespace, pair: Pair, prompts: list[Prompt]) -> Settings:
-    has_draft = "draft" in pair.manifest.models
-    if "model" in (arguments.drafters or ()) and not has_draft:
-        raise CapabilityError("this pack has no draft model: --drafters ngram measures without one")
-    drafters = arguments.drafters or [name for name in drafter_names() if name != "model" or has_draft]
-    short = arguments.quick or arguments.overhead
-    lengths = arguments.lengths or ([2, 4] if short else [1, 2, 4, 8])
-    most_tokens = 48 if short else 128
-    return Settings(
-        prompts=tuple(prompts),
-        drafters=tuple(dict.fromkeys(drafters)),
-        lengths=tuple(sorted(set(lengths))),
-        repetitions=arguments.repetitions,
-        max_tokens=most_tokens if arguments.max_tokens is None else arguments.max_tokens,
-        context=min(CONTEXT, pair.target.card.context) if arguments.ctx_size is None else arguments.ctx_size,
+def _runs_draft(pair: Pair, settings: Settings) -> bool:
+    """Tell whether some arm runs the draft model: then it is loaded, and under a stopwatch."""
+    if "draft" not in pair.manifest.models:
+        return False
+    return settings.scheduled.drafter is None or any(
+        pair.drafter_source(name).needs_model for name in settings.drafters
     )
+
+
+def _tokens(bench: _Bench) -> list[int]:
+    tokenizer = bench.timed.pair.tokenizer
+    return [token for prompt in bench.settings.prompts for token in tokenizer.encode(prompt.turns[0])]
 
 
 def _long_text(pair: Pair, settings: Settings) -> str:
@@ -140,22 +220,3 @@ def _long_text(pair: Pair, settings: Settings) -> str:
         if len(pair.tokenizer.encode(text)) >= COMPARED_TEXT_TOKENS:
             break
     return text
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a bar on standard error while the block runs; it redraws only between runs, never during one."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not sys.stderr.isatty())
-    with bar:
-        task = bar.add_task(what, total=total)
-
-        def advance() -> None:
-            bar.advance(task)
-            bar.refresh()
-
-        yield advance

@@ -1,4 +1,4 @@
-"""One prompt answered once, measured: tokens, seconds after the first token, and the host work between passes."""
+"""One prompt answered once, measured: tokens, seconds with and without the prompt, and the host work between passes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
 
-from edgedecode import SamplingOptions, Session, SessionOptions, Stats
+from edgedecode import Session, SessionOptions, Stats
 
 from .prompts import Prompt
-from .settings import Arm
+from .settings import Arm, Settings
 from .timed import Pass, TimedPair
 
-__all__ = ["HostGap", "Run", "answer", "host_gaps", "reading_seconds"]
+__all__ = ["LATER", "HostGap", "Run", "answer", "host_gaps", "reading_seconds"]
+
+LATER = 64
+"""Tokens of an answer after which its speed is told apart: by then a scheduler knows what it deals with."""
 
 
 class HostGap(NamedTuple):
@@ -29,26 +32,39 @@ class HostGap(NamedTuple):
 class Run:
     """`seconds`: wall clock from the end of the pass that read the prompt to the end of the answer, over all turns.
 
-    `stats` has one entry a turn. `host`: one entry per round. `reading_seconds`: what the draft model took to read
-    the prompt, which the formula knows nothing about.
+    `whole_seconds` begin with the request, so they hold the reading of the prompts; `first_seconds` are what of them
+    had passed when the first token was there. `stats` has one entry a turn. `host`: one entry per round.
+    `reading_seconds`: what the draft model took to read prompts, which the formula knows nothing about.
     """
 
     tokens: list[int] = field(default_factory=list)
+    turns: list[tuple[int, ...]] = field(default_factory=list)
+    """The same tokens, turn by turn."""
     seconds: float = 0.0
+    whole_seconds: float = 0.0
+    first_seconds: float = 0.0
     stats: list[Stats] = field(default_factory=list)
     host: list[HostGap] = field(default_factory=list)
     reading_seconds: float = 0.0
+    later_seconds: float = 0.0
+    """Of answers longer than `LATER` tokens, the seconds after these, and how many tokens came in them."""
+    later_tokens: int = 0
 
 
-def answer(timed: TimedPair, prompt: Prompt, *, arm: Arm, max_tokens: int, context: int) -> Run:
-    """Answer every turn of the prompt, greedily, in a session of its own: nothing is cached from run to run."""
+def answer(timed: TimedPair, prompt: Prompt, *, arm: Arm, settings: Settings) -> Run:
+    """Answer every turn of the prompt in a session of its own: nothing is cached from run to run."""
     options = SessionOptions(
-        sampling=SamplingOptions(), drafter=arm.drafter, draft_max=arm.length, context=context, seed=0
+        sampling=settings.sampling,
+        drafter=arm.drafter,
+        draft_max=arm.length,
+        context=settings.context,
+        seed=settings.seed,
+        ignore_eos=settings.ignore_eos,
     )
     run = Run()
     with timed.pair.session(options, messages=prompt.history) as session:
         for turn in prompt.turns:
-            _turn(timed, session, turn, run=run, max_tokens=max_tokens)
+            _turn(timed, session, turn, run=run, arm=arm, max_tokens=settings.max_tokens)
     return run
 
 
@@ -78,13 +94,32 @@ def reading_seconds(target: Sequence[Pass], draft: Sequence[Pass]) -> float:
     return sum(item.seconds for item in passes[: len(passes) - steps])
 
 
-def _turn(timed: TimedPair, session: Session, turn: str, *, run: Run, max_tokens: int) -> None:
+def _turn(timed: TimedPair, session: Session, turn: str, *, run: Run, arm: Arm, max_tokens: int) -> None:
     timed.clear()
+    tokens: list[int] = []
+    later, before = 0.0, 0
+    started = perf_counter()
     for chunk in session.stream(turn, max_tokens=max_tokens):
-        run.tokens += chunk.tokens
+        tokens += chunk.tokens
+        if not before and len(tokens) >= LATER:
+            later, before = perf_counter(), len(tokens)
     ended = perf_counter()
     rounds = timed.target.passes[-session.stats.rounds :]
+    run.tokens += tokens
+    run.turns.append(tuple(tokens))
     run.seconds += ended - rounds[0].ended
+    run.whole_seconds += ended - started
+    run.first_seconds += rounds[0].ended - started
     run.stats.append(session.stats)
     run.host += host_gaps(rounds, timed.draft_passes)
-    run.reading_seconds += reading_seconds(rounds, timed.draft_passes)
+    run.reading_seconds += _reading(timed, rounds, arm)
+    if before and len(tokens) > before:
+        run.later_seconds += ended - later
+        run.later_tokens += len(tokens) - before
+
+
+def _reading(timed: TimedPair, rounds: Sequence[Pass], arm: Arm) -> float:
+    """Return what the draft model took to read. A scheduler lets it begin when it will; passes of steps are narrow."""
+    if not arm.scheduled:
+        return reading_seconds(rounds, timed.draft_passes)
+    return sum(item.seconds for item in timed.draft_passes if item.width > 2)

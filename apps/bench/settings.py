@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from edgedecode import InputError
+from edgedecode import InputError, SamplingOptions
 
 from .prompts import Prompt
 
-__all__ = ["PLAIN", "Arm", "Settings", "arms_of"]
+__all__ = ["PLAIN", "SCHEDULED", "Arm", "Settings", "arms_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way to decode: a drafter at one draft length."""
+    """A way to decode: a drafter at one draft length. None leaves the choice to the scheduler: of the length, and of
+    the drafter."""
 
-    drafter: str
-    length: int
+    drafter: str | None
+    length: int | None
+
+    @property
+    def scheduled(self) -> bool:
+        return self.length is None
 
     def __str__(self) -> str:
+        if self.scheduled:
+            return "scheduled"
         return "plain" if self.length == 0 else f"{self.drafter} {self.length}"
 
 
 PLAIN = Arm("none", 0)
+SCHEDULED = Arm(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,12 @@ class Settings:
     max_tokens: int
     context: int
     """Positions of every session's state."""
+    fixed: bool = True
+    """Whether fixed lengths are measured beside plain decoding and the scheduler."""
+    scheduled: Arm = SCHEDULED
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    seed: int = 0
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         for name, value, most in (
@@ -56,5 +70,6 @@ class Settings:
 
 
 def arms_of(settings: Settings) -> tuple[Arm, ...]:
-    """Return plain decoding and every drafter at every length."""
-    return PLAIN, *(Arm(drafter, length) for drafter in settings.drafters for length in settings.lengths)
+    """Return plain decoding, the scheduler, and with `fixed` every drafter at every length."""
+    fixed = [Arm(drafter, length) for drafter in settings.drafters for length in settings.lengths]
+    return PLAIN, settings.scheduled, *(fixed if settings.fixed else ())

@@ -64,10 +64,16 @@ class Survival:
         return self.reached[index] if index < len(self.reached) else 0
 
 
-def predicted(survival: Survival, costs: Costs, *, drafter: str, host: Host) -> float:
-    """Return the speed-up that these rounds should have had, at the costs measured beside them."""
+def predicted(survival: Survival, costs: Costs, *, drafter: str, host: Host, drafting: float = 0.0) -> float:
+    """Return the speed-up that these rounds should have had, at the costs measured beside them.
+
+    drafting: what drafts cost in plain steps beyond this drafter's d, where other drafters had a part in the rounds.
+    """
     longest = len(survival.reached)
-    return _speed_up(survival.tokens, survival, costs=costs, drafter=drafter, host=host, longest=longest)
+    tokens = survival.tokens
+    speed_up = _speed_up(tokens, survival, costs=costs, drafter=drafter, host=host, longest=longest)
+    plain = tokens * (1 + host.plain_seconds / costs.step_seconds)
+    return plain / (plain / speed_up + drafting) if drafting else speed_up
 
 
 def predicted_at(survival: Survival, costs: Costs, *, drafter: str, host: Host, length: int) -> float:

@@ -28,7 +28,7 @@ from .tensors import Tensor, tensor_name
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["write_adapter"]
+__all__ = ["check_folder", "write_adapter"]
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"base_model\.model\.(model\.layers\..+)\.lora_([AB])\.weight")
@@ -51,6 +51,12 @@ class _Settings:
         rank = _matching(self.ranks, module, usual=self.rank)
         alpha = _matching(self.alphas, module, usual=self.alpha)
         return alpha / (math.sqrt(rank) if self.rooted else rank) / (self.alpha / rank)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ExportError where `folder` holds no adapter of PEFT, or one of a kind that llama.cpp does not know."""
+    _read_settings(folder)
+    _weights_file(folder)
 
 
 def write_adapter(folder: Path, path: Path, *, shape: Shape) -> None:
@@ -93,7 +99,13 @@ def _tensors(views: Mapping[str, torch.Tensor], settings: _Settings, *, shape: S
             raise ExportError(f"the adapter {name} changes {title}; only projections in a model's layers are supported")
         module, side = found.groups()
         values = np.asarray(view.detach().float().numpy(), np.float32)
-        target = tensor_name(f"{module}.weight", layout, layers=shape.layers)
+        try:
+            target = tensor_name(f"{module}.weight", layout, layers=shape.layers)
+        except ExportError:
+            raise ExportError(
+                f"the adapter {name} changes {module}, which the model has not; it is for another base: give an "
+                f"adapter of this model"
+            ) from None
         second = side == "B"
         if second:
             values = values * np.float32(settings.correction(module))

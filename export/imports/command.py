@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from dataclasses import dataclass
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command
 
-from ..arguments import count
+from ..arguments import check_adapter_names, count, named_path
 from ..quiet import quiet
 
 if TYPE_CHECKING:
@@ -20,16 +18,6 @@ if TYPE_CHECKING:
     from ..stages import Stages
 
 __all__ = ["command"]
-
-_ADAPTER = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class _NamedFile:
-    """An adapter as the command line names it."""
-
-    name: str
-    path: Path
 
 
 class ImportCommand:
@@ -46,7 +34,7 @@ class ImportCommand:
         parser.add_argument("--draft-onnx", type=Path, metavar="FOLDER", help="folder of the small model's ONNX graph")
         parser.add_argument(
             "--adapter",
-            type=_named_file,
+            type=named_path,
             action="append",
             default=[],
             metavar="NAME=FILE",
@@ -97,9 +85,7 @@ def _check_ways(arguments: Namespace) -> None:
         arguments.usage_error(f"argument {option}: it goes with --target, not with --onnx")
     if arguments.target is not None and arguments.draft_onnx is not None:
         arguments.usage_error("argument --draft-onnx: it goes with --onnx, not with --target")
-    names = [adapter.name for adapter in arguments.adapter]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        arguments.usage_error(f"argument --adapter: the name {twice[0]!r} is given twice")
+    check_adapter_names(arguments)
 
 
 def _imported(arguments: Namespace, stages: Stages) -> Manifest:
@@ -129,13 +115,6 @@ def _imported(arguments: Namespace, stages: Stages) -> Manifest:
         noise_positions=arguments.noise_positions,
     )
     return import_pair(folders, stages)
-
-
-def _named_file(text: str) -> _NamedFile:
-    found = _ADAPTER.fullmatch(text)
-    if found is None:
-        raise ArgumentTypeError(f"{text!r} is not NAME=FILE, with a name of letters, digits, dots and dashes")
-    return _NamedFile(found["name"], Path(found["path"]))
 
 
 command: Command = ImportCommand()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_optimum", "run_optimum"]
 
-_OURS = {
+_OURS: Mapping[str, object] = {
     "bits": None,
     "block_size": None,
     "head_bits": None,
@@ -23,6 +24,9 @@ _OURS = {
     "graphs": "base",
     "formats": ("onnx",),
     "gguf_type": None,
+    "imatrix_text": None,
+    "imatrix": None,
+    "adapter": [],
     "lora_rank": None,
     "lora_modules": "",
     "context": None,

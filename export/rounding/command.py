@@ -18,7 +18,7 @@ __all__ = ["add_comparison", "check_comparison", "run_comparison"]
 
 _MAKING = (
     *("out", "name", "license", "bits", "block_size", "head_bits", "mixed", "calibrated"),
-    *("lora_rank", "lora_modules", "gguf_type", "dry_run", "no_cache"),
+    *("lora_rank", "lora_modules", "gguf_type", "imatrix_text", "imatrix", "adapter", "dry_run", "no_cache"),
 )
 """Options that make one pack; a comparison makes its own."""
 

@@ -15,9 +15,11 @@ from edgedecode.errors import ManifestError, RuntimeUnavailable
 
 from .log import Log, Untyped
 
-__all__ = ["EXACT", "INSTALL", "KV_TYPES", "ContextPlan", "Engine", "Weights", "engine_version"]
+__all__ = ["EXACT", "INSTALL", "KV_TYPES", "REINSTALL", "ContextPlan", "Engine", "Weights", "engine_version"]
 
 INSTALL = "pip install 'edgedecode[llama]'"
+REINSTALL = "pip install --force-reinstall --no-binary :all: --no-deps llama-cpp-python"
+"""Where it is installed already, the line above would do nothing."""
 KV_TYPES = {"float32": 0, "float16": 1, "int8": 8}
 """ggml's numbers of the types keys and values may have; int8 is Q8_0."""
 EXACT = "float32"
@@ -144,5 +146,5 @@ def _import() -> Untyped:
         raise RuntimeUnavailable(f"llama.cpp does not start ({error}): {INSTALL}") from None
     except (OSError, RuntimeError) as error:  # the wheel's own loader
         reason = str(error).partition("\n")[0]
-        raise RuntimeUnavailable(f"llama.cpp's library does not load ({reason}): {INSTALL}") from None
+        raise RuntimeUnavailable(f"llama.cpp's library does not load ({reason}): {REINSTALL}") from None
     return llama_cpp

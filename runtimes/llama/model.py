@@ -37,7 +37,7 @@ AnyState: TypeAlias = LlamaState | RecurrentState
 
 
 class LlamaModel:
-    """Implements `LanguageModel` and `AdapterModel` over loaded weights, which it owns with the `leases` given.
+    """Implements `LanguageModel`, `AdapterModel`, `AdapterFileModel` over loaded weights; owns them and the `leases`.
 
     snapshots: how many earlier memories each state of recurrent layers keeps.
     """
@@ -122,11 +122,6 @@ class LlamaModel:
             self._adapters.add(digest, matrices, scale=scale, users=list(self._contexts))
 
     def add_adapter_file(self, digest: str, path: Path, *, scale: float = 1.0) -> None:
-        """Hold the GGUF adapter at `path` as `add_adapter` does; its own alpha counts, times `scale`.
-
-        Raises ManifestError for a damaged file, InputError for one of another base, CapabilityError for what llama.cpp
-        leaves out, BudgetExceeded before it is loaded.
-        """
         with self._lock:
             self._check_open()
             self._adapters.add_file(digest, path, scale=scale, users=list(self._contexts))

@@ -19,14 +19,14 @@ from pathlib import Path
 from edgedecode.folders import cache_folder
 from edgedecode.processor import processor_facts
 
-from .engine import INSTALL, Engine
+from .engine import INSTALL, REINSTALL, Engine
 from .scratch import scratch_file
 from .tiny import tiny_model
 
 __all__ = ["Finding", "decode_tiny", "probe_engine"]
 
 TIMEOUT_SECONDS = 60.0
-REBUILD = 'CMAKE_ARGS="-DGGML_NATIVE=OFF" pip install --force-reinstall --no-binary :all: --no-deps llama-cpp-python=='
+REBUILD = f'CMAKE_ARGS="-DGGML_NATIVE=OFF" {REINSTALL}=='
 LASTING = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGABRT", "SIGFPE")
 """Signals that the same build sends again; others (memory ran out, a user's stop) are not remembered."""
 _CODE = (
@@ -120,7 +120,7 @@ def _ask_child(version: str, python: Sequence[str], *, timeout: float) -> tuple[
         return Finding(False, f"its native code died with {name}; rebuild it: {REBUILD}{version}"), name in LASTING
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
     said = lines[-1].removeprefix("edgedecode.errors.RuntimeUnavailable: ") if lines else f"exit code {done.returncode}"
-    return Finding(False, said if INSTALL in said else f"{said} ({INSTALL})"), False
+    return Finding(False, said if INSTALL in said or REINSTALL in said else f"{said} ({INSTALL})"), False
 
 
 def _signal_name(number: int) -> str:

@@ -9,10 +9,11 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from edgedecode.errors import CapabilityError, InputError, ManifestError, RuntimeUnavailable
+from edgedecode.factories import Refusal
 from edgedecode.gguf.header import Header, check_header, read_header
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease, format_nbytes
-from edgedecode.protocols import Device, LanguageModel, Refusal
+from edgedecode.protocols import Device, LanguageModel
 from edgedecode.types import ModelCard
 
 from ..threads import default_threads
@@ -100,6 +101,7 @@ class LlamaRuntime:
         if threads is not None and threads < 1:
             raise InputError(f"{threads} threads: give 1 or more")
         kv_type = _kv_type(entry, name, needs=needs)
+        self._check_works()  # before files are made for it
         path = gguf_path(entry, root, name=name, budget=budget)
         header = read_header(path)
         check_header(header, entry, path=path)
@@ -108,7 +110,7 @@ class LlamaRuntime:
             code = self._code.get(budget) or undo.enter_context(budget.reserve("llama.cpp code", ENGINE_NBYTES))
             planned = weights_nbytes(entry, header, file_nbytes=file_nbytes)
             lease = undo.enter_context(budget.reserve(f"weights:{name}", planned))
-            engine = self._load_engine()
+            engine = self._engine = self._engine or Engine()
             weights = engine.load(path, mmap=self._mmap)
             undo.callback(weights.close)
             _check_kind(weights, header, name=name, needs=needs)
@@ -145,13 +147,9 @@ class LlamaRuntime:
     def _probe(self) -> Finding:
         return probe_engine(self._version)
 
-    def _load_engine(self) -> Engine:
-        if self._engine is None:
-            finding = self._probe()
-            if not finding.works:
-                raise RuntimeUnavailable(f"llama.cpp does not run here: {finding.reason}")
-            self._engine = Engine()
-        return self._engine
+    def _check_works(self) -> None:
+        if self._engine is None and not (finding := self._probe()).works:
+            raise RuntimeUnavailable(f"llama.cpp does not run here: {finding.reason}")
 
 
 def _kv_type(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:

@@ -10,9 +10,10 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from edgedecode.errors import CapabilityError, InputError
+from edgedecode.factories import Refusal
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
-from edgedecode.protocols import Device, LanguageModel, Refusal
+from edgedecode.protocols import Device, LanguageModel
 from edgedecode.types import ModelCard
 
 from ..threads import default_threads

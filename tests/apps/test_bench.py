@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from edgedecode import InputError, Pair
-from edgedecode.apps.bench import families
 from edgedecode.apps.bench.conditions import Conditions
 from edgedecode.apps.bench.costs import CostMeter
 from edgedecode.apps.bench.families import measure_family
 from edgedecode.apps.bench.prompts import Prompt, bundled_prompts, choose, read_prompts
+from edgedecode.apps.bench.requests import Requests
 from edgedecode.apps.bench.results import FamilyResult
-from edgedecode.apps.bench.runs import HostGap, answer
+from edgedecode.apps.bench.runs import LATER, HostGap, answer
 from edgedecode.apps.bench.runs import Run as AnswerRun
 from edgedecode.apps.bench.settings import PLAIN, Arm, Settings
 from edgedecode.apps.bench.timed import TimedPair
@@ -28,7 +28,7 @@ from edgedecode.registry import drafter_names
 
 from .conftest import Run
 
-QUICK = ["bench", "--quick", "--families", "edit,story", "--per-family", "1", "--repetitions", "2", "--json"]
+QUICK = ["bench", "--quick", "--families", "edit,story", "--per-family", "1", "--repetitions", "2", "--json", "--fixed"]
 
 
 def settings(**changes: object) -> Settings:
@@ -46,9 +46,8 @@ def settings(**changes: object) -> Settings:
 def test_the_conditions_tell_the_threads_that_are_used(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def told(*, asked: int | None, with_draft: bool = True) -> str:
         timed = TimedPair(toy, with_draft=with_draft)
-        return Conditions.of(
-            timed, settings(), arguments=Namespace(threads=asked, prompts=None, provider="cpu")
-        ).threads
+        arguments = Namespace(threads=asked, prompts=None, provider="cpu", overhead=False, calibrate=False)
+        return Conditions.of(timed, settings(), arguments=arguments).threads
 
     assert told(asked=None) == "the runtime's choice"
     assert told(asked=3) == "3"
@@ -106,8 +105,9 @@ def test_bad_prompts_are_refused(line: str, expected: str, tmp_path: Path) -> No
 def test_a_run_counts_rounds_and_host_gaps(toy: Pair) -> None:
     timed = TimedPair(toy, with_draft=True)
     prompt = Prompt("chat", (), ("hello", "again"))
-    plain = answer(timed, prompt, arm=PLAIN, max_tokens=12, context=512)
-    drafted = answer(timed, prompt, arm=Arm("model", 4), max_tokens=12, context=512)
+    short = settings(max_tokens=12)
+    plain = answer(timed, prompt, arm=PLAIN, settings=short)
+    drafted = answer(timed, prompt, arm=Arm("model", 4), settings=short)
     assert plain.tokens == drafted.tokens
     assert len(plain.stats) == len(drafted.stats) == 2
     assert len(plain.host) == sum(stats.rounds - 1 for stats in plain.stats)
@@ -115,25 +115,36 @@ def test_a_run_counts_rounds_and_host_gaps(toy: Pair) -> None:
     assert any(gap.drafted for gap in drafted.host)
     assert not any(gap.drafted for gap in plain.host)
     assert drafted.reading_seconds > 0 == plain.reading_seconds
+    assert [token for turn in plain.turns for token in turn] == plain.tokens
+    assert plain.whole_seconds == pytest.approx(plain.first_seconds + plain.seconds)
+    assert plain.later_tokens == 0
+
+
+def test_a_long_answer_is_timed_after_its_first_tokens_too(toy: Pair) -> None:
+    timed = TimedPair(toy, with_draft=False)
+    run = answer(
+        timed, Prompt("chat", (), ("hi",)), arm=PLAIN, settings=settings(max_tokens=LATER + 9, ignore_eos=True)
+    )
+    assert (len(run.tokens), run.later_tokens) == (LATER + 9, 9)
+    assert 0 < run.later_seconds < run.seconds
 
 
 def measure_lying(toy: Pair, *, lies: Callable[[Prompt], bool], prompts: int = 2) -> FamilyResult:
     """Measure with an n-gram drafter of length 3 that changes the texts of some prompts, and claims 99 rounds more."""
 
-    def lie(timed: TimedPair, prompt: Prompt, *, arm: Arm, max_tokens: int, context: int) -> AnswerRun:
-        run = answer(timed, prompt, arm=arm, max_tokens=max_tokens, context=context)
-        if arm == Arm("ngram", 3) and lies(prompt):
-            run.tokens[-1] += 1
-            run.stats[0].rounds += 99
-            run.host += [HostGap(1.0, drafted=True)] * 999
-        return run
+    class Lying(Requests):
+        def answer(self, prompt: Prompt, arm: Arm) -> AnswerRun:
+            run = super().answer(prompt, arm)
+            if arm == Arm("ngram", 3) and lies(prompt):
+                run.tokens[-1] += 1
+                run.stats[0].rounds += 99
+                run.host += [HostGap(1.0, drafted=True)] * 999
+            return run
 
     timed = TimedPair(toy, with_draft=True)
     chosen = settings(prompts=tuple(choose(bundled_prompts(), families=["edit"], per_family=prompts)))
     meter = CostMeter(timed, tokens=[5, 6, 7])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(families, "answer", lie)
-        return measure_family(timed, "edit", settings=chosen, meter=meter, advance=lambda: None)
+    return measure_family(Lying(timed, chosen), "edit", meter=meter, advance=lambda: None)
 
 
 def test_a_divergent_text_is_counted_and_left_out(toy: Pair) -> None:
@@ -143,7 +154,11 @@ def test_a_divergent_text_is_counted_and_left_out(toy: Pair) -> None:
     assert lied[0].host_seconds_per_round == 1.0  # nothing was kept: all runs are shown
     assert all(arm.divergent == 0 and arm.speed_up for arm in result.arms if arm.name != "ngram 3")
     assert result.plain_unstable == 0
+    assert (result.scheduled.name, result.scheduled.divergent) == ("scheduled", 0)
+    assert result.bound is not None
     assert result.bound >= 1.0
+    assert result.hindsight is not None
+    assert result.hindsight.arm != "ngram 3"
 
 
 def test_the_prediction_is_of_the_same_prompts_as_the_measurement(toy: Pair) -> None:
@@ -185,8 +200,8 @@ def test_a_whole_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[str])
     assert [family["family"] for family in value["families"]] == ["edit", "story"]
     assert [arm["length"] for arm in value["families"][0]["arms"]] == [2, 4] * len(drafter_names())
     assert all(arm["divergent"] == 0 for family in value["families"] for arm in family["arms"])
-    assert out.count("threads: the runtime's choice") == 2  # under every table
-    answers = 4 * len(drafter_names())
+    assert out.count("threads: the runtime's choice") == 4  # under every table
+    answers = 2 + 4 * len(drafter_names())
     assert f"{answers} of {answers} speculative answers" in out
     assert "no measurement" in out
 
@@ -197,7 +212,7 @@ def test_the_overhead_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[
     value = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {"conditions", "host_work", "loops", "not_compared"} == set(value)
     arms = [f"{name} {length}" for name in drafter_names() for length in (2, 4)]
-    assert [work["arm"] for work in value["host_work"]] == ["plain", *arms]
+    assert [work["arm"] for work in value["host_work"]] == ["plain", "scheduled", *arms]
     assert all(work["median_seconds"] > 0 for work in value["host_work"] if work["rounds"])
 
 
@@ -206,6 +221,16 @@ def test_the_overhead_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[
     ("words", "code", "expected"),
     [
         (["--lengths", "1,x"], 2, "no list of whole numbers"),
+        (["--synthetic", "2"], 1, "an acceptance is 0 to 1"),
+        (["--synthetic", "x"], 2, "'x' is no number"),
+        (["--mixed", "--calibrate"], 2, "not allowed with"),
+        (["--top-p", "0.9"], 2, "give --temp with it"),
+        (["--temp", "-1"], 1, "temperature -1.0 is out of range"),
+        (["--plot", "x.png"], 1, "drawings are SVG"),
+        (["--plot", "/no/such/folder/x.svg"], 1, "there is no folder /no/such/folder"),
+        (["--plot", "x.svg", "--overhead"], 2, "does not measure"),
+        (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
+        (["--mixed", "-c", "30"], 1, "raise --ctx-size"),
         (["--against-genai", "folder"], 2, "give --overhead with it"),
         (["--lengths", "0"], 1, "out of range"),
         (["--families", "poetry"], 1, "no prompts of family poetry"),
@@ -230,7 +255,7 @@ def json_line(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
 
 
 def test_quick_on_the_pack(run: Run, pack: Path) -> None:
-    value = json_line(run("bench", "-m", str(pack), "--quick", "--repetitions", "1", "--json"))
+    value = json_line(run("bench", "-m", str(pack), "--quick", "--fixed", "--repetitions", "1", "--json"))
     assert isinstance(value["families"], list)
     assert {arm["drafter"] for family in value["families"] for arm in family["arms"]} == {*drafter_names()}
     assert any(arm["accepted"] > 0 for family in value["families"] for arm in family["arms"])

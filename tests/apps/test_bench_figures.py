@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from edgedecode import Pair, Stats
-from edgedecode.apps.bench.costs import CostMeter, Costs
+from edgedecode.apps.bench.costs import READ, CostMeter, Costs
 from edgedecode.apps.bench.prompts import Prompt
 from edgedecode.apps.bench.runs import answer, host_gaps, reading_seconds
-from edgedecode.apps.bench.settings import Arm
+from edgedecode.apps.bench.settings import Arm, Settings
 from edgedecode.apps.bench.survival import Host, Survival, predicted, predicted_at
 from edgedecode.apps.bench.timed import Pass, TimedPair
 
@@ -34,6 +34,8 @@ def test_what_follows_draft_steps_has_a_curve_of_its_own() -> None:
     survival = Survival(rounds=100, tokens=280, proposed=300, accepted=180, survived=[80, 60, 40], reached=[100] * 3)
     assert predicted(survival, costs, drafter="model", host=NO_HOST) == pytest.approx(2.8 / (2.0 + 0.2))
     assert predicted(survival, costs, drafter="ngram", host=NO_HOST) == pytest.approx(2.8 / 1.8)
+    mixed = predicted(survival, costs, drafter="none", host=NO_HOST, drafting=100 * 0.2)
+    assert mixed == pytest.approx(2.8 / (1.8 + 0.2))
 
 
 def test_costs_are_measured_in_the_order_of_a_round(toy: Pair) -> None:
@@ -110,6 +112,21 @@ def test_reading_the_prompt_is_every_pass_before_the_first_draft_but_its_steps()
 
 def test_a_long_prompts_reading_is_more_than_its_first_chunk(toy: Pair) -> None:
     timed = TimedPair(toy, with_draft=True)
-    run = answer(timed, Prompt("chat", (), ("x" * 600,)), arm=Arm("model", 4), max_tokens=8, context=1024)
+    prompt = Prompt("chat", (), ("x" * 600,))
+    settings = Settings((prompt,), drafters=("model",), lengths=(4,), repetitions=1, max_tokens=8, context=1024)
+    run = answer(timed, prompt, arm=Arm("model", 4), settings=settings)
     first, second = timed.draft_passes[:2]
     assert (first.width, run.reading_seconds) == (512, pytest.approx(first.seconds + second.seconds))
+
+
+def test_reading_is_timed_where_it_is_asked_for(toy: Pair) -> None:
+    timed = TimedPair(toy, with_draft=True)
+    meter = CostMeter(timed, tokens=[5, 6, 7], widest=3, context=100, reading=True)
+    timed.clear()
+    meter.sample()
+    assert timed.draft_passes[-1].width == READ
+    costs = meter.costs()
+    assert costs.context == 100
+    assert costs.read_seconds is not None
+    assert costs.read_seconds >= timed.draft_passes[-1].seconds / READ > 0  # its clock is around the pass's own
+    meter.close()

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.errors import BudgetExceeded, CapabilityError
+from edgedecode.errors import BudgetExceeded, CapabilityError, RuntimeUnavailable
 from edgedecode.hub import BUNDLED_PACK
 from edgedecode.manifest import MANIFEST_NAME, Manifest
 from edgedecode.memory import Budget
 from edgedecode.pair import load
 from edgedecode.runtimes.llama import first_use
 from edgedecode.runtimes.llama.first_use import gguf_path
+from edgedecode.runtimes.llama.probe import Finding
 
 pytest.importorskip("gguf", reason="the llama extra is not installed")
 
@@ -196,3 +197,15 @@ def test_both_engines_say_the_same(bundled: Path) -> None:
             assert pair.runtime == runtime
             said.append(session.generate("What is the capital of France?", max_tokens=16).text)
     assert said[0] == said[1] == "The capital of France is Paris."
+
+
+def test_nothing_is_made_for_an_engine_that_does_not_run(
+    bundled: Path, cache: Path, unmaking: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgedecode.runtimes.llama.runtime.engine_version", lambda: "0.0")
+    monkeypatch.setattr(
+        "edgedecode.runtimes.llama.runtime.probe_engine", lambda version: Finding(False, "its native code died")
+    )
+    with pytest.raises(RuntimeUnavailable, match="does not run here: its native code died"):
+        load(bundled, runtime="llama")
+    assert not cache.exists()

@@ -65,6 +65,16 @@ def test_what_may_pass_is_not_remembered(command: tuple[str, ...], words: str, c
     assert list(cache.iterdir()) == []
 
 
+def test_a_library_that_does_not_load_says_how_to_build_it_again(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp" / "__init__.py").write_text("raise FileNotFoundError('no libllama here')")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+    code += "from edgedecode.runtimes.llama.probe import decode_tiny; decode_tiny(sys.argv[1])"
+    finding = probe_engine(VERSION, python=child(code))
+    assert finding.reason.startswith("llama.cpp's library does not load (no libllama here): pip install --force-rein")
+    assert list(cache.iterdir()) == [], "asked again after it was built"
+
+
 def test_a_good_build_is_asked_once(tmp_path: Path, cache: Path) -> None:
     command = child(COUNT, str(tmp_path / "calls"))
     assert probe_engine(VERSION, python=command) == probe_engine(VERSION, python=command) == Finding(True)

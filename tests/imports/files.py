@@ -40,6 +40,8 @@ class File:
     pre: str | None = None
     model: str | None = None
     seed: int = 3
+    added: Mapping[str, Floats] = field(default_factory=dict)
+    """What is added to drawn weights, by their names."""
     more: Callable[[GGUFWriter], None] = field(default=lambda writer: None)
 
 
@@ -100,7 +102,7 @@ def tensors(file: File) -> dict[str, Floats]:
     for layer in range(file.layers):
         found |= {f"blk.{layer}.{name}.weight": normal(*shape) for name, shape in shapes.items()}
         found |= {f"blk.{layer}.{norm}.weight": np.ones(HIDDEN, np.float32) for norm in ("attn_norm", "ffn_norm")}
-    return found
+    return {name: values + file.added.get(name, np.float32(0)) for name, values in found.items()}
 
 
 def write_adapter(
@@ -112,13 +114,15 @@ def write_adapter(
     rank: int = 4,
     kind: str = "lora",
     more: Mapping[str, Floats] | None = None,
+    invocation: Sequence[int] = (5, 6),
 ) -> Path:
-    """Write a LoRA of the first layer, of a model with this hidden size."""
+    """Write a LoRA of the first layer, of a model with this hidden size; without `invocation` it holds everywhere."""
     writer = GGUFWriter(None, architecture)
     writer.add_type("adapter")
     writer.add_string("adapter.type", kind)
     writer.add_float32("adapter.lora.alpha", 6.0)
-    writer.add_array("adapter.alora.invocation_tokens", [5, 6])
+    if invocation:
+        writer.add_array("adapter.alora.invocation_tokens", list(invocation))
     for module in modules:
         inside = MLP if module == "ffn_down" else hidden
         add_tensor(writer, f"blk.0.{module}.weight.lora_a", np.ones((rank, inside), np.float32))

@@ -311,8 +311,8 @@ def test_a_place_that_is_taken(target: Path, capsys: pytest.CaptureFixture[str])
         (["--onnx", "b", "--draft", "a"], "--draft: it goes with --target"),
         (["--onnx", "b", "--adapter", "a=b"], "--adapter: it goes with --target"),
         (["--target", "a", "--draft-onnx", "b"], "--draft-onnx: it goes with --onnx"),
-        (["--target", "a", "--adapter", "b"], "is not NAME=FILE"),
-        (["--target", "a", "--adapter", "../x=b"], "is not NAME=FILE"),
+        (["--target", "a", "--adapter", "b"], "is not NAME=PATH"),
+        (["--target", "a", "--adapter", "../x=b"], "is not NAME=PATH"),
         (["--target", "a", "--adapter", "x=b", "--adapter", "x=c"], "the name 'x' is given twice"),
     ],
 )

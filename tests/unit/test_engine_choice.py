@@ -15,11 +15,13 @@ import pytest
 from edgedecode import engines
 from edgedecode.engine_choice import Candidate, Choice, Speeds, choose
 from edgedecode.engine_speeds import MARK, EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
-from edgedecode.errors import BudgetExceeded, CapabilityError, RuntimeUnavailable
+from edgedecode.engines import default_runtime
+from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
+from edgedecode.factories import Refusal
 from edgedecode.manifest import FileEntry, Manifest, ModelEntry
 from edgedecode.notices import NOTICES
 from edgedecode.pair import Pair, _first_opened
-from edgedecode.protocols import Refusal, Runtime
+from edgedecode.protocols import Runtime
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 
 UNABLE, BROKEN = Refusal("no such file"), Refusal("it died with SIGSEGV", broken=True)
@@ -283,3 +285,11 @@ def test_an_engine_that_does_not_fit_leaves_it_to_the_next(
     assert heard == ["one cannot run this pack here (too large); decoding on two"]
     with pytest.raises(type(error)):
         _first_opened(("one",), opened)
+
+
+def test_the_variable_names_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEDECODE_RUNTIME", "")
+    assert default_runtime() == "auto"
+    monkeypatch.setenv("EDGEDECODE_RUNTIME", "abacus")
+    with pytest.raises(InputError, match=r"EDGEDECODE_RUNTIME is 'abacus', which is no engine here: set one of .*auto"):
+        default_runtime()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edgedecode.adapter_entry import AdapterEntry
 from edgedecode.errors import BudgetExceeded, CapabilityError, IncompatiblePair, InputError, ManifestError
 from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest, OutsideFile
 from edgedecode.memory import Budget
@@ -229,3 +230,19 @@ def test_an_explicit_kv_type_is_asked_of_the_engine(
 def test_an_unknown_kv_type(pack: Path) -> None:
     with pytest.raises(InputError, match="'int4': it is float32, float16, int8"):
         load(pack, kv_type="int4")
+
+
+@pytest.mark.parametrize(
+    ("role", "message"), [("target", "engine table does not take: use --runtime llama"), ("draft", "is for the draft")]
+)
+def test_adapters_that_cannot_be_applied(role: str, message: str) -> None:
+    toy = toy_pair()
+    entry = AdapterEntry("adapters/formal.gguf", role=role, rank=4, alpha=8.0, modules=("q_proj",))
+    manifest = replace(toy.manifest, adapters={"formal": entry})
+    runtime = TableRuntime({"target": toy_tables(259, seed=0)})
+    pair = Pair(manifest, Path(), tokenizer=toy.tokenizer, runtime=runtime, budget=Budget())
+    with pytest.raises(CapabilityError, match=message):
+        pair.session(SessionOptions(adapter="formal"))
+    with pytest.raises(ManifestError, match="has no adapter 'sailor'; it has: formal"):
+        pair.session(SessionOptions(adapter="sailor"))
+    assert pair.session(SessionOptions(drafter="none")).generate("hello", max_tokens=4).tokens

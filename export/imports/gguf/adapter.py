@@ -9,11 +9,12 @@ from edgedecode.adapter_entry import AdapterEntry
 from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError
 from edgedecode.gguf.adapter import check_adapter
 from edgedecode.gguf.architectures import module_of
+from edgedecode.gguf.header import Header
 
 from .metadata import Metadata
 from .source import GgufSource, open_contents
 
-__all__ = ["ImportedAdapter", "open_adapter"]
+__all__ = ["ImportedAdapter", "open_adapter", "read_adapter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +27,28 @@ class ImportedAdapter:
 
 def open_adapter(path: Path, *, base: GgufSource, role: str) -> ImportedAdapter:
     """Check the adapter in `path` against the model it is for. Raises ExportError: one line that says what to do."""
+    return ImportedAdapter(path.resolve(), read_adapter(path, base.header, name=base.name, role=role))
+
+
+def read_adapter(path: Path, header: Header, *, name: str, role: str) -> AdapterEntry:
+    """Check the adapter in `path` against the model `name` of this header; return its entry without a file.
+
+    Raises ExportError: one line that says what to do.
+    """
     contents = open_contents(path)
     try:
-        adapter = check_adapter(contents, path, base.header, name=base.name)
+        adapter = check_adapter(contents, path, header, name=name)
     except (CapabilityError, InputError, ManifestError) as error:
         raise ExportError(str(error)) from None
     invocation = Metadata(contents).numbers("adapter.alora.invocation_tokens")
-    entry = AdapterEntry(
+    return AdapterEntry(
         file="",
         role=role,
         rank=adapter.rank,
         alpha=adapter.alpha,
-        modules=tuple(dict.fromkeys(_module(name, base.header.architecture) for name in adapter.ranks)),
+        modules=tuple(dict.fromkeys(_module(each, header.architecture) for each in adapter.ranks)),
         invocation=tuple(int(token) for token in invocation),
     )
-    return ImportedAdapter(path.resolve(), entry)
 
 
 def _module(tensor: str, architecture: str) -> str:

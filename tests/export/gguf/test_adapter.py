@@ -9,9 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.errors import ExportError
+import edgedecode
+from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.cli import main
+from edgedecode.errors import CapabilityError, ExportError
 from edgedecode.export.gguf.adapter import write_adapter
 from edgedecode.export.source import open_source
+from edgedecode.manifest import Manifest
 from edgedecode.types import FloatArray
 from tests.export.test_architectures import SHAPES, random_tokens
 from tests.export.tiny import TinyModel, write_model
@@ -143,3 +147,71 @@ def test_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
     head = random_adapter(tmp_path / "adapter", model, modules=("lm_head",))
     with pytest.raises(ExportError, match=r"changes base_model\.model\.lm_head\.lora_A\.weight"):
         write_adapter(head, tmp_path / "adapter.gguf", shape=shape)
+
+
+def exported(model: Path, pack: Path, *more: str) -> int:
+    words = ["export", "--target", str(model), "--out", str(pack), "--noise-positions", "0", "--no-cache"]
+    return main([*words, "--bits", "8", *more])
+
+
+@needs_engine
+def test_an_exported_pack_decodes_with_it(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", TinyModel())
+    folder = random_adapter(tmp_path / "peft", model)
+    assert exported(model, tmp_path / "pack", "--formats", "onnx,gguf", "--adapter", f"formal={folder}") == 0
+    manifest = Manifest.load(tmp_path / "pack")
+    entry = manifest.adapters["formal"]
+    assert (entry.file, entry.role, entry.rank, entry.alpha) == ("adapters/formal.gguf", "target", 4, 6.0)
+    assert set(entry.modules) == {"q_proj", "k_proj", "v_proj", "o_proj", "down_proj"}
+    assert entry.file in manifest.files
+    said = []
+    for adapter in (None, "formal"):
+        options = SessionOptions(sampling=SamplingOptions(), adapter=adapter, ignore_eos=True)
+        with edgedecode.load(tmp_path / "pack", runtime="llama") as pair, pair.session(options) as session:
+            said.append(session.generate("the fox", max_tokens=24).tokens)
+    assert said[0] != said[1]
+    with pytest.raises(CapabilityError, match=r"engine onnx does not take: use --runtime llama"):
+        edgedecode.load(tmp_path / "pack", runtime="onnx").session(SessionOptions(adapter="formal"))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (TinyModel(layers=3), "changes model.layers.2.mlp.down_proj, which the model has not; it is for another base"),
+        (TinyModel(mlp=128), "peft changes blk.0.ffn_down.weight by 128×4 and 4×64, in the model target it is 96×64"),
+    ],
+)
+def test_an_adapter_of_another_base_leaves_nothing(
+    other: TinyModel, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(tmp_path / "model", TinyModel())
+    folder = random_adapter(tmp_path / "peft", write_model(tmp_path / "other", other))
+    assert exported(model, tmp_path / "pack", "--formats", "onnx,gguf", "--adapter", f"formal={folder}") == 1
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other", "peft"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--adapter", "a=b"], "add --formats onnx,gguf"),
+        (["--formats", "onnx,gguf", "--adapter", "a=b", "--adapter", "a=c"], "the name 'a' is given twice"),
+        (["--adapter", "b"], "is not NAME=PATH"),
+        (["--exporter", "optimum", "--adapter", "a=b"], "--adapter: --exporter optimum does not take it"),
+        (["--exporter", "optimum", "--imatrix-text", "b"], "--imatrix-text: --exporter optimum does not take it"),
+        (["--compare", "--adapter", "a=b"], "--adapter"),
+        (["--compare", "--imatrix", "b"], "--imatrix"),
+    ],
+)
+def test_options_that_do_not_go_together(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["export", "--target", "x", *([] if "--compare" in more else ["--out", "pack"]), *more])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_dry_run_looks_at_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_model(tmp_path / "model", TinyModel())
+    words = ["export", "--target", str(model), "--dry-run", "--formats", "onnx,gguf", "--adapter", f"a={model}"]
+    assert main(words) == 1
+    assert "no PEFT adapter" in capsys.readouterr().err

@@ -1,0 +1,304 @@
+"""How `bench` measures the scheduler: equal conditions, synthetic drafts, conversations, calibration, replay, plots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from edgedecode import Pair, SamplingOptions, SessionOptions
+from edgedecode.apps.bench.calibration import CONTEXTS, bucket_contexts, learn, measure_host
+from edgedecode.apps.bench.conversations import MIXED, mixed_conversations
+from edgedecode.apps.bench.costs import READ, Costs
+from edgedecode.apps.bench.plot import speed_svg, write_plot
+from edgedecode.apps.bench.prompts import Prompt, bundled_prompts, choose
+from edgedecode.apps.bench.requests import Requests
+from edgedecode.apps.bench.settings import PLAIN, SCHEDULED, Arm, Settings, arms_of
+from edgedecode.apps.bench.synthetic import SYNTHETIC, SyntheticSource
+from edgedecode.apps.bench.timed import TimedPair
+from edgedecode.cli import main
+from edgedecode.cost import CONTEXT_BUCKETS, context_bucket
+from edgedecode.digests import pack_digest
+from edgedecode.errors import InputError
+from edgedecode.experience_file import load_experience
+from edgedecode.testing import byte_tokenizer
+from edgedecode.types import RoundCost, Score
+
+CURVE = Costs(
+    context=256,
+    samples=9,
+    target_seconds={n: 0.01 * (1 + 0.2 * (n - 1)) for n in range(1, 18)},
+    draft_seconds=0.001,
+    next_draft_seconds=0.001,
+    drafted_seconds={n: 0.01 * (1 + 0.2 * (n - 1)) for n in range(1, 18)},
+    read_seconds=0.0002,
+)
+PROMPT = Prompt("chat", (), ("hello there", "and again"))
+
+
+def settings(*prompts: Prompt, **changes: object) -> Settings:
+    plain = Settings(
+        prompts or (PROMPT,), drafters=("ngram",), lengths=(2,), repetitions=1, max_tokens=40, context=1024
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def line(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    value: dict[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return value
+
+
+def test_the_arms_are_plain_scheduled_and_fixed_where_they_are_wanted() -> None:
+    assert arms_of(settings()) == (PLAIN, SCHEDULED, Arm("ngram", 2))
+    assert arms_of(settings(fixed=False)) == (PLAIN, SCHEDULED)
+    assert [str(arm) for arm in (PLAIN, SCHEDULED, Arm(SYNTHETIC, None), Arm("ngram", 2))] == [
+        "plain",
+        "scheduled",
+        "scheduled",
+        "ngram 2",
+    ]
+
+
+# -- equal conditions --------------------------------------------------------------------------------------------------
+
+
+def test_every_request_begins_with_what_was_known_after_the_warm_up(toy: Pair) -> None:
+    requests = Requests(TimedPair(toy, with_draft=True), settings())
+    toy.experience.survival.add(Score("suffix", 3, 2, 4))
+    requests.warm_up([Prompt("chat", (), ("something else",))])
+    known = toy.experience.as_dict()
+    assert toy.experience.costs.tables  # it learnt from the warm-up
+    requests.answer(PROMPT, SCHEDULED)
+    toy.experience.survival.add(Score("suffix", 3, 0, 4))
+    toy.experience.costs.observe(RoundCost(1, 9.0), context_tokens=9)
+    learnt = toy.experience.as_dict()
+    assert learnt["survival"] != known["survival"]
+    requests.restore()
+    restored = toy.experience.as_dict()
+    assert (restored["survival"], restored["arms"]) == (known["survival"], known["arms"])
+    assert restored["costs"] == learnt["costs"] != known["costs"]
+
+
+def test_no_request_drafts_from_an_earlier_answer(toy: Pair) -> None:
+    """A suffix drafter finds an answer it has seen in the store; between requests the store is emptied."""
+    timed, chosen = TimedPair(toy, with_draft=False), settings(max_tokens=30, ignore_eos=True)
+    requests = Requests(timed, chosen)
+    arm = Arm("suffix", 8)
+    runs = [requests.answer(PROMPT, arm) for _ in range(2)]
+    counts = [[(stats.proposed, stats.accepted) for stats in run.stats] for run in runs]
+    assert counts[0] == counts[1]
+    options = SessionOptions(
+        sampling=SamplingOptions(), drafter="suffix", draft_max=8, context=1024, seed=0, ignore_eos=True
+    )
+    with toy.session(options) as session:  # without emptying, the same answer is found again
+        session.generate(PROMPT.turns[0], max_tokens=30)
+        assert session.stats.accepted > counts[0][0][1]
+
+
+def test_scheduled_and_plain_say_the_same_when_they_draw(toy: Pair) -> None:
+    drawn = settings(sampling=SamplingOptions(temperature=0.9, top_p=0.95), seed=7)
+    requests = Requests(TimedPair(toy, with_draft=True), drawn)
+    plain, scheduled, fixed = (requests.answer(PROMPT, arm) for arm in (PLAIN, SCHEDULED, Arm("model", 3)))
+    assert plain.tokens == scheduled.tokens == fixed.tokens
+    assert sum(stats.accepted for stats in fixed.stats) > 0
+    other = Requests(requests.timed, replace(drawn, seed=8)).answer(PROMPT, PLAIN)
+    assert other.tokens != plain.tokens
+
+
+# -- synthetic drafts --------------------------------------------------------------------------------------------------
+
+
+def accepted(toy: Pair, acceptance: float, *, length: int = 1) -> tuple[int, int]:
+    source = SyntheticSource(acceptance, seed=3)
+    toy.add_drafter_source(source)
+    chosen = settings(max_tokens=200, drafters=(SYNTHETIC,), ignore_eos=True, scheduled=Arm(SYNTHETIC, None))
+    requests = Requests(TimedPair(toy, with_draft=False), chosen, synthetic=source)
+    run = requests.answer(PROMPT, Arm(SYNTHETIC, length))
+    assert run.tokens == requests.answer(PROMPT, PLAIN).tokens
+    return sum(stats.accepted for stats in run.stats), sum(stats.proposed for stats in run.stats)
+
+
+def test_synthetic_drafts_are_accepted_as_often_as_asked(toy: Pair) -> None:
+    right, drafted = accepted(toy, 1.0, length=4)
+    assert right == drafted > 300
+    right, drafted = accepted(toy, 0.0, length=4)
+    assert (right, drafted > 1000) == (0, True)
+    right, drafted = accepted(toy, 0.7)
+    assert right / drafted == pytest.approx(0.7, abs=0.08)
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_synthetic_run_tells_the_speed_after_the_first_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--synthetic", "0", "--per-family", "1", "--families", "edit", "--repetitions", "1", "-n", "90"]
+    assert main(["bench", *words, "--lengths", "2", "--json"]) == 0
+    value = line(capsys)
+    [family] = value["families"]  # type: ignore[misc]
+    assert family["family"] == "synthetic 0"
+    assert family["tokens"] == 90
+    assert family["scheduled"]["accepted"] == 0
+    assert family["scheduled"]["later_speed_up"] > 0
+    assert [arm["drafter"] for arm in family["arms"]] == [SYNTHETIC]
+    assert family["arms"][0]["wasted"] == family["arms"][0]["proposed"] > 0
+
+
+# -- conversations -----------------------------------------------------------------------------------------------------
+
+
+def mixed(prompts: Sequence[Prompt], context: int = 1024) -> list[Prompt]:
+    return mixed_conversations(prompts, byte_tokenizer(), max_tokens=8, context=context)
+
+
+def test_a_mixed_conversation_changes_the_family_at_every_turn() -> None:
+    prompts = [Prompt(family, (), (f"{family} {number}",)) for family in "abc" for number in range(3)]
+    conversations = mixed(prompts)
+    assert [conversation.family for conversation in conversations] == [MIXED, MIXED]
+    assert conversations[0].turns == ("a 0", "b 0", "c 0", "a 1", "b 1", "c 1")
+    assert conversations[1].turns == ("a 2", "b 2", "c 2")
+    assert [len(conversation.turns) for conversation in mixed(prompts, context=60)] == [2, 2, 2, 2, 1]
+    with pytest.raises(InputError, match="raise --ctx-size"):
+        mixed(prompts, context=20)
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_mixed_run_compares_with_every_fixed_arm(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--mixed", "--families", "edit,story", "--per-family", "1", "--repetitions", "1", "-n", "8"]
+    assert main(["bench", *words, "--lengths", "2", "--drafters", "ngram,model", "--json"]) == 0
+    [family] = line(capsys)["families"]  # type: ignore[misc]
+    assert (family["family"], family["prompts"]) == (MIXED, 1)
+    assert [(arm["drafter"], arm["length"], arm["divergent"]) for arm in family["arms"]] == [
+        ("ngram", 2, 0),
+        ("model", 2, 0),
+    ]
+    assert family["hindsight"]["ratio"] > 0
+
+
+# -- the default run ---------------------------------------------------------------------------------------------------
+
+
+def test_by_default_only_plain_and_scheduled_are_measured(
+    toy: Pair, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plot, kept = tmp_path / "bench.svg", tmp_path / "experience.json"
+    toy.keep_experience(kept)
+    words = ["--families", "edit,story", "--per-family", "1", "--repetitions", "1", "-n", "24", "--temp", "0.7"]
+    assert main(["bench", *words, "--plot", str(plot), "--json"]) == 0
+    out = capsys.readouterr().out
+    value = json.loads(out.splitlines()[-1])
+    for family in value["families"]:
+        scheduled = family["scheduled"]
+        assert (family["arms"], family["bound"], family["hindsight"], scheduled["divergent"]) == ([], None, None, 0)
+        used = sum(count["rounds"] for count in scheduled["drafters"].values())
+        assert used + sum(scheduled["plain_rounds"].values()) == scheduled["rounds"] > 0
+        assert scheduled["whole_speed_up"] > 0
+    assert "temperature 0.7" in value["conditions"]["decoding"]
+    assert "has answered 12 other prompts" in value["conditions"]["scheduler"]
+    assert "Text: 2 of 2 speculative answers" in out
+    assert {"mean", "worst"} <= {row.split("│")[1].strip() for row in out.splitlines() if row.startswith("│")}
+    ElementTree.fromstring(plot.read_text())
+    assert [file.name for file in tmp_path.iterdir() if "bench" in file.name] == ["bench.svg"]
+    toy.save_experience()
+    assert not kept.exists()  # what a bench's own prompts taught is kept nowhere
+
+
+# -- calibration -------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_context_for_each_bucket() -> None:
+    assert [context_bucket(context) for context in CONTEXTS] == list(range(len(CONTEXT_BUCKETS) + 1))
+    assert bucket_contexts(2048) == [256, 1024]
+    assert bucket_contexts(100) == [100 - READ]
+
+
+def test_the_scheduler_takes_over_what_was_measured(toy: Pair) -> None:
+    longer = replace(CURVE, context=1024, target_seconds={n: 3 * s for n, s in CURVE.target_seconds.items()})
+    learn(toy, [CURVE, longer], host={"none": 0.0005, "ngram": 0.001})
+    costs = toy.experience.costs
+    assert costs.table(256).step == pytest.approx(0.01)
+    assert costs.table(1024).step == pytest.approx(0.03)
+    assert [costs.table(256).c(n) for n in (2, 5, 17)] == pytest.approx([1.2, 1.8, 4.2], rel=0.02)  # smoothed
+    assert costs.d("model", 256) == pytest.approx(0.1)
+    assert costs.reading("model", 256) == pytest.approx(0.02)
+    assert (costs.o("none", 256), costs.o("ngram", 256)) == (pytest.approx(0.05), pytest.approx(0.1))
+
+
+def test_host_work_is_told_by_drafter(toy: Pair) -> None:
+    requests = Requests(TimedPair(toy, with_draft=True), settings(drafters=("model",)))
+    host = measure_host(requests, [PROMPT])
+    assert set(host) == {"none", "model"}
+    assert all(seconds > 0 for seconds in host.values())
+
+
+def test_a_calibration_ends_with_one_json_line(toy: Pair, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plot, kept = tmp_path / "costs.svg", tmp_path / "experience.json"
+    toy.keep_experience(kept)
+    words = ["--calibrate", "--families", "edit", "--repetitions", "1", "-n", "8", "--plot", str(plot)]
+    assert main(["bench", *words, "--json"]) == 0
+    value = line(capsys)
+    calibration = value["calibration"]
+    assert isinstance(calibration, list)
+    assert [costs["context"] for costs in calibration] == [256]
+    assert len(calibration[0]["c"]) == 17
+    assert calibration[0]["read_seconds"] > 0
+    assert toy.experience.costs.table(256).step == pytest.approx(calibration[0]["target_seconds"]["1"])
+    ElementTree.fromstring(plot.read_text())
+    assert load_experience(kept).costs.as_dict() == toy.experience.costs.as_dict()
+
+
+# -- replay ------------------------------------------------------------------------------------------------------------
+
+
+def recorded(toy: Pair, path: Path) -> Path:
+    with toy.session(SessionOptions(sampling=SamplingOptions(), seed=0, trace=path)) as session:
+        session.generate("hello there", max_tokens=40)
+    return path
+
+
+def test_a_trace_is_replayed(
+    toy: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = pack_digest(toy.manifest)
+    monkeypatch.setattr("edgedecode.apps.bench.replaying._digest", lambda pack: digest)
+    trace = recorded(toy, tmp_path / "trace.jsonl")
+    lines = trace.read_text().splitlines()
+    assert main(["bench", "--replay", str(trace), "--json"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == f"{len(lines) - 1} plans, all equal"
+    assert json.loads(out[1]) == {"plans": len(lines) - 1, "difference": None}
+
+    changed = json.loads(lines[5])
+    changed["plan"]["draft_max"] += 1
+    trace.write_text("\n".join([*lines[:5], json.dumps(changed), *lines[6:]]))
+    assert main(["bench", "--replay", str(trace)]) == 1
+    assert capsys.readouterr().out.startswith("plan 5 differs: recorded Plan(")
+
+    monkeypatch.setattr("edgedecode.apps.bench.replaying._digest", lambda pack: "another")
+    assert main(["bench", "--replay", str(trace)]) == 1
+    message = capsys.readouterr().err
+    assert "is of another pack" in message
+    assert "no head of a trace" not in message
+
+
+# -- the drawing -------------------------------------------------------------------------------------------------------
+
+
+def test_a_drawing_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    taken = tmp_path / "taken.svg"
+    taken.mkdir()
+    with pytest.raises(InputError, match="cannot be written"):
+        write_plot(str(taken), speed_svg([CURVE], [], title="t"))
+    assert [file.name for file in tmp_path.iterdir()] == ["taken.svg"]
+
+
+def test_a_curve_is_drawn_with_a_point_for_every_width() -> None:
+    root = ElementTree.fromstring(speed_svg([CURVE, replace(CURVE, context=1024)], [], title="a < b"))
+    curves = [element for element in root if element.tag.endswith("polyline")]
+    assert [len(curve.attrib["points"].split()) for curve in curves] == [17, 17]
+
+
+def test_the_bundled_prompts_leave_others_to_learn_from() -> None:
+    measured = choose(bundled_prompts(), per_family=5)
+    assert len(set(bundled_prompts()) - set(measured)) >= 12

@@ -1,0 +1,104 @@
+"""Adapters of imported packs in use: the target says what weights with the change inside say; drafts stay the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgedecode
+from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.cli import main
+from edgedecode.errors import CapabilityError
+from edgedecode.reply import Completion
+from tests.small_tokenizers import byte_level
+
+from .files import HIDDEN, File, Floats, write_adapter, write_file
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+
+NAME, RANK, ALPHA = "blk.0.attn_output.weight", 4, 6.0
+PROMPT = "the quick fox and the lazy dog"
+
+
+def halves() -> dict[str, Floats]:
+    draw = np.random.default_rng(11)
+    down, up = (draw.standard_normal(shape).astype(np.float32) / 4 for shape in ((RANK, HIDDEN), (HIDDEN, RANK)))
+    return {f"{NAME}.lora_a": down, f"{NAME}.lora_b": up}
+
+
+def delta() -> Floats:
+    found = halves()
+    return found[f"{NAME}.lora_b"] @ found[f"{NAME}.lora_a"] * np.float32(ALPHA / RANK)
+
+
+def imported(out: Path, target: Path, *more: str) -> Path:
+    assert main(["import", "--target", str(target), "--noise-positions", "40", *more, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair with one adapter that holds everywhere and one that its tokens activate."""
+    folder = tmp_path_factory.mktemp("adapters")
+    target = write_file(folder / "a.gguf", byte_level())
+    draft = write_file(folder / "b.gguf", byte_level())  # the target without the adapter
+    formal = write_adapter(folder / "formal.gguf", modules=(), more=halves(), invocation=())
+    activated = write_adapter(folder / "activated.gguf")
+    adapters = ["--adapter", f"formal={formal}", "--adapter", f"activated={activated}"]
+    return imported(folder / "pack", target, "--draft", str(draft), *adapters)
+
+
+def said(pack: Path, *, adapter: str | None, draft_max: int = 0) -> Completion:
+    options = SessionOptions(draft_max=draft_max, sampling=SamplingOptions(), adapter=adapter, ignore_eos=True)
+    with edgedecode.load(pack, runtime="llama") as pair, pair.session(options) as session:
+        return session.generate(PROMPT, max_tokens=40)
+
+
+def test_the_target_reads_everything_with_it(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long prompts too, which are read in chunks."""
+    merged = write_file(tmp_path / "merged.gguf", byte_level(), File(added={NAME: delta()}))
+    wanted = said(imported(tmp_path / "pack", merged), adapter=None).tokens
+    monkeypatch.setattr("edgedecode.loop.PREFILL_CHUNK", 8)
+    assert said(pack, adapter="formal").tokens == wanted
+    assert said(pack, adapter=None).tokens != wanted
+
+
+def test_drafts_are_read_without_it_and_change_nothing(pack: Path) -> None:
+    drafted = said(pack, adapter="formal", draft_max=4)
+    assert drafted.tokens == said(pack, adapter="formal").tokens
+    assert drafted.stats.proposed > drafted.stats.accepted
+    alike = said(pack, adapter=None, draft_max=4).stats
+    assert alike.accepted == alike.proposed > 0
+
+
+def test_sessions_of_one_pair_differ_in_it(pack: Path) -> None:
+    """One adapter is loaded once and leased, whoever uses it."""
+    plain, formal = said(pack, adapter=None).tokens, said(pack, adapter="formal").tokens
+    options = SessionOptions(draft_max=0, sampling=SamplingOptions(), adapter="formal", ignore_eos=True)
+    with edgedecode.load(pack, runtime="llama") as pair:
+        before = SessionOptions(draft_max=0, sampling=SamplingOptions(), ignore_eos=True)
+        with pair.session(options) as first, pair.session(before) as second, pair.session(options) as third:
+            assert first.generate(PROMPT, max_tokens=40).tokens == formal
+            assert second.generate(PROMPT, max_tokens=40).tokens == plain
+            assert third.generate(PROMPT, max_tokens=40).tokens == formal
+        assert [lease.name.split(":")[0] for lease in pair.budget.leases].count("adapter") == 1
+    assert not pair.budget.used_nbytes - sum(lease.nbytes for lease in pair.budget.leases if "code" in lease.name)
+
+
+def test_activated_adapters_are_refused(pack: Path) -> None:
+    with pytest.raises(CapabilityError, match="'activated' is activated by tokens"):
+        said(pack, adapter="activated")
+
+
+def test_generate_takes_its_name(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", "-m", str(pack), "--runtime", "llama", "-p", PROMPT, "-n", "16", "--temp", "0"]
+    answers = []
+    for more in ([], ["--adapter", "formal"]):
+        capsys.readouterr()
+        assert main([*words, *more]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] != answers[1]
+    assert main([*words, "--adapter", "nosuch"]) == 1
+    assert capsys.readouterr().err.endswith("the pack has no adapter 'nosuch'; it has: formal, activated\n")

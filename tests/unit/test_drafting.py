@@ -1,0 +1,173 @@
+"""The drafting side of the loop: who is asked when, what the policy is told, and what a round is charged to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from edgedecode.drafting import Drafting
+from edgedecode.errors import CapabilityError, InputError
+from edgedecode.protocols import UniformSource
+from edgedecode.sampling import Noise, Sampler
+from edgedecode.types import WHOLE, Draft, FloatArray, Offer, Outcome, Plan, Score, Signals
+from edgedecode.verify import TargetRows, Verdict
+from tests.toys import GREEDY, CallDrafter
+
+
+class Scripted:
+    """A policy that says what it was given, and keeps what it was told."""
+
+    def __init__(self, *plans: Plan) -> None:
+        self.plans = list(plans)
+        self.told: list[Signals] = []
+
+    def plan(self, signals: Signals) -> Plan:
+        self.told.append(signals)
+        return self.plans.pop(0) if self.plans else Plan(0)
+
+
+class Slow(CallDrafter):
+    """A drafter with a model of its own, three tokens behind."""
+
+    name = "slow"
+    free = False
+    plans: Sequence[Plan] = ()
+
+    def unread(self, context: Sequence[int]) -> int:
+        return 3
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
+        self.plans = [*self.plans, plan]
+        return super().propose(context, limit, rng, plan)
+
+
+def free(*tokens: int, name: str = "call", parents: tuple[int, ...] | None = None) -> CallDrafter:
+    drafter = CallDrafter(lambda context, limit, rng: Draft(tokens, parents, source=name, match=2).cut(limit))
+    drafter.name = name
+    return drafter
+
+
+def slow(*tokens: int) -> Slow:
+    return Slow(lambda context, limit, rng: Draft(tokens, source="slow").cut(limit))
+
+
+def drafting(policy: Scripted, *drafters: CallDrafter, offers: bool = True, chains_only: bool = False) -> Drafting:
+    made = Drafting(drafters, policy, noise=Noise(0, stream=1), offers=offers, chains_only=chains_only)
+    made.begin([1, 2])
+    return made
+
+
+def verdict(draft: Draft, *tokens: int) -> Verdict:
+    import numpy as np
+
+    rows: FloatArray = np.zeros((1 + len(draft), 9), np.float32)
+    accepted = tuple(range(len(tokens) - 1))
+    return Verdict(draft, tokens, accepted, Outcome.CORRECTION, TargetRows(rows, Sampler(GREEDY, vocabulary_size=9)))
+
+
+def test_free_drafters_are_asked_before_the_plan_and_models_after_it() -> None:
+    policy = Scripted(Plan(2, "slow", floor=0.25, read_max=7))
+    quick, model = free(5, 6, 7), slow(5, 8, 8)
+    made = drafting(policy, quick, model)
+    assert made.propose([1, 2], room=10).tokens == (5, 8)
+    assert policy.told[0].offers == (Offer("call", 3, match=2),)
+    assert policy.told[0].unread == (("slow", 3),)
+    assert [(plan.floor, plan.read_max) for plan in model.plans] == [(0.25, 7)]
+
+
+def test_a_free_draft_is_cut_to_the_plan_and_to_the_room() -> None:
+    made = drafting(Scripted(Plan(2, "call"), Plan(9, "call"), Plan(9, "call")), free(5, 6, 7))
+    assert made.propose([1, 2], room=10).tokens == (5, 6)
+    assert made.propose([1, 2], room=1).tokens == (5,)
+    assert made.propose([1, 2], room=0).tokens == ()
+
+
+def test_offers_are_scored_although_another_drafted() -> None:
+    policy = Scripted(Plan(1, "slow"), Plan(0))
+    made = drafting(policy, free(5, 6, 7), slow(5))
+    tokens = [1, 2]
+    draft = made.propose(tokens, room=10)
+    tokens += [5, 9]
+    made.observe(tokens, verdict(draft, 5, 9))
+    made.propose(tokens, room=8)
+    assert policy.told[1].scores == (Score("call", 3, 1, match=2),)
+
+
+def test_a_round_is_charged_to_who_drafted_and_a_models_time_is_not_the_hosts() -> None:
+    policy = Scripted(Plan(2, "slow"), Plan(0), Plan(0))
+    made = drafting(policy, slow(5, 6))
+    draft = made.propose([1, 2], room=10)
+    made.observe([1, 2, 5], verdict(draft, 5))
+    made.spent(verdict(draft, 5), pass_seconds=0.5, host_seconds=0.25)
+    made.propose([1, 2, 5], room=9)
+    (cost,) = policy.told[1].costs
+    assert (cost.drafter, cost.width, cost.drafted, cost.accepted, cost.read) == ("slow", 3, 2, 0, 3)
+    assert cost.draft_seconds > 0
+    assert cost.host_seconds == pytest.approx(0.25 - cost.draft_seconds)
+    made.spent(verdict(Draft(), 7), pass_seconds=0.5, host_seconds=0.1)
+    made.propose([1, 2, 5, 7], room=8)
+    assert [(cost.drafter, cost.width) for cost in policy.told[2].costs] == [("none", 1)]
+
+
+def test_a_model_that_dropped_its_draft_is_charged_for_drafting() -> None:
+    policy = Scripted(Plan(2, "slow"), Plan(0))
+    made = drafting(policy, slow())
+    draft = made.propose([1, 2], room=10)
+    made.spent(verdict(draft, 7), pass_seconds=0.5, host_seconds=0.1)
+    made.propose([1, 2, 7], room=9)
+    assert [(cost.drafter, cost.drafted, cost.width) for cost in policy.told[1].costs] == [("slow", 0, 1)]
+
+
+def test_resting_asks_nobody_and_loses_no_cost() -> None:
+    policy = Scripted(Plan(0, rest=2, reason="nothing pays"), Plan(0))
+    quick = free(5)
+    made = drafting(policy, quick)
+    tokens = [1, 2]
+    for token in (6, 7, 8):
+        assert len(made.propose(tokens, room=10)) == 0
+        assert made.plan.reason == "nothing pays"
+        tokens.append(token)
+        made.spent(verdict(Draft(), token), pass_seconds=0.5, host_seconds=0.1)
+    assert (len(quick.limits), len(policy.told)) == (1, 1)
+    made.propose(tokens, room=10)
+    assert (len(quick.limits), len(policy.told)) == (2, 2)
+    assert len(policy.told[1].costs) == 3
+    assert policy.told[1].scores == (Score("call", 1, 0, match=2),)
+
+
+def test_without_offers_only_the_one_that_is_named_is_asked() -> None:
+    quick, other = free(5), free(6, name="other")
+    made = drafting(Scripted(Plan(1, "other"), Plan(1)), quick, other, offers=False)
+    assert made.propose([1, 2], room=10).tokens == (6,)
+    assert not quick.limits
+    assert made.propose([1, 2], room=10).tokens == (5,)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(InputError, match="needs a drafter"):
+        Drafting([], Scripted(), noise=Noise(0))
+    with pytest.raises(InputError, match="wants the drafter 'nobody', there is: call"):
+        drafting(Scripted(Plan(1, "nobody")), free(5)).propose([1], room=5)
+    tree = free(5, 6, parents=(-1, -1))
+    with pytest.raises(CapabilityError, match="reproducible text needs chains"):
+        drafting(Scripted(Plan(2, "call")), tree, chains_only=True).propose([1], room=5)
+    long = Slow(lambda context, limit, rng: Draft((1,) * 9))
+    with pytest.raises(InputError, match="'slow' proposed 9 of 2 tokens"):
+        drafting(Scripted(Plan(2, "slow")), long).propose([1], room=5)
+
+
+def test_a_generations_last_rounds_are_told_before_the_next_one_or_at_the_end() -> None:
+    policy = Scripted()
+    made = drafting(policy, free(5))
+    for end in (lambda: made.begin([1, 2, 7, 8]), made.close):
+        made.propose([1, 2], room=5)
+        made.observe([1, 2, 7], verdict(Draft(), 7))
+        made.spent(verdict(Draft(), 7), pass_seconds=0.5, host_seconds=0.1)
+        asked = len(policy.told)
+        end()  # type: ignore[operator]
+        (last,) = policy.told[asked:]
+        assert (last.remaining_tokens, len(last.costs), last.scores) == (1, 1, (Score("call", 1, 0, match=2),))
+    made.begin([1, 2])
+    made.propose([1, 2], room=5)
+    assert (policy.told[-1].round, policy.told[-1].costs, policy.told[-1].scores) == (1, (), ())
