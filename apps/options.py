@@ -63,6 +63,11 @@ def add_session_options(parser: ArgumentParser) -> None:
         metavar="N",
         help="tokens to draft, always so many; 0: no speculation (default: as many as pay, by measured costs)",
     )
+    group.add_argument(
+        "--tree",
+        action="store_true",
+        help="drafts may branch, where a tree promises more than the best chain; with --draft-max all do, N nodes each",
+    )
     group.add_argument("--trace", metavar="FILE", help="write what was chosen and from which counts and times")
     group.add_argument(
         "--remember",
@@ -119,6 +124,7 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
         adapter=arguments.adapter,
         drafter=arguments.drafter,
         draft_max=arguments.draft_max,
+        tree=arguments.tree,
         context=arguments.ctx_size,
         seed=arguments.seed,
         rule=Rule(arguments.rule),

@@ -140,7 +140,7 @@ class DraftCost:
 
     def observe(self, cost: RoundCost) -> None:
         """Learn from one round's drafting: `drafted` tokens, `read` of the context before them."""
-        drafted = max(1, cost.drafted)  # it may have dropped a token that it did not trust
+        drafted = max(1, cost.levels or cost.drafted)  # it may have dropped a token that it did not trust
         if cost.read <= 2:  # its first step reads them along
             self.step.observe(cost.draft_seconds / drafted)
             return

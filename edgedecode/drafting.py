@@ -5,7 +5,7 @@ The loop knows one `Drafting`; the policy sees counts and measured times only (`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -13,9 +13,10 @@ from edgedecode.errors import CapabilityError, InputError
 from edgedecode.offers import OpenOffers
 from edgedecode.policy import MAX_DRAFT, FixedLength
 from edgedecode.protocols import Closable, Drafter, Policy
+from edgedecode.rank_survival import Branching
 from edgedecode.sampling import Noise
-from edgedecode.tree import is_chain
-from edgedecode.types import EMPTY_DRAFT, Draft, Offer, Plan, RoundCost, Signals
+from edgedecode.tree import depths, is_chain
+from edgedecode.types import EMPTY_DRAFT, Draft, Offer, Plan, RankRates, RoundCost, Signals
 from edgedecode.verify import Verdict
 
 __all__ = ["Drafting"]
@@ -58,6 +59,8 @@ class Drafting:
         self._asked = "none"
         self._read = 0
         self._draft_seconds = 0.0
+        self._told: dict[str, RankRates] = {}
+        """The rates that the policy knows."""
 
     @classmethod
     def fixed(cls, drafter: Drafter, length: int, *, noise: Noise, chains_only: bool = False) -> Drafting:
@@ -94,7 +97,8 @@ class Drafting:
         if name not in self.drafters:
             raise InputError(f"the policy wants the drafter {name!r}, there is: {', '.join(self.drafters)}")
         self._asked = name
-        draft = drafts[name].cut(length) if name in drafts else self._ask(self.drafters[name], tokens, length)
+        offered_chain = name in drafts and self.plan.shape is None
+        draft = drafts[name].cut(length) if offered_chain else self._ask(self.drafters[name], tokens, length)
         if not len(draft):
             self.plan = replace(self.plan, reason=f"{name} was not sure")
         return self._checked(draft, name, length)
@@ -119,6 +123,7 @@ class Drafting:
                 read=self._read,
                 draft_seconds=self._draft_seconds,
                 match=verdict.draft.match,
+                levels=_levels(verdict.draft) if self._draft_seconds else 0,
             )
         )
 
@@ -134,7 +139,7 @@ class Drafting:
         """Ask one drafter now, and time it where it runs a model: that is engine's work, not the host's."""
         self._noise.position = len(tokens)
         if drafter.free:
-            return drafter.propose(tokens, length, self._noise)
+            return drafter.propose(tokens, length, self._noise, self.plan)
         self._read = drafter.unread(tokens)
         started = perf_counter()
         draft = drafter.propose(tokens, length, self._noise, self.plan)
@@ -165,4 +170,16 @@ class Drafting:
             unread=tuple((drafter.name, drafter.unread(tokens)) for drafter in self._models),
             costs=costs,
             scores=tuple(self._offers.settle(tokens)),
+            rates=tuple(self._moved_rates()),
         )
+
+    def _moved_rates(self) -> Iterator[tuple[str, RankRates]]:
+        for name, drafter in self.drafters.items():
+            rates = drafter.rates() if isinstance(drafter, Branching) else None
+            if rates is not None and rates is not self._told.get(name):
+                self._told[name] = rates
+                yield name, rates
+
+
+def _levels(draft: Draft) -> int:
+    return 0 if draft.parents is None else 1 + max(depths(draft.parents), default=-1)

@@ -8,7 +8,12 @@ from pathlib import Path
 from edgedecode.sampling import SamplingOptions
 from edgedecode.verify import Rule
 
-__all__ = ["SessionOptions"]
+__all__ = ["BRANCHING", "TREE", "SessionOptions", "wants_trees"]
+
+TREE = "tree"
+"""The drafter that proposes nothing but trees."""
+BRANCHING = (TREE, "recycle")
+"""The drafters that can propose trees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +24,8 @@ class SessionOptions:
     draft_max: a fixed draft length, 0 for plain decoding, or None: the scheduler chooses. context: positions to plan
     for. reproducible: same seed, same text, whatever drafts did (passes at least two rows wide, chains, a fixed
     length, match). trace: a file to write the scheduler's signals and plans to (counts and times, no text). remember:
-    keep outputs in the user's cache, on disk, to draft from in later runs; nothing else reads them.
+    keep outputs in the user's cache, on disk, to draft from in later runs; nothing else reads them. tree: drafts may
+    branch, where a tree promises more than the best chain; with a fixed draft_max each is a tree of so many nodes.
     """
 
     sampling: SamplingOptions | None = None
@@ -34,8 +40,14 @@ class SessionOptions:
     ignore_eos: bool = False
     trace: Path | None = None
     remember: bool = False
+    tree: bool = False
 
     @property
     def fixed(self) -> bool:
         """Whether the draft length is fixed, not chosen by measured costs."""
         return self.draft_max is not None or self.reproducible
+
+
+def wants_trees(options: SessionOptions) -> bool:
+    """Tell whether drafts may branch."""
+    return options.tree or options.drafter == TREE

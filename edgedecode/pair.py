@@ -25,7 +25,7 @@ from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget, parse_nbytes, peak_nbytes, resident_nbytes
 from edgedecode.messages import Message
 from edgedecode.notices import notice
-from edgedecode.options import SessionOptions
+from edgedecode.options import TREE, SessionOptions
 from edgedecode.pack_adapters import PackAdapters
 from edgedecode.protocols import DrafterSource, LanguageModel, Runtime
 from edgedecode.registry import find_drafter, find_runtime
@@ -185,9 +185,13 @@ class Pair:
         if options.drafter is not None:
             return (options.drafter,)
         has_draft = "draft" in self.manifest.models
+        branching = options.tree and self.target.card.tree
         if options.fixed or options.rule is Rule.RATIO:
+            if branching:
+                return (TREE,) if has_draft else ("recycle",)
             return ("model",) if has_draft else ("ngram",)
-        return tuple(name for name in SCHEDULED if has_draft or not self.drafter_source(name).needs_model)
+        names = (*SCHEDULED, TREE) if branching else SCHEDULED
+        return tuple(name for name in names if has_draft or not self.drafter_source(name).needs_model)
 
     def draft_max(self, options: SessionOptions) -> int:
         """Return the longest draft these options mean; a fixed length where `options.fixed`."""

@@ -60,6 +60,13 @@ class Probs:
                 winner, first = start + best, arrivals[best]
         return int(self.ids[winner])
 
+    def arrivals(self, exponentials: Exponentials, *, count: int) -> list[int]:
+        """Return the first arrivals of the `race`, in order, at most `count`: draws without replacement."""
+        times = exponentials(self.ids) / self.p
+        first = np.argpartition(times, count - 1)[:count] if count < len(times) else np.arange(len(times))
+        ranked: list[int] = self.ids[first[np.argsort(times[first], kind="stable")]].tolist()
+        return ranked
+
     def of(self, token: int) -> float:
         """Return the probability of one token."""
         index = int(np.searchsorted(self.ids, token))

@@ -159,6 +159,10 @@ class SharedNoise(Protocol):
         """Return the token that this position's noise draws from `probs`."""
         ...
 
+    def ranked_at(self, probs: Probs, position: int, *, count: int) -> list[int]:
+        """Return what this position's noise would draw first, then without that, and so on; at most `count` tokens."""
+        ...
+
 
 class Drafter(Protocol):
     """Proposes continuations for one session. Its indexes and states are caches: they reconcile to `context`."""
@@ -215,6 +219,8 @@ class DraftSetting:
     """What ids that are kept on disk belong to."""
     remember: bool = False
     """Whether outputs may be kept on disk, in the user's cache."""
+    tree: bool = False
+    """Whether trees are wanted, and the target reads them."""
     opened: Mapping[str, Drafter] = field(default_factory=dict)
     """The session's drafters that are open already, by name: one that is made of others uses these."""
 

@@ -114,6 +114,13 @@ class Noise:
         key = mixed(self._hash_key + position)
         return probs.race(lambda ids: exponentials(key, ids))
 
+    def ranked_at(self, probs: Probs, position: int, *, count: int) -> list[int]:
+        """Return what this position's noise would draw first, then without that, and so on; at most `count` tokens."""
+        if len(probs.ids) == 1:
+            return [int(probs.ids[0])]
+        key = mixed(self._hash_key + position)
+        return probs.arrivals(lambda ids: exponentials(key, ids), count=count)
+
 
 class Sampler:
     """Turns logits into `Probs` for one sequence; knows which ids the sequence already holds."""

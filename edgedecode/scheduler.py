@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 from edgedecode.errors import InputError
 from edgedecode.experience import Experience
+from edgedecode.model_arm import SCORED, Use
 from edgedecode.policy import MAX_DRAFT
+from edgedecode.tree_arms import MARGIN, TreeArms, TreeChoice
+from edgedecode.tree_shape import MOST_NODES
 from edgedecode.types import Offer, Plan, RoundCost, Score, Signals
 
 __all__ = ["Scheduler", "SchedulerOptions"]
@@ -53,7 +56,7 @@ class _Choice(NamedTuple):
     speed_up: float
     """Against plain decoding, from here on."""
     rank: float
-    """Against the other arms, with what taking it up costs."""
+    """Against the other arms, with what taking it up costs, and what a tree must have over a chain."""
     plan: Plan
 
 
@@ -76,6 +79,7 @@ class Scheduler:
         self.options = options or SchedulerOptions()
         self.models = {name: self.experience.arm(name) for name in models}
         self.free = frozenset(free)
+        self.trees = TreeArms()
         self._current: str | None = None
         self._idle = 0
         self._measured = _Measured()
@@ -94,6 +98,7 @@ class Scheduler:
             self.survival.add(score)
         for cost in signals.costs:
             self._learn(cost)
+        self.trees.learn(signals.rates)
         room = min(signals.remaining_tokens - 1, self.options.draft_max)
         if room < 1:
             return Plan(0, reason="end")
@@ -143,7 +148,17 @@ class Scheduler:
     def _of_offer(self, offer: Offer, room: int) -> _Choice:
         alive = self.survival.curve(offer.drafter, min(offer.length, room), offer.match)
         length, speed_up = self.best_length(alive, drafter=offer.drafter)
+        if offer.drafter in self.trees:
+            tree = self._tree(offer.drafter, room)
+            if tree.proven and tree.speed_up > MARGIN * speed_up:
+                plan = Plan(len(tree.shape), offer.drafter, reason="pays", shape=tree.shape)
+                return _Choice(offer.drafter, len(tree.shape), tree.speed_up, tree.speed_up / MARGIN, plan)
         return _Choice(offer.drafter, length, speed_up, speed_up, Plan(length, offer.drafter, reason="pays"))
+
+    def _tree(self, drafter: str, room: int) -> TreeChoice:
+        model = drafter in self.models
+        most = min(room, MOST_NODES)
+        return self.trees.best(drafter, costs=self.costs, context_tokens=self._context, most=most, model=model)
 
     def _of_model(self, name: str, unread: int, signals: Signals, room: int) -> _Choice | None:
         arm = self.models.get(name)
@@ -159,6 +174,8 @@ class Scheduler:
         if use is None:
             return None
         longest = min(room, use.draft_max)
+        if name in self.trees:
+            return self._of_tree(name, use, longest)
         length, _ = self.best_length(self.survival.curve(name, longest), drafter=name)
         floor = 0.0
         if self.options.floor_stop:  # its own confidence ends the draft where one more token would not pay
@@ -166,6 +183,18 @@ class Scheduler:
             floor = self._row_cost(name, length) * max(1.0, use.speed_up)
         plan = Plan(length, name, floor=floor, read_max=use.read_max, reason=use.reason)
         return _Choice(name, length, use.speed_up, use.whole, plan)
+
+    def _of_tree(self, name: str, use: Use, most: int) -> _Choice | None:
+        """Choose by what the tree's guesses were worth, in chains too; once it ran, by no more than that gave.
+
+        None where it promises too little more than the chains of another arm.
+        """
+        tree = self._tree(name, most)
+        if len(self.models) > 1 and not tree.proven:
+            return None
+        speed_up = tree.speed_up if self.models[name].rounds < SCORED else min(tree.speed_up, use.speed_up)
+        plan = Plan(len(tree.shape), name, read_max=use.read_max, reason=use.reason, shape=tree.shape)
+        return _Choice(name, len(tree.shape), speed_up, use.whole * speed_up / use.speed_up / MARGIN, plan)
 
     def best_length(self, alive: Sequence[float], *, drafter: str) -> tuple[int, float]:
         """Return the length of the best S for a draft with these chances of survival, and that S; at least 1."""
@@ -191,7 +220,8 @@ class Scheduler:
     def _predicted(self, cost: RoundCost) -> float:
         """Return what such a round costs by what is known now, in plain passes and without reading."""
         d = self.costs.d(cost.drafter, self._context) if cost.drafter in self.models else 0.0
-        return self.costs.table(self._context).c(cost.width) + max(1, cost.drafted) * d + self._o(cost.drafter)
+        steps = max(1, cost.levels or cost.drafted)
+        return self.costs.table(self._context).c(cost.width) + steps * d + self._o(cost.drafter)
 
     def _learn(self, cost: RoundCost) -> None:
         self._unmeasured = self._unmeasured + 1 if cost.drafted else 0
@@ -201,7 +231,8 @@ class Scheduler:
             self._measured.add(cost, self._predicted(cost) * step)
         arm = self.models.get(cost.drafter)
         if arm is not None:
-            self.survival.add(Score(cost.drafter, cost.drafted, cost.accepted))
+            if not cost.levels:  # nodes of a tree are no positions
+                self.survival.add(Score(cost.drafter, cost.drafted, cost.accepted))
             arm.add(cost.accepted + 1, self._predicted(cost) / (1 + self._o("none")))
         for other in self.models.values():
             other.passed(cost.accepted + 1)

@@ -12,8 +12,8 @@ from edgedecode.digests import pack_digest
 from edgedecode.drafting import Drafting
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.experience import Experience
-from edgedecode.options import SessionOptions
-from edgedecode.policy import FixedLength
+from edgedecode.options import BRANCHING, TREE, SessionOptions, wants_trees
+from edgedecode.policy import FixedLength, FixedTree
 from edgedecode.protocols import Drafter, DraftSetting, Policy
 from edgedecode.sampling import Noise
 from edgedecode.scheduler import Scheduler, SchedulerOptions
@@ -34,8 +34,10 @@ def open_drafting(pair: Pair, options: SessionOptions, setting: DraftSetting, *,
     """
     names = pair.drafter_names(options)
     _check(options, names)
+    trees = wants_trees(options) and _reads_trees(pair, options)
+    setting = replace(setting, tree=trees)
     longest = pair.draft_max(options)
-    fixed = FixedLength(longest) if options.fixed else None
+    fixed = _fixed(options, longest, trees=trees) if options.fixed else None
     drafters = _opened(pair, names, setting, asked=options.drafter is not None or options.fixed)
     if not drafters:
         return None
@@ -49,7 +51,34 @@ def open_drafting(pair: Pair, options: SessionOptions, setting: DraftSetting, *,
         raise
 
 
+def _fixed(options: SessionOptions, longest: int, *, trees: bool) -> Policy:
+    return FixedTree(longest) if trees and longest else FixedLength(longest)
+
+
+def _reads_trees(pair: Pair, options: SessionOptions) -> bool:
+    """Tell whether the target can verify trees; a drafter that proposes nothing else says by itself why not."""
+    if not pair.target.card.tree and options.drafter != TREE:
+        logging.getLogger("edgedecode").info("drafts are chains: this pack's target reads no trees")
+    return pair.target.card.tree
+
+
+def _check_tree(options: SessionOptions) -> None:
+    """Refuse what trees do not go with. Raises CapabilityError or InputError."""
+    wanted = "--tree" if options.tree else f"--drafter {TREE}"
+    if options.reproducible:
+        raise CapabilityError(
+            f"reproducible text needs chains, since trees change the order of sums: leave out {wanted}"
+        )
+    if options.rule is Rule.RATIO:
+        raise CapabilityError(f"the ratio rule checks one sampled chain: with {wanted}, use the match rule")
+    if options.draft_max == 0 or options.drafter not in (None, *BRANCHING):
+        chains = "--draft-max 0" if options.draft_max == 0 else f"--drafter {options.drafter}"
+        raise InputError(f"--tree with {chains}: leave one of the two out")
+
+
 def _check(options: SessionOptions, names: Sequence[str]) -> None:
+    if wants_trees(options):
+        _check_tree(options)
     if options.rule is Rule.RATIO and (tuple(names) != ("model",) or options.reproducible):
         wanted = "--reproducible" if options.reproducible else f"--drafter {' '.join(names) or 'none'}"
         raise CapabilityError(f"the ratio rule samples from the draft model: with {wanted}, use the match rule")

@@ -74,7 +74,7 @@ def replay(path: Path, *, pack: str | None = None) -> Iterator[Replayed]:
     for number, line in enumerate(lines[1:], start=2):
         try:
             value = json.loads(line)
-            signals, recorded = Signals.from_dict(value["signals"]), Plan(**value["plan"])
+            signals, recorded = Signals.from_dict(value["signals"]), Plan.from_dict(value["plan"])
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"line {number} of the trace {path} is no round: {error}") from None
         yield Replayed(signals, recorded, scheduler.plan(signals))

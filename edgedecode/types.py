@@ -26,10 +26,12 @@ __all__ = [
     "Outcome",
     "Output",
     "Plan",
+    "RankRates",
     "RoundCost",
     "RowRequest",
     "Score",
     "Signals",
+    "TreeShape",
 ]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -37,6 +39,11 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 
 RowRequest: TypeAlias = Literal["none", "last", "all"] | Sequence[int]
 """Which appended rows' logits a forward pass computes: none of them, the newest, all, or these indices of this call."""
+
+
+RankRates: TypeAlias = tuple[tuple[float, ...], ...]
+"""[depth][rank] → how often a drafter's guess of this rank, 0 the likeliest, is the target's token where all guesses
+above it were; the last depth's serve deeper ones too."""
 
 
 class DraftMode(Enum):
@@ -218,6 +225,8 @@ class RoundCost:
     """Tokens the drafter's model had to read before it could propose."""
     draft_seconds: float = 0.0
     match: int = 0
+    levels: int = 0
+    """Of a tree that a drafter's model grew, a pass each; 0: it drafted a token a pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +245,8 @@ class Signals:
     """The rounds since the last call."""
     scores: tuple[Score, ...] = ()
     """Offers whose tokens were emitted since the last call."""
+    rates: tuple[tuple[str, RankRates], ...] = ()
+    """Of drafters that can propose trees: what their guesses are worth, where that moved since the last call."""
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Signals:
@@ -248,7 +259,29 @@ class Signals:
             unread=tuple((name, count) for name, count in value["unread"]),
             costs=tuple(RoundCost(**cost) for cost in value["costs"]),
             scores=tuple(Score(**score) for score in value["scores"]),
+            rates=tuple((name, tuple(tuple(depth) for depth in rates)) for name, rates in value.get("rates", ())),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """A tree without its tokens, parents first: node i continues node parents[i] (-1: the context) by the guess that
+    its drafter ranks there in place ranks[i], 0 the likeliest."""
+
+    parents: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @property
+    def branches(self) -> bool:
+        """Whether it is more than one chain."""
+        return any(parent != index - 1 for index, parent in enumerate(self.parents))
+
+    def cut(self, nodes: int) -> TreeShape:
+        """Return its first nodes, at most so many."""
+        return self if nodes >= len(self) else TreeShape(self.parents[:nodes], self.ranks[:nodes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +299,16 @@ class Plan:
     """How many rounds after this one are plain, without asking anyone."""
     reason: str = ""
     """Why it is as it is, in a word or two, for statistics and traces."""
+    shape: TreeShape | None = None
+    """The tree to fill with guesses; None: the drafter's own form, mostly a chain."""
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Plan:
+        """Read what `dataclasses.asdict` and JSON made of it. Raises KeyError or TypeError for anything else."""
+        shape = value.get("shape")
+        if shape is not None:
+            shape = TreeShape(tuple(shape["parents"]), tuple(shape["ranks"]))
+        return cls(**{**value, "shape": shape})
 
 
 WHOLE = Plan(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,12 +12,19 @@ from edgedecode.loop import PREFILL_CHUNK
 from edgedecode.probs import Probs
 from edgedecode.protocols import Drafter, DraftSetting, LanguageModel, UniformSource
 from edgedecode.sampling import Sampler
+from edgedecode.tree_shape import MOST_NODES
 from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, DraftMode, FloatArray, Plan
 from edgedecode.verify import Verdict
 
 from .confidence import Confidence, Features, features
 
-__all__ = ["ModelDrafter", "ModelSource"]
+__all__ = ["ModelDrafter", "ModelSource", "Watcher"]
+
+TREE_ROWS = MOST_NODES // 2 + 1
+"""Rows of a pass over a tree's level: nodes with children, and the least branches a state must be able to hold."""
+
+Watcher = Callable[[FloatArray, Sequence[int], Sequence[int]], None]
+"""Logits [vocabulary], the path of drafted tokens and the context that they come after."""
 
 
 class ModelSource:
@@ -62,7 +69,8 @@ class ModelDrafter:
     def __init__(self, model: LanguageModel, setting: DraftSetting) -> None:
         self._model = model
         self._setting = setting
-        self._state = model.new_state(min(setting.capacity, model.card.context))
+        rows = TREE_ROWS if setting.tree and model.card.tree else 1
+        self._state = model.new_state(min(setting.capacity, model.card.context), rows=rows)
         draws = setting.sampled or setting.noise is not None
         options = setting.sampling if draws else replace(setting.sampling, temperature=0.0)
         self._sampler = Sampler(options, vocabulary_size=setting.vocabulary_size)
@@ -72,6 +80,8 @@ class ModelDrafter:
         self._agreed = 0
         self._confidence = Confidence()
         self._guess = _Guess()
+        self.watch: Watcher | None = None
+        """Is shown every row that a chain is drafted from."""
 
     @property
     def nbytes(self) -> int:
@@ -89,10 +99,7 @@ class ModelDrafter:
         return len(context) - self._start - len(self._read)
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
-        unread = self.unread(context)
-        if 0 < plan.read_max < unread:
-            self._restart(len(context) - plan.read_max)
-        limit = min(limit, self._state.capacity - (len(context) - self._start))
+        limit = self.reach(context, limit, plan)
         if limit <= 0:
             return EMPTY_DRAFT
         self._sampler.extend(context[self._sampler_length :])
@@ -100,7 +107,27 @@ class ModelDrafter:
         row = self._catch_up(context)
         if self._setting.sampled:
             return self._sampled(row, limit, rng)
-        return self._drafted(row, limit, at=len(context), floor=plan.floor)
+        return self._drafted(row, limit, context=context, floor=plan.floor)
+
+    def reach(self, context: Sequence[int], limit: int, plan: Plan) -> int:
+        """Return how many tokens may be drafted, at most `limit`; where the plan wants a window, begin it."""
+        unread = self.unread(context)
+        if 0 < plan.read_max < unread:
+            self._restart(len(context) - plan.read_max)
+        return min(limit, self._state.capacity - (len(context) - self._start))
+
+    def row(self, context: Sequence[int]) -> FloatArray:
+        """Read what is missing and return the logits [vocabulary] after the context, a view or not."""
+        return self.full(self._catch_up(context))
+
+    def grow(self, tokens: Sequence[int], *, parents: Sequence[int]) -> FloatArray:
+        """Append rows of a tree, pending until `keep`, and return their logits [tokens, rows of the model], a view."""
+        return self._model.forward(tokens, self._state, parents=parents, rows="all").logits
+
+    def keep(self, path: Sequence[int], tokens: Sequence[int]) -> None:
+        """Settle these pending rows, root first, which hold these tokens; drop the others."""
+        self._state.keep(path)
+        self._read += tokens
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         """Learn how sure to be. The state catches up when it is asked."""
@@ -112,13 +139,17 @@ class ModelDrafter:
         judged = guess.seen[: len(emitted)]
         self._confidence.learn(judged, len(judged) if accepted is None else accepted)
 
-    def _drafted(self, row: FloatArray, limit: int, *, at: int, floor: float) -> Draft:
+    def _drafted(self, row: FloatArray, limit: int, *, context: Sequence[int], floor: float) -> Draft:
         """Draft until the chance that all of it is accepted falls below `floor`; the token that lets it is left out."""
+        at = len(context)
         self._guess = guess = _Guess(at if floor > 0 else -1)
         tokens: list[int] = []
         alive = 1.0
         while True:
-            q = self._sampler.probs(self._full(row), tokens)
+            full = self.full(row)
+            if self.watch is not None:
+                self.watch(full, tokens, context)
+            q = self._sampler.probs(full, tokens)
             token = int(q.ids[0]) if self._setting.noise is None else self._setting.noise.draw_at(q, at + len(tokens))
             if floor > 0:
                 guess.tokens.append(token)
@@ -137,7 +168,7 @@ class ModelDrafter:
         tokens: list[int] = []
         probs: list[Probs] = []
         while True:
-            probs.append(self._sampler.probs(self._full(row), tokens))
+            probs.append(self._sampler.probs(self.full(row), tokens))
             tokens.append(probs[-1].draw(rng.random()))
             if len(tokens) == limit or tokens[-1] in self._setting.ends:
                 break
@@ -192,7 +223,7 @@ class ModelDrafter:
         token_ids = self._model.card.token_ids
         return self._setting.vocabulary_size if token_ids is None else len(token_ids)
 
-    def _full(self, row: FloatArray) -> FloatArray:
+    def full(self, row: FloatArray) -> FloatArray:
         """Spread a trimmed draft's row over the whole vocabulary; other drafts' rows pass through."""
         token_ids = self._model.card.token_ids
         if token_ids is None:

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from edgedecode.memory import Lease
 from edgedecode.protocols import Drafter, DraftSetting, UniformSource
-from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, IntArray, Plan
+from edgedecode.rank_survival import kept_rates
+from edgedecode.tree import is_chain
+from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, IntArray, Plan, RankRates, TreeShape
 from edgedecode.verify import Verdict
 
 __all__ = ["BREADTH", "RecycleDrafter", "RecycleSource", "RecycledLogits"]
@@ -48,7 +50,7 @@ class RecycleSource:
             nbytes = setting.vocabulary_size * BREADTH * np.dtype(np.int32).itemsize
             self._lease = setting.budget.reserve("recycled logits", nbytes)
             self._table = RecycledLogits(setting.vocabulary_size)
-        return RecycleDrafter(self._table, ends=setting.ends)
+        return RecycleDrafter(self._table, ends=setting.ends, tree=setting.tree)
 
     def close(self) -> None:
         if self._lease is not None:
@@ -64,6 +66,13 @@ class RecycledLogits:
         """[id, rank] → id, likeliest first; -1: unknown."""
         self._hits = [[0.0] * BREADTH for _ in range(DEEPEST)]
         self._tried = [0.0] * DEEPEST
+        self._rates: RankRates | None = None
+
+    def rates(self) -> RankRates:
+        """Return `rate` by depth and rank; the same object until one of them moved."""
+        rates = tuple(tuple(self.rate(depth, rank) for rank in range(BREADTH)) for depth in range(DEEPEST))
+        self._rates = kept_rates(self._rates, rates)
+        return self._rates
 
     def rate(self, depth: int, rank: int) -> float:
         """Return how often the follower of this rank was the next token, this deep after a round's beginning."""
@@ -100,6 +109,7 @@ class RecycleDrafter:
 
     What it knows holds for every context, so another conversation changes nothing. While its guesses are rarely right
     it looks at one round in `SELDOM` only: that is what it costs to notice a better text.
+    tree: it tells what its followers of lower ranks are worth, so that plans may want trees of it.
     """
 
     name = "recycle"
@@ -107,8 +117,9 @@ class RecycleDrafter:
 
     nbytes = 0  # the table is the source's
 
-    def __init__(self, table: RecycledLogits, *, ends: frozenset[int] = frozenset()) -> None:
+    def __init__(self, table: RecycledLogits, *, ends: frozenset[int] = frozenset(), tree: bool = False) -> None:
         self._table = table
+        self._tree = tree
         self._ends = ends
         self._rows = max(1, ROW_BUDGET // len(table.followers))
         self._rounds = 0
@@ -120,6 +131,8 @@ class RecycleDrafter:
         return 0
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
+        if plan.shape is not None:
+            return self._grown(context[-1], plan.shape.cut(limit))
         tokens: list[int] = []
         table, token, alive = self._table, context[-1], 1.0
         while len(tokens) < limit:
@@ -133,6 +146,9 @@ class RecycleDrafter:
                 break
         return Draft(tuple(tokens), source=self.name) if tokens else EMPTY_DRAFT
 
+    def rates(self) -> RankRates | None:
+        return self._table.rates() if self._tree else None
+
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         self._rounds += 1
         if self._rounds % SELDOM and self._table.rate(0, self._table.best_rank(0)) < USEFUL:
@@ -145,6 +161,23 @@ class RecycleDrafter:
 
     def close(self) -> None:
         """The table is the source's."""
+
+    def _grown(self, last: int, shape: TreeShape) -> Draft:
+        """Give every node of the shape its token; unknown followers are left out with what hangs from them."""
+        tokens, parents = list[int](), list[int]()
+        place = {-1: -1}
+        for node, (parent, rank) in enumerate(zip(shape.parents, shape.ranks, strict=True)):
+            if parent not in place:
+                continue
+            above = last if parent < 0 else tokens[place[parent]]
+            token = -1 if parent >= 0 and above in self._ends else int(self._table.followers[above, rank])
+            if token >= 0:
+                place[node] = len(tokens)
+                tokens.append(token)
+                parents.append(place[parent])
+        if not tokens:
+            return EMPTY_DRAFT
+        return Draft(tuple(tokens), parents=None if is_chain(parents) else tuple(parents), source=self.name)
 
     def _learn(self, verdict: Verdict, before: Sequence[int]) -> None:
         """Take over as many rows as the budget has: along the emitted path, its last row first, then the others.

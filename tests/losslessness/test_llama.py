@@ -13,9 +13,11 @@ from edgedecode.drafters.model import ModelSource
 from edgedecode.drafters.ngram import NgramSource
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.suffix import SuffixSource
+from edgedecode.drafters.tree import TreeSource
 from edgedecode.drafting import Drafting
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import Budget
+from edgedecode.policy import FixedTree
 from edgedecode.protocols import Drafter, DrafterSource, DraftSetting, LanguageModel, UniformSource
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
 from edgedecode.stats import Stats
@@ -128,6 +130,38 @@ def test_trees_of_scattered_truth(target: LanguageModel, length: int, sampling: 
     assert stats.corrections > 0
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("nodes", [4, 8, 16])
+@pytest.mark.parametrize("quality", ["differs", "hostile", "recycled"])
+def test_grown_trees(
+    target: LanguageModel, gguf_toys: GgufOpener, quality: str, nodes: int, sampling: SamplingOptions
+) -> None:
+    """Both models hold their trees as sequences; what was accepted of a tree stays in the draft's state too."""
+    plain, _ = say(target, sampling)
+    draft = None if quality == "recycled" else gguf_toys(DRAFTS[quality])
+    source = RecycleSource() if draft is None else TreeSource()
+    drafter = source.open(replace(setting(draft, sampling), tree=True))
+    state = target.new_state(len(PROMPT) + NEW + 1, rows=nodes + 1)
+    tokens, siblings, widest = list(PROMPT), 0, 0
+    whole = DecodeSetting(
+        sampler=Sampler(sampling, vocabulary_size=target.card.vocabulary_size),
+        noise=Noise(11),
+        drafting=Drafting([drafter], FixedTree(nodes), noise=Noise(11, stream=1)),
+    )
+    for verdict in decode(target, state, tokens=tokens, max_tokens=NEW, setting=whole, stats=Stats()):
+        assert (state.pending, state.length) == (0, len(tokens) - 1)
+        parents = verdict.draft.parents or ()
+        siblings += sum(parents[node] in parents[:node] for node in verdict.path if parents)
+        widest = max(widest, max((parents.count(parent) for parent in parents), default=1))
+    assert tokens[len(PROMPT) :] == plain
+    assert siblings > 0 or quality != "differs"
+    assert widest > 1
+    state.close()
+    drafter.close()
+    if draft is not None:
+        draft.close()
+
+
 def test_a_pack_s_pair_says_what_it_says_plainly(tmp_path: Path, gguf_toys: GgufOpener) -> None:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
     import edgedecode
@@ -137,7 +171,7 @@ def test_a_pack_s_pair_says_what_it_says_plainly(tmp_path: Path, gguf_toys: Gguf
     with edgedecode.load(root, runtime="llama") as pair:
         assert pair.target.card.kv_types == ("float32",)
         texts = set()
-        for drafter in ("none", "model", "ngram", "suffix", "recycle", "chain"):
+        for drafter in ("none", "model", "ngram", "suffix", "recycle", "chain", "tree"):
             options = edgedecode.SessionOptions(
                 sampling=GREEDY, drafter=drafter, draft_max=4, seed=7, ignore_eos=True, context=300
             )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+import edgedecode.loop as loop
 from edgedecode import Completion, Pair, Rule, SamplingOptions, Session, SessionOptions
 from edgedecode.drafting import Drafting
 from edgedecode.errors import CapabilityError
@@ -16,6 +17,7 @@ from edgedecode.sampling import Noise, Sampler
 from edgedecode.stats import Stats
 from edgedecode.testing import ScriptedDrafter
 from edgedecode.types import WHOLE, Draft, Plan
+from edgedecode.verify import Verdict
 
 GREEDY = SamplingOptions()
 WARM = SamplingOptions(temperature=0.8, top_p=0.95)
@@ -169,3 +171,59 @@ def decode_with_trees(
 def test_the_ratio_rule_refuses_drafts_without_a_distribution(bundled_pair: Pair) -> None:
     with pytest.raises(CapabilityError, match="ratio"):
         bundled_pair.session(SessionOptions(drafter="ngram", rule=Rule.RATIO))
+
+
+class Siblings:
+    """Counts accepted nodes that are not their parent's first child, round by round of a real session."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.accepted = self.trees = 0
+        self._verify = loop.verify
+        monkeypatch.setattr(loop, "verify", self.counted)
+
+    def counted(self, draft: Draft, *given: object, **named: object) -> Verdict:
+        verdict = self._verify(draft, *given, **named)  # type: ignore[arg-type]
+        if draft.parents is not None:
+            self.trees += 1
+            self.accepted += sum(draft.parents[node] in draft.parents[:node] for node in verdict.path)
+        return verdict
+
+
+TREES = ({"drafter": "tree"}, {"drafter": "recycle", "tree": True})
+
+
+@pytest.mark.parametrize("options", TREES, ids=str)
+def test_grown_trees_say_what_plain_decoding_says_within_kernel_noise(
+    bundled_pair: Pair, prompts: list[str], options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = bundled_pair.target.card.kernel_noise
+    assert noise is not None
+    siblings = Siblings(monkeypatch)
+    positions = hits = 0
+    for index, prompt in enumerate(prompts[:48]):
+        whole = SessionOptions(sampling=GREEDY, draft_max=(4, 8, 16)[index % 3], **options)  # type: ignore[arg-type]
+        with bundled_pair.session(whole) as session:
+            prompt_tokens, _ = tokens_of(session, prompt, max_tokens=48)
+            score = rescore(bundled_pair.target, session.tokens, prompt_tokens=prompt_tokens)
+            assert score.within(noise)
+            positions, hits = positions + score.positions, hits + score.hits
+    assert positions > 48 * 8
+    assert hits >= 0.99 * positions
+    assert siblings.accepted > 0
+    assert siblings.trees > 48
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("options", TREES, ids=str)
+def test_float_trees_are_equal_token_for_token(
+    float_pair: Pair,
+    prompts: list[str],
+    options: dict[str, object],
+    sampling: SamplingOptions,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    siblings = Siblings(monkeypatch)
+    for prompt in prompts[:16]:
+        plain = answer(float_pair, prompt, sampling=sampling, drafter="none")
+        assert answer(float_pair, prompt, sampling=sampling, draft_max=12, **options).tokens == plain.tokens
+    assert siblings.accepted > 0

@@ -20,6 +20,7 @@ from edgedecode.drafters.chain import ChainSource
 from edgedecode.drafters.model import ModelDrafter
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.suffix import SuffixSource
+from edgedecode.drafters.tree import TreeDrafter, TreeSource
 from edgedecode.drafting import Drafting
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.probs import Probs
@@ -114,7 +115,9 @@ def draw(
         tokens, state = list(PROMPT), model.new_state(32)
         settled[:] = tokens
         noise = Noise(seed)
-        if share:
+        if share and isinstance(proposer, TreeDrafter):
+            proposer._ranking._noise = noise
+        elif share:
             assert isinstance(proposer, ModelDrafter)
             proposer._setting = replace(proposer._setting, noise=noise)
         setting = DecodeSetting(
@@ -192,6 +195,13 @@ def chained() -> Drafter:
     return ChainSource().open(draft_setting(VOCABULARY, model=model))
 
 
+def grown_tree(options: SamplingOptions) -> Drafter:
+    """Trees of a model that differs from the target; it learns which of its guesses are right."""
+    model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
+    setting = draft_setting(VOCABULARY, model=model, sampling=options, noise=None if options.greedy else Noise(0))
+    return TreeSource().open(replace(setting, tree=True))
+
+
 def random_tree() -> Drafter:
     """Six nodes of random shape and tokens, drawn from the drafters' stream; equal siblings happen."""
 
@@ -232,6 +242,17 @@ def test_shared_noise_is_exact(options: SamplingOptions) -> None:
     drawn = draw(lambda: sharing_model(options), options=options, share=True)
     assert_exact(drawn, exact(options))
     assert drawn.accepted > 1.3 * draw(likely_chain, options=options).accepted
+
+
+@pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
+@pytest.mark.parametrize("share", [True, False], ids=["target's noise", "likeliest"])
+def test_grown_trees_are_exact(options: SamplingOptions, share: bool) -> None:
+    """By the target's own noise, and by probability alone; more is accepted of four nodes than of a chain of two."""
+    ranked = options if share else replace(options, temperature=0.0)
+    drawn = draw(lambda: grown_tree(ranked), options=options, draft_max=4, share=share)
+    assert_exact(drawn, exact(options))
+    chains = (lambda: sharing_model(options)) if share else likely_chain
+    assert drawn.accepted > draw(chains, options=options, share=share).accepted
 
 
 @pytest.mark.parametrize(

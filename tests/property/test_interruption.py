@@ -26,6 +26,7 @@ from edgedecode.drafters.model import ModelDrafter
 from edgedecode.drafters.ngram import NgramDrafter
 from edgedecode.drafters.recycle import RecycleDrafter
 from edgedecode.drafters.suffix import SuffixDrafter
+from edgedecode.drafters.tree import TreeDrafter
 from edgedecode.messages import Message
 from edgedecode.pair import Pair
 from edgedecode.sampling import SamplingOptions
@@ -46,6 +47,8 @@ WAYS = [
     ("suffix", None),
     ("recycle", WARM),
     ("chain", None),
+    ("tree", None),
+    ("tree", WARM),
     ("none", WARM),
 ]
 EVERY_WAY = pytest.mark.parametrize(
@@ -222,6 +225,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "propose suffix": (SuffixDrafter, "propose"),
     "propose recycle": (RecycleDrafter, "propose"),
     "propose chain": (ChainDrafter, "propose"),
+    "propose tree": (TreeDrafter, "propose"),
+    "observe tree": (TreeDrafter, "observe"),
     "observe": (ModelDrafter, "observe"),
     "observe recycle": (RecycleDrafter, "observe"),
     "index": (SuffixAutomaton, "extend"),
@@ -237,6 +242,7 @@ DRAFTERS = {
     SuffixDrafter: "suffix",
     RecycleDrafter: "recycle",
     ChainDrafter: "chain",
+    TreeDrafter: "tree",
     SuffixAutomaton: "suffix",
 }
 CALLED = [

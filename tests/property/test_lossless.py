@@ -20,11 +20,16 @@ from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.drafters.ngram import NgramSource
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.suffix import SuffixSource
+from edgedecode.drafters.tree import TreeSource
+from edgedecode.drafting import Drafting
+from edgedecode.loop import DecodeSetting, decode
+from edgedecode.policy import FixedTree
 from edgedecode.protocols import Drafter, DrafterSource
-from edgedecode.sampling import Mask, Noise, SamplingOptions
+from edgedecode.sampling import Mask, Noise, Sampler, SamplingOptions
 from edgedecode.stats import Stats
 from edgedecode.testing import TableModel
 from edgedecode.types import Draft, Outcome
+from edgedecode.verify import Verdict
 from tests.toys import GREEDY, CallDrafter, Run, draft_setting, near_model, run, toy_model
 
 VOCABULARY = 24
@@ -44,7 +49,7 @@ PROCESSING = {
 }
 QUALITIES = ("equal", "differs", "hostile")
 LOOKUPS = ("ngram", "suffix", "recycle")
-KINDS = ("model", "chained", "chain", "tree", "bush", *LOOKUPS)
+KINDS = ("model", "chained", "grown", "chain", "tree", "bush", *LOOKUPS)
 SEED = 11
 
 
@@ -103,11 +108,12 @@ def scripted(truth: Sequence[int], *, kind: str, quality: str, rng: np.random.Ge
 def drafter(kind: str, *, quality: str, truth: Sequence[int], options: SamplingOptions) -> Drafter:
     if kind in LOOKUPS:
         return lookup(kind)
-    if kind in ("model", "chained"):
+    if kind in ("model", "chained", "grown"):
         seed, noise = (TARGET_SEED, {"equal": 0.0, "differs": 0.8}.get(quality, 0.0))
         model = near_model(VOCABULARY, seed=seed if quality != "hostile" else seed + 50, noise=noise)
         setting = draft_setting(VOCABULARY, model=model, sampling=options, noise=Noise(SEED))
-        return (ModelSource() if kind == "model" else ChainSource()).open(setting)
+        sources: dict[str, DrafterSource] = {"model": ModelSource(), "chained": ChainSource(), "grown": TreeSource()}
+        return sources[kind].open(replace(setting, tree=kind == "grown"))
     return scripted(truth, kind=kind, quality=quality, rng=np.random.default_rng(3))
 
 
@@ -165,6 +171,38 @@ def test_it_equals_plain_decoding_token_for_token(kind: str, quality: str, name:
         assert seen.accepted == 0
     elif quality == "hostile":
         assert seen.rejections > 0
+
+
+@pytest.mark.parametrize("name", PROCESSING)
+def test_accepted_siblings_change_nothing(name: str) -> None:
+    """Trees of a draft model that is often wrong, and of recycled logits: their second guesses are accepted too."""
+    options = PROCESSING[name]
+    expected = plain(options, max_tokens=120).tokens
+    siblings = {"grown": 0, "recycle": 0}
+    for kind in siblings:
+        for nodes in (4, 16):
+            if kind == "grown":
+                proposer = drafter(kind, quality="differs", truth=(), options=options)
+            else:
+                proposer = RecycleSource().open(replace(draft_setting(VOCABULARY), tree=True))
+            drafting = Drafting([proposer], FixedTree(nodes), noise=Noise(SEED, stream=1))
+            verdicts = decoded(drafting, options, max_tokens=120)
+            assert [token for verdict in verdicts for token in verdict.tokens] == expected
+            siblings[kind] += sum(accepted_siblings(verdict) for verdict in verdicts)
+    assert min(siblings.values()) > 0, siblings
+
+
+def decoded(drafting: Drafting, options: SamplingOptions, *, max_tokens: int) -> list[Verdict]:
+    model = target()
+    setting = DecodeSetting(sampler=Sampler(options, vocabulary_size=VOCABULARY), noise=Noise(SEED), drafting=drafting)
+    state = model.new_state(model.card.context)
+    return list(decode(model, state, tokens=list(PROMPT), max_tokens=max_tokens, setting=setting, stats=Stats()))
+
+
+def accepted_siblings(verdict: Verdict) -> int:
+    """Count accepted nodes that are not their parent's first child."""
+    parents = verdict.draft.parents
+    return 0 if parents is None else sum(parents[node] in parents[:node] for node in verdict.path)
 
 
 @pytest.mark.parametrize("kind", LOOKUPS)

@@ -352,3 +352,18 @@ def test_the_same_noise_couples_near_distributions() -> None:
         bound += (1 - distance) / (1 + distance)
     assert agreed > bound - 4 * np.sqrt(4000) / 2
     assert agreed > 1.5 * likeliest
+
+
+def test_noise_ranks_by_what_it_would_draw_without_the_ones_before() -> None:
+    noise = Noise(9)
+    rng = np.random.default_rng(4)
+    for position in range(50):
+        left = rng.dirichlet(np.ones(12))
+        ranked = noise.ranked_at(Probs.dense(left), position, count=4)
+        for token in ranked:
+            assert token == noise.draw_at(Probs.dense(left), position)
+            left = left.copy()
+            left[token] = 0
+        assert len(ranked) == 4
+    assert sorted(noise.ranked_at(Probs.dense(np.array([0.2, 0.0, 0.8])), 0, count=4)) == [0, 2]
+    assert noise.ranked_at(Probs.point(5), 0, count=4) == [5]

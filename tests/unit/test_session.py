@@ -213,6 +213,13 @@ def test_a_bare_text_is_continued_without_transcript() -> None:
         ({"seed": -1}, InputError, "seed -1 is out of range"),
         ({"rule": Rule.RATIO, "drafter": "ngram"}, CapabilityError, "with --drafter ngram, use the match rule"),
         ({"rule": Rule.RATIO, "reproducible": True}, CapabilityError, "with --reproducible, use the match rule"),
+        ({"tree": True, "reproducible": True}, CapabilityError, "reproducible text needs chains.*leave out --tree"),
+        ({"drafter": "tree", "reproducible": True}, CapabilityError, "needs chains.*leave out --drafter tree"),
+        ({"tree": True, "rule": Rule.RATIO}, CapabilityError, "one sampled chain: with --tree, use the match rule"),
+        ({"tree": True, "drafter": "suffix"}, InputError, "--tree with --drafter suffix: leave one"),
+        ({"tree": True, "drafter": "none"}, InputError, "--tree with --drafter none: leave one"),
+        ({"tree": True, "draft_max": 0}, InputError, "--tree with --draft-max 0: leave one"),
+        ({"drafter": "tree", "draft_max": 17}, InputError, "17 nodes is out of range: 1 to 16"),
     ],
     ids=str,
 )

@@ -1,0 +1,93 @@
+"""The best shape of a draft tree, by what guesses are worth and what passes cost. Knows no tokens, models or clock.
+
+Acceptance is positional, as in Sequoia (2402.12374): a guess is right with a chance that its depth and rank tell. A
+node's path is then as likely as the product of its chances, whatever else is in the tree, and no likelier than its
+parent's: the m likeliest nodes are a tree, the best one of m. What the dynamic programme finds is found best first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from edgedecode.tree import depths
+from edgedecode.types import RankRates, TreeShape
+
+__all__ = ["DEEPEST", "MOST_NODES", "RoundPrice", "ShapedTree", "best_tree", "fastest_tree", "path_chances"]
+
+MOST_NODES = 16
+DEEPEST = 8
+
+RoundPrice = Callable[[int, int], float]
+"""(nodes, levels) of a draft → what its round costs, in any unit, never less for more of either."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedTree:
+    """A shape, how many tokens a round with it is expected to emit, and those over what the round costs."""
+
+    shape: TreeShape
+    tokens: float
+    speed: float
+
+
+def best_tree(rates: RankRates, *, nodes: int, deepest: int = DEEPEST) -> TreeShape:
+    """Return the tree of at most `nodes` nodes and `deepest` levels that most tokens are expected of.
+
+    Its first n nodes are the best tree of n. Guesses that are never right are left out, so it may have fewer.
+    """
+    parents: list[int] = []
+    ranks: list[int] = []
+    waiting: list[tuple[float, int, int, int]] = []
+    """-(chance of the path), depth, parent, rank: of equal chances the shallowest first."""
+    _push_children(waiting, rates, parent=-1, depth=0, chance=1.0)
+    while waiting and len(parents) < nodes:
+        negative, depth, parent, rank = heappop(waiting)
+        parents.append(parent)
+        ranks.append(rank)
+        if depth + 1 < deepest:
+            _push_children(waiting, rates, parent=len(parents) - 1, depth=depth + 1, chance=-negative)
+    return TreeShape(tuple(parents), tuple(ranks))
+
+
+def fastest_tree(
+    rates: RankRates, *, price: RoundPrice, least: int = 0, most: int = MOST_NODES, deepest: int = DEEPEST
+) -> ShapedTree:
+    """Return the tree of `least` to `most` nodes with the most tokens a round over what the round costs.
+
+    Levels have a price of their own, so the best tree of every depth is looked at. least 0: perhaps no draft at all.
+    """
+    best = ShapedTree(TreeShape(), 1.0, 1.0 / price(0, 0) if least == 0 else 0.0)
+    for limit in range(1, deepest + 1):
+        shape = best_tree(rates, nodes=most, deepest=limit)
+        levels, tokens = 0, 1.0
+        for count, (depth, chance) in enumerate(zip(depths(shape.parents), path_chances(shape, rates), strict=True), 1):
+            levels, tokens = max(levels, depth + 1), tokens + chance
+            speed = tokens / price(count, levels)
+            if count >= least and speed > best.speed:
+                best = ShapedTree(shape.cut(count), tokens, speed)
+        if levels < limit:  # it does not want to be deeper
+            break
+    return best
+
+
+def path_chances(shape: TreeShape, rates: RankRates) -> list[float]:
+    """Return, for each node, the chance that it and all above it are the target's tokens."""
+    chances: list[float] = []
+    for parent, rank, depth in zip(shape.parents, shape.ranks, depths(shape.parents), strict=True):
+        above = 1.0 if parent < 0 else chances[parent]
+        chances.append(above * _rates_at(rates, depth)[rank])
+    return chances
+
+
+def _rates_at(rates: RankRates, depth: int) -> tuple[float, ...]:
+    return rates[min(depth, len(rates) - 1)]
+
+
+def _push_children(
+    waiting: list[tuple[float, int, int, int]], rates: RankRates, *, parent: int, depth: int, chance: float
+) -> None:
+    for rank, rate in enumerate(_rates_at(rates, depth)):
+        if rate > 0:
+            heappush(waiting, (-chance * rate, depth, parent, rank))

@@ -1,0 +1,126 @@
+"""Sessions whose drafts may branch: which drafters they open, what they say, and where a model reads chains only."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgedecode.errors import CapabilityError
+from edgedecode.options import SessionOptions
+from edgedecode.sampling import SamplingOptions
+from edgedecode.testing import TableModel, toy_pair
+from edgedecode.trace import replay
+from edgedecode.verify import Verdict
+from tests.toys import ascii_pair
+
+WARM = SamplingOptions(temperature=0.9)
+
+
+def read_chains_only(model: object) -> None:
+    assert isinstance(model, TableModel)
+    model.card = replace(model.card, tree=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"tree": True}, "model+suffix+recycle+tree"),
+        ({}, "model+suffix+recycle"),
+        ({"drafter": "tree"}, "tree"),
+        ({"tree": True, "draft_max": 4}, "tree"),
+        ({"tree": True, "drafter": "recycle", "draft_max": 4}, "recycle"),
+    ],
+    ids=str,
+)
+def test_who_drafts(options: dict[str, object], names: str) -> None:
+    with ascii_pair() as pair, pair.session(SessionOptions(**options)) as session:  # type: ignore[arg-type]
+        assert session.drafter_name == names
+
+
+@pytest.mark.parametrize("sampling", [SamplingOptions(), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafter": "tree", "draft_max": 6},
+        {"drafter": "tree"},
+        {"tree": True},
+        {"tree": True, "drafter": "recycle", "draft_max": 6},
+    ],
+    ids=str,
+)
+def test_the_text_is_plain_decodings(options: dict[str, object], sampling: SamplingOptions) -> None:
+    texts = []
+    with ascii_pair(noise=0.7) as pair:
+        for each in ({"drafter": "none"}, options):
+            whole = SessionOptions(seed=5, sampling=sampling, ignore_eos=True, **each)  # type: ignore[arg-type]
+            with pair.session(whole) as session:
+                replies = [session.generate(prompt, max_tokens=80) for prompt in ("hello", "again")]
+            texts.append([reply.tokens for reply in replies])
+            if "draft_max" in each:
+                assert sum(reply.stats.accepted for reply in replies) > 0
+    assert texts[0] == texts[1]
+
+
+def branched(options: SessionOptions, monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
+    """Return the rounds of a session whose draft was a tree."""
+    import edgedecode.loop as loop
+
+    found: list[Verdict] = []
+    verify = loop.verify
+
+    def kept(*given: object, **named: object) -> Verdict:
+        verdict = verify(*given, **named)  # type: ignore[arg-type]
+        found.append(verdict)
+        return verdict
+
+    monkeypatch.setattr(loop, "verify", kept)
+    with ascii_pair(noise=0.9) as pair, pair.session(options) as session:
+        session.generate("hello", max_tokens=80)
+    return [verdict for verdict in found if verdict.draft.parents is not None]
+
+
+@pytest.mark.parametrize("drafter", ["tree", "recycle"])
+def test_fixed_trees_branch_and_siblings_are_accepted(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = branched(SessionOptions(tree=True, drafter=drafter, draft_max=12, seed=1), monkeypatch)
+    assert max(len(verdict.draft) for verdict in rounds) == 12
+    if drafter == "tree":
+        parents = [(verdict, verdict.draft.parents or ()) for verdict in rounds]
+        assert any(tree[node] in tree[:node] for verdict, tree in parents for node in verdict.path)
+
+
+def test_without_trees_recycled_logits_are_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not branched(SessionOptions(drafter="recycle", draft_max=12, seed=1), monkeypatch)
+
+
+def test_a_target_that_reads_chains_only(caplog: pytest.LogCaptureFixture) -> None:
+    with ascii_pair() as pair:
+        read_chains_only(pair.target)
+        with pytest.raises(CapabilityError, match="target reads chains only"):
+            pair.session(SessionOptions(drafter="tree"))
+        with caplog.at_level(logging.INFO, "edgedecode"), pair.session(SessionOptions(tree=True)) as session:
+            assert session.drafter_name == "model+suffix+recycle"
+        assert "target reads no trees" in caplog.text
+        with pair.session(SessionOptions(tree=True, draft_max=4)) as session:
+            assert session.drafter_name == "model"
+
+
+def test_a_draft_model_that_reads_chains_only(caplog: pytest.LogCaptureFixture) -> None:
+    with ascii_pair() as pair:
+        read_chains_only(pair.draft)
+        with pytest.raises(CapabilityError, match="draft model reads chains only"):
+            pair.session(SessionOptions(drafter="tree"))
+        with caplog.at_level(logging.INFO, "edgedecode"), pair.session(SessionOptions(tree=True)) as session:
+            assert session.drafter_name == "model+suffix+recycle"
+        assert "the drafter tree is left out" in caplog.text
+
+
+def test_a_trace_with_trees_replays(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    with toy_pair(draft_noise=0.5) as pair, pair.session(SessionOptions(tree=True, trace=trace, seed=2)) as session:
+        session.generate("hello", max_tokens=60)
+    rounds = list(replay(trace))
+    assert [each.plan for each in rounds] == [each.recorded for each in rounds]
+    assert {name for each in rounds for name, _ in each.signals.rates} == {"recycle", "tree"}
