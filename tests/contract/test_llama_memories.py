@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from edgedecode.drafters.model import ModelDrafter
+from edgedecode.drafting import Drafting
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import Budget
-from edgedecode.policy import FixedLength
 from edgedecode.protocols import DraftSetting
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
 from edgedecode.stats import Stats
@@ -264,14 +264,17 @@ def test_a_recurrent_memory_goes_back_no_further_than_its_snapshots(recurrent: A
 class Guesses:
     """A drafter that knows the plain text, and is wrong at every third token of a draft."""
 
-    name, nbytes = "guesses", 0
+    name, nbytes, free = "guesses", 0, True
 
     def __init__(self, text: list[int]) -> None:
         self.text = text
 
     def begin(self, context: Any) -> None: ...
 
-    def propose(self, context: Any, limit: int, rng: Any) -> Draft:
+    def unread(self, context: Any) -> int:
+        return 0
+
+    def propose(self, context: Any, limit: int, rng: Any, plan: Any = None) -> Draft:
         known = self.text[len(context) : len(context) + limit]
         return Draft(tuple(token if place % 3 < 2 else (token + 1) % 128 for place, token in enumerate(known)))
 
@@ -286,8 +289,7 @@ def decoded(model: Any, drafter: Any, *, draft_max: int) -> tuple[list[int], Sta
     setting = DecodeSetting(
         sampler=Sampler(sampling, vocabulary_size=128),
         noise=Noise(0, stream=0),
-        drafter=drafter,
-        policy=FixedLength(draft_max),
+        drafting=None if drafter is None else Drafting.fixed(drafter, draft_max, noise=Noise(0, stream=1)),
     )
     state = model.new_state(128, rows=draft_max + 1)
     for _ in decode(model, state, tokens=tokens, max_tokens=100, setting=setting, stats=stats):
