@@ -96,8 +96,10 @@ def test_speculation_changes_nothing(folder: Path, tmp_path: Path) -> None:
     imported(folder, tmp_path / "pack", draft=folder)
     with edgedecode.load(tmp_path / "pack") as pair:
         replies = {
-            drafter: pair.session(SessionOptions(drafter=drafter)).generate("one two one two", max_tokens=48)
-            for drafter in ("none", "model", "ngram")
+            drafter: pair.session(SessionOptions(drafter=drafter, draft_max=length)).generate(
+                "one two one two", max_tokens=48
+            )
+            for drafter, length in (("none", None), ("model", 2), ("ngram", 2))
         }
     assert replies["none"].tokens == replies["model"].tokens == replies["ngram"].tokens
     assert replies["model"].stats.accepted > 0

@@ -215,7 +215,8 @@ def test_from_the_command_line_to_an_int8_answer(
     pack = tmp_path / "pack"
     given = ["export", "--target", str(llama), "--out", str(pack), "--graphs", "kv8", "--noise-positions", "0"]
     assert main(given) == 0
-    assert {path.name for path in (pack / "target").iterdir()} == {"base.onnx", "kv8.onnx", "weights.bin"}
+    files = {path.name for path in (pack / "target").iterdir()}
+    assert files == {"base.onnx", "kv8.onnx", "weights.bin", "gguf.json"}
     with edgedecode.load(pack, kv_type="int8") as pair:
         assert pair.target.card.kv_types == ("int8",)
     asked = ["generate", "-m", str(pack), "-p", "hello", "--max-tokens", "4", "--temp", "0"]
