@@ -50,6 +50,7 @@ class Drafting:
         self._first = drafters[0].name
         self._free = [drafter for drafter in drafters if drafter.free] if offers else []
         self._models = [drafter for drafter in drafters if not drafter.free]
+        self._branching = [drafter for drafter in drafters if isinstance(drafter, Branching)]  # asked once: it is slow
         self._chains_only = chains_only
         self._offers = OpenOffers()
         self._costs: list[RoundCost] = []
@@ -174,11 +175,11 @@ class Drafting:
         )
 
     def _moved_rates(self) -> Iterator[tuple[str, RankRates]]:
-        for name, drafter in self.drafters.items():
-            rates = drafter.rates() if isinstance(drafter, Branching) else None
-            if rates is not None and rates is not self._told.get(name):
-                self._told[name] = rates
-                yield name, rates
+        for drafter in self._branching:
+            rates = drafter.rates()
+            if rates is not None and rates is not self._told.get(drafter.name):
+                self._told[drafter.name] = rates
+                yield drafter.name, rates
 
 
 def _levels(draft: Draft) -> int:

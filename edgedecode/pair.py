@@ -42,11 +42,13 @@ DEFAULT_DRAFT_MAX = 2
 LONGEST_DRAFT = 16
 """What a scheduler may draft at most; half of it where a row of logits weighs hundreds of kilobytes."""
 WIDE_VOCABULARY = 65536
-SCHEDULED = ("model", "suffix", "recycle")
+SCHEDULED = ("model", "suffix")
 """The drafters that are chosen among by default; the first has the first right to memory.
 
 The chained one is left out: it paid less than the better of its two parts.
 """
+ALONE = ("suffix", "recycle")
+"""The same where the pack has no draft model: beside one, recycled logits gave less than the host's work for them."""
 
 
 def load(
@@ -190,8 +192,9 @@ class Pair:
             if branching:
                 return (TREE,) if has_draft else ("recycle",)
             return ("model",) if has_draft else ("ngram",)
-        names = (*SCHEDULED, TREE) if branching else SCHEDULED
-        return tuple(name for name in names if has_draft or not self.drafter_source(name).needs_model)
+        if not has_draft:
+            return ALONE
+        return (*SCHEDULED, "recycle", TREE) if branching else SCHEDULED
 
     def draft_max(self, options: SessionOptions) -> int:
         """Return the longest draft these options mean; a fixed length where `options.fixed`."""

@@ -22,7 +22,7 @@ __all__ = ["Scheduler", "SchedulerOptions"]
 
 SWITCH = 1.05
 """Another arm, or any arm instead of none, must promise this much more: predictions are noisy."""
-REST = 3
+REST = 7
 """Rounds without asking anyone while nothing has paid: asking costs host time, which a small model feels."""
 SLACK = 1
 """Tokens a drafter with a stop of its own may go beyond what pays on average: it knows better, token by token."""
@@ -30,7 +30,7 @@ MEASURE = 64
 """Rounds without a plain one, after which one is plain: the unit of every cost must not grow old."""
 REMEASURE = 256
 """Rounds without a draft, after which one free token is drafted: what passes cost may be known from a bad moment."""
-IDLE = 8
+IDLE = 4
 """Askings in a row without a useful answer before resting."""
 _JUDGED = 8
 """Rounds that drafted, after which their measured times are compared with what was predicted of them."""
@@ -210,9 +210,9 @@ class Scheduler:
         return best_length, best
 
     def _row_cost(self, name: str, length: int) -> float:
-        """Return what one more drafted token costs, in plain steps: its draft step and its row in the target's pass."""
+        """Return what one more drafted token costs once it is drafted, in plain steps: its row in the target's pass."""
         table = self.costs.table(self._context)
-        return self.costs.d(name, self._context) + (table.c(length + 2) - table.c(2)) / max(1, length)
+        return (table.c(length + 2) - table.c(2)) / max(1, length)
 
     def _o(self, drafter: str) -> float:
         return self.costs.o(drafter, self._context)

@@ -64,7 +64,7 @@ def test_a_draft_model_that_cannot_drop_rows_is_refused() -> None:
     pair.draft.card = replace(pair.draft.card, rollback=False)
     with pytest.raises(CapabilityError, match="--drafter ngram"):
         pair.session(SessionOptions(drafter="model"))
-    assert pair.session().drafter_name == "suffix+recycle"  # nobody asked for the model: what is left is used
+    assert pair.session().drafter_name == "suffix"  # nobody asked for the model: what is left is used
 
 
 def test_one_drafter_source_serves_every_session() -> None:
