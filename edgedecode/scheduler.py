@@ -28,6 +28,8 @@ SLACK = 1
 """Tokens a drafter with a stop of its own may go beyond what pays on average: it knows better, token by token."""
 MEASURE = 64
 """Rounds without a plain one, after which one is plain: the unit of every cost must not grow old."""
+FIRST_REACH = 2
+"""Tokens a free drafter may draft at first in a generation: what it was worth in other texts is a guess in this one."""
 REMEASURE = 256
 """Rounds without a draft, after which one free token is drafted: what passes cost may be known from a bad moment."""
 IDLE = 4
@@ -83,6 +85,8 @@ class Scheduler:
         self._current: str | None = None
         self._idle = 0
         self._measured = _Measured()
+        self._reach: dict[str, int] = {}
+        """Per free drafter the longest draft it may give: it starts small, and doubles with every draft that holds."""
         self._context = 1
         self._unmeasured = 0
         """Rounds since the last plain pass."""
@@ -124,6 +128,7 @@ class Scheduler:
         for arm in self.models.values():
             arm.begin()
         self._current, self._idle, self._measured = None, 0, _Measured()
+        self._reach.clear()
 
     def _off(self) -> Plan:
         self._current = None
@@ -146,7 +151,8 @@ class Scheduler:
         return best if arm is not None or best.speed_up > 1.0 else None  # a model arm goes off by itself
 
     def _of_offer(self, offer: Offer, room: int) -> _Choice:
-        alive = self.survival.curve(offer.drafter, min(offer.length, room), offer.match)
+        reach = self._reach.get(offer.drafter, FIRST_REACH)
+        alive = self.survival.curve(offer.drafter, min(offer.length, room, reach), offer.match)
         length, speed_up = self.best_length(alive, drafter=offer.drafter)
         if offer.drafter in self.trees:
             tree = self._tree(offer.drafter, room)
@@ -229,6 +235,11 @@ class Scheduler:
         self.costs.observe(cost, context_tokens=self._context)
         if cost.drafted and (step := self.costs.table(self._context).step) is not None:
             self._measured.add(cost, self._predicted(cost) * step)
+        if cost.drafted and cost.drafter in self.free:
+            reach = self._reach.get(cost.drafter, FIRST_REACH)
+            self._reach[cost.drafter] = (
+                2 * reach if cost.accepted == cost.drafted else max(2, min(reach, 2 * cost.accepted))
+            )
         arm = self.models.get(cost.drafter)
         if arm is not None:
             if not cost.levels:  # nodes of a tree are no positions
