@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from edgedecode import __version__
+from edgedecode.processor import cores
 
 __all__ = ["Machine", "engine_versions", "versions"]
 
@@ -33,7 +33,7 @@ class Machine:
         memory = _meminfo()
         return cls(
             processor=_processor(),
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            cores=cores(),
             total_nbytes=memory.get("MemTotal"),
             available_nbytes=memory.get("MemAvailable"),
             system=platform.platform(terse=True),

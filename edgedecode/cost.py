@@ -15,6 +15,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.stored import finite, mapping, optional, positive
 from edgedecode.types import RoundCost
 
 __all__ = ["CONTEXT_BUCKETS", "CostModel", "CostTable", "DraftCost", "Recent", "context_bucket"]
@@ -222,12 +223,12 @@ class CostModel:
         """Read what `as_dict` gave. Raises ValueError for anything else: the caller starts afresh."""
         costs = cls()
         try:
-            for bucket, table in _mapping(value["tables"]).items():
-                costs.tables[_bucket(bucket)] = _read_table(_mapping(table))
-            for name, draft in _mapping(value["drafts"]).items():
-                fields = _mapping(draft)
-                costs.drafts[name] = DraftCost(_optional(fields["step"]), _optional(fields["read"]))
-            costs.host = {name: Recent(_positive(seconds)) for name, seconds in _mapping(value["host"]).items()}
+            for bucket, table in mapping(value["tables"]).items():
+                costs.tables[_bucket(bucket)] = _read_table(mapping(table))
+            for name, draft in mapping(value["drafts"]).items():
+                fields = mapping(draft)
+                costs.drafts[name] = DraftCost(optional(fields["step"]), optional(fields["read"]))
+            costs.host = {name: Recent(positive(seconds)) for name, seconds in mapping(value["host"]).items()}
         except (KeyError, TypeError) as error:
             raise ValueError(f"no cost model: {error}") from None
         return costs
@@ -260,34 +261,12 @@ def _monotone(curve: list[float]) -> list[float]:
 
 def _read_table(fields: Mapping[str, object]) -> CostTable:
     table = CostTable(
-        _optional(fields["step"]),
-        {_width(width): _finite(value) for width, value in _mapping(fields["beta"]).items()},
+        optional(fields["step"]),
+        {_width(width): finite(value) for width, value in mapping(fields["beta"]).items()},
     )
-    for width, count in _mapping(fields["seen"]).items():
-        table.seen[_width(width)] = int(_positive(count))
+    for width, count in mapping(fields["seen"]).items():
+        table.seen[_width(width)] = int(positive(count))
     return table
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r} is no table")
-    return value
-
-
-def _optional(value: object) -> float | None:
-    return None if value is None else _positive(value)
-
-
-def _positive(value: object) -> float:
-    if _finite(value) < 0:
-        raise ValueError(f"{value!r} is negative")
-    return float(value)  # type: ignore[arg-type]
-
-
-def _finite(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
-    return float(value)
 
 
 def _bucket(text: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgedecode.errors import ManifestError
-from edgedecode.folders import cache_folder
+from edgedecode.folders import cache_folder, keep_json
 from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest, OutsideFile
 
 __all__ = ["check_files", "file_sha256", "pack_digest"]
@@ -144,11 +144,5 @@ def _load_known(root: Path) -> dict[str, str]:
 
 def _store_known(root: Path, stamps: dict[str, str]) -> None:
     path = _known_path(root)
-    if path is None:
-        return
-    fresh = path.with_suffix(f".{os.getpid()}")
-    try:
-        fresh.write_text(json.dumps(stamps), encoding="utf-8")
-        fresh.replace(path)
-    except OSError:  # a full or read-only cache only means that the next start hashes again
-        fresh.unlink(missing_ok=True)
+    if path is not None:
+        keep_json(path, stamps)

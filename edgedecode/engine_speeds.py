@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -22,10 +20,10 @@ from statistics import median
 
 import edgedecode
 from edgedecode.engine_choice import Speeds
-from edgedecode.folders import cache_folder
+from edgedecode.folders import cache_folder, keep_json
 from edgedecode.manifest import Manifest
 from edgedecode.notices import notice
-from edgedecode.processor import processor_facts
+from edgedecode.processor import cores, processor_facts
 
 __all__ = ["MARK", "EngineRequest", "finding_path", "load_speeds", "measure_speeds", "store_speeds"]
 
@@ -61,9 +59,8 @@ def finding_path(manifest: Manifest, request: EngineRequest, *, versions: Mappin
     known |= {name: file.sha256 for name, file in manifest.outside.items()}
     digests = [known[name] for name in names if name in known]
     engines = [f"{name} {version}" for name, version in sorted(versions.items())]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     settings = [repr(value) for value in asdict(request).values()]
-    facts = [str(FORMAT), edgedecode.__version__, *digests, *engines, *settings, str(cores), *processor_facts()]
+    facts = [str(FORMAT), edgedecode.__version__, *digests, *engines, *settings, str(cores()), *processor_facts()]
     return folder / f"speed-{hashlib.sha256(chr(10).join(facts).encode()).hexdigest()[:24]}.json"
 
 
@@ -84,12 +81,8 @@ def load_speeds(path: Path | None) -> Speeds | None:
 
 
 def store_speeds(path: Path, speeds: Speeds) -> None:
-    """Keep a finding, written in one piece."""
-    fresh = path.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):  # a full or read-only cache only means that the next start measures again
-        fresh.write_text(json.dumps(asdict(speeds)), encoding="utf-8")
-        fresh.replace(path)
-    fresh.unlink(missing_ok=True)
+    """Keep a finding."""
+    keep_json(path, asdict(speeds))
 
 
 def measure_speeds(

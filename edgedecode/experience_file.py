@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import edgedecode
 from edgedecode.digests import pack_digest
 from edgedecode.experience import Experience
-from edgedecode.folders import cache_folder
+from edgedecode.folders import cache_folder, keep_json
 from edgedecode.manifest import Manifest
 from edgedecode.notices import notice
-from edgedecode.processor import processor_facts
+from edgedecode.processor import cores, processor_facts
 
 __all__ = ["FOLDER", "experience_path", "load_experience", "store_experience"]
 
@@ -36,8 +34,7 @@ def experience_path(manifest: Manifest, *, engine: str, version: str, settings: 
     folder = cache_folder(FOLDER)
     if folder is None:
         return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    facts = [edgedecode.__version__, pack_digest(manifest), engine, version, *map(repr, settings), str(cores)]
+    facts = [edgedecode.__version__, pack_digest(manifest), engine, version, *map(repr, settings), str(cores())]
     digest = hashlib.sha256("\n".join([*facts, *processor_facts()]).encode()).hexdigest()
     return folder / f"{digest[:24]}.json"
 
@@ -59,10 +56,5 @@ def load_experience(path: Path | None) -> Experience:
 
 
 def store_experience(path: Path, experience: Experience) -> None:
-    """Keep an experience, written in one piece; a full or read-only disk only means that it is learnt again."""
-    fresh = path.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):
-        fresh.write_text(json.dumps({"edgedecode_costs": FORMAT, **experience.as_dict()}), encoding="utf-8")
-        fresh.replace(path)
-    with suppress(OSError):
-        fresh.unlink(missing_ok=True)
+    """Keep an experience; where it cannot be written it is learnt again."""
+    keep_json(path, {"edgedecode_costs": FORMAT, **experience.as_dict()})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["cache_folder", "user_cache"]
+__all__ = ["cache_folder", "keep_json", "user_cache"]
 
 
 def user_cache() -> Path:
@@ -28,3 +30,13 @@ def cache_folder(name: str) -> Path | None:
     except OSError:
         return None
     return folder if os.access(folder, os.W_OK) else None
+
+
+def keep_json(path: Path, value: object) -> None:
+    """Write a value to a file of the cache, in one piece; a full or read-only disk only means that it is made again."""
+    fresh = path.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):
+        fresh.write_text(json.dumps(value), encoding="utf-8")
+        fresh.replace(path)
+    with suppress(OSError):
+        fresh.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgedecode.cost import CostModel
+from edgedecode.stored import positive
 
 __all__ = ["ModelArm", "Use"]
 
@@ -29,8 +30,7 @@ READ_WINDOW = 48
 HORIZON = 4
 """A generation is expected to go on for as many tokens as it has emitted, and these: reading is paid by what comes."""
 SMALL_READ = 8
-WORTH_READING = 1.0
-"""What a round must promise, reading included, before more than `SMALL_READ` tokens are read: it is paid at once."""
+"""Catching up with this many tokens is no new beginning: it need not be earned first."""
 _PRIOR_ROUNDS = 3.0
 _PRIOR_TOKENS = 1.65
 """Tokens of a round with one drafted token, before anything was seen."""
@@ -181,12 +181,12 @@ class ModelArm:
 
     @classmethod
     def from_dict(cls, name: str, value: Mapping[str, float]) -> ModelArm:
-        """Read what `as_dict` gave. Raises KeyError."""
+        """Read what `as_dict` gave. Raises KeyError or ValueError."""
         return cls(
             name,
-            life_tokens=value["life_tokens"],
-            life_cost=value["life_cost"],
-            scored=int(value["scored"]),
-            text=int(value["text"]),
-            probed=value["probed"],
+            life_tokens=positive(value["life_tokens"]),
+            life_cost=positive(value["life_cost"]),
+            scored=int(positive(value["scored"])),
+            text=int(positive(value["text"])),
+            probed=positive(value["probed"]),
         )

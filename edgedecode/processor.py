@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
-__all__ = ["processor_facts"]
+__all__ = ["cores", "processor_facts"]
 
 
 def processor_facts() -> list[str]:
@@ -15,3 +16,8 @@ def processor_facts() -> list[str]:
     except OSError:
         return [platform.platform(), platform.processor()]
     return sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+
+
+def cores() -> int:
+    """Return how many logical cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -186,7 +186,7 @@ class Scheduler:
         floor = 0.0
         if self.options.floor_stop:  # its own confidence ends the draft where one more token would not pay
             length = min(longest, length + (SLACK if self.models[name].scored else 0))
-            floor = self._row_cost(name, length) * max(1.0, use.speed_up)
+            floor = self._row_cost(length) * max(1.0, use.speed_up)
         plan = Plan(length, name, floor=floor, read_max=use.read_max, reason=use.reason)
         return _Choice(name, length, use.speed_up, use.whole, plan)
 
@@ -215,7 +215,7 @@ class Scheduler:
                 best_length, best = length, speed_up
         return best_length, best
 
-    def _row_cost(self, name: str, length: int) -> float:
+    def _row_cost(self, length: int) -> float:
         """Return what one more drafted token costs once it is drafted, in plain steps: its row in the target's pass."""
         table = self.costs.table(self._context)
         return (table.c(length + 2) - table.c(2)) / max(1, length)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from edgedecode.stored import positive
 from edgedecode.types import Score
 
 __all__ = ["MATCH_BUCKETS", "Survival", "match_bucket"]
@@ -89,10 +90,6 @@ class Survival:
             result.append(alive)
         return result
 
-    def tried(self, drafter: str) -> float:
-        """Return how many of the drafter's first tokens were scored lately, faded."""
-        return sum(table.tried[0] for (name, _), table in self._tables.items() if name == drafter)
-
     def as_dict(self) -> dict[str, object]:
         """Return the tables, JSON-serialisable."""
         return {
@@ -102,11 +99,11 @@ class Survival:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Mapping[str, Sequence[float]]]) -> Survival:
-        """Read what `as_dict` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        """Read what `as_dict` gave. Raises KeyError, IndexError, TypeError or ValueError for anything else."""
         survival = cls()
         for key, counts in value.items():
             name, _, bucket = key.rpartition(":")
-            accepted, tried = ([float(count) for count in counts[kind]] for kind in ("accepted", "tried"))
+            accepted, tried = ([positive(count) for count in counts[kind]] for kind in ("accepted", "tried"))
             if len(accepted) != _DEPTHS or len(tried) != _DEPTHS:
                 raise ValueError(f"{key} has not {_DEPTHS} depths")
             survival._tables[name, int(bucket)] = _Table(_PRIORS[int(bucket)], accepted, tried)
@@ -125,8 +122,3 @@ def match_bucket(match: int) -> int:
         if match <= most:
             return index
     return len(MATCH_BUCKETS)
-
-
-def expected_tokens(alive: Sequence[float]) -> float:
-    """Return how many tokens a round emits: the accepted ones, and the target's own."""
-    return 1.0 + sum(alive)

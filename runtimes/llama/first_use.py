@@ -21,7 +21,7 @@ from time import perf_counter
 import edgedecode
 from edgedecode.digests import file_sha256
 from edgedecode.errors import CapabilityError, EdgeDecodeError, ManifestError
-from edgedecode.folders import cache_folder, user_cache
+from edgedecode.folders import cache_folder, keep_json, user_cache
 from edgedecode.manifest import VERSION, Manifest, ModelEntry
 from edgedecode.memory import Budget
 from edgedecode.notices import notice
@@ -185,12 +185,8 @@ def _stamp(path: Path) -> str:
 
 
 def _store(path: Path, record: _Record) -> None:
-    """Write the record in one piece; without one the file is made again."""
-    fresh = path.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):
-        fresh.write_text(json.dumps(asdict(record)), encoding="utf-8")
-        fresh.replace(path.with_suffix(".json"))
-    fresh.unlink(missing_ok=True)
+    """Keep the record; without one the file is made again."""
+    keep_json(path.with_suffix(".json"), asdict(record))
 
 
 def _prune(path: Path, owner: str) -> None:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from edgedecode.folders import cache_folder
+from edgedecode.folders import cache_folder, keep_json
 from edgedecode.processor import processor_facts
 
 from .engine import INSTALL, REINSTALL, Engine
@@ -54,7 +54,7 @@ def probe_engine(version: str, *, python: Sequence[str] | None = None, timeout: 
         return known
     finding, lasting = _ask_child(version, python or (sys.executable, "-c", _CODE), timeout=timeout)
     if lasting and path is not None:
-        _store(path, finding)
+        keep_json(path, asdict(finding))
     return finding
 
 
@@ -152,10 +152,3 @@ def _load(path: Path | None) -> Finding | None:
         return Finding(works=bool(value["works"]), reason=str(value["reason"])) if value else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _store(path: Path, finding: Finding) -> None:
-    try:
-        path.write_text(json.dumps(asdict(finding)), encoding="utf-8")
-    except OSError:  # a full or read-only cache only means that the next start asks again
-        path.unlink(missing_ok=True)

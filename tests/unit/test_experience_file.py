@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,18 @@ def test_damage_is_told_and_begun_afresh(place: Path, content: str, caplog: pyte
         assert load_experience(place).as_dict() == Experience().as_dict()
     assert "measured again" in caplog.text
     assert caplog.text.count("\n") == 1
+
+
+@pytest.mark.parametrize("broken", ['"life_cost": NaN', '"life_cost": -1', '"life_cost": "much"', '"tried": [NaN]'])
+def test_numbers_that_cannot_be_are_damage(place: Path, broken: str, caplog: pytest.LogCaptureFixture) -> None:
+    store_experience(place, learnt())
+    name, _, value = broken.partition(": ")
+    text = re.sub(rf"{name}: (\[[^]]*\]|[-.e0-9]+)", f"{name}: {value}", place.read_text(encoding="utf-8"), count=1)
+    assert broken in text
+    place.write_text(text, encoding="utf-8")
+    with caplog.at_level(logging.INFO, logger="edgedecode.notices"):
+        assert load_experience(place).as_dict() == Experience().as_dict()
+    assert "measured again" in caplog.text
 
 
 def test_nothing_kept_is_no_damage(place: Path, caplog: pytest.LogCaptureFixture) -> None:

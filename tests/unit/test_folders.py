@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from edgedecode.folders import cache_folder, user_cache
+from edgedecode.folders import cache_folder, keep_json, user_cache
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,11 @@ def test_a_cache_is_never_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file"))
     assert cache_folder("verified") is None
+
+
+def test_a_kept_value_is_whole_or_not_there(tmp_path: Path) -> None:
+    keep_json(tmp_path / "a.json", {"a": 1})
+    keep_json(tmp_path / "a.json", {"a": 2})
+    keep_json(tmp_path / "no" / "folder.json", {"a": 3})
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"a": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
