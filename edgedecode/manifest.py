@@ -15,6 +15,7 @@ from edgedecode.equality import Equality
 from edgedecode.errors import ManifestError
 from edgedecode.fields import Fields, JsonValue
 from edgedecode.pack_files import FileEntry, OutsideFile, plain_path
+from edgedecode.trim_entry import TrimEntry
 
 __all__ = [
     "FORMAT",
@@ -28,6 +29,7 @@ __all__ = [
     "Manifest",
     "ModelEntry",
     "OutsideFile",
+    "TrimEntry",
 ]
 
 FORMAT = "edgedecode-pack"
@@ -42,7 +44,8 @@ class Graph:
     """One graph over a model's weights: `inputs` and `outputs` as declared, `capabilities` such as tree and rows.
 
     Capabilities in use: tree, rows, hidden (gives the last hidden state), lora (takes adapter matrices), concat (joins
-    past and present itself, as optimum's graphs do: chains only).
+    past and present itself, as optimum's graphs do: chains only), trim and local (has the further heads of
+    `HeadedModel`).
     """
 
     file: str
@@ -91,6 +94,8 @@ class ModelEntry:
     """What `eval --equality` found last; None: two engines were never compared on it."""
     gguf_plan: str = ""
     """From what such a file is made when it is first used, where there is none; empty: it cannot be."""
+    trim: TrimEntry | None = None
+    """A smaller vocabulary of it, for drafts; None: it was never trimmed."""
 
     @classmethod
     def of(cls, fields: Fields) -> ModelEntry:
@@ -216,6 +221,8 @@ class Manifest:
         for entry in self.models.values():
             named |= {entry.weights, *([entry.gguf] if entry.gguf else [])} - set(self.outside)
             named |= {graph.file for graph in entry.graphs.values()} | ({entry.gguf_plan} - {""})
+            if entry.trim is not None:
+                named |= {entry.trim.token_ids, entry.trim.gguf} - {""}
         named |= {adapter.file for adapter in self.adapters.values()} - set(self.outside)
         if foreign := sorted({adapter.role for adapter in self.adapters.values()} - set(self.models)):
             raise ManifestError(f"an adapter is for the model {foreign[0]!r}, which the pack has not: import it again")
@@ -267,6 +274,7 @@ def _model(fields: Fields) -> ModelEntry:
         gguf=plain_path(gguf) if (gguf := fields.optional_text("gguf")) else "",
         equality=None if fields.values.get("equality") is None else Equality.of(fields.child("equality")),
         gguf_plan=plain_path(plan) if (plan := fields.optional_text("gguf_plan")) else "",
+        trim=None if fields.values.get("trim") is None else TrimEntry.of(fields.child("trim")),
     )
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from edgedecode.probs import Probs
+    from edgedecode.vocabulary import TrimmedVocabulary
 
 __all__ = [
     "AdapterUse",
@@ -70,6 +71,8 @@ class Draft:
     """The drafter's name, for statistics and colouring."""
     match: int = 0
     """How many of the context's last tokens were found again; 0 where nothing is looked up. Longer ones are surer."""
+    vocabulary: TrimmedVocabulary | None = field(default=None, compare=False)
+    """All that its drafter could have said; None: anything."""
 
     def __len__(self) -> int:
         return len(self.tokens)
