@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode import FinishReason, Stats
 from edgedecode.memory import format_nbytes
+from edgedecode.stats import DrafterCount
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,7 +40,7 @@ def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
 def drafts_line(stats: Stats) -> str:
     """Return which drafts served, how often there were none and why, and what it was worth on this device."""
     parts = [
-        f"{name} {count.rounds}x ({count.accepted} of {count.proposed} accepted)"
+        f"{name} {count.rounds}x ({count.accepted} of {count.proposed} accepted{_cut_short(count)})"
         for name, count in sorted(stats.drafters.items(), key=lambda item: -item[1].rounds)
     ]
     if plain := sum(stats.plain_rounds.values()):
@@ -48,6 +49,10 @@ def drafts_line(stats: Stats) -> str:
     if stats.proposed and stats.speed_up is not None:
         parts.append(f"about {stats.speed_up:.2f}x plain (estimate; `edgedecode bench` measures)")
     return "drafts: " + ("; ".join(parts) or "none yet")
+
+
+def _cut_short(count: DrafterCount) -> str:
+    return f", {count.cut_short / count.rounds:.0%} cut short by the trimmed vocabulary" if count.cut_short else ""
 
 
 def acceptance_per_position(stats: Stats) -> list[float]:

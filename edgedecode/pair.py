@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.digests import check_files
+from edgedecode.draft_models import DraftModels
 from edgedecode.engine_speeds import EngineRequest
 from edgedecode.engines import AUTO, chosen_engines, default_runtime, engine_version
 from edgedecode.errors import (
@@ -47,6 +48,8 @@ SCHEDULED = ("model", "suffix")
 
 The chained one is left out: it paid less than the better of its two parts.
 """
+TRIMMED = ("trim", "model", "suffix")
+"""The same where the pack recommends its trimmed draft."""
 ALONE = ("suffix", "recycle")
 """The same where the pack has no draft model: beside one, recycled logits gave less than the host's work for them."""
 
@@ -148,7 +151,8 @@ class Pair:
         self.runtime = runtime.name
         self._engine = runtime
         self._provider, self._threads, self._kv_type = provider, threads, kv_type
-        self._draft: LanguageModel | None = None
+        self.drafts = DraftModels(self._load_draft if "draft" in manifest.models else None)
+        """The draft model, loaded by the first session that uses it."""
         self._sources: dict[str, DrafterSource] = {}
         self.experience = Experience()
         """What passes cost here and drafts are worth: every session's scheduler learns in it."""
@@ -166,9 +170,7 @@ class Pair:
     @property
     def draft(self) -> LanguageModel | None:
         """The draft model, loaded at its first use; None when the pack has none."""
-        if self._draft is None and "draft" in self.manifest.models:
-            self._draft = self._open("draft")
-        return self._draft
+        return self.drafts.offering()
 
     def adapter(self, name: str) -> AdapterUse:
         """Return the pack's adapter of this name, loaded at its first use. Raises as `PackAdapters.use`."""
@@ -194,7 +196,9 @@ class Pair:
             return ("model",) if has_draft else ("ngram",)
         if not has_draft:
             return ALONE
-        return (*SCHEDULED, "recycle", TREE) if branching else SCHEDULED
+        trim = self.manifest.models["draft"].trim
+        names = TRIMMED if trim is not None and trim.recommended else SCHEDULED
+        return (*names, "recycle", TREE) if branching else names
 
     def draft_max(self, options: SessionOptions) -> int:
         """Return the longest draft these options mean; a fixed length where `options.fixed`."""
@@ -234,8 +238,7 @@ class Pair:
         for source in self._sources.values():
             source.close()
         self.target.close()
-        if self._draft is not None:
-            self._draft.close()
+        self.drafts.close()
         self._process.release()
 
     def __enter__(self) -> Pair:
@@ -256,16 +259,19 @@ class Pair:
             )
         return False
 
-    def _open(self, role: str) -> LanguageModel:
+    def _load_draft(self, needs: Sequence[str]) -> LanguageModel:
+        return self._open("draft", needs=needs)
+
+    def _open(self, role: str, *, needs: Sequence[str] = ()) -> LanguageModel:
         """Open a role's model with the KV type asked for; nobody asked it of a draft, which may have another only."""
         if self._kv_type is None:
-            return self._open_with(role, needs=())
+            return self._open_with(role, needs=needs)
         try:
-            return self._open_with(role, needs=(f"kv:{self._kv_type}",))
+            return self._open_with(role, needs=(*needs, f"kv:{self._kv_type}"))
         except CapabilityError:
             if role == "target":
                 raise
-            return self._open_with(role, needs=())
+            return self._open_with(role, needs=needs)
 
     def _open_with(self, role: str, *, needs: Sequence[str]) -> LanguageModel:
         entry = self.manifest.located(role)

@@ -289,6 +289,11 @@ class DrafterSource(Protocol):
         """Whether its drafters run the pack's draft model."""
         ...
 
+    @property
+    def needs(self) -> Sequence[str]:
+        """What that model must offer beside its own head, as `Runtime.open` takes it: "trim", "local"."""
+        ...
+
     def open(self, setting: DraftSetting) -> Drafter:
         """Open a drafter for one session. Raises CapabilityError when the pair lacks what it needs."""
         ...

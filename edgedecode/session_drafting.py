@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["open_drafting"]
 
+_SAMPLING = (("model",), ("trim",), ("local",))
+"""Drafters that can draw from their own distribution, and tell it."""
+
 
 def open_drafting(pair: Pair, options: SessionOptions, setting: DraftSetting, *, noise: Noise) -> Drafting | None:
     """Open the drafters these options mean and their policy; None: plain decoding. `noise` is the drafters' own.
@@ -79,7 +82,7 @@ def _check_tree(options: SessionOptions) -> None:
 def _check(options: SessionOptions, names: Sequence[str]) -> None:
     if wants_trees(options):
         _check_tree(options)
-    if options.rule is Rule.RATIO and (tuple(names) != ("model",) or options.reproducible):
+    if options.rule is Rule.RATIO and (tuple(names) not in _SAMPLING or options.reproducible):
         wanted = "--reproducible" if options.reproducible else f"--drafter {' '.join(names) or 'none'}"
         raise CapabilityError(f"the ratio rule samples from the draft model: with {wanted}, use the match rule")
     if options.trace is not None and (options.fixed or not names):
@@ -97,8 +100,12 @@ def _opened(pair: Pair, names: Sequence[str], setting: DraftSetting, *, asked: b
 
 def _open(pair: Pair, name: str, setting: DraftSetting, *, asked: bool) -> Drafter | None:
     source = pair.drafter_source(name)
+    if not asked and source.needs_model and pair.drafts.needs_another(source.needs):
+        logging.getLogger("edgedecode").info("the drafter %s is left out: it needs a second draft model here", name)
+        return None
     try:
-        return source.open(replace(setting, draft_model=pair.draft if source.needs_model else None))
+        model = pair.drafts.offering(source.needs) if source.needs_model else None
+        return source.open(replace(setting, draft_model=model))
     except (BudgetExceeded, CapabilityError) as error:
         if asked:
             raise

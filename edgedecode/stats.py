@@ -33,6 +33,8 @@ class DrafterCount:
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
+    cut_short: int = 0
+    """Rounds that ended with a token which its trimmed vocabulary has not."""
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class Stats:
             mine.rounds += 1
             mine.proposed += len(verdict.draft)
             mine.accepted += verdict.accepted
+            mine.cut_short += _cut_short(verdict)
         elif why:
             self.plain_rounds[why] = self.plain_rounds.get(why, 0) + 1
         self.rounds += 1
@@ -155,6 +158,12 @@ class Stats:
 
     def to_json(self) -> str:
         return json.dumps(self.as_dict())
+
+
+def _cut_short(verdict: Verdict) -> bool:
+    """Tell whether the target's own token was one that the drafter could not have drafted."""
+    known = verdict.draft.vocabulary
+    return known is not None and verdict.outcome is Outcome.CORRECTION and verdict.tokens[-1] not in known
 
 
 def _longest(verdict: Verdict) -> int:

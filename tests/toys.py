@@ -14,12 +14,12 @@ from edgedecode.loop import DecodeSetting, decode
 from edgedecode.manifest import Generation
 from edgedecode.memory import Budget
 from edgedecode.pair import Pair
-from edgedecode.protocols import Drafter, DraftSetting, UniformSource
+from edgedecode.protocols import Drafter, DraftSetting, State, UniformSource
 from edgedecode.sampling import Mask, Noise, Sampler, SamplingOptions
 from edgedecode.stats import Stats
 from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
 from edgedecode.tokenizer import Tokenizer
-from edgedecode.types import WHOLE, Draft, FloatArray, Plan
+from edgedecode.types import WHOLE, AdapterUse, Draft, FloatArray, IntArray, Output, Plan, RowRequest
 from edgedecode.verify import Rule, Verdict
 
 GREEDY = SamplingOptions()
@@ -44,6 +44,48 @@ def near_model(vocabulary: int, *, seed: int, noise: float, scale: float = 2.0) 
     """Return `toy_model(vocabulary, seed=seed, scale=scale)` with `noise` added to its tables."""
     base = toy_tables(vocabulary, seed=seed, scale=scale)
     return TableModel(toy_tables(vocabulary, seed=seed + 1000, scale=noise, near=base))
+
+
+class TableHead:
+    """Some columns of a table model's logits. `most` is for a local one, which may `choose` others."""
+
+    most = 16
+
+    def __init__(self, model: TableModel, ids: Sequence[int]) -> None:
+        self._model = model
+        self.token_ids: IntArray = np.array(ids, np.int64)
+        self.chosen: list[list[int]] = []
+
+    def choose(self, ids: IntArray) -> None:
+        self.token_ids = ids
+        self.chosen.append(ids.tolist())
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: RowRequest = "last",
+        adapter: AdapterUse | None = None,
+    ) -> Output:
+        output = self._model.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
+        return Output(output.logits[:, self.token_ids])
+
+
+class HeadedTable(TableModel):
+    """A table model with a trimmed head of these ids and a local one."""
+
+    def __init__(self, tables: tuple[FloatArray, ...], ids: Sequence[int], *, budget: Budget | None = None) -> None:
+        super().__init__(tables, budget=budget)
+        self.trimmed: TableHead | None = TableHead(self, ids)
+        self.local: TableHead | None = TableHead(self, ())
+
+
+def headed_model(vocabulary: int, ids: Sequence[int], *, seed: int, noise: float, scale: float = 2.0) -> HeadedTable:
+    """Return `near_model` with a trimmed head of these ids."""
+    base = toy_tables(vocabulary, seed=seed, scale=scale)
+    return HeadedTable(toy_tables(vocabulary, seed=seed + 1000, scale=noise, near=base), ids)
 
 
 def draft_setting(

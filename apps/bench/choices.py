@@ -122,7 +122,14 @@ def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:
     if arguments.drafters:
         return tuple(dict.fromkeys(arguments.drafters))
     names = SCHEDULED_DRAFTERS if arguments.calibrate else drafter_names()
-    return tuple(name for name in names if has_draft or not pair.drafter_source(name).needs_model)
+    demanding = sorted(names, key=lambda name: not pair.drafter_source(name).needs)  # one model may then serve all
+    usable = {name for name in demanding if _serves(pair, name)}
+    return tuple(name for name in names if name in usable)
+
+
+def _serves(pair: Pair, name: str) -> bool:
+    source = pair.drafter_source(name)
+    return not source.needs_model or pair.drafts.can_offer(source.needs)
 
 
 def _max_tokens(arguments: Namespace) -> int:

@@ -28,6 +28,7 @@ class SyntheticSource:
 
     name = SYNTHETIC
     needs_model = False
+    needs: Sequence[str] = ()
 
     def __init__(self, acceptance: float, *, seed: int = 0) -> None:
         if not 0 <= acceptance <= 1:

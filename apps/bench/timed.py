@@ -10,8 +10,8 @@ from typing import NamedTuple
 from edgedecode import Pair
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
-from edgedecode.protocols import Device, LanguageModel, Runtime, State
-from edgedecode.types import AdapterUse, ModelCard, Output, RowRequest
+from edgedecode.protocols import Device, Head, HeadedModel, LanguageModel, LocalHead, Runtime, State
+from edgedecode.types import AdapterUse, IntArray, ModelCard, Output, RowRequest
 
 __all__ = ["Pass", "TimedModel", "TimedPair", "TimedRuntime"]
 
@@ -56,8 +56,59 @@ class TimedModel:
         self.passes.append(Pass(started, perf_counter(), len(tokens)))
         return output
 
+    @property
+    def trimmed(self) -> TimedHead | None:
+        head = self._model.trimmed if isinstance(self._model, HeadedModel) else None
+        return None if head is None else TimedHead(head, self.passes)
+
+    @property
+    def local(self) -> TimedLocalHead | None:
+        head = self._model.local if isinstance(self._model, HeadedModel) else None
+        return None if head is None else TimedLocalHead(head, self.passes)
+
     def close(self) -> None:
         self._model.close()
+
+
+class TimedHead:
+    """A smaller head whose passes its model's stopwatch records."""
+
+    def __init__(self, head: Head, passes: list[Pass]) -> None:
+        self._head = head
+        self._passes = passes
+
+    @property
+    def token_ids(self) -> IntArray:
+        return self._head.token_ids
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: RowRequest = "last",
+        adapter: AdapterUse | None = None,
+    ) -> Output:
+        started = perf_counter()
+        output = self._head.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
+        self._passes.append(Pass(started, perf_counter(), len(tokens)))
+        return output
+
+
+class TimedLocalHead(TimedHead):
+    """The same for a head whose ids are chosen."""
+
+    def __init__(self, head: LocalHead, passes: list[Pass]) -> None:
+        super().__init__(head, passes)
+        self._local = head
+
+    @property
+    def most(self) -> int:
+        return self._local.most
+
+    def choose(self, ids: IntArray) -> None:
+        self._local.choose(ids)
 
 
 class TimedRuntime:

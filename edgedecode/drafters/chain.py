@@ -25,6 +25,7 @@ class ChainSource:
 
     name = "chain"
     needs_model = True
+    needs: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._models, self._suffixes = ModelSource(), SuffixSource()

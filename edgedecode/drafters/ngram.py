@@ -25,6 +25,7 @@ class NgramSource:
 
     name = "ngram"
     needs_model = False
+    needs: Sequence[str] = ()
 
     def open(self, setting: DraftSetting) -> Drafter:
         nbytes = setting.capacity * _ENTRY_NBYTES

@@ -40,6 +40,7 @@ class RecycleSource:
 
     name = "recycle"
     needs_model = False
+    needs: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._table: RecycledLogits | None = None

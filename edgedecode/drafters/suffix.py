@@ -28,6 +28,7 @@ class SuffixSource:
 
     name = "suffix"
     needs_model = False
+    needs: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._past: PastOutputs | None = None

@@ -29,6 +29,7 @@ class TreeSource:
 
     name = "tree"
     needs_model = True
+    needs: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._models = ModelSource()
@@ -92,7 +93,7 @@ class TreeDrafter:
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         self._at, self._draft = -1, EMPTY_DRAFT
-        limit = self._model.reach(context, limit, plan)
+        limit = self._model.reading.reach(context, limit, plan)
         if limit <= 0:
             return EMPTY_DRAFT
         shape = plan.shape or best_tree(self.rates(), nodes=min(limit, MOST_NODES))
@@ -177,7 +178,7 @@ class TreeDrafter:
     def _keep(self, verdict: Verdict) -> None:
         """Settle the accepted nodes that the model has read."""
         read = [node for node in verdict.path if node in self._rows]
-        self._model.keep([self._rows[node] for node in read], [verdict.draft.tokens[node] for node in read])
+        self._model.reading.keep([self._rows[node] for node in read], [verdict.draft.tokens[node] for node in read])
 
     def _watch(self, row: FloatArray, path: Sequence[int], context: Sequence[int]) -> None:
         """Rank a row of one of the model drafter's chains, so that trees are known before one is tried."""

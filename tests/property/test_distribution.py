@@ -17,10 +17,12 @@ import numpy.typing as npt
 import pytest
 
 from edgedecode.drafters.chain import ChainSource
+from edgedecode.drafters.local import LocalDrafter, LocalSource
 from edgedecode.drafters.model import ModelDrafter
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.drafters.tree import TreeDrafter, TreeSource
+from edgedecode.drafters.trim import TrimSource
 from edgedecode.drafting import Drafting
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.probs import Probs
@@ -30,7 +32,7 @@ from edgedecode.stats import Stats
 from edgedecode.testing import TableModel, toy_tables
 from edgedecode.types import Draft, DraftMode, Outcome
 from edgedecode.verify import Rule, TargetRows, Verdict, verify
-from tests.toys import CallDrafter, draft_setting, near_model, padded, reference_row
+from tests.toys import CallDrafter, draft_setting, headed_model, near_model, padded, reference_row
 
 VOCABULARY = 4
 LENGTH = 4
@@ -118,8 +120,9 @@ def draw(
         if share and isinstance(proposer, TreeDrafter):
             proposer._ranking._noise = noise
         elif share:
-            assert isinstance(proposer, ModelDrafter)
-            proposer._setting = replace(proposer._setting, noise=noise)
+            drawing = proposer._drafter if isinstance(proposer, LocalDrafter) else proposer
+            assert isinstance(drawing, ModelDrafter)
+            drawing._setting = replace(drawing._setting, noise=noise)
         setting = DecodeSetting(
             sampler=Sampler(options, vocabulary_size=VOCABULARY, mask=masked),
             noise=noise,
@@ -222,6 +225,17 @@ def sampling_model(options: SamplingOptions) -> Callable[[], Drafter]:
     return make
 
 
+def smaller_head(source: DrafterSource, options: SamplingOptions, *, sampled: bool = False) -> Callable[[], Drafter]:
+    """A head that lacks token 3, which the target says often enough; the local one knows what the context gave it."""
+
+    def make() -> Drafter:
+        model = headed_model(VOCABULARY, (0, 1, 2), seed=SEED, noise=0.3, scale=SCALE)
+        setting = draft_setting(VOCABULARY, model=model, sampling=options, sampled=sampled)
+        return source.open(setting if sampled else replace(setting, noise=Noise(0)))
+
+    return make
+
+
 def narrow_sampler() -> Drafter:
     """Draws from a distribution that leaves out a token, as a trimmed vocabulary does."""
     q = Probs.dense(np.array([0.5, 0.2, 0.0, 0.3]))
@@ -242,6 +256,26 @@ def test_shared_noise_is_exact(options: SamplingOptions) -> None:
     drawn = draw(lambda: sharing_model(options), options=options, share=True)
     assert_exact(drawn, exact(options))
     assert drawn.accepted > 1.3 * draw(likely_chain, options=options).accepted
+
+
+HEADS = pytest.mark.parametrize("source", [TrimSource(), LocalSource()], ids=lambda source: source.name)
+
+
+@HEADS
+@pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
+def test_smaller_heads_are_exact_with_shared_noise(source: DrafterSource, options: SamplingOptions) -> None:
+    """What the head cannot say is emitted as often as ever."""
+    drawn = draw(smaller_head(source, options), options=options, share=True)
+    assert_exact(drawn, exact(options))
+    assert any(3 in sequence[1:] for sequence in drawn.sequences)
+
+
+@HEADS
+@pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
+def test_smaller_heads_are_exact_under_the_ratio_rule(source: DrafterSource, options: SamplingOptions) -> None:
+    """They draw from the distribution of what they can say, and tell it."""
+    drawn = draw(smaller_head(source, options, sampled=True), options=options, rule=Rule.RATIO)
+    assert_exact(drawn, exact(options))
 
 
 @pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])

@@ -16,11 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgedecode.drafters.chain import ChainSource
+from edgedecode.drafters.local import LocalSource
 from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.drafters.ngram import NgramSource
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.drafters.tree import TreeSource
+from edgedecode.drafters.trim import TrimSource
 from edgedecode.drafting import Drafting
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.policy import FixedTree
@@ -30,7 +32,7 @@ from edgedecode.stats import Stats
 from edgedecode.testing import TableModel
 from edgedecode.types import Draft, Outcome
 from edgedecode.verify import Verdict
-from tests.toys import GREEDY, CallDrafter, Run, draft_setting, near_model, run, toy_model
+from tests.toys import GREEDY, CallDrafter, Run, draft_setting, headed_model, near_model, run, toy_model
 
 VOCABULARY = 24
 LENGTHS = (1, 2, 4, 8, 16)
@@ -49,7 +51,8 @@ PROCESSING = {
 }
 QUALITIES = ("equal", "differs", "hostile")
 LOOKUPS = ("ngram", "suffix", "recycle")
-KINDS = ("model", "chained", "grown", "chain", "tree", "bush", *LOOKUPS)
+MODELS = ("model", "chained", "grown", "trimmed", "local")
+KINDS = (*MODELS, "chain", "tree", "bush", *LOOKUPS)
 SEED = 11
 
 
@@ -108,11 +111,18 @@ def scripted(truth: Sequence[int], *, kind: str, quality: str, rng: np.random.Ge
 def drafter(kind: str, *, quality: str, truth: Sequence[int], options: SamplingOptions) -> Drafter:
     if kind in LOOKUPS:
         return lookup(kind)
-    if kind in ("model", "chained", "grown"):
+    if kind in MODELS:
         seed, noise = (TARGET_SEED, {"equal": 0.0, "differs": 0.8}.get(quality, 0.0))
-        model = near_model(VOCABULARY, seed=seed if quality != "hostile" else seed + 50, noise=noise)
+        kept = range(VOCABULARY) if quality == "equal" else range(0, VOCABULARY, 2)
+        model = headed_model(VOCABULARY, kept, seed=seed if quality != "hostile" else seed + 50, noise=noise)
         setting = draft_setting(VOCABULARY, model=model, sampling=options, noise=Noise(SEED))
-        sources: dict[str, DrafterSource] = {"model": ModelSource(), "chained": ChainSource(), "grown": TreeSource()}
+        sources: dict[str, DrafterSource] = {
+            "model": ModelSource(),
+            "chained": ChainSource(),
+            "grown": TreeSource(),
+            "trimmed": TrimSource(),
+            "local": LocalSource(),
+        }
         return sources[kind].open(replace(setting, tree=kind == "grown"))
     return scripted(truth, kind=kind, quality=quality, rng=np.random.default_rng(3))
 

@@ -1,0 +1,59 @@
+"""A pair's loaded draft model, or several where sessions asked for heads that one of them has not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edgedecode.errors import CapabilityError
+from edgedecode.protocols import HeadedModel, LanguageModel
+
+__all__ = ["DraftModels"]
+
+
+class DraftModels:
+    """Loads through `load`, which takes what `Runtime.open` calls needs; None: the pack has no draft model."""
+
+    def __init__(self, load: Callable[[Sequence[str]], LanguageModel] | None) -> None:
+        self._load = load
+        self._loaded: list[LanguageModel] = []
+
+    def offering(self, needs: Sequence[str] = ()) -> LanguageModel | None:
+        """Return the draft model with such heads, loaded at its first use; None when the pack has no draft model.
+
+        One that offers more serves as well. Raises CapabilityError where the pack has none like it, or BudgetExceeded.
+        """
+        if self._load is None:
+            return None
+        if (known := self._known(needs)) is not None:
+            return known
+        self._loaded.append(self._load(needs))
+        return self._loaded[-1]
+
+    def needs_another(self, needs: Sequence[str]) -> bool:
+        """Tell whether `offering` would load a second copy."""
+        return bool(self._loaded) and self._known(needs) is None
+
+    def can_offer(self, needs: Sequence[str]) -> bool:
+        """Tell whether there is a draft model with such heads; it is loaded."""
+        try:
+            return self.offering(needs) is not None
+        except CapabilityError:
+            return False
+
+    def close(self) -> None:
+        for model in self._loaded:
+            model.close()
+
+    def _known(self, needs: Sequence[str]) -> LanguageModel | None:
+        return next((model for model in self._loaded if _offers(model, needs)), None)
+
+
+def _offers(model: LanguageModel, needs: Sequence[str]) -> bool:
+    """Tell whether a model has these heads; without needs, whether it can say every token."""
+    whole = model.card.token_ids is None
+    headed = model if isinstance(model, HeadedModel) else None
+    offered = {
+        "trim": not whole or (headed is not None and headed.trimmed is not None),
+        "local": headed is not None and headed.local is not None,
+    }
+    return all(offered.get(need, False) for need in needs) if needs else whole

@@ -1,0 +1,95 @@
+"""Drafts with the rows of the draft model's head that the context makes likely: no calibration, chosen as text goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgedecode.errors import CapabilityError
+from edgedecode.protocols import Drafter, DraftSetting, HeadedModel, LocalHead, UniformSource
+from edgedecode.types import WHOLE, Draft, Plan
+from edgedecode.verify import Verdict
+from edgedecode.vocabulary import TrimmedVocabulary
+
+from .local_vocabulary import LocalVocabulary
+from .model import ModelDrafter, shared_reading, usable_model
+from .reading import Reading
+
+__all__ = ["LocalDrafter", "LocalSource"]
+
+THOUGHT_OF = 3
+"""Where one of its drafts ended, so many of the target's likeliest ids are taken in."""
+
+
+class LocalSource:
+    """Opens drafters on the draft model's local head. Raises CapabilityError where it has none."""
+
+    name = "local"
+    needs_model = True
+    needs: Sequence[str] = ("local",)
+
+    def open(self, setting: DraftSetting) -> Drafter:
+        model = usable_model(setting)
+        if not isinstance(model, HeadedModel) or (head := model.local) is None:
+            raise CapabilityError(
+                "this pack's draft model has no head for a local vocabulary here: `edgedecode trim PACK --local` gives "
+                "it one, for ONNX Runtime"
+            )
+        drafter = ModelDrafter(
+            model, setting, name=self.name, reading=shared_reading(setting, model), head=head, vocabulary=None
+        )
+        return LocalDrafter(drafter, head, setting)
+
+    def close(self) -> None:
+        """The model belongs to the pair."""
+
+
+class LocalDrafter:
+    """A model drafter whose vocabulary follows the text: its tokens, what the target thought of, and the last draft."""
+
+    name = "local"
+    free = False
+
+    def __init__(self, drafter: ModelDrafter, head: LocalHead, setting: DraftSetting) -> None:
+        self._drafter = drafter
+        self._head = head
+        self._vocabulary_size = setting.vocabulary_size
+        self._vocabulary = LocalVocabulary(size=setting.vocabulary_size, most=head.most, always=setting.ends)
+        self._known = 0
+        """How many of the context's tokens were taken in."""
+
+    @property
+    def nbytes(self) -> int:
+        return self._drafter.nbytes
+
+    @property
+    def reading(self) -> Reading:
+        return self._drafter.reading
+
+    def begin(self, context: Sequence[int]) -> None:
+        self._drafter.begin(context)
+        self._vocabulary.begin(context)
+        self._known = len(context)
+
+    def unread(self, context: Sequence[int]) -> int:
+        return self._drafter.unread(context)
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
+        self._vocabulary.add(context[self._known :])
+        self._known = len(context)
+        if not len(self._vocabulary):
+            self._vocabulary.add(context[-1:])
+        said = self._drafter.vocabulary
+        if said is None or said.ids is not self._vocabulary.ids:
+            self._drafter.speak(TrimmedVocabulary(self._vocabulary.ids, self._vocabulary_size))
+        self._head.choose(self._vocabulary.ids)  # another session may have chosen others
+        return self._drafter.propose(context, limit, rng, plan)
+
+    def observe(self, context: Sequence[int], verdict: Verdict) -> None:
+        self._drafter.observe(context, verdict)
+        if verdict.draft.source == self.name:  # looking at a wide row costs as much as it is worth elsewhere
+            last = verdict.path[-1] + 1 if verdict.path else 0
+            self._vocabulary.add(verdict.top(THOUGHT_OF, [last])[0, ::-1])
+            self._vocabulary.add(verdict.draft.tokens)
+
+    def close(self) -> None:
+        self._drafter.close()

@@ -1,0 +1,103 @@
+"""A draft model's state as a cache of the context: what of it was read, from where on, and what must be dropped again.
+
+Drafters that use one model with different heads share one: what one of them has read, none of the others reads again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgedecode.loop import PREFILL_CHUNK
+from edgedecode.protocols import DraftSetting, Head, LanguageModel
+from edgedecode.tree_shape import MOST_NODES
+from edgedecode.types import FloatArray, Plan
+
+__all__ = ["TREE_ROWS", "Reading"]
+
+TREE_ROWS = MOST_NODES // 2 + 1
+"""Rows of a pass over a tree's level: nodes with children, and the least branches a state must be able to hold."""
+
+
+class Reading:
+    """Holds `_read`, the tokens in the state, which are the context's from the place `_start` on as far as `_agreed`.
+
+    It is cropped to what the context confirms, and catches up in chunks when a row is asked for (lazy prompt reading;
+    Cascade 2312.11462 reads eagerly and delays the first token).
+    """
+
+    def __init__(self, model: LanguageModel, setting: DraftSetting) -> None:
+        self.model = model
+        rows = TREE_ROWS if setting.tree and model.card.tree else 1
+        self._state = model.new_state(min(setting.capacity, model.card.context), rows=rows)
+        self._read: list[int] = []
+        self._start = 0
+        self._agreed = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._state.nbytes
+
+    def begin(self, context: Sequence[int]) -> None:
+        """Compare all of what was read with a context that may be another one."""
+        self._agreed = 0
+        self.agree(context)
+
+    def agree(self, context: Sequence[int]) -> None:
+        """Drop what was read beyond the first token that differs from the context."""
+        end = min(len(self._read), len(context) - self._start)
+        while self._agreed < end and self._read[self._agreed] == context[self._start + self._agreed]:
+            self._agreed += 1
+        if self._start and self._agreed == 0:  # nothing of the window is left
+            self._start = 0
+        self._crop(self._agreed)
+
+    def unread(self, context: Sequence[int]) -> int:
+        """Return how many tokens of the context are still to be read."""
+        self.agree(context)
+        return len(context) - self._start - len(self._read)
+
+    def reach(self, context: Sequence[int], limit: int, plan: Plan) -> int:
+        """Return how many tokens may be drafted, at most `limit`; where the plan wants a window, begin it."""
+        unread = self.unread(context)
+        if 0 < plan.read_max < unread:
+            self._start = len(context) - plan.read_max
+            self._crop(0)
+        return min(limit, self._state.capacity - (len(context) - self._start))
+
+    def catch_up(self, context: Sequence[int], head: Head | LanguageModel) -> FloatArray:
+        """Read what is missing of a context agreed upon, and return the head's logits after its last token, a view."""
+        if self._start + len(self._read) == len(context):
+            self._crop(len(self._read) - 1)
+        while len(context) - self._start - len(self._read) > PREFILL_CHUNK:
+            read = self._start + len(self._read)
+            chunk = context[read : read + PREFILL_CHUNK]
+            self.model.forward(chunk, self._state, rows="none")
+            self._settle(chunk)
+        return self.follow(context[self._start + len(self._read) :], head)
+
+    def follow(self, tokens: Sequence[int], head: Head | LanguageModel) -> FloatArray:
+        """Read these tokens and return the head's logits after the last one, a view."""
+        row: FloatArray = head.forward(tokens, self._state, rows="last").logits[0]
+        self._settle(tokens)
+        return row
+
+    def grow(self, tokens: Sequence[int], *, parents: Sequence[int], head: Head | LanguageModel) -> FloatArray:
+        """Append rows of a tree, pending until `keep`, and return their logits [tokens, rows of the head], a view."""
+        return head.forward(tokens, self._state, parents=parents, rows="all").logits
+
+    def keep(self, path: Sequence[int], tokens: Sequence[int]) -> None:
+        """Settle these pending rows, root first, which hold these tokens; drop the others."""
+        self._state.keep(path)
+        self._read += tokens
+
+    def close(self) -> None:
+        self._state.close()
+
+    def _crop(self, length: int) -> None:
+        self._agreed = length if length >= self._state.oldest_crop else 0
+        del self._read[self._agreed :]
+        self._state.crop(self._agreed)
+
+    def _settle(self, tokens: Sequence[int]) -> None:
+        self._state.keep(range(len(tokens)))
+        self._read += tokens

@@ -1,0 +1,37 @@
+"""Drafts with the draft model's trimmed head (VocabTrim 2506.22694): less work a token, and some ids it cannot say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgedecode.errors import CapabilityError
+from edgedecode.protocols import Drafter, DraftSetting, HeadedModel
+from edgedecode.vocabulary import TrimmedVocabulary
+
+from .model import ModelDrafter, shared_reading, usable_model
+
+__all__ = ["TrimSource"]
+
+
+class TrimSource:
+    """Opens model drafters on the trimmed head, or on a draft model that has no other.
+
+    Raises CapabilityError when the pack has no draft model, or an untrimmed one.
+    """
+
+    name = "trim"
+    needs_model = True
+    needs: Sequence[str] = ("trim",)
+
+    def open(self, setting: DraftSetting) -> Drafter:
+        model = usable_model(setting)
+        reading = shared_reading(setting, model)
+        if isinstance(model, HeadedModel) and (head := model.trimmed) is not None:
+            vocabulary = TrimmedVocabulary(head.token_ids, setting.vocabulary_size)
+            return ModelDrafter(model, setting, name=self.name, reading=reading, head=head, vocabulary=vocabulary)
+        if model.card.token_ids is not None:
+            return ModelDrafter(model, setting, name=self.name, reading=reading)
+        raise CapabilityError("this pack's draft model has no trimmed vocabulary: `edgedecode trim PACK` gives it one")
+
+    def close(self) -> None:
+        """The model belongs to the pair."""

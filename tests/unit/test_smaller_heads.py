@@ -1,0 +1,152 @@
+"""Drafting with smaller heads: what is drafted, what is read once for all of them, and what is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgedecode.drafters.local import LocalDrafter, LocalSource
+from edgedecode.drafters.model import ModelDrafter, ModelSource
+from edgedecode.drafters.trim import TrimSource
+from edgedecode.errors import CapabilityError
+from edgedecode.protocols import Drafter, DrafterSource
+from edgedecode.sampling import Noise
+from edgedecode.stats import Stats
+from edgedecode.types import Draft, ModelCard, Outcome
+from edgedecode.verify import Verdict
+from tests.toys import HeadedTable, draft_setting, headed_model, run, toy_model
+
+VOCABULARY = 20
+KEPT = (0, 2, 3, 5, 8, 9, 13, 17)
+CONTEXT = [1, 2, 3, 4]
+
+
+def model() -> HeadedTable:
+    return headed_model(VOCABULARY, KEPT, seed=4, noise=0.3)
+
+
+def opened(source: DrafterSource, made: HeadedTable, *others: Drafter) -> Drafter:
+    return source.open(
+        draft_setting(VOCABULARY, model=made, opened={drafter.name: drafter for drafter in others}, ends=frozenset({0}))
+    )
+
+
+def best_of(made: HeadedTable, context: list[int], ids: tuple[int, ...], *, length: int) -> tuple[int, ...]:
+    """The arg-max chain among these ids, ended by an end token."""
+    tokens = list(context)
+    while len(tokens) - len(context) < length:
+        row = made.logits_after(tokens)[list(ids)]
+        tokens.append(ids[int(row.argmax())])
+        if tokens[-1] == 0:
+            break
+    return tuple(tokens[len(context) :])
+
+
+def test_a_trimmed_draft_is_the_arg_max_of_what_is_kept() -> None:
+    made = model()
+    drafter = opened(TrimSource(), made)
+    drafter.begin(CONTEXT)
+    draft = drafter.propose(CONTEXT, 6, Noise(0))
+    assert draft.tokens == best_of(made, CONTEXT, KEPT, length=6)
+    assert draft.tokens != best_of(made, CONTEXT, tuple(range(VOCABULARY)), length=6)
+    assert draft.source == "trim"
+    assert draft.vocabulary is not None
+    assert draft.vocabulary.ids.tolist() == list(KEPT)
+
+
+def test_a_model_that_is_trimmed_itself_drafts_the_same() -> None:
+    """As llama.cpp's: its rows are the kept ids and nothing else."""
+    made = model()
+    head = made.trimmed
+    assert head is not None
+
+    class Narrow:
+        card: ModelCard = replace(made.card, rows=len(KEPT), token_ids=np.array(KEPT))
+        new_state, forward, close = made.new_state, head.forward, made.close
+
+    narrow = TrimSource().open(replace(draft_setting(VOCABULARY), draft_model=Narrow(), ends=frozenset({0})))
+    whole = opened(TrimSource(), made)
+    for drafter in (narrow, whole):
+        drafter.begin(CONTEXT)
+    assert narrow.propose(CONTEXT, 6, Noise(0)) == whole.propose(CONTEXT, 6, Noise(0))
+
+
+def test_heads_of_one_model_read_a_context_once() -> None:
+    made = model()
+    full = opened(ModelSource(), made)
+    trim = opened(TrimSource(), made, full)
+    local = opened(LocalSource(), made, full, trim)
+    context = [1, 2] * 20
+    for drafter in (full, trim, local):
+        drafter.begin(context)
+    full.propose(context, 1, Noise(0))
+    assert made.passes == [len(context)]
+    assert trim.unread(context) == local.unread(context) == 0
+    trim.propose([*context, 5], 2, Noise(0))
+    local.propose([*context, 5, 6], 1, Noise(0))
+    assert made.passes[1:] in ([1, 1, 1], [1, 1, 2])  # what was read of a wrong draft is dropped and read again
+    assert trim.nbytes == local.nbytes == 0 < full.nbytes
+    for drafter in (full, trim, local):
+        drafter.close()
+
+
+def test_without_the_whole_head_a_trimmed_drafter_has_its_own_state() -> None:
+    made = model()
+    trim = opened(TrimSource(), made)
+    full = opened(ModelSource(), made, trim)
+    assert trim.nbytes > 0 == full.nbytes
+    assert isinstance(trim, ModelDrafter)
+    assert isinstance(full, ModelDrafter)
+    assert trim.reading is full.reading
+
+
+@pytest.mark.parametrize("source", [TrimSource(), LocalSource()], ids=lambda source: source.name)
+def test_a_pack_without_such_heads_says_what_gives_them(source: DrafterSource) -> None:
+    with pytest.raises(CapabilityError, match="edgedecode trim PACK"):
+        source.open(draft_setting(VOCABULARY, model=toy_model(VOCABULARY)))
+    with pytest.raises(CapabilityError, match="no draft model"):
+        source.open(draft_setting(VOCABULARY))
+
+
+def test_a_local_draft_says_what_the_context_has() -> None:
+    made = model()
+    drafter = opened(LocalSource(), made)
+    drafter.begin(CONTEXT)
+    draft = drafter.propose(CONTEXT, 6, Noise(0))
+    assert draft.tokens == best_of(made, CONTEXT, (0, 1, 2, 3, 4), length=6)  # the end token is always there
+    assert made.local is not None
+    assert made.local.chosen == [[0, 1, 2, 3, 4]]
+    grown = [*CONTEXT, 7, 11]
+    assert drafter.propose(grown, 6, Noise(0)).tokens == best_of(made, grown, (0, 1, 2, 3, 4, 7, 11), length=6)
+
+
+def test_a_local_vocabulary_takes_in_what_the_target_thought_of_and_never_outgrows_the_head() -> None:
+    target, made = toy_model(VOCABULARY, seed=4), headed_model(VOCABULARY, KEPT, seed=4, noise=0.5)
+    assert made.local is not None
+    made.local.most = 8
+    drafter = opened(LocalSource(), made)
+    found = run(target, CONTEXT, max_tokens=40, drafter=drafter, draft_max=3)
+    assert found.tokens == run(toy_model(VOCABULARY, seed=4), CONTEXT, max_tokens=40).tokens
+    assert max(map(len, made.local.chosen)) <= 8
+    said = {*CONTEXT, *found.tokens}
+    assert any(token not in said for chosen in made.local.chosen for token in chosen if token)
+    assert isinstance(drafter, LocalDrafter)
+
+
+def test_rounds_that_a_trimmed_vocabulary_cut_short_are_counted() -> None:
+    drafter = opened(TrimSource(), model())
+    drafter.begin(CONTEXT)
+    draft = drafter.propose(CONTEXT, 2, Noise(0))
+    stats = Stats()
+
+    def count(drafted: Draft, token: int, outcome: Outcome) -> None:
+        stats.count(Verdict(drafted, (token,), (), outcome, rows=None))  # type: ignore[arg-type]
+
+    count(draft, 1, Outcome.CORRECTION)
+    count(draft, 2, Outcome.CORRECTION)  # a kept one
+    count(draft, 1, Outcome.BONUS)
+    count(Draft((5, 6), source="trim"), 1, Outcome.CORRECTION)  # a whole vocabulary
+    assert stats.drafters["trim"].cut_short == 1
+    assert stats.as_dict()["drafters"] == {"trim": {"rounds": 4, "proposed": 8, "accepted": 0, "cut_short": 1}}
