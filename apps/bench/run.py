@@ -68,6 +68,8 @@ def run(arguments: Namespace) -> int:
             pair.add_drafter_source(synthetic)
         settings = settings_of(arguments, pair, prompts)
         timed = TimedPair(pair, with_draft=_runs_draft(pair, settings))
+        if synthetic is not None:
+            synthetic.target = timed.target
         with one_at_a_time():
             conditions = Conditions.of(timed, settings, arguments=arguments, warm_up=len(prompts.others))
             report = Report(conditions)

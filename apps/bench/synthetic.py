@@ -14,6 +14,8 @@ from edgedecode.protocols import Drafter, DraftSetting, UniformSource
 from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, Plan
 from edgedecode.verify import Verdict
 
+from .timed import Script, TimedModel
+
 __all__ = ["SYNTHETIC", "SyntheticDrafter", "SyntheticSource"]
 
 SYNTHETIC = "synthetic"
@@ -23,7 +25,9 @@ class SyntheticSource:
     """Opens drafters that replay the answers last recorded; needs no model, and no entry point names it.
 
     acceptance: the chance of each drafted token to be the target's own, 0 to 1. The mistakes are the same ones in
-    every session, so all draft lengths meet them alike.
+    every session, so all draft lengths meet them alike. target: is made to say the recorded answer while these drafts
+    are verified, for one near tie that turns with a pass's width would leave the rest of the record behind; None: it
+    speaks freely.
     """
 
     name = SYNTHETIC
@@ -35,6 +39,7 @@ class SyntheticSource:
             raise InputError(f"--synthetic {acceptance:g} is out of range: an acceptance is 0 to 1")
         self.acceptance = acceptance
         self._seed = seed
+        self.target: TimedModel | None = None
         self._answers: list[tuple[int, ...]] = []
 
     def record(self, answers: Sequence[Sequence[int]]) -> None:
@@ -43,7 +48,7 @@ class SyntheticSource:
 
     def open(self, setting: DraftSetting) -> Drafter:
         answers = [self._with_mistakes(number, setting.vocabulary_size) for number in range(len(self._answers))]
-        return SyntheticDrafter(answers)
+        return SyntheticDrafter(answers, self._answers, self.target)
 
     def close(self) -> None:
         """Nothing is shared."""
@@ -58,19 +63,28 @@ class SyntheticSource:
 
 
 class SyntheticDrafter:
-    """Proposes the recorded answer of each generation in turn, from wherever the context has got to."""
+    """Proposes the answer of each generation in turn, from wherever the context has got to.
+
+    answers: what it proposes; truth: what `target` is made to say.
+    """
 
     name = SYNTHETIC
     nbytes = 0
     free = True
 
-    def __init__(self, answers: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, answers: Sequence[tuple[int, ...]], truth: Sequence[tuple[int, ...]], target: TimedModel | None
+    ) -> None:
         self._answers = iter(answers)
+        self._truth = iter(truth)
+        self._target = target
         self._answer: tuple[int, ...] = ()
         self._start = 0
 
     def begin(self, context: Sequence[int]) -> None:
         self._answer, self._start = next(self._answers, ()), len(context)
+        if self._target is not None:
+            self._target.script = Script(len(context), next(self._truth, ()))
 
     def unread(self, context: Sequence[int]) -> int:
         return 0
@@ -84,4 +98,5 @@ class SyntheticDrafter:
         """The record does not change."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        if self._target is not None:
+            self._target.script = None

@@ -13,7 +13,10 @@ from edgedecode.memory import Budget
 from edgedecode.protocols import Device, Head, HeadedModel, LanguageModel, LocalHead, Runtime, State
 from edgedecode.types import AdapterUse, IntArray, ModelCard, Output, RowRequest
 
-__all__ = ["Pass", "TimedModel", "TimedPair", "TimedRuntime"]
+__all__ = ["Pass", "Script", "TimedModel", "TimedPair", "TimedRuntime"]
+
+
+_CERTAIN = 1e9
 
 
 class Pass(NamedTuple):
@@ -28,12 +31,20 @@ class Pass(NamedTuple):
         return self.ended - self.started
 
 
+class Script(NamedTuple):
+    """What a model is made to say: `tokens` from the position `start` on."""
+
+    start: int
+    tokens: Sequence[int]
+
+
 class TimedModel:
-    """A model that records its passes."""
+    """A model that records its passes. `script`: what it says whatever its logits are; its passes cost the same."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self.passes: list[Pass] = []
+        self.script: Script | None = None
 
     @property
     def card(self) -> ModelCard:
@@ -51,9 +62,12 @@ class TimedModel:
         rows: RowRequest = "last",
         adapter: AdapterUse | None = None,
     ) -> Output:
+        place = state.length + state.pending
         started = perf_counter()
         output = self._model.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
         self.passes.append(Pass(started, perf_counter(), len(tokens)))
+        if self.script is not None:
+            _follow(self.script, output, [place + row + 1 for row in _wanted_rows(rows, len(tokens))])
         return output
 
     @property
@@ -68,6 +82,20 @@ class TimedModel:
 
     def close(self) -> None:
         self._model.close()
+
+
+def _wanted_rows(rows: RowRequest, count: int) -> Sequence[int]:
+    """Return the indices that a request for rows of `count` tokens means."""
+    if isinstance(rows, str):
+        return {"none": range(0), "last": range(count - 1, count), "all": range(count)}[rows]
+    return rows
+
+
+def _follow(script: Script, output: Output, places: Sequence[int]) -> None:
+    """Make each row's best token the script's for the place that it predicts; rows of wrong drafts are not looked at."""
+    for row, place in zip(output.logits, places, strict=True):
+        if script.start <= place < script.start + len(script.tokens):
+            row[script.tokens[place - script.start]] = _CERTAIN
 
 
 class TimedHead:

@@ -131,6 +131,24 @@ def test_synthetic_drafts_are_accepted_as_often_as_asked(toy: Pair) -> None:
     assert right / drafted == pytest.approx(0.7, abs=0.08)
 
 
+def test_while_synthetic_drafts_are_verified_the_target_says_what_was_recorded(toy: Pair) -> None:
+    """Whatever its kernels round: here the record is none of its own text. Afterwards it speaks freely again."""
+    source = SyntheticSource(1.0)
+    toy.add_drafter_source(source)
+    timed = TimedPair(toy, with_draft=False)
+    source.target = timed.target
+    chosen = settings(max_tokens=8, drafters=(SYNTHETIC,), ignore_eos=True, scheduled=Arm(SYNTHETIC, None))
+    requests = Requests(timed, chosen)
+    free = requests.answer(PROMPT, PLAIN).tokens
+    record = tuple((token + 7) % 200 + 20 for token in free)
+    source.record([record])
+    for length in (1, 3, 5):
+        run = requests.answer(PROMPT, Arm(SYNTHETIC, length))
+        assert run.tokens == record
+        assert sum(stats.accepted for stats in run.stats) == sum(stats.proposed for stats in run.stats) > 0
+    assert requests.answer(PROMPT, PLAIN).tokens == free
+
+
 @pytest.mark.usefixtures("toy")
 def test_a_synthetic_run_tells_the_speed_after_the_first_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--synthetic", "0", "--per-family", "1", "--families", "edit", "--repetitions", "1", "-n", "90"]
