@@ -92,7 +92,7 @@ def _wanted_rows(rows: RowRequest, count: int) -> Sequence[int]:
 
 
 def _follow(script: Script, output: Output, places: Sequence[int]) -> None:
-    """Make each row's best token the script's for the place that it predicts; rows of wrong drafts are not looked at."""
+    """Make each row's best token the script's for the place it predicts; rows of wrong drafts are not looked at."""
     for row, place in zip(output.logits, places, strict=True):
         if script.start <= place < script.start + len(script.tokens):
             row[script.tokens[place - script.start]] = _CERTAIN
