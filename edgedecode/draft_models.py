@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgedecode.errors import CapabilityError
-from edgedecode.protocols import HeadedModel, LanguageModel
+from edgedecode.heads import HeadedModel
+from edgedecode.protocols import LanguageModel
 
 __all__ = ["DraftModels"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from edgedecode.types import WHOLE, AdapterUse, Draft, IntArray, LowRank, ModelCard, Output, Plan, RowRequest, Signals
+from edgedecode.types import WHOLE, AdapterUse, Draft, LowRank, ModelCard, Output, Plan, RowRequest, Signals
 
 if TYPE_CHECKING:
     from edgedecode.manifest import ModelEntry
@@ -24,10 +24,7 @@ __all__ = [
     "DraftSetting",
     "Drafter",
     "DrafterSource",
-    "Head",
-    "HeadedModel",
     "LanguageModel",
-    "LocalHead",
     "NoiseSource",
     "Policy",
     "Runtime",
@@ -108,53 +105,6 @@ class LanguageModel(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class Head(Protocol):
-    """A smaller head of a model: the same passes over the same states, logits of some of the ids only."""
-
-    @property
-    def token_ids(self) -> IntArray:
-        """Row → id, ascending. The array is not written to while a head has it."""
-        ...
-
-    def forward(
-        self,
-        tokens: Sequence[int],
-        state: State,
-        *,
-        parents: Sequence[int] | None = None,
-        rows: RowRequest = "last",
-        adapter: AdapterUse | None = None,
-    ) -> Output:
-        """Do what the model's `forward` does, with logits [rows asked for, len(token_ids)]."""
-        ...
-
-
-class LocalHead(Head, Protocol):
-    """A head whose ids are chosen anew whenever one likes: its rows are gathered from the whole head's."""
-
-    @property
-    def most(self) -> int:
-        """Ids it takes at most."""
-        ...
-
-    def choose(self, ids: IntArray) -> None:
-        """Take these ids, ascending, 1 to `most`, for the passes to come. Raises InputError for others."""
-        ...
-
-
-@runtime_checkable
-class HeadedModel(Protocol):
-    """A model with smaller heads beside its own, over one set of weights and states."""
-
-    @property
-    def trimmed(self) -> Head | None:
-        """The head of the pack's trimmed vocabulary; None: this graph has none."""
-        ...
-
-    @property
-    def local(self) -> LocalHead | None: ...
 
 
 @runtime_checkable

@@ -8,9 +8,10 @@ from time import perf_counter
 from typing import NamedTuple
 
 from edgedecode import Pair
+from edgedecode.heads import Head, HeadedModel, LocalHead
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
-from edgedecode.protocols import Device, Head, HeadedModel, LanguageModel, LocalHead, Runtime, State
+from edgedecode.protocols import Device, LanguageModel, Runtime, State
 from edgedecode.types import AdapterUse, IntArray, ModelCard, Output, RowRequest
 
 __all__ = ["Pass", "Script", "TimedModel", "TimedPair", "TimedRuntime"]

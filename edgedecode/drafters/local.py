@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgedecode.errors import CapabilityError
-from edgedecode.protocols import Drafter, DraftSetting, HeadedModel, LocalHead, UniformSource
+from edgedecode.heads import HeadedModel, LocalHead
+from edgedecode.protocols import Drafter, DraftSetting, UniformSource
 from edgedecode.types import WHOLE, Draft, Plan
 from edgedecode.verify import Verdict
 from edgedecode.vocabulary import TrimmedVocabulary

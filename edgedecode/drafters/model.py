@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edgedecode.errors import CapabilityError
+from edgedecode.heads import Head
 from edgedecode.probs import Probs
-from edgedecode.protocols import Drafter, DraftSetting, Head, LanguageModel, UniformSource
+from edgedecode.protocols import Drafter, DraftSetting, LanguageModel, UniformSource
 from edgedecode.sampling import Sampler
 from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, DraftMode, FloatArray, Plan
 from edgedecode.verify import Verdict

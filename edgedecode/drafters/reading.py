@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgedecode.heads import Head
 from edgedecode.loop import PREFILL_CHUNK
-from edgedecode.protocols import DraftSetting, Head, LanguageModel
+from edgedecode.protocols import DraftSetting, LanguageModel
 from edgedecode.tree_shape import MOST_NODES
 from edgedecode.types import FloatArray, Plan
 

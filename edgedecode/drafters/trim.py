@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgedecode.errors import CapabilityError
-from edgedecode.protocols import Drafter, DraftSetting, HeadedModel
+from edgedecode.heads import HeadedModel
+from edgedecode.protocols import Drafter, DraftSetting
 from edgedecode.vocabulary import TrimmedVocabulary
 
 from .model import ModelDrafter, shared_reading, usable_model

@@ -139,14 +139,14 @@ def test_while_synthetic_drafts_are_verified_the_target_says_what_was_recorded(t
     source.target = timed.target
     chosen = settings(max_tokens=8, drafters=(SYNTHETIC,), ignore_eos=True, scheduled=Arm(SYNTHETIC, None))
     requests = Requests(timed, chosen)
-    free = requests.answer(PROMPT, PLAIN).tokens
-    record = tuple((token + 7) % 200 + 20 for token in free)
-    source.record([record])
+    free = requests.answer(PROMPT, PLAIN).turns
+    record = [tuple((token + 7) % 200 + 20 for token in turn) for turn in free]
+    source.record(record)
     for length in (1, 3, 5):
         run = requests.answer(PROMPT, Arm(SYNTHETIC, length))
-        assert run.tokens == record
+        assert list(run.turns) == record
         assert sum(stats.accepted for stats in run.stats) == sum(stats.proposed for stats in run.stats) > 0
-    assert requests.answer(PROMPT, PLAIN).tokens == free
+    assert requests.answer(PROMPT, PLAIN).turns == free
 
 
 @pytest.mark.usefixtures("toy")

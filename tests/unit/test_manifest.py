@@ -14,6 +14,7 @@ from edgedecode.adapter_entry import AdapterEntry
 from edgedecode.errors import ManifestError
 from edgedecode.fields import JsonValue
 from edgedecode.manifest import MANIFEST_NAME, VERSION, FileEntry, Generation, Graph, Manifest, ModelEntry, OutsideFile
+from edgedecode.trim_entry import TrimCategory, TrimEntry
 
 Document = dict[str, "JsonValue"]
 
@@ -39,7 +40,11 @@ def manifest() -> Manifest:
         kernel_noise=0.05,
         parity={"max_error": 1e-4},
     )
-    draft = replace(entry, weights="draft/weights.bin", graphs={}, kernel_noise=None)
+    category = TrimCategory(900, coverage=0.99, acceptance=2.1, acceptance_full=2.2, speed_up=1.1, speed_up_full=1.0)
+    trim = TrimEntry(
+        2048, "draft/trim.ids", recommended=True, calibration="answers", categories={"code": category}, warnings=("a",)
+    )
+    draft = replace(entry, weights="draft/weights.bin", graphs={}, kernel_noise=None, trim=trim)
     adapter = AdapterEntry(
         "adapters/pirate.gguf", role="target", rank=8, alpha=16.0, modules=("q_proj",), invocation=(3,)
     )
@@ -50,6 +55,7 @@ def manifest() -> Manifest:
         "target/base.onnx",
         "target/weights.bin",
         "draft/weights.bin",
+        trim.token_ids,
     ]
     return Manifest(
         name="pack",
@@ -94,6 +100,7 @@ def changed(path: tuple[str, ...], value: JsonValue = None, *, remove: bool = Fa
 
 LEAVES = list(leaves(document()))
 NUMBERS = {"temperature", "top_p", "min_p", "kernel_noise", "repetition_penalty"}
+WORTHS = {"acceptance", "acceptance_full", "speed_up", "speed_up_full"}
 OPTIONAL = NUMBERS | {"chat_template", "bos_token", "eos_token", "top_k", "max_tokens"}
 OPTIONAL |= {
     "outside",
@@ -104,6 +111,11 @@ OPTIONAL |= {
     "lora_modules",
     "window",
     "quantization",
+    "trim",
+    "calibration",
+    "categories",
+    "speed_up",
+    "speed_up_full",
     "notes",
     "gguf",
     "equality",
@@ -127,7 +139,9 @@ def test_a_field_of_the_wrong_type_is_named(path: tuple[str, ...]) -> None:
     for wrong in ([{}], True, -1.5):
         if path[-2:-1] == ("parity",) and wrong == -1.5:
             continue  # any finite number is a parity figure
-        if path[-1] in NUMBERS | {"alpha"} and wrong == -1.5:
+        if path[-1] in NUMBERS | {"alpha", *WORTHS} and wrong == -1.5:
+            continue
+        if path[-1] == "recommended" and wrong is True:
             continue
         with pytest.raises(ManifestError) as refusal:
             Manifest.from_json(changed(path, wrong))
@@ -142,7 +156,7 @@ def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
         Manifest.from_json(missing)
     elif path[:-1] == ("models",) and path[-1] == "draft":
         assert set(Manifest.from_json(missing).models) == {"target"}  # a target alone is a pack
-    elif path[:-1] in {("models", "target", "graphs"), ("adapters",)}:
+    elif path[:-1] in {("models", "target", "graphs"), ("adapters",), ("models", "draft", "trim", "categories")}:
         Manifest.from_json(missing)
     else:
         with pytest.raises(ManifestError) as refusal:

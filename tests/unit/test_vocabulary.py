@@ -54,10 +54,15 @@ def local(**setting: object) -> LocalVocabulary:
 def test_the_newest_stay_and_those_that_are_always_there() -> None:
     vocabulary = local()
     vocabulary.begin(range(10, 40))
-    assert vocabulary.ids.tolist() == [0, 1, *range(32, 40)]
+    assert vocabulary.ids.tolist() == [0, 1, *range(33, 40)]  # one place is left for what comes next
     assert vocabulary.add([50])
-    assert {0, 1, 39, 50} <= set(vocabulary.ids.tolist())
-    assert 32 not in vocabulary.ids
+    assert vocabulary.ids.tolist() == [0, 1, *range(33, 40), 50]
+    assert vocabulary.add([51])
+    assert vocabulary.ids.tolist() == [0, 1, *range(35, 40), 50, 51]
+    vocabulary.add([35])  # seen again, hence new
+    vocabulary.add([52, 53])
+    assert {35, 50, 51, 52, 53} <= set(vocabulary.ids.tolist())
+    assert 36 not in vocabulary.ids
 
 
 def test_what_is_known_changes_nothing() -> None:
