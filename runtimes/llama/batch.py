@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .embeddings import EmbeddingTable
+from .embeddings import EmbeddingTable, RowReader
 from .log import Untyped
 
 __all__ = ["Batch"]
@@ -22,8 +22,8 @@ class Batch:
 
     def __init__(self, api: Untyped, *, rows: int, sequences: int, table: EmbeddingTable | None = None) -> None:
         self._tokens = np.zeros(rows, np.int32)
-        self._table = table
-        self._embeddings = np.zeros((0 if table is None else rows, 0 if table is None else table.width), np.float32)
+        embeddings = np.zeros((rows, 0 if table is None else table.width), np.float32)
+        self._reader = None if table is None else RowReader(table, embeddings)  # which keeps them alive
         self._positions = np.zeros(rows, np.int32)
         self._counts = np.ones(rows, np.int32)
         self._ids = np.zeros((rows, sequences), np.int32)
@@ -39,7 +39,7 @@ class Batch:
         self.value = api.llama_batch(
             n_tokens=0,
             token=_pointer(self._tokens, ctypes.c_int32) if table is None else None,
-            embd=None if table is None else _pointer(self._embeddings, ctypes.c_float),
+            embd=None if table is None else _pointer(embeddings, ctypes.c_float),
             pos=_pointer(self._positions, ctypes.c_int32),
             n_seq_id=_pointer(self._counts, ctypes.c_int32),
             seq_id=ctypes.cast(self._starts, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
@@ -78,10 +78,10 @@ class Batch:
 
     def _begin(self, tokens: Sequence[int]) -> None:
         self.count = self.value.n_tokens = len(tokens)
-        if self._table is None:
+        if self._reader is None:
             self._tokens[: self.count] = tokens
         else:
-            self._table.read(tokens, self._embeddings[: self.count])
+            self._reader.read(tokens)
 
 
 def _pointer(array: npt.NDArray[np.generic], kind: Untyped) -> Untyped:

@@ -13,7 +13,6 @@ from typing import TypeAlias
 from weakref import finalize
 
 import numpy as np
-import numpy.typing as npt
 
 from edgedecode.errors import CapabilityError, ManifestError, RuntimeUnavailable
 from edgedecode.gguf.contents import Contents
@@ -23,7 +22,7 @@ from edgedecode.types import FloatArray
 
 from .log import Untyped
 
-__all__ = ["EmbeddingTable"]
+__all__ = ["EmbeddingTable", "RowReader"]
 
 FLOAT_NBYTES = 4
 COPIES = 4
@@ -60,7 +59,7 @@ Decoder: TypeAlias = Callable[[int, int, int], object]
 
 
 class EmbeddingTable:
-    """The embedding of the file at `path`, whose contents were read and checked. One thread at a time may read it.
+    """The embedding of the file at `path`, whose contents were read and checked. One thread at a time may read of it.
 
     scale: what every row is multiplied with, where an architecture does so with the rows of ids alone. Raises
     CapabilityError for a tensor type that the engine does not decode, ManifestError where the file cannot be read.
@@ -70,39 +69,45 @@ class EmbeddingTable:
         tensor = contents.tensors[EMBEDDING]
         self.width, self.rows = tensor.shape
         self.scale = 1.0
-        self._start = contents.start + tensor.offset
-        self._row_nbytes = tensor.nbytes // self.rows
-        self._decoder = _decoder(library, tensor.type, path=path)
+        self.start = contents.start + tensor.offset
+        self.stored_nbytes = tensor.nbytes // self.rows
+        """What a row takes in the file."""
+        self.decoder = _decoder(library, tensor.type, path=path)
         try:
-            self._file = path.open("rb", buffering=0)
+            self.file = path.open("rb", buffering=0)
         except OSError as error:
             raise ManifestError(f"{path} cannot be read ({error.strerror or error}): export the pack again") from None
-        self.close = finalize(self, self._file.close)
+        self.close = finalize(self, self.file.close)
 
     @property
     def row_nbytes(self) -> int:
         """What a row takes in a pass."""
-        return COPIES * FLOAT_NBYTES * self.width + self._row_nbytes
+        return COPIES * FLOAT_NBYTES * self.width + self.stored_nbytes
 
-    def read(self, tokens: Sequence[int], out: FloatArray) -> None:
-        """Write the rows of these ids, each below `rows`, to `out`, [len(tokens), width]."""
-        stored = self.stored(tokens)
-        if self._decoder is None:
-            out[:] = stored.view("<f4")
-        else:
-            self._decoder(stored.ctypes.data, out.ctypes.data, out.size)
-        if self.scale != 1.0:
-            out *= np.float32(self.scale)
 
-    def stored(self, tokens: Sequence[int]) -> npt.NDArray[np.uint8]:
-        """Return the bytes of these rows, [len(tokens), bytes a row]. Raises RuntimeUnavailable if they are gone."""
-        stored = np.empty((len(tokens), self._row_nbytes), np.uint8)
-        file, start, row_nbytes = self._file, self._start, self._row_nbytes
-        for row, token in enumerate(tokens):
-            file.seek(start + int(token) * row_nbytes)
-            if file.readinto(stored[row].data) != row_nbytes:
+class RowReader:
+    """Writes rows of a table to the first rows of `out`, [most rows, width], which it keeps alive."""
+
+    def __init__(self, table: EmbeddingTable, out: FloatArray) -> None:
+        self._table, self._out = table, out
+        stored = out.view(np.uint8)
+        if table.decoder is not None:
+            stored = np.empty((len(out), table.stored_nbytes), np.uint8)
+        self._views = [row.data for row in stored]  # which keep the array alive
+        self._addresses = stored.ctypes.data, out.ctypes.data
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read the rows of these ids, each below the table's `rows`. Raises RuntimeUnavailable if the file is gone."""
+        table = self._table
+        file, start, nbytes = table.file, table.start, table.stored_nbytes
+        for view, token in zip(self._views, tokens, strict=False):
+            file.seek(start + int(token) * nbytes)
+            if file.readinto(view) != nbytes:
                 raise RuntimeUnavailable(f"{file.name} became shorter while it was used: put it back, and start again")
-        return stored
+        if table.decoder is not None:
+            table.decoder(*self._addresses, len(tokens) * table.width)
+        if table.scale != 1.0:
+            self._out[: len(tokens)] *= np.float32(table.scale)
 
 
 def _decoder(library: Untyped, kind: int, *, path: Path) -> Decoder | None:

@@ -19,7 +19,7 @@ from edgedecode.types import FloatArray
 from edgedecode.vocabulary import TrimmedVocabulary
 
 from .context import Context
-from .embeddings import EmbeddingTable
+from .embeddings import EmbeddingTable, RowReader
 from .engine import Weights
 from .footprint import StatePlan
 
@@ -70,12 +70,13 @@ def _logits(context: Context, tokens: Sequence[int], *, rows: int, table: Embedd
     context.batch.chain(tokens, position=0)
     context.batch.ask([len(tokens) - 1])
     context.decode()
-    return context.logits(1, rows=rows)[0].copy()
+    logits: FloatArray = context.logits(1, rows=rows)[0].copy()
+    return logits
 
 
 def _strongest(table: EmbeddingTable, vocabulary: TrimmedVocabulary) -> int:
     """Return the kept row, of some, whose embedding is largest: one of zeros would tell nothing."""
     rows = np.unique(np.linspace(0, len(vocabulary) - 1, SAMPLE).astype(np.int64))
     values = np.empty((len(rows), table.width), np.float32)
-    table.read(vocabulary.ids[rows].tolist(), values)
+    RowReader(table, values).read(vocabulary.ids[rows].tolist())
     return int(rows[np.abs(values).sum(axis=1).argmax()])

@@ -102,12 +102,11 @@ def _identity(entry: ModelEntry, root: Path) -> str:
     if not entry.gguf:
         return file_key(entry, root)
     manifest = Manifest.load(root)
-    known = {name: listed.sha256 for name, listed in (*manifest.files.items(), *manifest.outside.items())}
-    named = [model.gguf for model in manifest.models.values() if model.trim == entry.trim]
-    try:
-        return known[named[0]]
-    except (IndexError, KeyError):
-        raise ManifestError(f"the manifest of {root} does not list {entry.gguf}: export the pack again") from None
+    for model in manifest.models.values():
+        listed = manifest.files.get(model.gguf) or manifest.outside.get(model.gguf)
+        if model.trim == entry.trim and listed is not None:
+            return listed.sha256
+    raise ManifestError(f"the manifest of {root} does not list {entry.gguf}: export the pack again")
 
 
 def _check_belongs(path: Path, whole: Path, contents: Contents, vocabulary: TrimmedVocabulary) -> None:
