@@ -33,11 +33,12 @@ def check_capacity(capacity: int, card: ModelCard) -> None:
 
 
 def check_tokens(tokens: Sequence[int], card: ModelCard) -> None:
-    """Raise InputError unless there are tokens, all of them ids the model has a row for."""
+    """Raise InputError unless there are tokens, all of them ids the model can read."""
     if not len(tokens):
         raise InputError("a forward pass needs at least one token")
-    if min(tokens) < 0 or max(tokens) >= card.rows:
-        raise InputError(f"token ids go from 0 to {card.rows - 1}, not {min(tokens)} to {max(tokens)}")
+    count = card.rows if card.token_ids is None else card.vocabulary_size  # a trimmed head speaks less than it reads
+    if min(tokens) < 0 or max(tokens) >= count:
+        raise InputError(f"token ids go from 0 to {count - 1}, not {min(tokens)} to {max(tokens)}")
 
 
 def check_room(count: int, *, used: int, capacity: int) -> None:

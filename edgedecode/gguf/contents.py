@@ -15,7 +15,7 @@ from edgedecode.errors import ManifestError
 
 from .fields import Array, FieldReader, Truncated, Value
 
-__all__ = ["BLOCKS", "Contents", "Tensor", "read_contents"]
+__all__ = ["ALIGNMENT", "BLOCKS", "Contents", "Tensor", "read_contents"]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -58,7 +58,8 @@ BLOCKS: dict[int, tuple[int, int]] = {
     39: (32, 17),  # MXFP4
 }
 """Values a block and bytes a block, by tensor type."""
-_LEAST_ALIGNMENT = 32
+ALIGNMENT = 32
+"""Of tensors where the file does not say, and the least the engine takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,17 @@ class Contents:
     """A token's text that the vocabulary lists twice."""
     arrays: Mapping[str, Array] = field(default_factory=dict)
     """Every array's elements, where they were asked for."""
+    end: int = 0
+    """Where the list of tensors ends."""
+
+    @property
+    def alignment(self) -> int:
+        return self.integer("general.alignment") or ALIGNMENT
+
+    @property
+    def start(self) -> int:
+        """Where the data begins: the tensors' offsets count from there."""
+        return self.end + -self.end % self.alignment
 
     def integer(self, name: str) -> int:
         """Return an integer field; 0 where it is absent or something else."""
@@ -121,9 +133,9 @@ def _read(content: mmap.mmap, path: Path, *, arrays: bool) -> Contents:
     fields = dict(reader.field() for _ in range(field_count))
     tensors = {tensor.name: tensor for tensor in (_tensor(reader, path) for _ in range(tensor_count))}
     twice = None if reader.twice is None else reader.twice.decode("utf-8", "replace")
-    contents = Contents(fields, reader.types, reader.layers, tensors, twice, reader.arrays)
+    contents = Contents(fields, reader.types, reader.layers, tensors, twice, reader.arrays, reader.offset)
     _check_split(contents, path)
-    _check_ends(contents, start=reader.offset, nbytes=len(content))
+    _check_ends(contents, nbytes=len(content))
     return contents
 
 
@@ -166,14 +178,13 @@ def _tensor(reader: FieldReader, path: Path) -> Tensor:
     return tensor
 
 
-def _check_ends(contents: Contents, *, start: int, nbytes: int) -> None:
-    alignment = contents.integer("general.alignment") or _LEAST_ALIGNMENT
-    if alignment % _LEAST_ALIGNMENT:
-        raise Truncated(f"its tensors are aligned to {alignment} bytes, the engine wants {_LEAST_ALIGNMENT}")
-    start += -start % alignment
+def _check_ends(contents: Contents, *, nbytes: int) -> None:
+    alignment = contents.alignment
+    if alignment % ALIGNMENT:
+        raise Truncated(f"its tensors are aligned to {alignment} bytes, the engine wants {ALIGNMENT}")
     for tensor in contents.tensors.values():
         if tensor.offset % alignment:
             raise Truncated(f"the tensor {tensor.name[:40]!r} starts at {tensor.offset}, off the grid of {alignment}")
-        end = start + tensor.offset + tensor.nbytes
+        end = contents.start + tensor.offset + tensor.nbytes
         if end > nbytes:
             raise Truncated(f"{tensor.name[:40]} ends at byte {end}, the file at {nbytes}")

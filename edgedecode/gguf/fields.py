@@ -6,7 +6,7 @@ import mmap
 import struct
 from typing import TypeAlias
 
-__all__ = ["FLOAT32", "TEXT", "TOKENS", "UINT32", "Array", "FieldReader", "Truncated", "Value"]
+__all__ = ["ARRAY", "FLOAT32", "FORMATS", "TEXT", "TOKENS", "UINT32", "Array", "FieldReader", "Truncated", "Value"]
 
 Value: TypeAlias = int | float | str
 """A field's value; of an array, how many elements it has (per-layer integers: the largest)."""

@@ -145,11 +145,11 @@ class Adapters:
         projection = parts.projection
         name = tensor_name(LayerModule(projection.layer, projection.module), self._header.architecture)
 
-        def down() -> memoryview:
-            return self._projections.join(parts, scale=1.0).down.data.cast("B")
+        def down() -> Iterator[memoryview]:
+            yield self._projections.join(parts, scale=1.0).down.data.cast("B")
 
-        def up() -> memoryview:
-            return self._ordered(self._projections.join(parts, scale=scale)).data.cast("B")
+        def up() -> Iterator[memoryview]:
+            yield self._ordered(self._projections.join(parts, scale=scale)).data.cast("B")
 
         yield WrittenTensor(f"{name}.lora_a", (projection.inputs, parts.rank), F32, down)
         yield WrittenTensor(f"{name}.lora_b", (parts.rank, projection.outputs), F32, up)

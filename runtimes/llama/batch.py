@@ -8,16 +8,22 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from .embeddings import EmbeddingTable, RowReader
 from .log import Untyped
 
 __all__ = ["Batch"]
 
 
 class Batch:
-    """A `llama_batch` of at most `rows` rows and `sequences` ids each, over numpy arrays it keeps alive."""
+    """A `llama_batch` of at most `rows` rows and `sequences` ids each, over numpy arrays it keeps alive.
 
-    def __init__(self, api: Untyped, *, rows: int, sequences: int) -> None:
+    table: gives the engine rows of it in place of ids.
+    """
+
+    def __init__(self, api: Untyped, *, rows: int, sequences: int, table: EmbeddingTable | None = None) -> None:
         self._tokens = np.zeros(rows, np.int32)
+        embeddings = np.zeros((rows, 0 if table is None else table.width), np.float32)
+        self._reader = None if table is None else RowReader(table, embeddings)  # which keeps them alive
         self._positions = np.zeros(rows, np.int32)
         self._counts = np.ones(rows, np.int32)
         self._ids = np.zeros((rows, sequences), np.int32)
@@ -32,8 +38,8 @@ class Batch:
         self._starts = (ctypes.POINTER(ctypes.c_int32) * rows)(*starts)
         self.value = api.llama_batch(
             n_tokens=0,
-            token=_pointer(self._tokens, ctypes.c_int32),
-            embd=None,
+            token=_pointer(self._tokens, ctypes.c_int32) if table is None else None,
+            embd=None if table is None else _pointer(embeddings, ctypes.c_float),
             pos=_pointer(self._positions, ctypes.c_int32),
             n_seq_id=_pointer(self._counts, ctypes.c_int32),
             seq_id=ctypes.cast(self._starts, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
@@ -72,7 +78,10 @@ class Batch:
 
     def _begin(self, tokens: Sequence[int]) -> None:
         self.count = self.value.n_tokens = len(tokens)
-        self._tokens[: self.count] = tokens
+        if self._reader is None:
+            self._tokens[: self.count] = tokens
+        else:
+            self._reader.read(tokens)
 
 
 def _pointer(array: npt.NDArray[np.generic], kind: Untyped) -> Untyped:

@@ -16,6 +16,7 @@ from edgedecode.memory import Lease
 from edgedecode.types import FloatArray
 
 from .batch import Batch
+from .embeddings import EmbeddingTable
 from .engine import ContextPlan, Weights
 from .log import Untyped
 
@@ -37,10 +38,19 @@ class AppliedAdapter:
 class Context:
     """Owns a native context and the leases over its memory, which go when it is closed or dropped.
 
-    lease: what the engine reports of it. work: what it does not.
+    lease: what the engine reports of it. work: what it does not. table: gives it rows in place of ids.
     """
 
-    def __init__(self, weights: Weights, native: Untyped, *, plan: ContextPlan, lease: Lease, work: Lease) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        native: Untyped,
+        *,
+        plan: ContextPlan,
+        lease: Lease,
+        work: Lease,
+        table: EmbeddingTable | None = None,
+    ) -> None:
         self.plan = plan
         self.lease = lease
         self._engine, self._api = weights.engine, weights.engine.api
@@ -52,11 +62,15 @@ class Context:
         self._compute_nbytes = self._engine.log.sizes().get("compute", 0)
         """What the lease holds for the engine's graph, which is reserved anew when adapters change."""
         self._changed = False
-        self.batch = Batch(self._api, rows=plan.rows_per_pass, sequences=plan.sequences)
+        self.feed(table, rows=plan.rows_per_pass)
 
     @property
     def closed(self) -> bool:
         return self._native is None
+
+    def feed(self, table: EmbeddingTable | None, *, rows: int) -> None:
+        """Let the next passes, of at most `rows` rows, be given rows of the table; None: ids."""
+        self.batch = Batch(self._api, rows=rows, sequences=self.plan.sequences, table=table)
 
     def decode(self) -> None:
         """Run the pass that the batch holds. Raises RuntimeUnavailable with the engine's reason."""

@@ -51,6 +51,15 @@ class Engine:
         self.log = Log.of(self.api)
         self.api.llama_backend_init()
 
+    def block_library(self) -> Untyped:
+        """Return the library of ggml's functions on blocks of weights, which the bindings leave out."""
+        from llama_cpp._ctypes_extensions import load_shared_library
+
+        try:
+            return load_shared_library("ggml-base", self.api._base_path)
+        except (OSError, RuntimeError):
+            return self.api._lib  # a build in one piece
+
     def load(self, path: Path, *, mmap: bool) -> Weights:
         """Load the weights at `path`. Raises ManifestError with the engine's own reason."""
         options = self.api.llama_model_default_params()

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from edgedecode.memory import Budget
 from edgedecode.notices import notice
 from edgedecode.registry import find_maker
 
-__all__ = ["gguf_path", "write_made"]
+__all__ = ["Recipe", "file_key", "gguf_path", "kept_file", "write_made"]
 
 FOLDER = "gguf"
 CHILD_NBYTES = 44 * 2**20
@@ -58,6 +59,17 @@ class _Record:
             return None
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a file is made: the name users know it by, its owner (a later file of whom replaces it), the bytes that
+    making it takes, and what writes it. That raises CapabilityError or OSError."""
+
+    name: str
+    owner: str
+    nbytes: int
+    make: Callable[[Path], None]
+
+
 def gguf_path(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Path:
     """Return a model's GGUF file: the pack's, or the one made from its plan, now if it has not been made yet.
 
@@ -79,15 +91,30 @@ def gguf_path(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Pa
     return path
 
 
-def _kept(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Path:
-    """Return the file made from a plan, whole."""
+def kept_file(key: str, recipe: Recipe, *, budget: Budget) -> Path:
+    """Return the whole file of this key in the user's cache, made now if it is not there.
+
+    Raises CapabilityError where the cache cannot be written; BudgetExceeded.
+    """
     folder = cache_folder(FOLDER)
     if folder is None:
-        raise _unkept(name, f"the cache {user_cache()} cannot be written")
-    path = folder / f"{_key(entry, root)}.gguf"
+        raise _unkept(recipe.name, f"the cache {user_cache()} cannot be written")
+    path = folder / f"{key}.gguf"
     if not _is_whole(path):
-        _make(entry, root, path, name=name, budget=budget)
+        _make(path, recipe, budget=budget)
     return path
+
+
+def _kept(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Path:
+    """Return the file made from a plan, whole."""
+    role = _role(entry, root)
+    recipe = Recipe(
+        name=name,
+        owner=f"{root.resolve()}:{role}",
+        nbytes=CHILD_NBYTES + TOKEN_NBYTES * entry.rows,
+        make=lambda out: _run_child(root, role, out, name=name),
+    )
+    return kept_file(file_key(entry, root), recipe, budget=budget)
 
 
 def write_made(root: str, role: str, out: str) -> int:
@@ -104,10 +131,10 @@ def write_made(root: str, role: str, out: str) -> int:
     return 0
 
 
-def _make(entry: ModelEntry, root: Path, path: Path, *, name: str, budget: Budget) -> None:
+def _make(path: Path, recipe: Recipe, *, budget: Budget) -> None:
     """Make the file aside and rename it: a process that reads the old one, or makes it too, does not notice."""
     started = perf_counter()
-    role = _role(entry, root)
+    name = recipe.name
     try:
         handle, title = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".making")
         os.close(handle)
@@ -115,16 +142,16 @@ def _make(entry: ModelEntry, root: Path, path: Path, *, name: str, budget: Budge
         raise _unkept(name, error.strerror or str(error)) from None
     aside = Path(title)
     try:
-        with budget.reserve(f"making {name}.gguf", CHILD_NBYTES + TOKEN_NBYTES * entry.rows):
-            _run_child(root, role, aside, name=name)
+        with budget.reserve(f"making {name}.gguf", recipe.nbytes):
+            recipe.make(aside)
         sha256 = file_sha256(aside)
         aside.replace(path)
-        _store(path, _Record(_owner(root, role), sha256, _stamp(path)))
+        _store(path, _Record(recipe.owner, sha256, _stamp(path)))
     except OSError as error:
         raise _unkept(name, error.strerror or str(error)) from None
     finally:
         aside.unlink(missing_ok=True)
-    _prune(path, _owner(root, role))
+    _prune(path, recipe.owner)
     notice(f"made {name}.gguf from the pack's blocks in {perf_counter() - started:.1f} s, kept in {path.parent}")
 
 
@@ -145,8 +172,8 @@ def _unkept(name: str, reason: str) -> CapabilityError:
     )
 
 
-def _key(entry: ModelEntry, root: Path) -> str:
-    """Name what determines the file: weights, plan, tokenizer, and whose code makes it."""
+def file_key(entry: ModelEntry, root: Path) -> str:
+    """Name what determines the file made from a plan: weights, plan, tokenizer, and whose code makes it."""
     manifest = Manifest.load(root)
     try:
         digests = [manifest.files[name].sha256 for name in (entry.weights, entry.gguf_plan, manifest.tokenizer)]
@@ -159,10 +186,6 @@ def _key(entry: ModelEntry, root: Path) -> str:
 def _role(entry: ModelEntry, root: Path) -> str:
     models = Manifest.load(root).models
     return next(role for role, found in models.items() if found.gguf_plan == entry.gguf_plan)
-
-
-def _owner(root: Path, role: str) -> str:
-    return f"{root.resolve()}:{role}"
 
 
 def _is_whole(path: Path) -> bool:

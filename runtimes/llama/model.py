@@ -25,6 +25,7 @@ from edgedecode.types import AdapterUse, FloatArray, LowRank, ModelCard, Output,
 from ..rows import check_capacity, check_tokens, continues, wanted_rows
 from .adapters import Adapters
 from .context import Context
+from .embeddings import EmbeddingTable
 from .engine import Weights
 from .footprint import StatePlan, plan_state, row_nbytes
 from .recurrent import RecurrentState
@@ -39,7 +40,8 @@ AnyState: TypeAlias = LlamaState | RecurrentState
 class LlamaModel:
     """Implements `LanguageModel`, `AdapterModel`, `AdapterFileModel` over loaded weights; owns them and the `leases`.
 
-    snapshots: how many earlier memories each state of recurrent layers keeps.
+    snapshots: how many earlier memories each state of recurrent layers keeps. table: the rows it reads in place of ids,
+    which are those of the card's whole vocabulary.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class LlamaModel:
         budget: Budget,
         leases: Sequence[Lease],
         snapshots: int = 0,
+        table: EmbeddingTable | None = None,
     ) -> None:
         self._weights = weights
         self._entry = entry
@@ -65,6 +68,7 @@ class LlamaModel:
         self._lock = Lock()
         self._adapters = Adapters(weights, entry=entry, header=header, card=card, budget=budget)
         self._snapshots = snapshots
+        self._table = table
 
     @property
     def card(self) -> ModelCard:
@@ -83,9 +87,10 @@ class LlamaModel:
             rows=rows,
             snapshots=self._snapshots,
         )
+        fed = 0 if self._table is None else self._table.row_nbytes * plan.context.rows_per_pass
         with ExitStack() as undo:
             lease = undo.enter_context(self._budget.reserve(f"kv:{self._card.name}", plan.nbytes))
-            work = undo.enter_context(self._budget.reserve(f"work:{self._card.name}", plan.work_nbytes))
+            work = undo.enter_context(self._budget.reserve(f"work:{self._card.name}", plan.work_nbytes + fed))
             state = self._make_state(plan, capacity, lease=lease, work=work)
             undo.pop_all()
         return state
@@ -137,6 +142,8 @@ class LlamaModel:
                 context.close()
             self._adapters.close()
             self._weights.close()
+            if self._table is not None:
+                self._table.close()
             self._gathered = np.empty((0, self._card.rows), np.float32)
             for lease in (*self._leases, self._gathered_lease):
                 lease.release()
@@ -145,7 +152,7 @@ class LlamaModel:
         """Make the context, and set the lease to what the engine reports of it."""
         engine = self._weights.engine
         native = engine.context(self._weights, plan.context)
-        context = Context(self._weights, native, plan=plan.context, lease=lease, work=work)
+        context = Context(self._weights, native, plan=plan.context, lease=lease, work=work, table=self._table)
         self._contexts.add(context)
         try:
             lease.resize(sum(engine.log.sizes().values()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -17,17 +18,20 @@ from edgedecode.protocols import Device, LanguageModel
 from edgedecode.types import ModelCard
 
 from ..threads import default_threads
+from .embeddings import EmbeddingTable
 from .engine import EXACT, INSTALL, KV_TYPES, Engine, Weights, engine_version
+from .feeding import find_scale
 from .first_use import gguf_path
-from .footprint import ENGINE_NBYTES, plan_snapshots, weights_nbytes
+from .footprint import ENGINE_NBYTES, plan_snapshots, plan_state, weights_nbytes
 from .model import LlamaModel
 from .probe import Finding, probe_engine
 from .projections import lora_modules, lora_projections
+from .trimmed import TrimmedDraft, check_trim, find_trimmed
 
 __all__ = ["LlamaRuntime"]
 
 PROVIDER = "cpu"
-OFFERED = {"tree", "lora", *(f"kv:{name}" for name in KV_TYPES)}
+OFFERED = {"tree", "lora", "trim", *(f"kv:{name}" for name in KV_TYPES)}
 INT8_BLOCK = 32
 
 
@@ -102,8 +106,34 @@ class LlamaRuntime:
             raise InputError(f"{threads} threads: give 1 or more")
         kv_type = _kv_type(entry, name, needs=needs)
         self._check_works()  # before files are made for it
-        path = gguf_path(entry, root, name=name, budget=budget)
-        header = read_header(path)
+        draft = None
+        if "trim" in needs:
+            draft = find_trimmed(entry, root, name=name, vocabulary_size=vocabulary_size, budget=budget)
+        path = draft.path if draft is not None else gguf_path(entry, root, name=name, budget=budget)
+        card = ModelCard(
+            name=name,
+            rows=entry.rows if draft is None else len(draft.vocabulary),
+            vocabulary_size=min(entry.rows, vocabulary_size),
+            context=entry.context,
+            kv_types=(kv_type,),
+            token_ids=None if draft is None else draft.vocabulary.ids,
+            kernel_noise=None if entry.graphs else entry.kernel_noise,  # an export's was measured on the graphs
+            threads=threads,
+        )
+        return self._load(path, replace(entry, rows=card.rows), card=card, needs=needs, draft=draft, budget=budget)
+
+    def _load(
+        self,
+        path: Path,
+        entry: ModelEntry,
+        *,
+        card: ModelCard,
+        needs: Collection[str],
+        draft: TrimmedDraft | None,
+        budget: Budget,
+    ) -> LanguageModel:
+        """Load the file at `path`, of `entry`; its card gets what only the file and the engine tell."""
+        name, header = card.name, read_header(path)
         check_header(header, entry, path=path)
         file_nbytes = path.stat().st_size
         with ExitStack() as undo:  # gives every lease back when a later step fails
@@ -117,28 +147,33 @@ class LlamaRuntime:
             mapped = file_nbytes if self._mmap else 0
             lease.resize(planned - file_nbytes - header.quantized_nbytes + mapped + engine.log.sizes().get("model", 0))
             snapshots = plan_snapshots(header, file_nbytes=file_nbytes) if weights.rigid else 0
-            modules = lora_modules(list(lora_projections(header)))
-            if "lora" in needs and not modules:
-                raise CapabilityError(
-                    f"the model {name} ({header.architecture}) takes no adapter of PEFT here: use --runtime onnx"
-                )
-            card = ModelCard(
-                name=name,
-                rows=entry.rows,
-                vocabulary_size=min(entry.rows, vocabulary_size),
-                context=min(entry.context, header.context or entry.context),
+            modules = _adapted(header, name=name, needs=needs)
+            card = replace(
+                card,
+                context=min(card.context, header.context or card.context),
                 tree=not weights.rigid,
                 rollback=not weights.rigid or snapshots > 0,
-                kv_types=(kv_type,),
                 lora_rank=entry.hidden_size if modules else 0,  # any: a larger one would say no more
                 lora_modules=modules,
-                kernel_noise=None if entry.graphs else entry.kernel_noise,  # an export's was measured on the graphs
                 notes=(*entry.notes, *_recurrent_notes(weights, header, name=name, snapshots=snapshots)),
                 weights_nbytes=lease.nbytes,
-                threads=threads or default_threads(file_nbytes),
+                threads=card.threads or default_threads(file_nbytes),
             )
+            table = None
+            if draft is not None:
+                table = EmbeddingTable(draft.whole, draft.contents, library=engine.block_library())
+                undo.callback(table.close)
+                plan = plan_state(entry, header, card=card, capacity=1, rows=1)
+                find_scale(weights, table, vocabulary=draft.vocabulary, plan=plan, name=name, budget=budget)
             model = LlamaModel(
-                weights, entry=entry, header=header, card=card, budget=budget, leases=[lease], snapshots=snapshots
+                weights,
+                entry=entry,
+                header=header,
+                card=card,
+                budget=budget,
+                leases=[lease],
+                snapshots=snapshots,
+                table=table,
             )
             undo.pop_all()
             self._code[budget] = code
@@ -153,9 +188,12 @@ class LlamaRuntime:
 
 
 def _kv_type(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
-    """Return how keys and values are kept: as asked, else float32 beside float weights and float16 beside others."""
+    """Check what is needed and return how keys and values are kept: as asked, else float32 beside float weights and
+    float16 beside others."""
     if missing := sorted(set(needs) - OFFERED):
         raise CapabilityError(f"llama.cpp offers no {', '.join(missing)} for the model {name}: use --runtime onnx")
+    if "trim" in needs:
+        check_trim(entry, name=name)
     asked = [need.partition(":")[2] for need in needs if need.startswith("kv:")]
     if len(asked) > 1:
         raise CapabilityError(f"keys and values have one type, not {' and '.join(sorted(asked))}")
@@ -165,6 +203,16 @@ def _kv_type(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
             f"int8 keys and values need heads of a multiple of {INT8_BLOCK}; the model {name} has {entry.head_size}"
         )
     return kv_type
+
+
+def _adapted(header: Header, *, name: str, needs: Collection[str]) -> tuple[str, ...]:
+    """Return the projections that adapters may change. Raises CapabilityError where some are needed and none are."""
+    modules = lora_modules(list(lora_projections(header)))
+    if "lora" in needs and not modules:
+        raise CapabilityError(
+            f"the model {name} ({header.architecture}) takes no adapter of PEFT here: use --runtime onnx"
+        )
+    return modules
 
 
 def _check_kind(weights: Weights, header: Header, *, name: str, needs: Collection[str]) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgedecode.errors import BudgetExceeded
+from edgedecode.gguf.trim import trim_gguf
+from edgedecode.manifest import TrimEntry
 from edgedecode.memory import Budget, Lease
+from edgedecode.vocabulary import TrimmedVocabulary, write_token_ids
 from tests.contract.conftest import GgufOpener, open_gguf
 from tests.contract.gguf_pack import write_pack
 from tests.contract.hollow_gguf import HollowShape, write_hollow
@@ -25,11 +30,12 @@ LARGE = ToyShape(layers=2, hidden=512, heads=8, kv_heads=4, head_size=64, mlp=20
 MEASURE = """
 import json, sys
 from pathlib import Path
-from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.manifest import Graph, ModelEntry, TrimEntry
 from edgedecode.memory import Budget, resident_nbytes
 from edgedecode.runtimes.llama import LlamaRuntime
 fields = json.loads(sys.argv[2])
 fields["graphs"] = {}
+fields["trim"] = TrimEntry(**fields["trim"]) if fields["trim"] else None
 entry, budget, runtime = ModelEntry(**fields), Budget(), LlamaRuntime()
 before = resident_nbytes()
 model = runtime.open(entry, Path(sys.argv[1]), name="target", vocabulary_size=entry.rows, budget=budget, threads=1,
@@ -306,4 +312,28 @@ def test_the_plan_bounds_what_is_measured(gguf_opener: GgufOpener, kv_type: str,
     )
     figures = json.loads(done.stdout)
     print(kv_type, quantization, {name: round(value / MIB, 1) for name, value in figures.items()})
+    assert figures["used"] <= figures["planned"]
+
+
+@pytest.mark.memory
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
+@pytest.mark.parametrize("quantization", ["", "Q4_0"])
+def test_the_plan_bounds_a_trimmed_draft(gguf_opener: GgufOpener, tmp_path: Path, quantization: str) -> None:
+    """The whole table is read row by row and is nowhere in the plan."""
+    gguf_opener().close()  # skips where the engine is missing
+    entry, root = gguf_opener.entry(LARGE, quantization=quantization), tmp_path / "pack"
+    shutil.copytree(gguf_opener.root(LARGE, "qwen2", quantization), root)
+    ids = np.arange(0, LARGE.rows, 4)
+    write_token_ids(root / "trim.ids", ids)
+    trim_gguf(root / entry.gguf, root / "trim.gguf", TrimmedVocabulary(ids, entry.rows))
+    entry = replace(entry, trim=TrimEntry(size=len(ids), token_ids="trim.ids", gguf="trim.gguf"))
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(root), json.dumps(asdict(entry)), json.dumps(["trim", "kv:float16"])],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    figures = json.loads(done.stdout)
+    print(quantization, {name: round(value / MIB, 1) for name, value in figures.items()})
     assert figures["used"] <= figures["planned"]

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import tokenizers
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from onnx import numpy_helper
 
+from edgedecode.export.gguf.specials import Specials, write_vocabulary
+from edgedecode.export.gguf.vocabulary import read_vocabulary
 from edgedecode.manifest import ModelEntry
 from tests.contract.toy_graph import ToyGraph, ToyShape, write_toy
 
@@ -27,13 +30,19 @@ STATE_SIZE, RANK, KERNEL = 8, 4, 4
 
 
 def write_toy_gguf(
-    folder: Path, shape: ToyShape | None = None, *, architecture: str = "qwen2", quantization: str = ""
+    folder: Path,
+    shape: ToyShape | None = None,
+    *,
+    architecture: str = "qwen2",
+    quantization: str = "",
+    tokenizer: tokenizers.Tokenizer | None = None,
 ) -> ModelEntry:
     """Write the float toy of this shape as ONNX and GGUF into `folder` and return its entry.
 
     architecture: llama and qwen2 are the very model of the graph; gemma2 has windows in even layers, gemma3 in all but
-    every sixth; mamba is recurrent and takes only hidden size, layers and rows from the shape; lfm2 has convolutions in
-    even layers, attention in odd ones. quantization: Q4_0 or Q8_0 for the GGUF's matrices.
+    every sixth; these, gemma and qwen3 have one matrix as embedding and output; granite multiplies its embedding; mamba
+    is recurrent and takes only hidden size, layers and rows from the shape; lfm2 has convolutions in even layers,
+    attention in odd ones. quantization: Q4_0 or Q8_0 for the GGUF's matrices. tokenizer: the vocabulary; else none.
     """
     shape = shape or ToyShape()
     assert shape.bits == 32
@@ -41,6 +50,7 @@ def write_toy_gguf(
     tensors = _recurrent(shape) if architecture == "mamba" else _transformer(shape, architecture=architecture)
     writer = GGUFWriter(folder / GGUF, architecture)
     _fields(writer, shape, architecture=architecture)
+    _vocabulary(writer, tokenizer, rows=shape.rows)
     for name, values in tensors.items():
         _add(writer, name, np.ascontiguousarray(values, np.float32), quantization=quantization)
     writer.write_header_to_file()
@@ -65,7 +75,9 @@ def _fields(writer: GGUFWriter, shape: ToyShape, *, architecture: str) -> None:
     writer.add_embedding_length(shape.hidden)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.rows)
-    writer.add_tokenizer_model("none")
+    if architecture == "granite":
+        writer.add_logit_scale(2.0)
+        writer.add_embedding_scale(3.0)
     if architecture == "mamba":
         writer.add_feed_forward_length(0)
         writer.add_head_count(0)
@@ -89,13 +101,23 @@ def _fields(writer: GGUFWriter, shape: ToyShape, *, architecture: str) -> None:
         writer.add_sliding_window(shape.window)
 
 
+def _vocabulary(writer: GGUFWriter, tokenizer: tokenizers.Tokenizer | None, *, rows: int) -> None:
+    if tokenizer is None:
+        writer.add_tokenizer_model("none")
+        return
+    vocabulary = read_vocabulary(tokenizer, rows=rows, name="toy")
+    last = tokenizer.get_vocab_size() - 1
+    specials = Specials(beginning=None, ends=(last,), unknown=None, padding=last, add_beginning=False, add_end=False)
+    write_vocabulary(writer, vocabulary, specials, chat_template=None)
+
+
 def _transformer(shape: ToyShape, *, architecture: str) -> dict[str, Floats]:
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in ToyGraph(shape).build().graph.initializer}
     ones = np.ones(shape.hidden, np.float32)
     gemma = architecture in ("gemma2", "gemma3")
     output_norm = "token_embd_norm" if architecture == "lfm2" else "output_norm"
     found = {"token_embd.weight": tensors["embedding"], f"{output_norm}.weight": ones}
-    if not gemma:
+    if not gemma and architecture not in ("gemma", "qwen3"):
         found["output.weight"] = tensors["head.weight"].T
     norms = ["attn_norm", "ffn_norm", *(["post_attention_norm", "post_ffw_norm"] if gemma else [])]
     for layer in range(shape.layers):
@@ -113,7 +135,7 @@ def _block(tensors: Mapping[str, Floats], shape: ToyShape, *, layer: int, archit
         block["attn_q"] = _interleaved(block["attn_q"], shape.heads)
         block["attn_k"] = _interleaved(block["attn_k"], shape.kv_heads)
     found = {f"blk.{layer}.{name}.weight": values for name, values in block.items()}
-    if architecture in ("gemma3", "lfm2"):
+    if architecture in ("gemma3", "lfm2", "qwen3"):
         found |= {f"blk.{layer}.attn_{name}_norm.weight": np.ones(shape.head_size, np.float32) for name in "qk"}
     if architecture == "qwen2":
         biased = ("attn_q", "attn_k", "attn_v")

@@ -1,0 +1,147 @@
+"""Writes a GGUF model with a part of its vocabulary, which llama.cpp loads as a model of its own.
+
+The rows of its embedding and its output are those of the ids kept, bit for bit; every other tensor is copied. Such a
+model is fed with rows of the whole embedding. Streams, a few MB at a time; knows how a file is made, not of what ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from edgedecode.errors import CapabilityError, ExportError, ManifestError
+from edgedecode.types import IntArray
+from edgedecode.vocabulary import TrimmedVocabulary
+
+from .architectures import CLASSES
+from .contents import Contents, Tensor, read_contents
+from .encoding import WrittenTensor, encoded_field, write_encoded
+from .fields import Truncated
+from .header import EMBEDDING, OUTPUT, header_of
+from .trimmed_fields import trimmed_fields
+
+__all__ = ["FED", "TRIM_KEY", "map_sha256", "trim_gguf", "write_trimmed"]
+
+TRIM_KEY = "edgedecode.trim.sha256"
+"""The field that holds the digest of the map from rows to ids."""
+FED = frozenset(CLASSES.values())
+"""Architectures that llama.cpp computes from given rows as it does from ids, but for a factor; others look up more by
+the id (per-layer embeddings), or end the process."""
+_ROWS_OF_IDS = (EMBEDDING, OUTPUT, "output.bias")
+_PIECE_NBYTES = 2**20
+
+
+def map_sha256(ids: IntArray) -> str:
+    """Return the digest of a map as `write_token_ids` writes it."""
+    return hashlib.sha256(ids.astype("<i4").tobytes()).hexdigest()
+
+
+def trim_gguf(source: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
+    """Write the whole model at `source` with the ids of `vocabulary` alone to `out`, which is replaced at the end.
+
+    Any ids will do for drafting; for texts, llama.cpp's tokenizer ends the process without the byte tokens of a
+    vocabulary that has them.
+    Raises ManifestError for a file that is damaged or does not fit, CapabilityError for an architecture that cannot be
+    fed with rows, ExportError where `out` cannot be written.
+    """
+    aside = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            write_trimmed(file, source, vocabulary)
+        aside.replace(out)
+    except OSError as error:
+        raise ExportError(f"{out} cannot be written ({error.strerror or error}): make room, or give another") from None
+    finally:
+        with suppress(OSError):
+            aside.unlink()
+
+
+def write_trimmed(file: BinaryIO, source: Path, vocabulary: TrimmedVocabulary) -> None:
+    """Write the same to an open file. Raises ManifestError, CapabilityError and OSError."""
+    contents = read_contents(source)
+    _check(contents, source, vocabulary)
+    with source.open("rb") as whole:
+        fields = [*_fields(whole, vocabulary), encoded_field(TRIM_KEY, map_sha256(vocabulary.ids))]
+        tensors = [_tensor(tensor, whole, contents, vocabulary) for tensor in contents.tensors.values()]
+        write_encoded(file, fields, tensors, alignment=contents.alignment)
+
+
+def _check(contents: Contents, source: Path, vocabulary: TrimmedVocabulary) -> None:
+    """Refuse what is no whole model of at least so many rows, and what llama.cpp does not feed with rows."""
+    header = header_of(contents, source)
+    if TRIM_KEY in contents.fields:
+        raise ManifestError(f"{source} is a trimmed draft already: give the whole one")
+    if header.architecture not in FED:
+        raise CapabilityError(
+            f"{source} has the architecture {header.architecture!r}, whose embedding llama.cpp looks up by itself: "
+            f"a draft of it cannot be trimmed there, use --runtime onnx"
+        )
+    for name in _ROWS_OF_IDS:
+        tensor = contents.tensors.get(name)
+        if tensor is not None and tensor.shape[-1] != header.rows:
+            raise ManifestError(
+                f"{source} has {tensor.shape[-1]} rows in {name} and {header.rows} in its embedding: export it again"
+            )
+    if vocabulary.size > header.rows:
+        raise ManifestError(
+            f"{source} has {header.rows} rows, the map is of {vocabulary.size} ids: it belongs to another draft"
+        )
+
+
+def _fields(whole: BinaryIO, vocabulary: TrimmedVocabulary) -> list[bytes]:
+    try:
+        with mmap.mmap(whole.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return trimmed_fields(content, vocabulary)
+    except Truncated as error:
+        raise ManifestError(f"{whole.name} is damaged ({error}): copy, download or export it again") from None
+
+
+def _tensor(tensor: Tensor, whole: BinaryIO, contents: Contents, vocabulary: TrimmedVocabulary) -> WrittenTensor:
+    start = contents.start + tensor.offset
+    ids, row_nbytes = vocabulary.ids, tensor.nbytes // tensor.shape[-1]
+
+    def copied() -> Iterator[bytes]:
+        return _copied(whole, start=start, nbytes=tensor.nbytes)
+
+    def picked() -> Iterator[memoryview]:
+        return _picked(whole, ids, start=start, row_nbytes=row_nbytes)
+
+    if tensor.name not in _ROWS_OF_IDS:
+        return WrittenTensor(tensor.name, tensor.shape, tensor.type, copied)
+    return WrittenTensor(tensor.name, (*tensor.shape[:-1], len(ids)), tensor.type, picked)
+
+
+def _copied(whole: BinaryIO, *, start: int, nbytes: int) -> Iterator[bytes]:
+    whole.seek(start)
+    while nbytes:
+        piece = _read(whole, min(nbytes, _PIECE_NBYTES))
+        nbytes -= len(piece)
+        yield piece
+
+
+def _picked(whole: BinaryIO, ids: IntArray, *, start: int, row_nbytes: int) -> Iterator[memoryview]:
+    """Yield the bytes of these rows, read in pieces that other rows lie in too."""
+    step = max(1, _PIECE_NBYTES // row_nbytes)
+    first = 0
+    while first < len(ids):
+        base = int(ids[first])
+        end = int(np.searchsorted(ids, base + step))
+        count = int(ids[end - 1]) - base + 1
+        whole.seek(start + base * row_nbytes)
+        piece = np.frombuffer(_read(whole, count * row_nbytes), np.uint8).reshape(count, row_nbytes)
+        yield piece[ids[first:end] - base].data
+        first = end
+
+
+def _read(whole: BinaryIO, nbytes: int) -> bytes:
+    piece = whole.read(nbytes)
+    if len(piece) < nbytes:
+        raise ManifestError(f"{whole.name} became shorter while it was read: copy, download or export it again")
+    return piece

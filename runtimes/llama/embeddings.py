@@ -1,0 +1,125 @@
+"""Rows of a GGUF file's embedding as the engine looks them up, for drafts that it cannot look them up in.
+
+A trimmed draft's file holds the rows of the ids it may say; it reads any id. Rows are read from the whole draft's file
+when they are asked for: nothing of that table stays in this process, and the system keeps what is often read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+from weakref import finalize
+
+import numpy as np
+
+from edgedecode.errors import CapabilityError, ManifestError, RuntimeUnavailable
+from edgedecode.gguf.contents import Contents
+from edgedecode.gguf.encoding import F32
+from edgedecode.gguf.header import EMBEDDING
+from edgedecode.types import FloatArray
+
+from .log import Untyped
+
+__all__ = ["EmbeddingTable", "RowReader"]
+
+FLOAT_NBYTES = 4
+COPIES = 4
+"""Of a pass's rows: ours, and three that the engine makes on the way to its graph."""
+DECODERS = {
+    1: "ggml_fp16_to_fp32_row",
+    2: "dequantize_row_q4_0",
+    3: "dequantize_row_q4_1",
+    6: "dequantize_row_q5_0",
+    7: "dequantize_row_q5_1",
+    8: "dequantize_row_q8_0",
+    10: "dequantize_row_q2_K",
+    11: "dequantize_row_q3_K",
+    12: "dequantize_row_q4_K",
+    13: "dequantize_row_q5_K",
+    14: "dequantize_row_q6_K",
+    16: "dequantize_row_iq2_xxs",
+    17: "dequantize_row_iq2_xs",
+    18: "dequantize_row_iq3_xxs",
+    19: "dequantize_row_iq1_s",
+    20: "dequantize_row_iq4_nl",
+    21: "dequantize_row_iq3_s",
+    22: "dequantize_row_iq2_s",
+    23: "dequantize_row_iq4_xs",
+    29: "dequantize_row_iq1_m",
+    30: "ggml_bf16_to_fp32_row",
+    34: "dequantize_row_tq1_0",
+    35: "dequantize_row_tq2_0",
+    39: "dequantize_row_mxfp4",
+}
+"""ggml's own functions by tensor type, each (blocks, values, number of values): what its look-up calls too."""
+
+Decoder: TypeAlias = Callable[[int, int, int], object]
+
+
+class EmbeddingTable:
+    """The embedding of the file at `path`, whose contents were read and checked. One thread at a time may read of it.
+
+    scale: what every row is multiplied with, where an architecture does so with the rows of ids alone. Raises
+    CapabilityError for a tensor type that the engine does not decode, ManifestError where the file cannot be read.
+    """
+
+    def __init__(self, path: Path, contents: Contents, *, library: Untyped) -> None:
+        tensor = contents.tensors[EMBEDDING]
+        self.width, self.rows = tensor.shape
+        self.scale = 1.0
+        self.start = contents.start + tensor.offset
+        self.stored_nbytes = tensor.nbytes // self.rows
+        """What a row takes in the file."""
+        self.decoder = _decoder(library, tensor.type, path=path)
+        try:
+            self.file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise ManifestError(f"{path} cannot be read ({error.strerror or error}): export the pack again") from None
+        self.close = finalize(self, self.file.close)
+
+    @property
+    def row_nbytes(self) -> int:
+        """What a row takes in a pass."""
+        return COPIES * FLOAT_NBYTES * self.width + self.stored_nbytes
+
+
+class RowReader:
+    """Writes rows of a table to the first rows of `out`, [most rows, width], which it keeps alive."""
+
+    def __init__(self, table: EmbeddingTable, out: FloatArray) -> None:
+        self._table, self._out = table, out
+        stored = out.view(np.uint8)
+        if table.decoder is not None:
+            stored = np.empty((len(out), table.stored_nbytes), np.uint8)
+        self._views = [row.data for row in stored]  # which keep the array alive
+        self._addresses = stored.ctypes.data, out.ctypes.data
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read the rows of these ids, each below the table's `rows`. Raises RuntimeUnavailable if the file is gone."""
+        table = self._table
+        file, start, nbytes = table.file, table.start, table.stored_nbytes
+        for view, token in zip(self._views, tokens, strict=False):
+            file.seek(start + int(token) * nbytes)
+            if file.readinto(view) != nbytes:
+                raise RuntimeUnavailable(f"{file.name} became shorter while it was used: put it back, and start again")
+        if table.decoder is not None:
+            table.decoder(*self._addresses, len(tokens) * table.width)
+        if table.scale != 1.0:
+            self._out[: len(tokens)] *= np.float32(table.scale)
+
+
+def _decoder(library: Untyped, kind: int, *, path: Path) -> Decoder | None:
+    """Return what makes floats of a type's blocks; None for floats."""
+    if kind == F32:
+        return None
+    native: Untyped = getattr(library, DECODERS.get(kind, f"dequantize_row_{kind}"), None)
+    if native is None:
+        raise CapabilityError(
+            f"{path} has an embedding of the tensor type {kind}, whose rows llama.cpp does not give here: use "
+            f"--runtime onnx"
+        )
+    native.argtypes, native.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), None
+    decode: Decoder = native
+    return decode

@@ -1,0 +1,498 @@
+"""The trimmed draft on llama.cpp: the whole draft's logits at the kept rows, read from any id, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgedecode.digests import file_sha256
+from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, ManifestError
+from edgedecode.gguf.contents import read_contents
+from edgedecode.gguf.trim import trim_gguf
+from edgedecode.hub import BUNDLED_PACK
+from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest, ModelEntry, TrimEntry
+from edgedecode.memory import Budget
+from edgedecode.types import AdapterUse, FloatArray, LowRank
+from edgedecode.vocabulary import TrimmedVocabulary, write_token_ids
+from tests.contract.conftest import GgufOpener, open_gguf
+from tests.contract.gguf_pack import write_pack
+from tests.contract.reference import TOLERANCE, logits_of, settled
+from tests.contract.toy_graph import ToyShape
+from tests.small_tokenizers import byte_fallback, byte_level
+
+pytest.importorskip("gguf", reason="the llama extra is not installed")
+pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+
+ROWS = 128
+KEPT = np.array([0, 1, 2, 5, *range(40, 77), 99, 110, 126], np.int64)
+"""Forty-four: a number that the engine's kernels for several rows at once do not like."""
+TOKENS = [int(token) for token in np.random.default_rng(6).integers(0, ROWS, 200)]
+MAP, FILE = "trim.ids", "trim.gguf"
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite"]
+
+
+def kept_entry(entry: ModelEntry, root: Path, *, ids: np.ndarray = KEPT, file: bool = True) -> ModelEntry:
+    """Trim an entry's GGUF file beside it; without `file` the entry names the map alone."""
+    write_token_ids(root / MAP, ids)
+    if file:
+        trim_gguf(root / entry.gguf, root / FILE, TrimmedVocabulary(ids, entry.rows))
+    return replace(entry, trim=TrimEntry(size=len(ids), token_ids=MAP, gguf=FILE if file else ""))
+
+
+@dataclass(frozen=True)
+class Toys:
+    """The whole draft and the trimmed one, both open."""
+
+    whole: Any
+    trimmed: Any
+    root: Path
+    entry: ModelEntry
+
+
+def toys(opener: GgufOpener, folder: Path, *, architecture: str, quantization: str = "", **shape: Any) -> Toys:
+    sizes = ToyShape(**shape)
+    entry = opener.entry(sizes, architecture, quantization)
+    root = folder / f"{architecture}{quantization}"
+    shutil.copytree(opener.root(sizes, architecture, quantization), root)
+    entry = kept_entry(entry, root)
+    whole = open_gguf(entry, root, budget=Budget())
+    return Toys(whole, open_gguf(entry, root, budget=Budget(), needs=("tree", "trim")), root, entry)
+
+
+@pytest.fixture(params=[*((name, "") for name in ARCHITECTURES), ("qwen2", "Q4_0"), ("gemma3", "Q8_0")], ids=str)
+def pair(request: pytest.FixtureRequest, gguf_opener: GgufOpener, tmp_path: Path) -> Iterator[Toys]:
+    architecture, quantization = request.param
+    made = toys(gguf_opener, tmp_path, architecture=architecture, quantization=quantization)
+    yield made
+    made.whole.close()
+    made.trimmed.close()
+
+
+@pytest.fixture
+def pack(gguf_opener: GgufOpener, tmp_path: Path) -> Path:
+    gguf_opener.entry(ToyShape())
+    return Path(shutil.copytree(gguf_opener.root(ToyShape()), tmp_path / "pack"))
+
+
+@pytest.fixture
+def entry(gguf_opener: GgufOpener, pack: Path) -> ModelEntry:
+    return kept_entry(gguf_opener.entry(ToyShape()), pack)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own for made files; the engine was tried long ago."""
+    monkeypatch.setattr("edgedecode.runtimes.llama.first_use.cache_folder", lambda name: folder_of(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def folder_of(path: Path) -> Path:
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def close(found: FloatArray, wanted: FloatArray) -> None:
+    """Kernels take another number of rows otherwise: rounding only."""
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+# -- the same numbers ----------------------------------------------------------------------------------------------
+
+
+def test_chains_say_what_the_whole_draft_says(pair: Toys) -> None:
+    """Read from every id, also those that it cannot say."""
+    assert set(TOKENS) - set(KEPT.tolist())
+    close(logits_of(pair.trimmed, TOKENS), logits_of(pair.whole, TOKENS)[:, KEPT])
+
+
+def test_pieces_and_single_rows(pair: Toys) -> None:
+    found = []
+    for model in (pair.trimmed, pair.whole):
+        state, pieces = model.new_state(64), []
+        for start, stop in ((0, 7), (7, 8), (8, 9), (9, 40)):
+            pieces.append(model.forward(TOKENS[start:stop], state, rows="all").logits.copy())
+            state.keep(range(stop - start))
+        state.crop(20)
+        pieces.append(model.forward(TOKENS[40:41], state).logits.copy())
+        found.append(np.concatenate(pieces))
+    close(found[0], found[1][:, KEPT])
+
+
+def test_trees(pair: Toys) -> None:
+    parents = [-1, 0, 0, 1, 2, -1, 5, 3, 3, 4]
+    found = []
+    for model in (pair.trimmed, pair.whole):
+        state = settled(model, TOKENS[:20], capacity=64)
+        first = model.forward(TOKENS[30:36], state, parents=parents[:6], rows="all").logits.copy()
+        later = model.forward(TOKENS[36:40], state, parents=parents[6:], rows="all").logits.copy()
+        state.keep([0, 1, 3, 8])
+        after = model.forward(TOKENS[50:52], state, rows="all").logits.copy()
+        found.append(np.concatenate([first, later, after]))
+    close(found[0], found[1][:, KEPT])
+
+
+def test_the_card(pair: Toys) -> None:
+    card = pair.trimmed.card
+    assert (card.rows, card.vocabulary_size) == (len(KEPT), ROWS)
+    np.testing.assert_array_equal(card.token_ids, KEPT)
+    assert pair.whole.card.token_ids is None
+    assert card.weights_nbytes < pair.whole.card.weights_nbytes
+
+
+@pytest.mark.parametrize("kv_type", ["float16", "int8"])
+def test_other_types_of_keys_and_values(gguf_opener: GgufOpener, tmp_path: Path, kv_type: str) -> None:
+    made = toys(gguf_opener, tmp_path, architecture="llama", head_size=32)
+    found = []
+    for needs in (("trim",), ()):
+        model = open_gguf(made.entry, made.root, budget=Budget(), needs=(*needs, f"kv:{kv_type}"))
+        found.append(logits_of(model, TOKENS[:64]))
+        model.close()
+    close(found[0], found[1][:, KEPT])
+    made.whole.close()
+    made.trimmed.close()
+
+
+def test_adapters_change_both_alike(pair: Toys) -> None:
+    rng = np.random.default_rng(2)
+    down, up = (rng.standard_normal(size).astype(np.float32) / 8 for size in ((4, 64), (64, 4)))
+    use, found = AdapterUse("one", "1" * 64), []
+    for model in (pair.trimmed, pair.whole):
+        model.add_adapter(use.digest, [LowRank(0, "o_proj", down, up)])
+        state = model.new_state(64)
+        found.append(model.forward(TOKENS[:30], state, rows="all", adapter=use).logits.copy())
+    close(found[0], found[1][:, KEPT])
+    assert np.abs(found[1] - logits_of(pair.whole, TOKENS[:30])).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("bad", [[-1], [3, ROWS], [10**6]], ids=str)
+def test_ids_outside_the_whole_vocabulary(pack: Path, entry: ModelEntry, bad: list[int]) -> None:
+    model: Any = open_gguf(entry, pack, budget=Budget(), needs=("trim",))
+    state = settled(model, TOKENS[:5], capacity=20)
+    with pytest.raises(InputError, match="from 0 to 127"):
+        model.forward(bad, state)
+    assert (state.length, state.pending) == (5, 0)
+    close(model.forward([127], state).logits, logits_of(model, [*TOKENS[:5], 127])[-1:])
+    model.close()
+
+
+# -- stock llama.cpp -----------------------------------------------------------------------------------------------
+
+STOCK = """
+import json, sys
+import llama_cpp
+import numpy as np
+
+model = llama_cpp.Llama(sys.argv[1], n_ctx=64, n_threads=1, logits_all=True, verbose=False)
+ids = json.loads(sys.argv[2])
+model.eval(ids)
+np.save(sys.argv[3], np.asarray(model.scores[: len(ids)]))
+texts = [model.detokenize([row], special=True).decode("utf-8", "replace") for row in range(model.n_vocab())]
+print(json.dumps({"texts": texts, "read": model.tokenize(b"quick", add_bos=False), "end": model.token_eos()}))
+"""
+
+
+def stock(path: Path, ids: list[int], out: Path) -> tuple[dict[str, Any], FloatArray]:
+    """Open a file with the class `Llama` in a child process, with its vocabulary and its weights."""
+    done = subprocess.run(
+        [sys.executable, "-c", STOCK, str(path), json.dumps(ids), str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1]), np.load(out)
+
+
+@pytest.mark.parametrize(("make", "architecture"), [(byte_level, "qwen2"), (byte_fallback, "gemma2")])
+def test_stock_llama_cpp_takes_it_as_a_model_of_its_own(
+    make: Callable[[], Any], architecture: str, tmp_path: Path
+) -> None:
+    """With its tokens, fed with ids of them, it computes what it computes of the whole file."""
+    from tests.contract.toy_gguf import write_toy_gguf
+
+    inner = make()
+    size = inner.get_vocab_size()
+    entry = write_toy_gguf(tmp_path, ToyShape(rows=size), architecture=architecture, tokenizer=inner)
+    least = 258 if make is byte_fallback else 0  # the engine dies at texts without its byte tokens
+    kept = np.unique([*range(least), *range(0, size, 3), size - 1])
+    trim_gguf(tmp_path / entry.gguf, tmp_path / FILE, TrimmedVocabulary(kept, size))
+    rows = [3, 1, 20, 7, 11, len(kept) - 1, 5]
+    whole, wanted = stock(tmp_path / entry.gguf, [int(kept[row]) for row in rows], tmp_path / "whole.npy")
+    trimmed, found = stock(tmp_path / FILE, rows, tmp_path / "trimmed.npy")
+    assert trimmed["texts"] == [whole["texts"][id] for id in kept]
+    assert kept[trimmed["end"]] == whole["end"] == size - 1
+    assert found.shape == (len(rows), len(kept))
+    close(found, wanted[:, kept])
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+
+def test_leases(pack: Path, entry: ModelEntry) -> None:
+    budget, plain = Budget(), Budget()
+    model: Any = open_gguf(entry, pack, budget=budget, needs=("trim",))
+    assert not [lease for lease in budget.leases if lease.name.startswith(("kv:", "work:"))], (
+        "nor of the first question"
+    )
+    state = model.new_state(100, rows=4)
+    whole: Any = open_gguf(entry, pack, budget=plain)
+    other = whole.new_state(100, rows=4)
+    rows = state.context.plan.rows_per_pass
+    work = [sum(lease.nbytes for lease in each.leases if lease.name == "work:target") for each in (budget, plain)]
+    assert work[0] - work[1] == rows * (4 * 4 * 64 + 4 * 64)
+    assert state.nbytes <= other.nbytes
+    model.close()
+    whole.close()
+    assert [lease.name for lease in budget.leases] == ["llama.cpp code"]
+
+
+def test_a_budget_that_it_does_not_fit(pack: Path, entry: ModelEntry) -> None:
+    roomy = Budget()
+    model = open_gguf(entry, pack, budget=roomy, needs=("trim",))
+    used = roomy.used_nbytes
+    model.close()
+    for limit, words in ((10**6, "llama.cpp code"), (used + 1000, "kv:target")):
+        budget = Budget(limit)
+        with pytest.raises(BudgetExceeded, match=words):
+            open_gguf(entry, pack, budget=budget, needs=("trim",))
+        assert budget.leases == ()
+
+
+def test_nothing_of_the_table_is_mapped(pack: Path, entry: ModelEntry) -> None:
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("looks at /proc/self/maps")
+    model: Any = open_gguf(entry, pack, budget=Budget(), needs=("trim",))
+    logits_of(model, TOKENS)
+    mapped = maps.read_text()
+    assert str(pack / FILE) in mapped
+    assert str(pack / entry.gguf) not in mapped
+    model.close()
+
+
+# -- a file made at first use --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mapped_pack(gguf_opener: GgufOpener, tmp_path: Path) -> Path:
+    """A pack with the draft's map and no trimmed file."""
+    root = write_pack(tmp_path / "mapped", gguf_opener)
+    write_map(root, KEPT)
+    return root
+
+
+def write_map(root: Path, ids: np.ndarray) -> None:
+    write_token_ids(root / "draft" / MAP, ids)
+    manifest = Manifest.load(root)
+    name = f"draft/{MAP}"
+    listed = FileEntry(nbytes=4 * len(ids), sha256=file_sha256(root / name))
+    trimmed = replace(manifest.models["draft"], trim=TrimEntry(size=len(ids), token_ids=name))
+    manifest = replace(manifest, models={**manifest.models, "draft": trimmed}, files={**manifest.files, name: listed})
+    (root / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+
+
+def open_draft(root: Path, *, needs: tuple[str, ...] = ("trim",), budget: Budget | None = None) -> Any:
+    from edgedecode.runtimes.llama import LlamaRuntime
+
+    manifest = Manifest.load(root)
+    return LlamaRuntime().open(
+        manifest.located("draft"),
+        root,
+        name="draft",
+        vocabulary_size=manifest.vocabulary_size,
+        budget=budget or Budget(),
+        threads=1,
+        provider="cpu",
+        needs=needs,
+    )
+
+
+def test_it_is_made_once(mapped_pack: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Budget(10**9)
+    model, whole = open_draft(mapped_pack, budget=budget), open_draft(mapped_pack, needs=())
+    assert model.card.vocabulary_size == Manifest.load(mapped_pack).vocabulary_size
+    close(logits_of(model, TOKENS[:30]), logits_of(whole, TOKENS[:30])[:, KEPT])
+    model.close()
+    whole.close()
+    assert [lease.name for lease in budget.leases] == ["llama.cpp code"]
+    assert sorted(path.suffix for path in cache.iterdir()) == [".gguf", ".json"]
+    monkeypatch.setattr("edgedecode.runtimes.llama.trimmed.write_trimmed", None)
+    open_draft(mapped_pack).close()
+
+
+def test_another_map_replaces_it(mapped_pack: Path, cache: Path) -> None:
+    open_draft(mapped_pack).close()
+    (old,) = cache.glob("*.gguf")
+    write_map(mapped_pack, KEPT[:20])
+    model = open_draft(mapped_pack)
+    assert model.card.rows == 20
+    model.close()
+    (new,) = cache.glob("*.gguf")
+    assert new != old
+
+
+def test_a_damaged_one_is_made_again(mapped_pack: Path, cache: Path) -> None:
+    open_draft(mapped_pack).close()
+    (path,) = cache.glob("*.gguf")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    open_draft(mapped_pack).close()
+    assert path.read_bytes() == whole
+
+
+def test_a_full_disk_leaves_nothing(mapped_pack: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: Any, source: Path, vocabulary: TrimmedVocabulary) -> None:
+        file.write(b"GGUF")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("edgedecode.runtimes.llama.trimmed.write_trimmed", full)
+    with pytest.raises(CapabilityError, match=r"trimmed draft can be made in the cache \(No space left.*make room"):
+        open_draft(mapped_pack)
+    assert list(cache.iterdir()) == []
+
+
+def test_making_it_is_charged(mapped_pack: Path, cache: Path) -> None:
+    with pytest.raises(BudgetExceeded, match=r"making trimmed draft\.gguf"):
+        open_draft(mapped_pack, budget=Budget(10**6))
+    assert list(cache.iterdir()) == []
+
+
+def test_a_pack_with_a_plan_alone(tmp_path: Path) -> None:
+    """The bundled pack: its whole file is made first, and the trimmed one of that."""
+    if not (BUNDLED_PACK / MANIFEST_NAME).is_file() or not Manifest.load(BUNDLED_PACK).models["draft"].gguf_plan:
+        pytest.skip("the bundled pack has no GGUF plan: run `make pack`")
+    root = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "bundled"))
+    ids = np.arange(0, Manifest.load(root).vocabulary_size, 4)
+    write_map(root, ids)
+    model, whole = open_draft(root), open_draft(root, needs=())
+    found, wanted = (logits_of(each, TOKENS[:60]) for each in (model, whole))
+    np.testing.assert_allclose(found, wanted[:, ids], rtol=0, atol=1e-3 * wanted.std())
+    model.close()
+    whole.close()
+
+
+# -- bad input -----------------------------------------------------------------------------------------------------
+
+
+def another_map(entry: ModelEntry, root: Path) -> ModelEntry:
+    write_token_ids(root / MAP, KEPT + 1)
+    return entry
+
+
+def another_draft(entry: ModelEntry, root: Path) -> ModelEntry:
+    content = bytearray((root / entry.gguf).read_bytes())
+    found = read_contents(root / entry.gguf)
+    tensor = found.tensors["token_embd.weight"]
+    for row in range(tensor.shape[1]):
+        content[found.start + tensor.offset + row * tensor.nbytes // tensor.shape[1]] ^= 1
+    (root / entry.gguf).write_bytes(content)
+    return entry
+
+
+def another_type(entry: ModelEntry, root: Path) -> ModelEntry:
+    shutil.copy(root / FILE, root / entry.gguf)
+    return replace(entry, rows=len(KEPT))
+
+
+def truncated(entry: ModelEntry, root: Path) -> ModelEntry:
+    (root / FILE).write_bytes((root / FILE).read_bytes()[:5000])
+    return entry
+
+
+def gone(name: str) -> Callable[[ModelEntry, Path], ModelEntry]:
+    def remove(entry: ModelEntry, root: Path) -> ModelEntry:
+        (root / name).unlink()
+        return entry
+
+    return remove
+
+
+def sized(size: int) -> Callable[[ModelEntry, Path], ModelEntry]:
+    return lambda entry, root: replace(entry, trim=TrimEntry(size=size, token_ids=MAP, gguf=FILE))
+
+
+REFUSED: dict[str, tuple[Callable[[ModelEntry, Path], ModelEntry], type[EdgeDecodeError], str]] = {
+    "no trim": (
+        lambda entry, root: replace(entry, trim=None),
+        CapabilityError,
+        "no trimmed vocabulary.*`edgedecode trim`",
+    ),
+    "a map of another length": (sized(43), ManifestError, "maps 44 rows, the trimmed draft has 43"),
+    "a map that is gone": (gone(MAP), ManifestError, "map of the trimmed draft .* cannot be read"),
+    "a file that is gone": (gone(FILE), ManifestError, "trim.gguf cannot be read"),
+    "a truncated file": (truncated, ManifestError, "trim.gguf is truncated"),
+    "another map's file": (another_map, ManifestError, "not trimmed by the pack's map"),
+    "another draft's file": (another_draft, ManifestError, "made of another draft"),
+    "a whole draft that is trimmed": (another_type, ManifestError, "does not fit the draft|another shape"),
+    "an architecture that is not fed": (
+        lambda entry, root: replace(entry, architecture="gemma3n"),
+        CapabilityError,
+        "cannot be fed with embeddings .*gemma3n.*--runtime onnx",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_one_line(case: str, pack: Path, entry: ModelEntry) -> None:
+    change, error, words = REFUSED[case]
+    changed = change(entry, pack)
+    budget = Budget()
+    with pytest.raises(error, match=words) as caught:
+        open_gguf(changed, pack, budget=budget, needs=("trim",))
+    assert "\n" not in str(caught.value)
+    assert budget.leases == ()
+
+
+def test_an_engine_that_takes_rows_otherwise_is_refused(
+    gguf_opener: GgufOpener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but worse drafts would tell."""
+    monkeypatch.setattr("edgedecode.runtimes.llama.feeding.sqrt", lambda width: 3.0)
+    with pytest.raises(CapabilityError, match="other logits from a row of the model target"):
+        toys(gguf_opener, tmp_path, architecture="gemma3")
+
+
+def test_a_table_of_a_type_that_is_not_decoded(
+    pack: Path, entry: ModelEntry, gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgedecode.runtimes.llama.embeddings.F32", -1)
+    budget = Budget()
+    with pytest.raises(CapabilityError, match="tensor type 0, whose rows"):
+        open_gguf(entry, pack, budget=budget, needs=("trim",))
+    assert budget.leases == ()
+
+
+def test_a_table_that_shrinks_is_an_error_and_no_crash(pack: Path, entry: ModelEntry) -> None:
+    model: Any = open_gguf(entry, pack, budget=Budget(), needs=("trim",))
+    state = settled(model, TOKENS[:5], capacity=20)
+    whole = (pack / entry.gguf).read_bytes()
+    (pack / entry.gguf).write_bytes(whole[:4000])
+    with pytest.raises(EdgeDecodeError, match="became shorter while it was used"):
+        model.forward([126], state)
+    (pack / entry.gguf).write_bytes(whole)
+    assert (state.length, state.pending) == (5, 0)
+    close(model.forward([126], state).logits, logits_of(model, [*TOKENS[:5], 126])[-1:])
+    model.close()
+
+
+def test_what_is_known_before_anything_is_opened(pack: Path, entry: ModelEntry) -> None:
+    from edgedecode.runtimes.llama import LlamaRuntime
+
+    def refusal(entry: ModelEntry, *needs: str) -> str:
+        found = LlamaRuntime.refusal(entry, pack, name="draft", provider="cpu", needs=needs)
+        return "" if found is None else found.reason
+
+    assert refusal(entry, "trim") == ""
+    assert "no trimmed vocabulary of the model draft" in refusal(replace(entry, trim=None), "trim")
+    assert "offers no local" in refusal(entry, "local")
+    assert "cannot be fed" in refusal(replace(entry, architecture="mamba"), "trim")

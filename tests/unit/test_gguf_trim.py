@@ -1,0 +1,280 @@
+"""A GGUF file for a part of its vocabulary: kept rows bit for bit, kept tokens, nothing else touched. No engine."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode.errors import CapabilityError, EdgeDecodeError, ExportError, ManifestError
+from edgedecode.gguf import trim
+from edgedecode.gguf.contents import BLOCKS, Contents, read_contents
+from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_encoded
+from edgedecode.gguf.fields import ARRAY, FLOAT32, TEXT, UINT32
+from edgedecode.gguf.header import read_header
+from edgedecode.gguf.trim import TRIM_KEY, map_sha256, trim_gguf
+from edgedecode.vocabulary import TrimmedVocabulary, write_token_ids
+
+INT32 = 5
+ROWS, HIDDEN = 40, 256
+TOKENS = ["<s>", *(f"t{id}" for id in range(1, 36)), "a", "b", "ab", "abc"]
+MERGES = ["a b", "ab c", " x", "t1 t2"]
+KEPT = np.array([0, 3, 4, 5, 17, 36, 37, 38])
+TYPES = {"Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "F16": 1, "F32": F32}
+Layers = dict[str, WrittenTensor]
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def array(name: str, kind: int, elements: Sequence[bytes]) -> bytes:
+    return text(name) + struct.pack("<IIQ", ARRAY, kind, len(elements)) + b"".join(elements)
+
+
+def numbers(name: str, kind: int, form: str, values: Sequence[float]) -> bytes:
+    return array(name, kind, [struct.pack(f"<{form}", value) for value in values])
+
+
+def fields(architecture: str = "llama") -> list[bytes]:
+    return [
+        encoded_field("general.architecture", architecture),
+        encoded_field("general.alignment", 64),
+        encoded_field(f"{architecture}.block_count", 1),
+        encoded_field(f"{architecture}.embedding_length", HIDDEN),
+        encoded_field(f"{architecture}.vocab_size", ROWS),
+        encoded_field("tokenizer.ggml.model", "gpt2"),
+        array("tokenizer.ggml.tokens", TEXT, [text(token) for token in TOKENS]),
+        numbers("tokenizer.ggml.scores", FLOAT32, "f", [-id / 2 for id in range(ROWS)]),
+        numbers("tokenizer.ggml.token_type", INT32, "i", [3, *([1] * (ROWS - 1))]),
+        array("tokenizer.ggml.merges", TEXT, [text(merge) for merge in MERGES]),
+        numbers("tokenizer.ggml.suppress_tokens", INT32, "i", [1, 5, 38]),
+        encoded_field("tokenizer.ggml.bos_token_id", 0),
+        encoded_field("tokenizer.ggml.eos_token_id", 17),
+        encoded_field("tokenizer.ggml.padding_token_id", 9),
+        encoded_field("tokenizer.huggingface.json", "{}"),
+        encoded_field("tokenizer.chat_template", "{{ messages }}"),
+        numbers(f"{architecture}.rope.dimension_sections", UINT32, "I", range(ROWS)),
+    ]
+
+
+def tensors(kind: int) -> list[WrittenTensor]:
+    rng = np.random.default_rng(kind)
+
+    def made(name: str, *shape: int, kind: int = F32) -> WrittenTensor:
+        block, nbytes = BLOCKS[kind]
+        return WrittenTensor(name, shape, kind, rng.bytes(int(np.prod(shape)) // block * nbytes))
+
+    return [
+        made("token_embd.weight", HIDDEN, ROWS, kind=kind),
+        made("blk.0.ffn_up.weight", HIDDEN, ROWS, kind=kind),  # as many rows by chance: no rows of ids
+        made("output_norm.weight", HIDDEN),
+        made("output.weight", HIDDEN, ROWS, kind=F32),
+        made("output.bias", ROWS),
+    ]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def write(kind: int = 8, *, told: list[bytes] | None = None, held: list[WrittenTensor] | None = None) -> Path:
+        path = tmp_path / "whole.gguf"
+        with path.open("wb") as file:
+            write_encoded(file, told or fields(), held or tensors(kind), alignment=64)
+        return path
+
+    return write
+
+
+def vocabulary(ids: Sequence[int] | np.ndarray = KEPT, size: int = ROWS) -> TrimmedVocabulary:
+    return TrimmedVocabulary(np.asarray(ids, np.int64), size)
+
+
+def rows_of(path: Path, contents: Contents, name: str) -> np.ndarray:
+    """A tensor's bytes, a row a row."""
+    tensor = contents.tensors[name]
+    start = contents.start + tensor.offset
+    return np.frombuffer(path.read_bytes()[start : start + tensor.nbytes], np.uint8).reshape(tensor.shape[-1], -1)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("piece", [1, 4000, 2**20])
+def test_rows_are_kept_bit_for_bit(
+    kind: str, piece: int, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many rows are read at once."""
+    monkeypatch.setattr(trim, "_PIECE_NBYTES", piece)
+    whole = write(TYPES[kind])
+    out = whole.with_name("trim.gguf")
+    trim_gguf(whole, out, vocabulary())
+    before, after = read_contents(whole), read_contents(out)
+    assert list(before.tensors) == list(after.tensors)
+    for name in ("token_embd.weight", "output.weight", "output.bias"):
+        kept = rows_of(out, after, name)
+        assert len(kept) == len(KEPT)
+        np.testing.assert_array_equal(kept, rows_of(whole, before, name)[KEPT])
+    for name in ("blk.0.ffn_up.weight", "output_norm.weight"):
+        assert after.tensors[name].shape == before.tensors[name].shape
+        np.testing.assert_array_equal(rows_of(out, after, name), rows_of(whole, before, name))
+    assert after.alignment == 64
+    assert read_header(out).rows == len(KEPT)
+
+
+def test_tokens_scores_types_merges_and_specials(write: Callable[..., Path]) -> None:
+    whole = write()
+    out = whole.with_name("trim.gguf")
+    trim_gguf(whole, out, vocabulary())
+    found = read_contents(out, arrays=True)
+    assert found.arrays["tokenizer.ggml.tokens"] == tuple(TOKENS[id] for id in KEPT)
+    assert found.arrays["tokenizer.ggml.scores"] == tuple(-id / 2 for id in KEPT)
+    assert found.arrays["tokenizer.ggml.token_type"] == (3, *([1] * (len(KEPT) - 1)))
+    assert found.arrays["tokenizer.ggml.merges"] == ("a b",), "no merge without its parts and its result"
+    assert found.arrays["tokenizer.ggml.suppress_tokens"] == (3, 7)
+    assert found.arrays["llama.rope.dimension_sections"] == tuple(range(ROWS)), "as long by chance, not of tokens"
+    assert found.fields["llama.vocab_size"] == len(KEPT)
+    assert (found.fields["tokenizer.ggml.bos_token_id"], found.fields["tokenizer.ggml.eos_token_id"]) == (0, 4)
+    assert {"tokenizer.ggml.padding_token_id", "tokenizer.huggingface.json"}.isdisjoint(found.fields)
+    assert found.fields["tokenizer.chat_template"] == "{{ messages }}"
+
+
+def test_other_fields_are_the_very_bytes(write: Callable[..., Path]) -> None:
+    whole = write()
+    out = whole.with_name("trim.gguf")
+    trim_gguf(whole, out, vocabulary())
+    written = out.read_bytes()
+    for kept in (0, 1, 2, 3, 5, 15, 16):
+        assert fields()[kept] in written
+
+
+def test_the_map_is_named(write: Callable[..., Path], tmp_path: Path) -> None:
+    whole = write()
+    trim_gguf(whole, tmp_path / "trim.gguf", vocabulary())
+    write_token_ids(tmp_path / "trim.ids", KEPT)
+    from edgedecode.digests import file_sha256
+
+    told = read_contents(tmp_path / "trim.gguf").fields[TRIM_KEY]
+    assert told == map_sha256(KEPT) == file_sha256(tmp_path / "trim.ids")
+    assert told != map_sha256(KEPT + 1)
+
+
+def test_texts_that_are_no_utf8_survive(write: Callable[..., Path]) -> None:
+    odd = b"\xff\xfe"
+    told = fields()
+    told[6] = array("tokenizer.ggml.tokens", TEXT, [struct.pack("<Q", 2) + odd, *(text(token) for token in TOKENS[1:])])
+    whole = write(told=told)
+    out = whole.with_name("trim.gguf")
+    trim_gguf(whole, out, vocabulary())
+    assert struct.pack("<Q", 2) + odd in out.read_bytes()
+
+
+def test_the_whole_vocabulary_is_the_whole_file_but_for_its_mark(write: Callable[..., Path]) -> None:
+    whole = write(told=[field for place, field in enumerate(fields()) if place not in (9, 14)])
+    out = whole.with_name("trim.gguf")
+    trim_gguf(whole, out, vocabulary(range(ROWS)))
+    before, after = read_contents(whole, arrays=True), read_contents(out, arrays=True)
+    assert dict(after.fields, **{TRIM_KEY: ""}) == dict(before.fields, **{TRIM_KEY: ""})
+    assert after.arrays == before.arrays
+    assert whole.read_bytes()[before.start :] == out.read_bytes()[after.start :]
+
+
+# -- bad input -----------------------------------------------------------------------------------------------------
+
+
+def damaged(name: str, field: bytes) -> list[bytes]:
+    return [field if told.startswith(text(name)) else told for told in fields()]
+
+
+REFUSED: dict[str, tuple[Callable[[Callable[..., Path]], Path], TrimmedVocabulary, type[EdgeDecodeError], str]] = {
+    "no file": (lambda write: write().with_name("none.gguf"), vocabulary(), ManifestError, "cannot be read"),
+    "another draft's map": (
+        lambda write: write(),
+        vocabulary(size=ROWS + 1),
+        ManifestError,
+        "40 rows, the map is of 41 ids",
+    ),
+    "an architecture that looks up more": (
+        lambda write: write(told=fields("gemma3n")),
+        vocabulary(),
+        CapabilityError,
+        "'gemma3n'.*cannot be trimmed there.*--runtime onnx",
+    ),
+    "a trimmed file": (
+        lambda write: write(told=[*fields(), encoded_field(TRIM_KEY, "0")]),
+        vocabulary(),
+        ManifestError,
+        "trimmed draft already",
+    ),
+    "an output of other rows": (
+        lambda write: write(held=[replace(tensors(8)[0]), WrittenTensor("output.weight", (256, 2), F32, bytes(2048))]),
+        vocabulary(),
+        ManifestError,
+        "2 rows in output.weight and 40 in its embedding",
+    ),
+    "too few scores": (
+        lambda write: write(told=damaged("tokenizer.ggml.scores", numbers("tokenizer.ggml.scores", 6, "f", [1.0]))),
+        vocabulary(),
+        ManifestError,
+        "scores has 1 elements",
+    ),
+    "scores that are texts": (
+        lambda write: write(
+            told=damaged("tokenizer.ggml.scores", array("tokenizer.ggml.scores", TEXT, [text("1")] * ROWS))
+        ),
+        vocabulary(),
+        ManifestError,
+        "scores holds no numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trimmed_is_one_line_and_no_file(case: str, write: Callable[..., Path], tmp_path: Path) -> None:
+    made, kept, error, words = REFUSED[case]
+    source = made(write)
+    with pytest.raises(error, match=words) as caught:
+        trim_gguf(source, tmp_path / "trim.gguf", kept)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["whole.gguf"]
+
+
+def test_what_is_interrupted_leaves_the_old_file(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "trim.gguf"
+    out.write_bytes(b"old")
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trim, "_picked", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trim_gguf(write(), out, vocabulary())
+    assert out.read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trim.gguf", "whole.gguf"]
+
+
+def test_a_place_that_cannot_be_written(write: Callable[..., Path], tmp_path: Path) -> None:
+    source = write()
+    with pytest.raises(ExportError, match=r"cannot be written \(No such file.*make room, or give another"):
+        trim_gguf(source, tmp_path / "nowhere" / "trim.gguf", vocabulary())
+    with pytest.raises(ExportError, match="cannot be written"):
+        trim_gguf(source, source / "trim.gguf", vocabulary())
+
+
+def test_a_file_that_shrinks_meanwhile(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, read = write(), trim.read_contents
+
+    def cut(path: Path) -> Contents:
+        found = read(path)
+        path.write_bytes(path.read_bytes()[:-2000])
+        return found
+
+    monkeypatch.setattr(trim, "read_contents", cut)
+    with pytest.raises(ManifestError, match="became shorter"):
+        trim_gguf(source, tmp_path / "trim.gguf", vocabulary())
+    assert not (tmp_path / "trim.gguf").exists()
