@@ -16,11 +16,15 @@ import pytest
 
 from edgedecode.digests import file_sha256
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, ManifestError
-from edgedecode.gguf.contents import read_contents
+from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
+from edgedecode.gguf.encoding import F32
+from edgedecode.gguf.header import EMBEDDING
 from edgedecode.gguf.trim import trim_gguf
 from edgedecode.hub import BUNDLED_PACK
 from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest, ModelEntry, TrimEntry
 from edgedecode.memory import Budget
+from edgedecode.runtimes.llama.embeddings import DECODERS, EmbeddingTable, RowReader
+from edgedecode.runtimes.llama.engine import Engine
 from edgedecode.types import AdapterUse, FloatArray, LowRank
 from edgedecode.vocabulary import TrimmedVocabulary, write_token_ids
 from tests.contract.conftest import GgufOpener, open_gguf
@@ -182,6 +186,28 @@ def test_ids_outside_the_whole_vocabulary(pack: Path, entry: ModelEntry, bad: li
     assert (state.length, state.pending) == (5, 0)
     close(model.forward([127], state).logits, logits_of(model, [*TOKENS[:5], 127])[-1:])
     model.close()
+
+
+@pytest.mark.parametrize("kind", [*DECODERS, F32])
+def test_rows_of_every_type_are_what_gguf_says(kind: int, tmp_path: Path) -> None:
+    """Random blocks: their scales may be anything, so that some values are infinite or none; those are left out."""
+    import gguf
+
+    block, nbytes = BLOCKS[kind]
+    stored = np.random.default_rng(kind).integers(0, 256, (6, 512 // block * nbytes), np.uint8)
+    with np.errstate(all="ignore"):
+        wanted = gguf.quants.dequantize(stored, gguf.GGMLQuantizationType(kind)).astype(np.float32)
+    path = tmp_path / "table"
+    path.write_bytes(bytes(64) + stored.tobytes())
+    contents = Contents({}, {}, {}, {EMBEDDING: Tensor(EMBEDDING, (512, 6), kind, 32)}, None, end=32)
+    table = EmbeddingTable(path, contents, library=Engine().block_library())
+    found = np.full((4, 512), 7, np.float32)
+    RowReader(table, found).read([5, 0, 5])
+    assert (found[3] == 7).all(), "rows beyond those read"
+    known = np.isfinite(wanted[[5, 0, 5]])
+    assert known.mean() > 0.3
+    np.testing.assert_allclose(found[:3][known], wanted[[5, 0, 5]][known], rtol=1e-5)
+    table.close()
 
 
 # -- stock llama.cpp -----------------------------------------------------------------------------------------------
