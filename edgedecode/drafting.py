@@ -16,7 +16,8 @@ from edgedecode.protocols import Closable, Drafter, Policy
 from edgedecode.rank_survival import Branching
 from edgedecode.sampling import Noise
 from edgedecode.tree import depths, is_chain
-from edgedecode.types import EMPTY_DRAFT, Draft, Offer, Plan, RankRates, RoundCost, Signals
+from edgedecode.types import EMPTY_DRAFT, Draft, Offer, Plan, RankRates, RoundCost, Score, Signals
+from edgedecode.variants import HeadDrafter, would_have
 from edgedecode.verify import Verdict
 
 __all__ = ["Drafting"]
@@ -62,6 +63,9 @@ class Drafting:
         self._draft_seconds = 0.0
         self._told: dict[str, RankRates] = {}
         """The rates that the policy knows."""
+        self._heads = _heads(drafters) if offers else {}
+        self._head_scores: list[Score] = []
+        """What heads that did not draft would have been worth."""
 
     @classmethod
     def fixed(cls, drafter: Drafter, length: int, *, noise: Noise, chains_only: bool = False) -> Drafting:
@@ -72,6 +76,7 @@ class Drafting:
         """A generation starts after `tokens`."""
         self._tell_the_rest()
         self._offers.clear()
+        self._head_scores.clear()
         self._resting = self._rounds = 0
         self.plan = _PLAIN
         for drafter in self.drafters.values():
@@ -109,6 +114,9 @@ class Drafting:
         self._end = tokens
         for drafter in self.drafters.values():
             drafter.observe(tokens, verdict)
+        if len(verdict.draft) and verdict.draft.parents is None:
+            for head in self._heads.get(verdict.draft.source, ()):
+                self._head_scores.append(Score(head.name, *would_have(verdict, head.vocabulary)))
 
     def spent(self, verdict: Verdict, *, pass_seconds: float, host_seconds: float) -> None:
         """Keep what a round cost for the policy: the target's pass, and the host's work without a model's drafting."""
@@ -161,8 +169,9 @@ class Drafting:
         return draft
 
     def _signals(self, tokens: Sequence[int], drafts: dict[str, Draft], *, room: int) -> Signals:
-        costs = tuple(self._costs)
+        costs, scores = tuple(self._costs), (*self._offers.settle(tokens), *self._head_scores)
         self._costs.clear()
+        self._head_scores.clear()
         return Signals(
             round=self._rounds,
             context_tokens=len(tokens),
@@ -170,7 +179,7 @@ class Drafting:
             offers=tuple(Offer(name, len(draft), draft.match) for name, draft in drafts.items() if len(draft)),
             unread=tuple((drafter.name, drafter.unread(tokens)) for drafter in self._models),
             costs=costs,
-            scores=tuple(self._offers.settle(tokens)),
+            scores=scores,
             rates=tuple(self._moved_rates()),
         )
 
@@ -180,6 +189,15 @@ class Drafting:
             if rates is not None and rates is not self._told.get(drafter.name):
                 self._told[drafter.name] = rates
                 yield drafter.name, rates
+
+
+def _heads(drafters: Sequence[Drafter]) -> dict[str, list[HeadDrafter]]:
+    """Return, per drafter that shares its reading, those that draft with another head of the same model."""
+    heads = [drafter for drafter in drafters if isinstance(drafter, HeadDrafter)]
+    others = {
+        head.name: [other for other in heads if other is not head and other.reading is head.reading] for head in heads
+    }
+    return {name: found for name, found in others.items() if found}
 
 
 def _levels(draft: Draft) -> int:

@@ -17,6 +17,7 @@ from edgedecode.policy import MAX_DRAFT
 from edgedecode.tree_arms import MARGIN, TreeArms, TreeChoice
 from edgedecode.tree_shape import MOST_NODES
 from edgedecode.types import Offer, Plan, RoundCost, Score, Signals
+from edgedecode.variants import Variants
 
 __all__ = ["Scheduler", "SchedulerOptions"]
 
@@ -54,6 +55,7 @@ class SchedulerOptions:
 
 class _Choice(NamedTuple):
     drafter: str
+    """The arm; of one with several heads the plan names the one that drafts."""
     length: int
     speed_up: float
     """Against plain decoding, from here on."""
@@ -65,6 +67,7 @@ class _Choice(NamedTuple):
 class Scheduler:
     """Implements `Policy`. `free` and `models` are the names of the drafters there are.
 
+    heads: those of `models` that draft with heads of one model, in groups: each group is one arm, named by its first.
     experience: what is known of this device and these models; the scheduler goes on learning in it.
     """
 
@@ -73,13 +76,16 @@ class Scheduler:
         *,
         free: Sequence[str] = (),
         models: Sequence[str] = (),
+        heads: Sequence[Sequence[str]] = (),
         experience: Experience | None = None,
         options: SchedulerOptions | None = None,
     ) -> None:
         self.experience = experience or Experience()
         self.costs, self.survival = self.experience.costs, self.experience.survival
         self.options = options or SchedulerOptions()
-        self.models = {name: self.experience.arm(name) for name in models}
+        grouped = {name for group in heads for name in group}
+        self.variants = Variants([*heads, *([name] for name in models if name not in grouped)], self.costs)
+        self.models = {name: self.experience.arm(name) for name in self.variants.arms}
         self.free = frozenset(free)
         self.trees = TreeArms()
         self._current: str | None = None
@@ -182,13 +188,17 @@ class Scheduler:
         longest = min(room, use.draft_max)
         if name in self.trees:
             return self._of_tree(name, use, longest)
-        length, _ = self.best_length(self.survival.curve(name, longest), drafter=name)
+        drafter = self.variants.choose(name, lambda each: self._promise(each, longest)[1])
+        length, _ = self._promise(drafter, longest)
         floor = 0.0
         if self.options.floor_stop:  # its own confidence ends the draft where one more token would not pay
             length = min(longest, length + (SLACK if self.models[name].scored else 0))
             floor = self._row_cost(length) * max(1.0, use.speed_up)
-        plan = Plan(length, name, floor=floor, read_max=use.read_max, reason=use.reason)
+        plan = Plan(length, drafter, floor=floor, read_max=use.read_max, reason=use.reason)
         return _Choice(name, length, use.speed_up, use.whole, plan)
+
+    def _promise(self, drafter: str, longest: int) -> tuple[int, float]:
+        return self.best_length(self.survival.curve(drafter, longest), drafter=drafter)
 
     def _of_tree(self, name: str, use: Use, most: int) -> _Choice | None:
         """Choose by what the tree's guesses were worth, in chains too; once it ran, by no more than that gave.
@@ -205,7 +215,7 @@ class Scheduler:
     def best_length(self, alive: Sequence[float], *, drafter: str) -> tuple[int, float]:
         """Return the length of the best S for a draft with these chances of survival, and that S; at least 1."""
         table = self.costs.table(self._context)
-        d, o = self.costs.d(drafter, self._context) if drafter in self.models else 0.0, self._o(drafter)
+        d, o = self._d(drafter), self._o(drafter)
         plain = 1 + self._o("none")
         best_length, best, tokens = 1, 0.0, 1.0
         for length, chance in enumerate(alive, start=1):
@@ -220,14 +230,16 @@ class Scheduler:
         table = self.costs.table(self._context)
         return (table.c(length + 2) - table.c(2)) / max(1, length)
 
+    def _d(self, drafter: str) -> float:
+        return self.variants.d(drafter, self.costs, self._context) if drafter in self.variants else 0.0
+
     def _o(self, drafter: str) -> float:
         return self.costs.o(drafter, self._context)
 
     def _predicted(self, cost: RoundCost) -> float:
         """Return what such a round costs by what is known now, in plain passes and without reading."""
-        d = self.costs.d(cost.drafter, self._context) if cost.drafter in self.models else 0.0
         steps = max(1, cost.levels or cost.drafted)
-        return self.costs.table(self._context).c(cost.width) + steps * d + self._o(cost.drafter)
+        return self.costs.table(self._context).c(cost.width) + steps * self._d(cost.drafter) + self._o(cost.drafter)
 
     def _learn(self, cost: RoundCost) -> None:
         self._unmeasured = self._unmeasured + 1 if cost.drafted else 0
@@ -240,8 +252,9 @@ class Scheduler:
             self._reach[cost.drafter] = (
                 2 * reach if cost.accepted == cost.drafted else max(2, min(reach, 2 * cost.accepted))
             )
-        arm = self.models.get(cost.drafter)
+        arm = self.models.get(self.variants.arm_of(cost.drafter) or "")
         if arm is not None:
+            self.variants.used(cost.drafter)
             if not cost.levels:  # nodes of a tree are no positions
                 self.survival.add(Score(cost.drafter, cost.drafted, cost.accepted))
             arm.add(cost.accepted + 1, self._predicted(cost) / (1 + self._o("none")))

@@ -32,7 +32,8 @@ class Recorder:
             "edgedecode_trace": FORMAT,
             "pack": pack,
             "free": sorted(scheduler.free),
-            "models": sorted(scheduler.models),
+            "models": [name for group in scheduler.variants.arms.values() for name in group],
+            "heads": [list(group) for group in scheduler.variants.arms.values() if len(group) > 1],
             "options": asdict(scheduler.options),
             "experience": scheduler.experience.as_dict(),
         }
@@ -90,6 +91,7 @@ def _scheduler(path: Path, line: str, *, pack: str | None) -> Scheduler:
         return Scheduler(
             free=head["free"],
             models=head["models"],
+            heads=head.get("heads", ()),
             experience=Experience.from_dict(head["experience"]),
             options=SchedulerOptions(**head["options"]),
         )

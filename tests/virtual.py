@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edgedecode.offers import OpenOffers
 from edgedecode.protocols import Policy
-from edgedecode.types import Draft, Offer, Plan, RoundCost, Signals
+from edgedecode.types import Draft, Offer, Plan, RoundCost, Score, Signals
 
 Accepts = Callable[[int], bool]
 """position of the text → whether a draft of that token would be right"""
@@ -32,6 +32,7 @@ class Machine:
     draft: float = 0.15
     read: float = 0.05
     host: float = 0.005
+    trimmed: float = 0.6
 
     def c(self, width: int) -> float:
         return 1 + self.row * (width - 1)
@@ -59,16 +60,19 @@ def ride(
     machine: Machine | None = None,
     free: Accepts | None = None,
     model: Accepts | None = None,
+    trim: Accepts | None = None,
     match: int = 3,
     prompt: int = 32,
 ) -> Ride:
     """Generate `tokens` tokens after a prompt: token i of the text is i, a wrong draft is -1.
 
-    free, model: whether the drafter is right at a place; None: there is no such drafter.
+    free, model, trim: whether the drafter is right at a place; None: there is no such drafter. The last is the model's
+    smaller head, which takes `machine.trimmed` of its time.
     """
     machine = machine or Machine()
-    result, offers, costs, unread, rest = Ride(), OpenOffers(), list[RoundCost](), prompt, 0
+    result, offers, costs, scores, unread, rest = Ride(), OpenOffers(), list[RoundCost](), list[Score](), prompt, 0
     text = list(range(prompt + 1))
+    models = {key: accepts for key, accepts in (("trim", trim), ("model", model)) if accepts is not None}
     rounds, end = 0, prompt + tokens
     while len(text) < end:
         rounds += 1
@@ -84,11 +88,12 @@ def ride(
                 context_tokens=len(text),
                 remaining_tokens=room + 1,
                 offers=tuple(Offer(key, len(draft), draft.match) for key, draft in drafts.items() if len(draft)),
-                unread=() if model is None else (("model", unread),),
+                unread=tuple((key, unread) for key in models),
                 costs=tuple(costs),
-                scores=tuple(offers.settle(text)),
+                scores=(*offers.settle(text), *scores),
             )
             costs.clear()
+            scores.clear()
             plan = policy.plan(signals)
             result.plans.append(plan)
             result.signals.append(signals)
@@ -100,17 +105,20 @@ def ride(
             if length > 0 and plan.drafter == "free":
                 chosen, name = drafts["free"].cut(length), "free"
             elif length > 0:
-                assert model is not None
-                assert plan.drafter == "model"
+                name = plan.drafter or "none"
                 read = min(unread, plan.read_max or unread)
-                chosen, name, unread = _draft(model, text, length, 0), "model", 0
-                drafting = max(0, read - 1) * machine.read + len(chosen) * machine.draft
+                chosen, unread = _draft(models[name], text, length, 0), 0
+                step = machine.draft * (machine.trimmed if name == "trim" else 1.0)
+                drafting = max(0, read - 1) * machine.read + len(chosen) * step
         accepted = _accepted(chosen, text)
+        if chosen and len(models) > 1 and name in models:  # what the other head would have been worth
+            (other,) = models.keys() - {name}
+            scores.append(Score(other, len(chosen), _accepted(_draft(models[other], text, len(chosen), 0), text)))
         cost = machine.c(1 + len(chosen))
         result.cost += cost + drafting + machine.host
         result.rounds.append((len(text) - prompt - 1, name, len(chosen), accepted))
         text += range(len(text), len(text) + accepted + 1)
-        unread = 1 if name == "model" else unread + accepted + 1
+        unread = 1 if name in models else unread + accepted + 1
         costs.append(
             RoundCost(
                 width=1 + len(chosen),
