@@ -193,7 +193,7 @@ class Drafting:
 
 def _heads(drafters: Sequence[Drafter]) -> dict[str, list[HeadDrafter]]:
     """Return, per drafter that shares its reading, those that draft with another head of the same model."""
-    heads = [drafter for drafter in drafters if isinstance(drafter, HeadDrafter)]
+    heads: list[HeadDrafter] = [drafter for drafter in drafters if isinstance(drafter, HeadDrafter)]
     others = {
         head.name: [other for other in heads if other is not head and other.reading is head.reading] for head in heads
     }
