@@ -149,7 +149,8 @@ def _identity(pair: Pair) -> str:
     """
     manifest, entry = pair.manifest, pair.manifest.models["target"]
     names = {entry.weights, entry.gguf, entry.gguf_plan, manifest.tokenizer, manifest.chat_template}
-    known = {name: file.sha256 for name, file in (*manifest.files.items(), *manifest.outside.items())}
+    known = {name: file.sha256 for name, file in manifest.files.items()}
+    known |= {name: file.sha256 for name, file in manifest.outside.items()}
     digests = sorted(known[name] for name in names if name in known)
     engine = [pair.runtime, engine_version(pair.runtime)]
     value = [_FORMAT, digests, manifest.tokenizer_digest, asdict(manifest.generation), engine]

@@ -88,7 +88,7 @@ def _add_calibration(parser: ArgumentParser) -> None:
         help="texts to report on: category, messages, perhaps an answer (default: code, math, prose, structured, "
         "multilingual)",
     )
-    group.add_argument("--per-category", type=_positive, metavar="N", help="so many texts of each at most (default 12)")
+    group.add_argument("--per-category", type=_positive, metavar="N", help="so many texts of each at most (default 16)")
 
 
 def _run(arguments: Namespace) -> Report:

@@ -135,10 +135,11 @@ def _change(
     value["files"] = dict(sorted((kept | added).items()))
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     manifest = Manifest.from_json(json.loads(text))
-    _commit(path, text, moves={made: root / name for made, name in moves.items()})
-    for name in gone:
-        with suppress(OSError):  # the next trim removes it
-            (root / name).unlink(missing_ok=True)
+    try:
+        _commit(path, text, moves={made: root / name for made, name in moves.items()})
+    finally:
+        if path.read_text(encoding="utf-8") == text:  # also where an interrupt came right behind the last rename
+            _remove(root, gone)
     return manifest
 
 
@@ -154,12 +155,18 @@ def _commit(path: Path, text: str, *, moves: Mapping[Path, Path]) -> None:
             made.replace(final)
         fresh.replace(path)
     except BaseException:
-        if path.read_text(encoding="utf-8") != text:  # an interrupt may come right behind the last rename
+        if path.read_text(encoding="utf-8") != text:
             for final in moves.values():
                 final.unlink(missing_ok=True)
         raise
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def _remove(root: Path, names: Sequence[str]) -> None:
+    for name in names:
+        with suppress(OSError):  # the next trim removes it
+            (root / name).unlink(missing_ok=True)
 
 
 def _file_entry(path: Path) -> FileEntry:

@@ -42,7 +42,7 @@ class Ranking:
         """Return the vocabulary of this size. Raises InputError for one that is no trim."""
         if size < self.always:
             raise InputError(
-                f"a size of {size} leaves out what must be kept: {self.always} special, added, end and byte tokens; "
+                f"a size of {size} is too small: {self.always} special, added, end and byte tokens are always kept; "
                 f"give {self.always} or more"
             )
         if size >= self.vocabulary_size:

@@ -14,7 +14,7 @@ from .speeds import Speeds
 __all__ = ["ANSWERS", "COVERAGE", "MAX_TOKENS", "PER_CATEGORY", "TrimRequest", "TrimResult"]
 
 COVERAGE = 0.99
-ANSWERS, MAX_TOKENS, PER_CATEGORY = 2, 128, 12
+ANSWERS, MAX_TOKENS, PER_CATEGORY = 2, 128, 16
 
 
 @dataclass(frozen=True, slots=True)
