@@ -1,1 +1,1 @@
-"""A draft's vocabulary becomes smaller: which ids are kept, what that is worth, and the heads that know them."""
+"""Smaller vocabularies for drafts: which ids they keep, what they are worth, the graphs and files that hold them."""

@@ -71,8 +71,8 @@ class Bench:
         """Measure these sizes on this material, and the whole vocabulary beside them."""
         found = self._acceptances(Nested.of(ranking, sizes), material)
         tokens = [token for text in material.categories[CALIBRATION] for token in text.tokens]
-        with self.stages.stage("target's passes") as advance:
-            target = time_target(self.pair.target, tokens, advance=advance)
+        with self.stages.stage("target's passes"):
+            target = time_target(self.pair.target, tokens)
         times = []
         with self.stages.stage("draft's steps", len(sizes)) as advance:
             for size in sizes:

@@ -5,8 +5,9 @@ Samples are interleaved, so that all see the same machine; medians are told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from statistics import median
 from time import perf_counter
 from typing import Protocol
@@ -20,8 +21,11 @@ from .acceptance import LENGTHS
 __all__ = ["REPETITIONS", "Forward", "HeadTimes", "PassTimes", "time_heads", "time_target"]
 
 REPETITIONS = 21
+"""Samples of everything, at least."""
 CONTEXT = 256
 _WARM_UP = 3
+_SECONDS, _MOST = 1.5, 1001
+"""Short passes are timed for so long, or so often: their medians need it, and it costs little."""
 _STEPS = 2
 """Draft steps that are timed together behind a target pass: the first finds other things in the caches."""
 
@@ -56,7 +60,6 @@ def time_target(
     tokens: Sequence[int],
     *,
     repetitions: int = REPETITIONS,
-    advance: Callable[[int], None] = lambda amount: None,
 ) -> PassTimes:
     """Time passes over 1 to 9 tokens behind the same context, a sample of each width in turn."""
     widths = (1, *(length + 1 for length in LENGTHS))
@@ -65,13 +68,12 @@ def time_target(
     samples: dict[int, list[float]] = {width: [] for width in widths}
     state = _filled(target, text[:-room], room=room, rows=room)
     try:
-        for repetition in range(-_WARM_UP, repetitions):
+        for repetition in _samples(repetitions):
             for width in widths:
                 _pass(target, state, text[-room : len(text) - room + width], rows="all")
                 seconds = _pass(target, state, text[-room : len(text) - room + width], rows="all")
                 if repetition >= 0:
                     samples[width].append(seconds)
-            advance(1)
     finally:
         state.close()
     return PassTimes({width: median(each) for width, each in samples.items()})
@@ -94,7 +96,7 @@ def time_heads(
     theirs = _filled(trimmed, text[:context], room=_STEPS, rows=1)
     samples: tuple[list[float], list[float]] = ([], [])
     try:
-        for repetition in range(-_WARM_UP, repetitions):
+        for repetition in _samples(repetitions):
             for seconds, forward, state in ((samples[0], whole, mine), (samples[1], head, theirs)):
                 _pass(target, behind, text[context : context + 1], rows="all")
                 taken = sum(_pass(forward, state, [token], rows="last") for token in text[context:]) / _STEPS
@@ -104,6 +106,16 @@ def time_heads(
         for state in (behind, mine, theirs):
             state.close()
     return HeadTimes(median(samples[0]), median(samples[1]))
+
+
+def _samples(least: int) -> Iterator[int]:
+    """Yield the numbers of samples to take, those below 0 to warm up; fewer than usual are just so many."""
+    started = perf_counter()
+    for number in count(-_WARM_UP):
+        enough = least < REPETITIONS or number >= _MOST or perf_counter() - started > _SECONDS
+        if number >= least and enough:
+            return
+        yield number
 
 
 def _text(tokens: Sequence[int], length: int) -> list[int]:
