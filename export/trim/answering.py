@@ -48,6 +48,8 @@ class KeptAnswers:
     def __init__(self, path: Path | None, *, vocabulary_size: int) -> None:
         self._path = path
         self._vocabulary_size = vocabulary_size
+        self._torn = False
+        """Whether the file's last line lacks its end, so that a new one must not be joined to it."""
         self._known = dict(self._read())
 
     @classmethod
@@ -65,19 +67,20 @@ class KeptAnswers:
         if self._path is None:
             return
         try:
-            torn = self._path.exists() and not self._path.read_bytes().endswith(b"\n")
             with self._path.open("a", encoding="utf-8") as file:
                 line = json.dumps({"key": key, "texts": [asdict(text) for text in texts]})
-                file.write(("\n" if torn else "") + line + "\n")
+                file.write(("\n" if self._torn else "") + line + "\n")
+            self._torn = False
         except OSError:  # a full disk only means that it is answered again
             self._path = None
 
     def _read(self) -> Iterator[tuple[str, list[ScoredText]]]:
         try:
-            lines = [] if self._path is None else self._path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
+            content = "" if self._path is None else self._path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
             return
-        for line in lines:
+        self._torn = bool(content) and not content.endswith("\n")
+        for line in content.split("\n"):
             with suppress(ValueError, KeyError, TypeError, RecursionError):
                 value = json.loads(line)
                 yield str(value["key"]), [self._text(each) for each in value["texts"]]
