@@ -20,7 +20,7 @@ from edgedecode.vocabulary import TrimmedVocabulary, write_token_ids
 from .pack_change import HEADS, Workplace
 from .step_times import Forward
 
-__all__ = ["Heads", "OpenTrim", "make_heads", "opened_trim"]
+__all__ = ["Heads", "OpenTrim", "make_heads", "opened_trim", "trimmed_head"]
 
 _BASE = "base"
 
@@ -88,12 +88,13 @@ def opened_trim(
         needs=("trim",),
     )
     try:
-        yield OpenTrim(model, _head(model))
+        yield OpenTrim(model, trimmed_head(model))
     finally:
         model.close()
 
 
-def _head(model: LanguageModel) -> Forward:
+def trimmed_head(model: LanguageModel) -> Forward:
+    """Return what gives the trimmed logits of a draft that was opened for them: a head of it, or all of it."""
     if isinstance(model, HeadedModel) and model.trimmed is not None:
         return model.trimmed
     return model
