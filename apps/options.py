@@ -14,10 +14,10 @@ from edgedecode.policy import FixedLength
 from edgedecode.protocols import Runtime
 from edgedecode.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.sampling import Noise
+from edgedecode.text import checked_text
 
 from .interrupts import leaving_at_once
 from .notices import show_notices
-from .text import checked_text
 
 __all__ = ["add_pack_options", "add_session_options", "open_pair", "session_options", "system_messages"]
 

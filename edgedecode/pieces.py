@@ -83,7 +83,18 @@ class Pieces:
 
     def is_byte(self, token: str) -> bool:
         """Whether a token may be one byte of a character (`<0xE2>`), to be decoded with its neighbours."""
-        return self.layout is Layout.FALLBACK and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+        return self.layout is Layout.FALLBACK and _is_fallback(token)
+
+    def is_single_byte(self, token: str) -> bool:
+        """Whether a token stands for one byte, however the tokens make up a text."""
+        if self.layout is Layout.BYTES:
+            return len(token) == 1 and token in self._alphabet
+        return _is_fallback(token)
+
+
+def _is_fallback(token: str) -> bool:
+    """Tell whether a token is spelled as a byte: `<0xE2>`."""
+    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
 def component_steps(component: object) -> list[dict[str, object]]:

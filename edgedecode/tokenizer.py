@@ -21,11 +21,12 @@ __all__ = ["Tokenizer"]
 class Tokenizer:
     """A Hugging Face `tokenizer.json` with its chat template (the plain one where the pack has none).
 
-    `size` counts ids up to the largest, added tokens included: model rows above it are padding. `special_ids`
-    are the added tokens flagged special, `longest_token` the longest spelling in characters. Safe between threads.
+    `size` counts ids up to the largest, added tokens included: model rows above it are padding. `added_ids` are the
+    added tokens, `special_ids` those of them flagged special, `longest_token` the longest spelling in characters. Safe
+    between threads.
     """
 
-    __slots__ = ("_digest", "_inner", "_pieces", "chat_template", "longest_token", "size", "special_ids")
+    __slots__ = ("_digest", "_inner", "_pieces", "added_ids", "chat_template", "longest_token", "size", "special_ids")
 
     def __init__(self, inner: tokenizers.Tokenizer, *, chat_template: ChatTemplate | None = None) -> None:
         """Take over `inner`, switching off the padding and truncation it may have been saved with."""
@@ -38,6 +39,7 @@ class Tokenizer:
         self.size: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.longest_token: int = max(map(len, inner.get_vocab(with_added_tokens=True)), default=1)
         added = inner.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
 
     @classmethod
@@ -86,6 +88,11 @@ class Tokenizer:
     def token_text(self, id: int) -> str | None:
         """The token of an id as the vocabulary spells it (not its text), or None."""
         return self._pieces.token(id)
+
+    def byte_ids(self) -> frozenset[int]:
+        """The ids that stand for one byte each: with these any text can be said, where the vocabulary has them."""
+        vocabulary = self._inner.get_vocab(with_added_tokens=True)
+        return frozenset(id for token, id in vocabulary.items() if self._pieces.is_single_byte(token))
 
     @property
     def digest(self) -> str:

@@ -16,6 +16,7 @@ from .imports.optimum_command import add_optimum, run_optimum
 from .quiet import quiet
 from .recipe_options import add_recipe, read_recipe
 from .rounding.command import add_comparison, check_comparison, run_comparison
+from .trim.option import add_trim, check_trim, trim_exported
 
 if TYPE_CHECKING:
     from .pair import PairRequest
@@ -52,6 +53,7 @@ class ExportCommand:
         add_recipe(parser)
         add_graphs(parser)
         add_gguf(parser)
+        add_trim(parser)
         add_comparison(parser)
         add_optimum(parser)
         parser.set_defaults(usage_error=parser.error)
@@ -83,6 +85,7 @@ def _make(arguments: Namespace) -> Report:
 
     recipe, graphs = read_recipe(arguments), read_graphs(arguments)
     check_gguf_options(arguments)
+    check_trim(arguments)
     require_frameworks()
     from edgedecode.noise import POSITIONS
 
@@ -107,7 +110,12 @@ def _make(arguments: Namespace) -> Report:
         cache=not arguments.no_cache,
     )
     with quiet(debug=arguments.debug):
-        return _forecast(request, arguments) if arguments.dry_run else _export(request)
+        if arguments.dry_run:
+            return _forecast(request, arguments)
+        report = _export(request)
+        if arguments.trim_vocab is not None:
+            report["trim"] = trim_exported(request.out, arguments.trim_vocab)
+        return report
 
 
 def _export(request: PairRequest) -> Report:

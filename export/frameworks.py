@@ -11,16 +11,20 @@ __all__ = ["reason_of", "require_frameworks"]
 _NEEDED = {
     "export": ("onnx_ir", "onnxruntime", "onnxruntime_genai", "safetensors", "torch", "transformers"),
     "import": ("onnx_ir", "onnxruntime"),
+    "trim": ("onnx_ir", "onnxruntime"),
 }
-"""Verb, which is also the name of the extra → packages."""
+"""Verb → packages."""
 _REASON_LENGTH = 200
 
 
-def require_frameworks(verb: str = "export") -> None:
-    """Raise RuntimeUnavailable, with the pip line, when a package that `verb` needs is missing."""
+def require_frameworks(verb: str = "export", *, extra: str | None = None) -> None:
+    """Raise RuntimeUnavailable, with the pip line, when a package that `verb` needs is missing.
+
+    extra: what brings the packages; None: it is named as the verb is.
+    """
     if missing := [name for name in _NEEDED[verb] if find_spec(name) is None]:
         names = ", ".join(missing)
-        raise RuntimeUnavailable(f"{verb} needs {names}, not installed: pip install 'edgedecode[{verb}]'")
+        raise RuntimeUnavailable(f"{verb} needs {names}, not installed: pip install 'edgedecode[{extra or verb}]'")
 
 
 def reason_of(error: Exception) -> str:

@@ -26,7 +26,7 @@ FOLDERS = {
     "edgedecode.export": "export",
     "edgedecode.runtimes": "runtimes",
 }
-DATA = ("edgedecode/packs/**/*", "edgedecode/py.typed", "apps/bench/*.jsonl")
+DATA = ("edgedecode/packs/**/*", "edgedecode/py.typed", "apps/bench/*.jsonl", "export/trim/*.jsonl")
 PACK_LIMIT = 15 * 2**20
 
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgedecode import InputError, Message
-
-from ..text import checked_text
+from edgedecode.text import checked_text
 
 __all__ = ["load_messages", "save_messages"]
 

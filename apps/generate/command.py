@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from edgedecode import Chunk, Session
 from edgedecode.commands import Command
+from edgedecode.text import checked_text
 
 from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted
 from ..options import add_pack_options, add_session_options, open_pair, session_options, system_messages
-from ..text import checked_text
 from .prompt import read_prompt
 from .reply import Reply
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgedecode import InputError
-
-from ..text import checked_text, decoded_text
+from edgedecode.text import checked_text, decoded_text
 
 __all__ = ["read_prompt"]
 

@@ -12,6 +12,8 @@ from edgedecode.equality import Equality
 from edgedecode.manifest import Graph, Manifest, ModelEntry
 from edgedecode.memory import format_nbytes
 
+from .trim import trim_rows
+
 __all__ = ["adapter_table", "file_table", "graph_table", "model_table", "pack_table"]
 
 _DIGEST = 12
@@ -69,6 +71,7 @@ def model_table(manifest: Manifest, role: str) -> Table:
             **dict(_parity(entry.parity)),
             "kernel noise": _noise(entry),
             **({} if entry.equality is None else {"engines": _equality(entry.equality)}),
+            **({} if entry.trim is None else dict(trim_rows(entry.trim, rows=entry.rows))),
             **{f"note {number}": note for number, note in enumerate(entry.notes, start=1)},
         }
     )

@@ -36,6 +36,7 @@ _OURS: Mapping[str, object] = {
     "compare": False,
     "compare_text": None,
     "plot": None,
+    "trim_vocab": None,
 }
 """Options of our own exporter, with their defaults: refused where they are given, not dropped."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["add_comparison", "check_comparison", "run_comparison"]
 
 _MAKING = (
-    *("out", "name", "license", "bits", "block_size", "head_bits", "mixed", "calibrated"),
+    *("out", "name", "license", "bits", "block_size", "head_bits", "mixed", "calibrated", "trim_vocab"),
     *("lora_rank", "lora_modules", "gguf_type", "imatrix_text", "imatrix", "adapter", "dry_run", "no_cache"),
 )
 """Options that make one pack; a comparison makes its own."""

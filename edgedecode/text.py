@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgedecode import InputError
+from edgedecode.errors import InputError
 
 __all__ = ["checked_text", "decoded_text"]
 

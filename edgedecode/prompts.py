@@ -1,0 +1,89 @@
+"""Prompts from a jsonl file, in our format or Spec-Bench's. Knows no model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgedecode.errors import InputError
+from edgedecode.messages import Message
+from edgedecode.text import checked_text, decoded_text
+
+__all__ = ["Prompt", "parse_prompts", "read_messages", "read_object", "read_prompts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A conversation to be answered: what was said before, and the user's turns, answered one after the other."""
+
+    family: str
+    history: tuple[Message, ...]
+    turns: tuple[str, ...]
+
+
+def read_prompts(path: Path, *, family: str | None = None) -> list[Prompt]:
+    """Read a jsonl file with `family` and `messages`, or Spec-Bench's `category` and `turns`. InputError or OSError.
+
+    family: what a line without one belongs to; None: every line must say.
+    """
+    return parse_prompts(path.read_bytes(), str(path), family=family)
+
+
+def parse_prompts(data: bytes, name: str, *, family: str | None = None) -> list[Prompt]:
+    """Read the content of such a file, called `name` in errors. Raises InputError naming the line."""
+    lines = enumerate(decoded_text(data, name).split("\n"), start=1)
+    prompts = [_prompt(line, f"{name}, line {number}", family) for number, line in lines if line.strip()]
+    if not prompts:
+        raise InputError(f"{name} holds no prompts")
+    return prompts
+
+
+def read_object(line: str, where: str) -> dict[str, object]:
+    """Parse a line that must be a JSON object. Raises InputError."""
+    try:
+        value: object = json.loads(line)
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, or a number of 5000 digits
+        raise InputError(f"{where} is not JSON: {' '.join(str(error).split())}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{where} is no JSON object")
+    return value
+
+
+def read_messages(value: object, where: str) -> list[Message]:
+    """Check what a line has as `messages`: at least one, each with a role and content. Raises InputError."""
+    items = value if isinstance(value, list) else []
+    if not items or not all(isinstance(item, dict) and isinstance(item.get("role"), str) for item in items):
+        raise InputError(f"{where}: messages must be a list of objects with role and content")
+    messages = [Message(item["role"], item.get("content", "")) for item in items]
+    for message in messages:
+        checked_text(message.content, where)
+    return messages
+
+
+def _prompt(line: str, where: str, default: str | None) -> Prompt:
+    value = read_object(line, where)
+    family = value.get("family", value.get("category", default))
+    if not isinstance(family, str):
+        raise InputError(f"{where} has neither a family nor a category")
+    if "messages" in value:
+        return _of_messages(family, read_messages(value["messages"], where), where)
+    turns = value.get("turns", [value["prompt"]] if "prompt" in value else None)
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+        raise InputError(f"{where} has neither messages nor turns (a list of strings) nor a prompt (a string)")
+    return _checked(Prompt(family, (), tuple(turns)), where)
+
+
+def _of_messages(family: str, messages: list[Message], where: str) -> Prompt:
+    if messages[-1].role != "user":
+        raise InputError(f"{where}: the last message must be the user's, not the {messages[-1].role}'s")
+    return _checked(Prompt(family, tuple(messages[:-1]), (messages[-1].content,)), where)
+
+
+def _checked(prompt: Prompt, where: str) -> Prompt:
+    """Refuse what no tokenizer takes, and a turn that asks nothing."""
+    for text in (prompt.family, *prompt.turns):
+        checked_text(text, where)
+    if not all(turn.strip() for turn in prompt.turns):
+        raise InputError(f"{where} has an empty turn: give the user something to say")
+    return prompt

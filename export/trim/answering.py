@@ -1,0 +1,160 @@
+"""What the target says to prompts: the text that drafts are calibrated on. An interrupted run goes on where it was.
+
+The engines decode one sequence at a time, and a second session beside the first would share its cores, so prompts are
+answered one after the other. They are answered plainly: the text then depends on the pack, the prompt and the seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edgedecode import Pair, SamplingOptions, SessionOptions
+from edgedecode.engines import engine_version
+from edgedecode.errors import ContextExceeded
+from edgedecode.folders import cache_folder
+from edgedecode.prompts import Prompt
+from edgedecode.types import FinishReason
+
+from .scored_text import ScoredText
+
+__all__ = ["TEMPERATURE", "Answering", "KeptAnswers", "answer_prompts"]
+
+TEMPERATURE = 0.8
+"""Of all answers to a prompt but the first, which is greedy."""
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """How prompts are answered."""
+
+    max_tokens: int
+    answers: int = 1
+    """To each prompt: one is greedy, the others sampled."""
+    seed: int = 0
+
+
+class KeptAnswers:
+    """Finished answers of one pack on one engine, in the user's cache, a line each; without a cache they are not kept.
+
+    A line that a kill tore, or that anything else wrote, is as if it were not there.
+    """
+
+    def __init__(self, path: Path | None, *, vocabulary_size: int) -> None:
+        self._path = path
+        self._vocabulary_size = vocabulary_size
+        self._torn = False
+        """Whether the file's last line lacks its end, so that a new one must not be joined to it."""
+        self._known = dict(self._read())
+
+    @classmethod
+    def of(cls, pair: Pair) -> KeptAnswers:
+        folder = cache_folder("trim")
+        path = None if folder is None else folder / f"{_identity(pair)}.jsonl"
+        return cls(path, vocabulary_size=pair.tokenizer.size)
+
+    def get(self, key: str) -> list[ScoredText] | None:
+        """Return an answer's texts, one for each turn; None: it was never finished."""
+        return self._known.get(key)
+
+    def add(self, key: str, texts: Sequence[ScoredText]) -> None:
+        self._known[key] = list(texts)
+        if self._path is None:
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                line = json.dumps({"key": key, "texts": [asdict(text) for text in texts]})
+                file.write(("\n" if self._torn else "") + line + "\n")
+            self._torn = False
+        except OSError:  # a full disk only means that it is answered again
+            self._path = None
+
+    def _read(self) -> Iterator[tuple[str, list[ScoredText]]]:
+        try:
+            content = "" if self._path is None else self._path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return
+        self._torn = bool(content) and not content.endswith("\n")
+        for line in content.split("\n"):
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
+                value = json.loads(line)
+                yield str(value["key"]), [self._text(each) for each in value["texts"]]
+
+    def _text(self, value: dict[str, object]) -> ScoredText:
+        tokens, start = value["tokens"], value["start"]
+        if not isinstance(tokens, list) or not isinstance(start, int) or not 1 <= start <= len(tokens):
+            raise ValueError("no text")
+        if not all(isinstance(token, int) and 0 <= token < self._vocabulary_size for token in tokens):
+            raise ValueError("no tokens of this vocabulary")
+        return ScoredText(tuple(tokens), start, ended=value["ended"] is True, greedy=value["greedy"] is True)
+
+
+def answer_prompts(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    answering: Answering,
+    *,
+    kept: KeptAnswers,
+    advance: Callable[[int], None] = lambda amount: None,
+) -> list[list[ScoredText]]:
+    """Return each prompt's texts: every turn's answer behind what led to it. `advance` is told of finished answers.
+
+    Raises ContextExceeded for a conversation that does not fit the target.
+    """
+    found = []
+    for group, prompt in enumerate(prompts):
+        texts = []
+        for number in range(answering.answers):
+            key = _key(prompt, answering, number)
+            answer = kept.get(key)
+            if answer is None:
+                answer = _answer(pair, prompt, answering, number=number, key=key)
+                kept.add(key, answer)
+            texts += [ScoredText(each.tokens, each.start, each.ended, each.greedy, group) for each in answer]
+            advance(1)
+        found.append(texts)
+    return found
+
+
+def _answer(pair: Pair, prompt: Prompt, answering: Answering, *, number: int, key: str) -> list[ScoredText]:
+    """Answer a prompt's turns. A session of its own: what was asked before shall not change a rounding."""
+    sampling = SamplingOptions(temperature=TEMPERATURE if number else 0.0)
+    options = SessionOptions(sampling=sampling, drafter="none", seed=int(key[:12], 16))
+    texts = []
+    with pair.session(options, messages=prompt.history) as session:
+        for turn in prompt.turns:
+            try:
+                reply = session.generate(turn, max_tokens=answering.max_tokens)
+            except ContextExceeded as error:
+                raise ContextExceeded(f"the prompt {turn[:40]!r} cannot be answered: {error}") from None
+            start = len(session.tokens) - len(reply.tokens)
+            ended = reply.finish_reason is FinishReason.STOP and len(reply.tokens) < answering.max_tokens
+            texts.append(ScoredText(session.tokens, start, ended=ended, greedy=sampling.greedy))
+    return texts
+
+
+def _key(prompt: Prompt, answering: Answering, number: int) -> str:
+    """Return what an answer is kept under: a greedy one does not depend on the seed."""
+    seed = answering.seed if number else 0
+    value = [asdict(prompt), answering.max_tokens, number, seed, TEMPERATURE]
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
+
+
+def _identity(pair: Pair) -> str:
+    """Return a digest of all that an answer depends on beside the prompt; what a trim changes of a pack is none of it.
+
+    The engine's thread count is left out: another only turns near ties.
+    """
+    manifest, entry = pair.manifest, pair.manifest.models["target"]
+    names = {entry.weights, entry.gguf, entry.gguf_plan, manifest.tokenizer, manifest.chat_template}
+    known = {name: file.sha256 for name, file in manifest.files.items()}
+    known |= {name: file.sha256 for name, file in manifest.outside.items()}
+    digests = sorted(known[name] for name in names if name in known)
+    engine = [pair.runtime, engine_version(pair.runtime)]
+    value = [_FORMAT, digests, manifest.tokenizer_digest, asdict(manifest.generation), engine]
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:24]

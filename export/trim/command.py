@@ -1,0 +1,191 @@
+"""The verb `trim`: arguments and output. The work is done by modules that are loaded to run."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from edgedecode.commands import Command
+from edgedecode.errors import InputError
+
+from ..arguments import count
+from ..quiet import quiet
+
+if TYPE_CHECKING:
+    from ..report import Report
+    from .request import TrimRequest, TrimResult
+
+__all__ = ["run_trim", "trim"]
+
+_MEASURING = ("calibrate", "text", "categories", "prompts", "answers", "max_tokens", "per_category", "seed", "plot")
+_Value = TypeVar("_Value")
+
+
+class TrimCommand:
+    """A pack's draft gets a smaller vocabulary beside its whole one, where that pays."""
+
+    name = "trim"
+    help = "give a pack's draft a smaller vocabulary, and say where that pays and where it loses"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        parser.add_argument("pack", metavar="PACK", help="folder of the pack, which is changed")
+        _add_size(parser)
+        _add_calibration(parser)
+        parser.add_argument("--report", action="store_true", help="time whole answers too, on the trimmed pack")
+        parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw coverage and speed by size")
+        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        parser.add_argument("--runtime", metavar="NAME", help="engine to measure on (default: as `generate` takes it)")
+        parser.add_argument("-t", "--threads", type=_positive, metavar="N", help="threads of the engine")
+        parser.set_defaults(usage_error=parser.error)
+
+    def run(self, arguments: Namespace) -> int:
+        with quiet(debug=arguments.debug):
+            report = _run(arguments)
+        if arguments.json:
+            print(json.dumps(report))
+        return 0
+
+
+def _add_size(parser: ArgumentParser) -> None:
+    size = parser.add_argument_group("how small").add_mutually_exclusive_group()
+    size.add_argument("--size", type=_positive, metavar="N", help="keep so many ids, whether that pays or not")
+    size.add_argument(
+        "--coverage",
+        type=_share,
+        metavar="SHARE",
+        help="of several sizes keep the best that knows so much of held-out text (default 0.99)",
+    )
+    size.add_argument("--sweep", action="store_true", help="try several sizes and keep the best: the default")
+    size.add_argument("--local", action="store_true", help="add only the head whose ids are chosen while decoding")
+    size.add_argument("--remove", action="store_true", help="take the pack's trim out again")
+
+
+def _add_calibration(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("what is counted")
+    source = group.add_mutually_exclusive_group()
+    source.add_argument(
+        "--calibrate", type=Path, metavar="FILE.jsonl", help="prompts, a line each (default: the bundled ones)"
+    )
+    source.add_argument(
+        "--text", type=Path, metavar="FILE", help="text to count as it is, or .jsonl with messages and answers"
+    )
+    group.add_argument(
+        "--prompts", type=_positive, metavar="N", help="so many prompts at most, of all families in turn"
+    )
+    group.add_argument(
+        "--answers", type=_positive, metavar="N", help="to each prompt: one greedy, the others sampled (default 2)"
+    )
+    group.add_argument("-n", "--max-tokens", type=_positive, metavar="N", help="of an answer (default 128)")
+    group.add_argument(
+        "--seed", type=count, metavar="N", help="of sampled answers, and of what is held out (default 0)"
+    )
+    group.add_argument(
+        "--categories",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="texts to report on: category, messages, perhaps an answer (default: code, math, prose, structured, "
+        "multilingual)",
+    )
+    group.add_argument("--per-category", type=_positive, metavar="N", help="so many texts of each at most (default 16)")
+
+
+def _run(arguments: Namespace) -> Report:
+    if arguments.local or arguments.remove:
+        return _change_only(arguments)
+    _check_plot(arguments.plot)
+    from .request import ANSWERS, COVERAGE, MAX_TOKENS, PER_CATEGORY, TrimRequest
+
+    request = TrimRequest(
+        pack=arguments.pack,
+        size=arguments.size,
+        coverage=_given(arguments.coverage, COVERAGE),
+        calibrate=arguments.calibrate,
+        text=arguments.text,
+        categories=arguments.categories,
+        prompts=arguments.prompts,
+        answers=_given(arguments.answers, ANSWERS),
+        max_tokens=_given(arguments.max_tokens, MAX_TOKENS),
+        per_category=_given(arguments.per_category, PER_CATEGORY),
+        seed=_given(arguments.seed, 0),
+        report=arguments.report,
+        runtime=arguments.runtime,
+        threads=arguments.threads,
+    )
+    return run_trim(request, plot=arguments.plot)
+
+
+def run_trim(request: TrimRequest, *, plot: Path | None = None) -> Report:
+    """Trim with progress, print what was found, and return it as values."""
+    from ..report import LiveDisplay
+    from ..stages import Stages
+    from .report import show_trim, trim_report
+    from .run import trim_pack
+
+    with LiveDisplay() as display:
+        result = trim_pack(request, Stages(display))
+    show_trim(result)
+    if plot is not None:
+        _draw(result, plot)
+    return trim_report(result)
+
+
+def _change_only(arguments: Namespace) -> Report:
+    """Add a local head, or take a trim out: nothing is measured."""
+    given = [f"--{name.replace('_', '-')}" for name in _MEASURING if getattr(arguments, name) is not None]
+    given += ["--report"] if arguments.report else []
+    if given:
+        mode = "--local" if arguments.local else "--remove"
+        arguments.usage_error(f"argument {mode}: it measures nothing, leave out {', '.join(given)}")
+    from ..stages import Stages
+    from .run import add_local, take_out
+
+    if arguments.remove:
+        gone = take_out(arguments.pack)
+        print(f"removed {', '.join(gone)}")
+        return {"pack": arguments.pack, "removed": gone}
+    added = add_local(arguments.pack, Stages())
+    print(f"added {', '.join(added)}" if added else "the pack's draft has a local head already: nothing was changed")
+    return {"pack": arguments.pack, "files": dict(added)}
+
+
+def _check_plot(path: Path | None) -> None:
+    if path is None:
+        return
+    if path.suffix.lower() != ".svg":
+        raise InputError(f"--plot {path}: drawings are SVG, name the file so (such as trim.svg)")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"--plot {path}: there is no folder {path.absolute().parent}")
+
+
+def _draw(result: TrimResult, path: Path) -> None:
+    from .plot import sweep_svg
+
+    chosen = None if result.chosen is None else result.chosen.size
+    drawing = sweep_svg(result.sweep, title=f"{result.root.name}: the draft's vocabulary", chosen=chosen)
+    path.write_text(drawing, encoding="utf-8")
+
+
+def _given(value: _Value | None, otherwise: _Value) -> _Value:
+    return otherwise if value is None else value
+
+
+def _positive(text: str) -> int:
+    value = count(text)
+    if value < 1:
+        raise ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return value
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no number") from None
+    if not 0 < value <= 1:
+        raise ArgumentTypeError(f"{text!r} is no share: above 0, up to 1")
+    return value
+
+
+trim: Command = TrimCommand()

@@ -1,0 +1,113 @@
+"""The files of a draft's smaller heads: the graph "heads", the map, the trimmed GGUF file. Measures nothing.
+
+They are drawn by `graph` and cut by `edgedecode.gguf.trim`; nothing else here knows of these two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgedecode.errors import ExportError
+from edgedecode.manifest import Graph, Manifest, ModelEntry, TrimEntry
+from edgedecode.memory import Budget
+from edgedecode.protocols import HeadedModel, LanguageModel, Runtime
+from edgedecode.types import IntArray
+from edgedecode.vocabulary import TrimmedVocabulary, write_token_ids
+
+from .pack_change import HEADS, Workplace
+from .step_times import Forward
+
+__all__ = ["Heads", "OpenTrim", "make_heads", "opened_trim", "trimmed_head"]
+
+_BASE = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Made files, by their names in the workplace."""
+
+    graph: Graph | None
+    """None: the pack holds the draft as GGUF alone."""
+    trim: TrimEntry | None
+    """None: only the local head was asked for."""
+    paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTrim:
+    """A draft that was opened with a trimmed head."""
+
+    model: LanguageModel
+    head: Forward
+
+
+def make_heads(place: Workplace, manifest: Manifest, *, vocabulary: TrimmedVocabulary | None) -> Heads:
+    """Make the heads of this vocabulary, with the local one where the draft has graphs; None: the local one alone.
+
+    Raises ExportError for a draft whose head cannot be cut.
+    """
+    entry = manifest.located("draft")
+    graph, paths = None, []
+    if entry.graphs:
+        base = entry.graphs.get(_BASE) or next(iter(entry.graphs.values()))
+        paths.append(place.path("heads"))
+        ids = None if vocabulary is None else vocabulary.ids
+        graph = _drawn(base, entry, place.root, out=paths[-1], ids=ids)
+        graph = replace(graph, file=place.name(paths[-1]))
+    if vocabulary is None:
+        if graph is None:
+            raise ExportError("a local head is a part of an ONNX graph, and the pack's draft has none")
+        return Heads(graph, None, tuple(paths))
+    paths.append(place.path("trim"))
+    write_token_ids(paths[-1], vocabulary.ids)
+    trim = TrimEntry(size=len(vocabulary), token_ids=place.name(paths[-1]))
+    if entry.gguf:
+        paths.append(place.path("gguf"))
+        _cut(place.root / entry.gguf, paths[-1], vocabulary)
+        trim = replace(trim, gguf=place.name(paths[-1]))
+    return Heads(graph, trim, tuple(paths))
+
+
+@contextmanager
+def opened_trim(
+    runtime: Runtime, heads: Heads, place: Workplace, manifest: Manifest, *, vocabulary_size: int, threads: int | None
+) -> Iterator[OpenTrim]:
+    """Open the draft with made heads as a session would. Raises what `Runtime.open` does."""
+    entry = manifest.located("draft")
+    model = runtime.open(
+        replace(entry, graphs={} if heads.graph is None else {HEADS: heads.graph}, trim=heads.trim),
+        place.root,
+        name="draft",
+        vocabulary_size=vocabulary_size,
+        budget=Budget(),
+        threads=threads,
+        provider="cpu",
+        needs=("trim",),
+    )
+    try:
+        yield OpenTrim(model, trimmed_head(model))
+    finally:
+        model.close()
+
+
+def trimmed_head(model: LanguageModel) -> Forward:
+    """Return what gives the trimmed logits of a draft that was opened for them: a head of it, or all of it."""
+    if isinstance(model, HeadedModel) and model.trimmed is not None:
+        return model.trimmed
+    return model
+
+
+def _drawn(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray | None) -> Graph:
+    from .graph import write_heads  # type: ignore[import-not-found]
+
+    graph: Graph = write_heads(base, entry, root, out=out, ids=ids)
+    return graph
+
+
+def _cut(whole: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
+    from edgedecode.gguf.trim import trim_gguf  # type: ignore[import-not-found]
+
+    trim_gguf(whole, out, vocabulary)

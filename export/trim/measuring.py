@@ -1,0 +1,127 @@
+"""Measures what smaller heads of an open pair's draft are worth: acceptance, step times, and what they promise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from edgedecode import Pair
+from edgedecode.errors import ExportError
+from edgedecode.protocols import LanguageModel, Runtime
+from edgedecode.vocabulary import TrimmedVocabulary
+
+from ..stages import Stages
+from .acceptance import Acceptance, measure_acceptance
+from .categories import CALIBRATION
+from .heads import make_heads, opened_trim
+from .material import Material
+from .pack_change import Workplace
+from .prediction import Costs, Sweep, SweepRow, bytes_ratio, predict
+from .ranking import Ranking, always_kept, rank_ids, sweep_sizes
+from .step_times import REPETITIONS, HeadTimes, PassTimes, time_heads, time_target
+from .teacher_forcing import Nested
+
+__all__ = ["Bench"]
+
+_CHECKED = 1
+
+
+@dataclass(slots=True)
+class Bench:
+    """An open pair, its engine, and a place for trial files."""
+
+    pair: Pair
+    runtime: Runtime
+    place: Workplace
+    stages: Stages
+    threads: int | None = None
+
+    @property
+    def always(self) -> frozenset[int]:
+        """The ids that every size keeps."""
+        return always_kept(self.pair.tokenizer, self.pair.manifest.generation)
+
+    @property
+    def draft(self) -> LanguageModel:
+        draft = self.pair.draft
+        assert draft is not None, "packs without one were refused"
+        return draft
+
+    def ranking(self, texts: Sequence[Sequence[int]]) -> Ranking:
+        """Rank the vocabulary by these tokens."""
+        return rank_ids(texts, always=self.always, vocabulary_size=self.pair.tokenizer.size)
+
+    def sizes(self, size: int | None) -> tuple[int, ...]:
+        """Return the sizes to measure, ascending: this one, or None: several. Raises InputError for no trim."""
+        if size is None:
+            return sweep_sizes(vocabulary_size=self.pair.tokenizer.size, always=len(self.always))
+        self.ranking([]).vocabulary(size)
+        return (size,)
+
+    def check(self) -> None:
+        """Make the smallest heads there can be and open them, before anything takes long. Raises ExportError."""
+        if not self.draft.card.rollback:
+            raise ExportError("the pack's draft has recurrent layers, which cannot drop a draft: it cannot be trimmed")
+        with self.stages.stage("draft's head"):
+            smallest = self.ranking([]).vocabulary(max(_CHECKED, len(self.always)))
+            self._times(smallest, tokens=[0], repetitions=_CHECKED)
+
+    def sweep(self, ranking: Ranking, sizes: Sequence[int], material: Material, *, bound: float) -> Sweep:
+        """Measure these sizes on this material, and the whole vocabulary beside them."""
+        found = self._acceptances(Nested.of(ranking, sizes), material)
+        tokens = [token for text in material.categories[CALIBRATION] for token in text.tokens]
+        with self.stages.stage("target's passes"):
+            target = time_target(self.pair.target, tokens)
+        times = []
+        with self.stages.stage("draft's steps", len(sizes)) as advance:
+            for size in sizes:
+                times.append(self._times(ranking.vocabulary(size), tokens=tokens, repetitions=REPETITIONS))
+                advance(1)
+        step = median(each.whole_seconds for each in times)
+        # Each size was timed in turns with the whole head: what the machine did meanwhile is in both.
+        steps = [step * each.trimmed_seconds / each.whole_seconds for each in times]
+        rows = [
+            self._row(size, column, step_seconds=seconds, found=found, target=target)
+            for column, (size, seconds) in enumerate(zip(sizes, steps, strict=True))
+        ]
+        whole = self._row(ranking.vocabulary_size, len(sizes), step_seconds=step, found=found, target=target)
+        return Sweep(tuple(rows), whole, target, bound, CALIBRATION)
+
+    def _acceptances(self, nested: Nested, material: Material) -> dict[str, tuple[Acceptance, ...]]:
+        total = sum(len(texts) for texts in material.categories.values())
+        with self.stages.stage("acceptance", total) as advance:
+            return {
+                name: measure_acceptance(self.draft, texts, nested, advance=advance)
+                for name, texts in material.categories.items()
+            }
+
+    def _times(self, vocabulary: TrimmedVocabulary, *, tokens: Sequence[int], repetitions: int) -> HeadTimes:
+        """Make the heads of a size, time a draft step with them, and remove them."""
+        heads = make_heads(self.place, self.pair.manifest, vocabulary=vocabulary)
+        opened = opened_trim(
+            self.runtime,
+            heads,
+            self.place,
+            self.pair.manifest,
+            vocabulary_size=self.pair.tokenizer.size,
+            threads=self.threads,
+        )
+        try:
+            with opened as trim:
+                target = self.pair.target
+                return time_heads(target, self.draft, trim.model, trim.head, tokens=tokens, repetitions=repetitions)
+        finally:
+            self.place.remove(heads.paths)
+
+    def _row(
+        self,
+        size: int,
+        column: int,
+        *,
+        step_seconds: float,
+        found: Mapping[str, tuple[Acceptance, ...]],
+        target: PassTimes,
+    ) -> SweepRow:
+        costs = Costs(step_seconds, bytes_ratio(self.pair.manifest, size=size))
+        return SweepRow(size, costs, {name: predict(each[column], costs, target) for name, each in found.items()})

@@ -1,0 +1,84 @@
+"""The order in which ids are kept: what must be, then by how often a text has them. Opens no model and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgedecode.errors import InputError
+from edgedecode.manifest import Generation
+from edgedecode.tokenizer import Tokenizer
+from edgedecode.types import IntArray
+from edgedecode.vocabulary import TrimmedVocabulary
+
+__all__ = ["Ranking", "always_kept", "rank_ids", "sweep_sizes"]
+
+_SHARES = (2, 4, 8, 16)
+_SIZES = (65536, 32768, 16384, 8192, 4096, 2048, 1024)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """Every id of the vocabulary, the first to be kept first: each size keeps what the smaller ones keep, and more."""
+
+    order: IntArray
+    always: int
+    """How many of the first are kept at any size."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self.order)
+
+    @property
+    def places(self) -> IntArray:
+        """Id → its place in the order: an id is kept at every size above that."""
+        places = np.empty_like(self.order)
+        places[self.order] = np.arange(len(self.order))
+        return places
+
+    def vocabulary(self, size: int) -> TrimmedVocabulary:
+        """Return the vocabulary of this size. Raises InputError for one that is no trim."""
+        if size < self.always:
+            raise InputError(
+                f"a size of {size} is too small: {self.always} special, added, end and byte tokens are always kept; "
+                f"give {self.always} or more"
+            )
+        if size >= self.vocabulary_size:
+            raise InputError(f"a size of {size} trims nothing: the vocabulary has {self.vocabulary_size} ids")
+        return TrimmedVocabulary(np.sort(self.order[:size]), self.vocabulary_size)
+
+
+def always_kept(tokenizer: Tokenizer, generation: Generation) -> frozenset[int]:
+    """Return the ids that every trim keeps: added, special, beginning and end tokens, and those of one byte each."""
+    named = (tokenizer.token_to_id(token) for token in (generation.bos_token, generation.eos_token) if token)
+    ends = {id for id in (*generation.end_token_ids, *named) if id is not None and id < tokenizer.size}
+    return tokenizer.added_ids | tokenizer.special_ids | tokenizer.byte_ids() | ends
+
+
+def rank_ids(texts: Iterable[Sequence[int]], *, always: frozenset[int], vocabulary_size: int) -> Ranking:
+    """Rank ids by how often these tokens have them; ties, and what never occurs, by id (BPE's order is by frequency).
+
+    Raises InputError for an id outside the vocabulary.
+    """
+    counts = np.zeros(vocabulary_size, np.int64)
+    for tokens in texts:
+        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < vocabulary_size:
+            raise InputError(f"a calibration text has ids outside the vocabulary of {vocabulary_size}")
+        counts += np.bincount(np.asarray(tokens, np.int64), minlength=vocabulary_size)
+    optional = np.ones(vocabulary_size, np.bool_)
+    optional[list(always)] = False
+    order = np.lexsort((np.arange(vocabulary_size), -counts, optional))
+    return Ranking(order.astype(np.int64), len(always))
+
+
+def sweep_sizes(*, vocabulary_size: int, always: int) -> tuple[int, ...]:
+    """Return the sizes to try, ascending. Raises InputError for a vocabulary too small to be trimmed."""
+    tried = {vocabulary_size // share for share in _SHARES} | set(_SIZES)
+    sizes = tuple(sorted(size for size in tried if always <= size < vocabulary_size))
+    if not sizes:
+        raise InputError(
+            f"a vocabulary of {vocabulary_size} ids, {always} of which must be kept, is too small to be trimmed"
+        )
+    return sizes

@@ -1,0 +1,130 @@
+"""What a person and a program are told of a trim: a table by size and category, and the same as plain values."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from edgedecode.memory import format_nbytes
+
+from ..report import Report
+from .prediction import Prediction, Sweep, SweepRow
+from .request import TrimResult
+
+__all__ = ["show_trim", "trim_report"]
+
+_WIDTH = 150
+"""Columns where the output is no terminal: a pasted table shall not be folded."""
+_LEGEND = (
+    "coverage: share of the tokens that are kept; a round: tokens a round, the target's own included, at the draft "
+    "length that is best there; step: one token drafted; MBSU: speed-up where memory alone decides; S: times plain "
+    "decoding, predicted from measured passes"
+)
+
+
+def show_trim(result: TrimResult) -> None:
+    """Print what was found, and what the pack has now."""
+    console = Console() if Console().is_terminal else Console(width=_WIDTH)
+    sweep = result.sweep
+    console.print(f"{result.root} on {result.runtime}; counted: {result.calibration}", highlight=False, markup=False)
+    console.print(_table(result))
+    console.print(_LEGEND, style="dim", highlight=False, markup=False)
+    for line in _conclusion(result, sweep):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def trim_report(result: TrimResult) -> Report:
+    """Return the same as values for one JSON line; times are seconds, sizes ids or bytes."""
+    sweep, chosen, entry = result.sweep, result.chosen, result.entry
+    return {
+        "pack": str(result.root),
+        "runtime": result.runtime,
+        "calibration": result.calibration,
+        "coverage_bound": sweep.bound,
+        "target_seconds": {str(width): seconds for width, seconds in sweep.target.seconds.items()},
+        "whole": _row_report(sweep.whole),
+        "sizes": [_row_report(row) for row in sweep.rows],
+        "best": None if sweep.best is None else sweep.best.size,
+        "size": None if chosen is None else chosen.size,
+        "recommended": None if entry is None else entry.recommended,
+        "reason": sweep.reason() if chosen is None else None,
+        "draft_length": None if entry is None else entry.length,
+        "warnings": [] if entry is None else list(entry.warnings),
+        "files": dict(result.files),
+        "measured": {
+            name: {"whole": speeds.whole, "trimmed": speeds.trimmed} for name, speeds in result.speeds.items()
+        },
+    }
+
+
+def _table(result: TrimResult) -> Table:
+    """Return a block of categories for the whole draft, then for each size, the largest first."""
+    table = Table("size", "category", box=None, pad_edge=False)
+    titles = ["tokens", "coverage", "a round", "length", "step ms", "MBSU", "S"]
+    for title in [*titles, "S measured"] if result.speeds else titles:
+        table.add_column(title, justify="right")
+    for row in (result.sweep.whole, *reversed(result.sweep.rows)):
+        for number, (name, found) in enumerate(row.categories.items()):
+            first = (str(row.size), f"{1000 * row.costs.step_seconds:.3f}") if number == 0 else ("", "")
+            table.add_row(first[0], Text(name), *_cells(found, step=first[1]), *_measured(result, row, name))
+    return table
+
+
+def _cells(found: Prediction, *, step: str) -> tuple[str, ...]:
+    acceptance = found.acceptance
+    return (
+        str(acceptance.tokens),
+        f"{acceptance.coverage:.2%}",
+        f"{acceptance.per_round[found.length]:.3f}",
+        str(found.length),
+        step,
+        f"{found.mbsu:.2f}",
+        f"{found.speed_up:.3f}",
+    )
+
+
+def _measured(result: TrimResult, row: SweepRow, category: str) -> tuple[str, ...]:
+    """Return the measured speed where the pack has just this head, or the whole one."""
+    speeds = result.speeds.get(category)
+    if not result.speeds:
+        return ()
+    if speeds is None or row not in (result.chosen, result.sweep.whole):
+        return ("",)
+    return (f"{speeds.whole if row is result.sweep.whole else speeds.trimmed:.3f}",)
+
+
+def _conclusion(result: TrimResult, sweep: Sweep) -> list[str]:
+    if result.chosen is None or result.entry is None:
+        return [f"no size wins, and nothing was changed: {sweep.reason()}"]
+    row, entry = result.chosen, result.entry
+    found, whole = row.categories[sweep.main], sweep.whole.categories[sweep.main]
+    step = 1 - row.costs.step_seconds / sweep.whole.costs.step_seconds
+    advice = "recommended" if entry.recommended else f"not recommended: {sweep.reason()}"
+    files = ", ".join(f"{name} ({format_nbytes(nbytes)})" for name, nbytes in result.files.items())
+    return [
+        f"{entry.size} of {sweep.whole.size} ids: a draft step takes {step:.1%} less, S {found.speed_up:.2f} "
+        f"instead of {whole.speed_up:.2f}; {advice}",
+        *(f"warning: {warning}" for warning in entry.warnings),
+        f"added {files}",
+    ]
+
+
+def _row_report(row: SweepRow) -> Report:
+    categories: Report = {
+        name: {
+            "tokens": found.acceptance.tokens,
+            "coverage": found.acceptance.coverage,
+            "tokens_per_round": {str(length): value for length, value in found.acceptance.per_round.items()},
+            "length": found.length,
+            "mbsu": found.mbsu,
+            "speed_up": found.speed_up,
+        }
+        for name, found in row.categories.items()
+    }
+    return {
+        "size": row.size,
+        "step_seconds": row.costs.step_seconds,
+        "bytes_ratio": row.costs.bytes_ratio,
+        "categories": categories,
+    }

@@ -1,0 +1,128 @@
+"""A trim from request to changed pack: the order of things. Refusals come before work, the change comes last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from edgedecode import load
+from edgedecode.errors import ExportError, InputError
+from edgedecode.hub import find_pack
+from edgedecode.manifest import Manifest, TrimEntry
+from edgedecode.registry import find_drafter, find_runtime
+
+from ..frameworks import require_frameworks
+from ..stages import Stages
+from .heads import make_heads
+from .material import Material, gather
+from .measuring import Bench
+from .pack_change import Workplace, check_writable, remove_trim, save_trim, trim_files, workplace
+from .prediction import Sweep, SweepRow
+from .ranking import Ranking
+from .request import TrimRequest, TrimResult
+from .speeds import ANSWERS_PER_PROMPT, DRAFTER, Speeds, measure_speeds
+
+__all__ = ["add_local", "take_out", "trim_pack"]
+
+
+def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
+    """Find out what smaller heads of the pack's draft are worth; give it the one asked for, or the best if it wins.
+
+    Raises ExportError, InputError or ManifestError, and then, as after an interrupt, the pack is as it was.
+    """
+    root, manifest = _opened(request.pack)
+    if request.report:
+        find_drafter(DRAFTER)
+    with workplace(root, manifest) as place:
+        with load(root, runtime=request.runtime, threads=request.threads) as pair:
+            bench = Bench(pair, find_runtime(pair.runtime), place, stages, request.threads)
+            sizes = bench.sizes(request.size)
+            bench.check()
+            material = gather(pair, request, stages)
+            ranking = bench.ranking([text.scored for text in material.counted])
+            sweep = bench.sweep(ranking, sizes, material, bound=request.coverage)
+        chosen = sweep.best if request.size is None else sweep.row(request.size)
+        result = TrimResult(root, pair.runtime, material.calibration, sweep, chosen, None)
+        if chosen is None:
+            return result
+        entry = _entry(sweep, chosen, calibration=material.calibration)
+        with stages.stage("heads"):
+            saved = _saved(place, manifest, entry, ranking=ranking)
+    speeds = _speeds(request, result, material, stages) if request.report else {}
+    return replace(result, entry=saved.models["draft"].trim, files=_sizes(saved), speeds=speeds)
+
+
+def add_local(pack: str | Path, stages: Stages) -> dict[str, int]:
+    """Give the pack's draft a local head and nothing else; return the file and its size, nothing where it has one."""
+    root, manifest = _opened(pack)
+    if any("local" in graph.capabilities for graph in manifest.models["draft"].graphs.values()):
+        return {}
+    with workplace(root, manifest) as place, stages.stage("local head"):
+        heads = make_heads(place, manifest, vocabulary=None)
+        return _sizes(save_trim(place, graph=heads.graph, entry=None))
+
+
+def take_out(pack: str | Path) -> list[str]:
+    """Remove the pack's trim and return the files that went. Raises InputError where it has none."""
+    root, manifest = _opened(pack)
+    files = trim_files(manifest.models["draft"])
+    if not files:
+        raise InputError(f"the pack {root} has no trim to remove")
+    with workplace(root, manifest):
+        remove_trim(root)
+    return files
+
+
+def _opened(pack: str | Path) -> tuple[Path, Manifest]:
+    """Find the pack and refuse what can be refused before it is loaded."""
+    root = find_pack(pack)
+    manifest = Manifest.load(root)
+    if "draft" not in manifest.models:
+        raise ExportError(f"the pack {root} has no draft model to trim: export it with --draft")
+    check_writable(root, manifest)
+    if manifest.models["draft"].graphs:
+        require_frameworks("trim", extra="import")
+    return root, manifest
+
+
+def _entry(sweep: Sweep, row: SweepRow, *, calibration: str) -> TrimEntry:
+    return TrimEntry(
+        size=row.size,
+        token_ids="",
+        recommended=sweep.wins(row),
+        length=sweep.length(row),
+        calibration=calibration,
+        categories=sweep.entries(row),
+        warnings=sweep.warnings(row),
+    )
+
+
+def _saved(place: Workplace, manifest: Manifest, entry: TrimEntry, *, ranking: Ranking) -> Manifest:
+    """Make the heads and put them into the pack."""
+    heads = make_heads(place, manifest, vocabulary=ranking.vocabulary(entry.size))
+    assert heads.trim is not None
+    entry = replace(entry, token_ids=heads.trim.token_ids, gguf=heads.trim.gguf)
+    return save_trim(place, graph=heads.graph, entry=entry)
+
+
+def _sizes(manifest: Manifest) -> dict[str, int]:
+    return {name: manifest.files[name].nbytes for name in trim_files(manifest.models["draft"])}
+
+
+def _speeds(request: TrimRequest, result: TrimResult, material: Material, stages: Stages) -> Mapping[str, Speeds]:
+    """Time whole answers on the pack as it is now."""
+    assert result.chosen is not None
+    prompts = {name: asked for name, asked in material.prompts.items() if asked}
+    total = ANSWERS_PER_PROMPT * sum(map(len, prompts.values()))
+    with (
+        load(result.root, runtime=request.runtime, threads=request.threads) as pair,
+        stages.stage("whole answers", total) as advance,
+    ):
+        return measure_speeds(
+            pair,
+            prompts,
+            whole_length=result.sweep.length(result.sweep.whole),
+            trimmed_length=result.sweep.length(result.chosen),
+            advance=advance,
+        )

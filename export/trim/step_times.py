@@ -1,0 +1,140 @@
+"""What passes take here: the target's by width, and a draft step with the whole head and with a smaller one.
+
+Samples are interleaved, so that all see the same machine; medians are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from statistics import median
+from time import perf_counter
+from typing import Protocol
+
+from edgedecode.loop import PREFILL_CHUNK
+from edgedecode.protocols import LanguageModel, State
+from edgedecode.types import Output, RowRequest
+
+from .acceptance import LENGTHS
+
+__all__ = ["REPETITIONS", "Forward", "HeadTimes", "PassTimes", "time_heads", "time_target"]
+
+REPETITIONS = 21
+"""Samples of everything, at least."""
+CONTEXT = 256
+_WARM_UP = 3
+_SECONDS, _MOST = 1.5, 1001
+"""Short passes are timed for so long, or so often: their medians need it, and it costs little."""
+_STEPS = 2
+"""Draft steps that are timed together behind a target pass: the first finds other things in the caches."""
+
+
+class Forward(Protocol):
+    """What a model and a head of it have in common."""
+
+    def forward(self, tokens: Sequence[int], state: State, *, rows: RowRequest = "last") -> Output: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Median seconds of the target's passes by width, behind a pass of the same width."""
+
+    seconds: dict[int, float]
+
+    def c(self, width: int) -> float:
+        """Return the cost of a pass over `width` tokens in passes over one."""
+        return self.seconds[width] / self.seconds[1]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTimes:
+    """Median seconds of a draft step, with the whole head and with the smaller one, in the same run."""
+
+    whole_seconds: float
+    trimmed_seconds: float
+
+
+def time_target(
+    target: LanguageModel,
+    tokens: Sequence[int],
+    *,
+    repetitions: int = REPETITIONS,
+) -> PassTimes:
+    """Time passes over 1 to 9 tokens behind the same context, a sample of each width in turn."""
+    widths = (1, *(length + 1 for length in LENGTHS))
+    room = max(widths)
+    text = _text(tokens, min(CONTEXT, target.card.context - room) + room)
+    samples: dict[int, list[float]] = {width: [] for width in widths}
+    state = _filled(target, text[:-room], room=room, rows=room)
+    try:
+        for repetition in _samples(repetitions):
+            for width in widths:
+                _pass(target, state, text[-room : len(text) - room + width], rows="all")
+                seconds = _pass(target, state, text[-room : len(text) - room + width], rows="all")
+                if repetition >= 0:
+                    samples[width].append(seconds)
+    finally:
+        state.close()
+    return PassTimes({width: median(each) for width, each in samples.items()})
+
+
+def time_heads(
+    target: LanguageModel,
+    whole: LanguageModel,
+    trimmed: LanguageModel,
+    head: Forward,
+    *,
+    tokens: Sequence[int],
+    repetitions: int = REPETITIONS,
+) -> HeadTimes:
+    """Time draft steps behind target passes, in turns with the whole draft and with `head`, which `trimmed` states."""
+    context = min(CONTEXT, *(model.card.context - _STEPS for model in (target, whole, trimmed)))
+    text = _text(tokens, context + _STEPS)
+    behind = _filled(target, text[:context], room=1, rows=1)
+    mine = _filled(whole, text[:context], room=_STEPS, rows=1)
+    theirs = _filled(trimmed, text[:context], room=_STEPS, rows=1)
+    samples: tuple[list[float], list[float]] = ([], [])
+    try:
+        for repetition in _samples(repetitions):
+            for seconds, forward, state in ((samples[0], whole, mine), (samples[1], head, theirs)):
+                _pass(target, behind, text[context : context + 1], rows="all")
+                taken = sum(_pass(forward, state, [token], rows="last") for token in text[context:]) / _STEPS
+                if repetition >= 0:
+                    seconds.append(taken)
+    finally:
+        for state in (behind, mine, theirs):
+            state.close()
+    return HeadTimes(median(samples[0]), median(samples[1]))
+
+
+def _samples(least: int) -> Iterator[int]:
+    """Yield the numbers of samples to take, those below 0 to warm up; fewer than usual are just so many."""
+    started = perf_counter()
+    for number in count(-_WARM_UP):
+        enough = least < REPETITIONS or number >= _MOST or perf_counter() - started > _SECONDS
+        if number >= least and enough:
+            return
+        yield number
+
+
+def _text(tokens: Sequence[int], length: int) -> list[int]:
+    return (list(tokens) * (1 + length // len(tokens)))[:length]
+
+
+def _filled(model: LanguageModel, tokens: Sequence[int], *, room: int, rows: int) -> State:
+    state = model.new_state(len(tokens) + room, rows=rows)
+    for start in range(0, len(tokens), PREFILL_CHUNK):
+        chunk = tokens[start : start + PREFILL_CHUNK]
+        model.forward(chunk, state, rows="none")
+        state.keep(range(len(chunk)))
+    return state
+
+
+def _pass(model: Forward, state: State, tokens: Sequence[int], *, rows: RowRequest) -> float:
+    length = state.length
+    started = perf_counter()
+    model.forward(tokens, state, rows=rows)
+    seconds = perf_counter() - started
+    state.crop(length)
+    return seconds

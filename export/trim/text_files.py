@@ -1,0 +1,81 @@
+"""Texts that are given instead of answered: a plain text, or conversations as JSON lines. Knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from edgedecode.errors import InputError
+from edgedecode.messages import Message
+from edgedecode.prompts import read_messages, read_object
+from edgedecode.text import checked_text, decoded_text
+from edgedecode.tokenizer import Tokenizer
+
+from .scored_text import ScoredText
+
+__all__ = ["answered", "read_text_file", "text_of"]
+
+_WINDOW = 256
+"""Tokens of a piece that a plain text is cut into: the pieces are what can be held out."""
+_LARGEST = 64 << 20
+
+
+def read_text_file(path: Path, *, tokenizer: Tokenizer, context: int) -> list[ScoredText]:
+    """Read a text file, or a .jsonl file with `messages`, of which what the assistant said counts, or with `text`.
+
+    Raises InputError for a file that is no text, is empty, or has a line with neither; OSError as `open` does.
+    """
+    content = text_of(path)
+    if path.suffix == ".jsonl":
+        lines = ((number, line) for number, line in enumerate(content.split("\n"), start=1) if line.strip())
+        rows = (_row(line, f"{path}, line {number}", tokenizer) for number, line in lines)
+        found = [(group, text) for group, texts in enumerate(rows) for text in texts]
+    else:
+        tokens = tokenizer.encode(content)
+        starts = range(0, len(tokens), _WINDOW)
+        found = [(start, ScoredText(tuple(tokens[start : start + _WINDOW]), 1)) for start in starts]
+    texts = [
+        ScoredText(text.tokens[:context], text.start, group=group)
+        for group, text in found
+        if text.start < min(len(text.tokens), context)
+    ]
+    if not texts:
+        raise InputError(f"{path} holds no text to count: give sentences, or lines with messages of an assistant")
+    return texts
+
+
+def answered(messages: Sequence[Message], answer: str, tokenizer: Tokenizer) -> ScoredText:
+    """Encode an answer behind the prompt that it answers."""
+    prompt = tokenizer.encode(tokenizer.chat_template.render(messages, add_generation_prompt=True))
+    return ScoredText((*prompt, *tokenizer.encode(answer)), max(1, len(prompt)))
+
+
+def text_of(path: Path) -> str:
+    """Read a file that must be text. Raises InputError, OSError."""
+    if path.is_file() and path.stat().st_size > _LARGEST:
+        raise InputError(f"{path} is larger than {_LARGEST >> 20} MiB: give a part of it")
+    content = decoded_text(path.read_bytes(), str(path))
+    if "\0" in content:
+        raise InputError(f"{path} is no text: it has a zero byte at character {content.index(chr(0))}")
+    return content
+
+
+def _row(line: str, where: str, tokenizer: Tokenizer) -> list[ScoredText]:
+    value = read_object(line, where)
+    if isinstance(value.get("text"), str):
+        return [ScoredText(tuple(tokenizer.encode(checked_text(str(value["text"]), where))), 1)]
+    if "messages" not in value:
+        raise InputError(f"{where} has neither messages nor a text")
+    messages = read_messages(value["messages"], where)
+    if isinstance(value.get("answer"), str):
+        messages.append(Message("assistant", checked_text(str(value["answer"]), where)))
+    found = list(_answers(messages, tokenizer))
+    if not found:
+        raise InputError(f"{where} has no message of an assistant, and no answer: --calibrate takes prompts")
+    return found
+
+
+def _answers(messages: Sequence[Message], tokenizer: Tokenizer) -> Iterator[ScoredText]:
+    for index, message in enumerate(messages):
+        if message.role == "assistant" and message.content:
+            yield answered(messages[:index], message.content, tokenizer)

@@ -1,0 +1,112 @@
+"""What one teacher-forced pass says of every size and length is what a real trimmed draft does, round by round."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgedecode.drafters.model import ModelDrafter
+from edgedecode.export.trim.acceptance import LENGTHS, accepted_by_round, measure_acceptance
+from edgedecode.export.trim.ranking import rank_ids
+from edgedecode.export.trim.scored_text import ScoredText
+from edgedecode.export.trim.teacher_forcing import Nested, forced_hits
+from edgedecode.testing import TableModel, toy_tables
+from edgedecode.types import Outcome
+from tests.export.trim.toy_pack import TrimmedTables
+from tests.toys import draft_setting, padded, run, toy_model
+
+VOCABULARY = 40
+SIZES = (8, 20, 33)
+PROMPT = (5, 9, 3)
+LIMIT = 60
+
+
+def draft_tables(seed: int) -> TableModel:
+    """The draft of `toy_model(VOCABULARY, seed=seed)`, with padded rows that beat all others."""
+    base = toy_tables(VOCABULARY, seed=seed)
+    return TableModel(padded(toy_tables(VOCABULARY, seed=seed + 1, scale=0.7, near=base)))
+
+
+def ranking_of(seed: int, *, always: frozenset[int] = frozenset()):  # type: ignore[no-untyped-def]
+    counted = [run(toy_model(VOCABULARY, seed=seed), (token, 2, 6), max_tokens=40).tokens for token in range(4)]
+    return rank_ids(counted, always=always, vocabulary_size=VOCABULARY)
+
+
+def drafted(seed: int, ids: np.ndarray | None, *, length: int, ends: frozenset[int]) -> tuple[list[int], list[int]]:
+    """Decode with a real drafter of this head; return the new tokens and what each round after the first accepted."""
+    whole = draft_tables(seed)
+    model = whole if ids is None else TrimmedTables(whole, ids)
+    drafter = ModelDrafter(model, draft_setting(VOCABULARY, ends=ends))
+    target = toy_model(VOCABULARY, seed=seed)
+    found = run(target, PROMPT, max_tokens=LIMIT, drafter=drafter, draft_max=length, ends=ends)
+    return found.tokens, [verdict.accepted for verdict in found.verdicts[1:]]
+
+
+@pytest.mark.parametrize("ends", [frozenset[int](), frozenset({17}), frozenset({3})], ids=["no end", "17", "3"])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_size_and_length_as_a_real_drafter_does(seed: int, ends: frozenset[int]) -> None:
+    ranking = ranking_of(seed, always=ends)
+    nested = Nested.of(ranking, SIZES)
+    answer = run(toy_model(VOCABULARY, seed=seed), PROMPT, max_tokens=LIMIT, ends=ends).tokens
+    ended = answer[-1] in ends and len(answer) < LIMIT
+    text = ScoredText((*PROMPT, *answer), len(PROMPT), ended=ended)
+    hits = forced_hits(draft_tables(seed), text, nested)
+    accepted = 0
+    for column, size in enumerate([*SIZES, None]):
+        ids = None if size is None else ranking.vocabulary(size).ids
+        for length in LENGTHS:
+            tokens, real = drafted(seed, ids, length=length, ends=ends)
+            assert tokens == answer
+            forced = list(accepted_by_round(hits.hits[:, column], length=length, ended=ended))
+            assert forced == real, f"size {size}, drafts of {length}"
+            accepted += sum(real)
+    assert accepted > 0
+
+
+def test_texts_end_in_both_ways() -> None:
+    """What the test above is about is there: answers that end by themselves, and answers that are cut."""
+    ends = {
+        run(toy_model(VOCABULARY, seed=seed), PROMPT, max_tokens=LIMIT, ends=frozenset({end})).verdicts[-1].outcome
+        for seed in range(4)
+        for end in (3, 17)
+    }
+    assert Outcome.ENDED in ends
+    assert len(ends) > 1
+
+
+def test_the_likeliest_kept_id_of_equal_ones_is_the_lowest() -> None:
+    ranking = rank_ids([(6, 6, 6, 2, 2, 4)], always=frozenset({7}), vocabulary_size=8)
+    assert ranking.order.tolist()[:4] == [7, 6, 2, 4]
+    nested = Nested.of(ranking, (2, 4))
+    logits = np.array([[0, 5, 3, 0, 3, 0, 3, 1, 99], [0, 0, 0, 0, 0, 0, 0, 0, 99]], np.float32)  # the last is padding
+    assert nested.likeliest(logits).tolist() == [[6, 2, 1], [6, 2, 0]]
+
+
+def test_long_texts_are_read_in_pieces() -> None:
+    ranking = ranking_of(0)
+    nested = Nested.of(ranking, SIZES)
+    tokens = run(toy_model(VOCABULARY, seed=0), PROMPT, max_tokens=400).tokens
+    text = ScoredText((*PROMPT, *tokens), 200)
+    model = draft_tables(0)
+    hits = forced_hits(model, text, nested)
+    assert model.passes == [199, 128, 75]
+    expected = [int(np.argmax(model.logits_after(text.tokens[:place])[:VOCABULARY])) for place in range(200, 403)]
+    assert hits.hits[:, -1].tolist() == [guess == said for guess, said in zip(expected, text.scored, strict=True)]
+
+
+def test_coverage_counts_every_text_and_acceptance_greedy_ones() -> None:
+    nested = Nested.of(ranking_of(0), SIZES)
+    greedy = ScoredText((*PROMPT, *run(toy_model(VOCABULARY, seed=0), PROMPT, max_tokens=50).tokens), 3)
+    sampled = ScoredText(tuple(range(VOCABULARY)), 1, greedy=False)
+    alone = measure_acceptance(draft_tables(0), [greedy], nested)
+    both = measure_acceptance(draft_tables(0), [greedy, sampled], nested)
+    assert [each.per_round for each in alone] == [each.per_round for each in both]
+    assert both[0].tokens == 50 + VOCABULARY - 1
+    assert both[0].coverage < alone[0].coverage
+    assert both[-1].coverage == 1.0
+
+
+def test_a_text_of_one_token_has_no_round() -> None:
+    nested = Nested.of(ranking_of(0), SIZES)
+    (found, *_) = measure_acceptance(draft_tables(0), [ScoredText((1, 2), 1)], nested)
+    assert found.per_round == dict.fromkeys(LENGTHS, 1.0)

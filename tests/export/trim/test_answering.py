@@ -1,0 +1,92 @@
+"""The target's answers: deterministic for a seed, kept line by line, taken up again after an interruption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgedecode import Pair
+from edgedecode.errors import ContextExceeded
+from edgedecode.export.trim.answering import Answering, KeptAnswers, answer_prompts
+from edgedecode.messages import Message
+from edgedecode.prompts import Prompt
+from tests.export.trim.toy_pack import VOCABULARY, TrimRuntime, open_toy, toy_runtime, write_toy_pack
+
+PROMPTS = [Prompt("a", (), (f"ask {number}",)) for number in range(4)]
+TWICE = Answering(max_tokens=12, answers=2, seed=5)
+
+
+@pytest.fixture
+def runtime() -> TrimRuntime:
+    return toy_runtime()
+
+
+@pytest.fixture
+def pair(tmp_path: Path, runtime: TrimRuntime, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    return open_toy(write_toy_pack(tmp_path / "pack"), runtime)
+
+
+def forgetful() -> KeptAnswers:
+    return KeptAnswers(None, vocabulary_size=VOCABULARY)
+
+
+def test_the_first_answer_is_greedy_and_the_others_follow_the_seed(pair: Pair) -> None:
+    one = answer_prompts(pair, PROMPTS, TWICE, kept=forgetful())
+    assert one == answer_prompts(pair, PROMPTS, TWICE, kept=forgetful())
+    other = answer_prompts(pair, PROMPTS, Answering(12, 2, seed=6), kept=forgetful())
+    assert [texts[0] for texts in one] == [texts[0] for texts in other]
+    assert [texts[1] for texts in one] != [texts[1] for texts in other]
+    assert [[text.greedy for text in texts] for texts in one] == [[True, False]] * 4
+    assert [text.group for texts in one for text in texts] == [0, 0, 1, 1, 2, 2, 3, 3]
+    # an answer does not depend on what was asked before it
+    assert answer_prompts(pair, PROMPTS[2:3], TWICE, kept=forgetful())[0][1].tokens == one[2][1].tokens
+
+
+def test_only_what_the_assistant_said_counts(pair: Pair) -> None:
+    prompt = Prompt("a", (Message("user", "hi"), Message("assistant", "ho")), ("one", "two"))
+    first, second = answer_prompts(pair, [prompt], Answering(max_tokens=9), kept=forgetful())[0]
+    header = pair.tokenizer.encode("<|im_start|>assistant\n")
+    for text in (first, second):
+        assert list(text.tokens[text.start - len(header) : text.start]) == header
+        assert 1 <= len(text.scored) <= 9
+        assert text.ended == (len(text.scored) < 9)
+    assert second.tokens[: len(first.tokens)] == first.tokens, "the second turn sees the first"
+
+
+def test_an_interrupted_run_goes_on(pair: Pair, runtime: TrimRuntime) -> None:
+    done: list[int] = []
+
+    def interrupt(amount: int) -> None:
+        done.append(amount)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answer_prompts(pair, PROMPTS, TWICE, kept=KeptAnswers.of(pair), advance=interrupt)
+    whole = answer_prompts(pair, PROMPTS, TWICE, kept=forgetful())
+    passes = len(pair.target.passes)  # type: ignore[attr-defined]
+    again = answer_prompts(pair, PROMPTS, TWICE, kept=KeptAnswers.of(pair))
+    resumed = len(pair.target.passes) - passes  # type: ignore[attr-defined]
+    assert again == whole
+    assert 0 < resumed < passes
+    answer_prompts(pair, PROMPTS, TWICE, kept=KeptAnswers.of(pair))
+    assert len(pair.target.passes) == passes + resumed, "now nothing is answered again"  # type: ignore[attr-defined]
+
+
+def test_a_torn_or_foreign_line_is_answered_again(pair: Pair, tmp_path: Path) -> None:
+    whole = answer_prompts(pair, PROMPTS, TWICE, kept=KeptAnswers.of(pair))
+    (file,) = (tmp_path / "cache" / "trim").iterdir()
+    lines = file.read_text().splitlines()
+    assert len(lines) == 8
+    foreign = ["{", "[]", '{"key": "x"}', '{"key": "x", "texts": [{"tokens": [99999], "start": 1}]}', lines[3][:40]]
+    file.write_text("\n".join([*foreign[:4], *lines[:3], foreign[4]]))
+    assert answer_prompts(pair, PROMPTS, TWICE, kept=KeptAnswers.of(pair)) == whole
+    assert answer_prompts(pair, PROMPTS, TWICE, kept=KeptAnswers.of(pair)) == whole
+    assert len(file.read_text().splitlines()) == 4 + 3 + 1 + 5, "what was torn was written again, behind it"
+
+
+def test_a_prompt_that_does_not_fit_is_named(pair: Pair) -> None:
+    with pytest.raises(ContextExceeded, match=r"the prompt 'x{40}' cannot be answered: the prompt has"):
+        answer_prompts(pair, [Prompt("a", (), ("x" * 1200,))], TWICE, kept=forgetful())

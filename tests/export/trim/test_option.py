@@ -1,0 +1,58 @@
+"""`export … --trim-vocab`: refused where nothing is made that could be trimmed, else done when the pack is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edgedecode.cli import main
+from edgedecode.export import command
+from edgedecode.manifest import Manifest
+from edgedecode.prompts import Prompt, read_prompts
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out", "x", "--trim-vocab"], "argument --trim-vocab: it trims a draft's vocabulary, give --draft"),
+        (["--draft", "d", "--dry-run", "--trim-vocab", "9"], "argument --trim-vocab: --dry-run makes no pack to trim"),
+        (["--draft", "d", "--compare", "--trim-vocab"], "it measures recipes of its own, leave out --trim-vocab"),
+        (["--out", "x", "--exporter", "optimum", "--trim-vocab"], "--exporter optimum does not take it"),
+        (["--out", "x", "--draft", "d", "--trim-vocab", "many"], "'many' is no number"),
+    ],
+)
+def test_usage(words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["export", "--target", "t", *words])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "size"), [([], 325), (["400"], 400)])
+def test_the_made_pack_is_trimmed(
+    words: Sequence[str],
+    size: int,
+    toy: Path,
+    cheap_heads: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The pack is the toy one: what makes packs is tested elsewhere."""
+    monkeypatch.setattr(command, "_export", lambda request: {"pack": str(request.out)})
+    given = ("--target", "t", "--draft", "d", "--out", str(toy))
+    assert main(["export", *given, "--json", "--trim-vocab", *words]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["pack"] == str(toy)
+    assert report["trim"]["size"] == size
+    trim = Manifest.load(toy).models["draft"].trim
+    assert trim is not None
+    assert trim.size == size
+
+
+def test_prompts_of_a_users_own_file_need_no_family(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "one"}\n{"turns": ["two", "three"], "category": "b"}\n')
+    assert read_prompts(file, family="") == [Prompt("", (), ("one",)), Prompt("b", (), ("two", "three"))]

@@ -1,0 +1,151 @@
+"""The pack is the old one or the new one, whatever comes between, and what a killed run left goes with the next."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode.digests import check_files
+from edgedecode.errors import ManifestError
+from edgedecode.export.trim import heads, pack_change
+from edgedecode.export.trim.heads import make_heads
+from edgedecode.export.trim.pack_change import check_writable, remove_trim, save_trim, trim_files, workplace
+from edgedecode.manifest import MANIFEST_NAME, Manifest
+from edgedecode.vocabulary import TrimmedVocabulary, read_token_ids
+from tests.export.trim.toy_pack import VOCABULARY, fake_heads, write_toy_pack
+
+
+@pytest.fixture
+def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(heads, "_drawn", fake_heads)
+    return write_toy_pack(tmp_path / "pack")
+
+
+def add(root: Path, size: int) -> Manifest:
+    manifest = Manifest.load(root)
+    with workplace(root, manifest) as place:
+        made = make_heads(place, manifest, vocabulary=TrimmedVocabulary(np.arange(size), VOCABULARY))
+        return save_trim(place, graph=made.graph, entry=made.trim)
+
+
+def content(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_trim_is_added_replaced_and_removed(pack: Path) -> None:
+    before, untouched = content(pack), Manifest.load(pack)
+    first = add(pack, 300)
+    draft = first.models["draft"]
+    assert draft.trim is not None
+    assert (draft.trim.size, draft.trim.token_ids, draft.graphs["heads"].file) == (
+        300,
+        "draft/trim.ids",
+        "draft/heads.onnx",
+    )
+    assert {"local", "trim"} <= set(draft.graphs["heads"].capabilities)
+    check_files(Manifest.load(pack), pack, full=True)
+    second = add(pack, 400).models["draft"]
+    assert second.trim is not None
+    read_token_ids(pack / second.trim.token_ids, rows=400, vocabulary_size=VOCABULARY)
+    check_files(Manifest.load(pack), pack, full=True)
+    assert set(content(pack)) == {*before, "draft/trim-2.ids", "draft/heads-2.onnx"}, "the first one's files went"
+    assert trim_files(add(pack, 500).models["draft"]) == ["draft/heads.onnx", "draft/trim.ids"]
+    remove_trim(pack)
+    assert set(content(pack)) == set(before)
+    assert Manifest.load(pack) == untouched
+    check_files(Manifest.load(pack), pack, full=True)
+
+
+def test_what_a_newer_version_wrote_stays(pack: Path) -> None:
+    path = pack / MANIFEST_NAME
+    path.write_text(path.read_text().replace('"name": "toy"', '"name": "toy", "mood": "sunny"', 1))
+    add(pack, 300)
+    assert '"mood": "sunny"' in path.read_text()
+
+
+def breaking(monkeypatch: pytest.MonkeyPatch, *, at: int, after: bool, error: type[BaseException]) -> list[int]:
+    """Let the `at`th rename fail: before it was done, or right behind it."""
+    real = Path.replace
+    calls: list[int] = []
+
+    def replace(self: Path, target: Path) -> Path:
+        calls.append(1)
+        if len(calls) == at + 1 and not after:
+            raise error
+        moved = real(self, target)
+        if len(calls) == at + 1:
+            raise error
+        return moved
+
+    monkeypatch.setattr(pack_change.Path, "replace", replace)
+    return calls
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize("trimmed", [False, True], ids=["first", "again"])
+def test_an_interrupt_at_any_rename(
+    trimmed: bool, at: int, after: bool, error: type[BaseException], pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if trimmed:
+        add(pack, 300)
+    before = content(pack)
+    with monkeypatch.context() as patch:
+        calls = breaking(patch, at=at, after=after, error=error)
+        with pytest.raises(error):
+            add(pack, 400)
+        assert len(calls) == at + 1
+    trim = Manifest.load(pack).models["draft"].trim
+    if at == 2 and after:  # the manifest was there already
+        assert trim is not None
+        assert trim.size == 400
+    else:
+        assert content(pack) == before
+    check_files(Manifest.load(pack), pack, full=True)
+    assert not [name for name in content(pack) if "/." in name or name.startswith(".")]
+
+
+def test_an_interrupt_while_files_are_made(pack: Path) -> None:
+    before = content(pack)
+    manifest = Manifest.load(pack)
+
+    def interrupted() -> None:
+        with workplace(pack, manifest) as place:
+            make_heads(place, manifest, vocabulary=TrimmedVocabulary(np.arange(300), VOCABULARY))
+            check_files(manifest, pack, full=True)  # the unfinished files disturb nobody
+            assert len(content(pack)) > len(before)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert content(pack) == before
+
+
+def test_what_a_killed_run_left_goes(pack: Path) -> None:
+    dead = 2**22 + 1  # above the largest process number
+    before = content(pack)
+    for name in (f".trim-{dead}-0.onnx", "heads.onnx", "trim.ids"):
+        (pack / "draft" / name).write_text("left")
+    mine = pack / "draft" / f".trim-{os.getppid()}-0.onnx"
+    mine.write_text("of a run that goes on")
+    with workplace(pack, Manifest.load(pack)):
+        mine.unlink()
+        assert content(pack) == before
+
+
+def test_a_pack_that_is_not_the_users_to_change(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = Manifest.load(pack)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: Path(path).name != "draft")
+        with pytest.raises(ManifestError, match=r"draft cannot be written: copy the pack elsewhere"):
+            check_writable(pack, manifest)
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_change, "is_downloaded", lambda root: True)
+        with pytest.raises(ManifestError, match="was downloaded, and the next download would undo a trim"):
+            check_writable(pack, manifest)
+    check_writable(pack, manifest)

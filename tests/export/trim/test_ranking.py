@@ -1,0 +1,92 @@
+"""Which ids are kept: always those without which a text could not be said, then by count, ties by id."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgedecode.errors import InputError
+from edgedecode.export.trim.ranking import always_kept, rank_ids, sweep_sizes
+from edgedecode.export.trim.scored_text import ScoredText, split_texts
+from edgedecode.manifest import Generation
+from edgedecode.tokenizer import Tokenizer
+from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, wide_tokenizer
+from tests.small_tokenizers import byte_fallback, byte_level
+
+
+def test_bytes_specials_added_and_end_tokens_are_always_kept() -> None:
+    tokenizer = Tokenizer(byte_level())
+    ordinary = tokenizer.token_to_id("qu")
+    assert ordinary is not None
+    kept = always_kept(tokenizer, Generation(end_token_ids=(ordinary, 10**6), bos_token="<tool>"))
+    named = {tokenizer.token_to_id(token) for token in ("<|end|>", "<tool>", "two é words")}
+    assert named <= kept
+    assert len(kept) == 256 + 3 + 1
+    for character in "aé世🦙\n\0":  # any text can be said with what is kept
+        assert all(tokenizer.token_to_id(letter) in kept for letter in _letters(tokenizer, character))
+
+
+def _letters(tokenizer: Tokenizer, character: str) -> str:
+    return "".join(tokenizer.token_text(id) or "" for id in tokenizer.encode(character))
+
+
+def test_byte_fallback_tokens_are_kept() -> None:
+    tokenizer = Tokenizer(byte_fallback())
+    kept = always_kept(tokenizer, Generation(end_token_ids=()))
+    assert {tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)} <= kept
+    assert {tokenizer.token_to_id("<unk>"), tokenizer.token_to_id("<s>")} <= kept
+    assert tokenizer.token_to_id("ab") not in kept
+
+
+def test_ids_are_ranked_by_count_then_by_id() -> None:
+    ranking = rank_ids([(7, 5, 7), (5, 3, 9)], always=frozenset({1, 8}), vocabulary_size=10)
+    assert ranking.order.tolist() == [1, 8, 5, 7, 3, 9, 0, 2, 4, 6]
+    assert ranking.vocabulary(4).ids.tolist() == [1, 5, 7, 8]
+    assert ranking.vocabulary(8).ids.tolist() == [0, 1, 2, 3, 5, 7, 8, 9], "what was never seen: the lowest ids"
+    assert ranking.places[ranking.order].tolist() == list(range(10))
+
+
+def test_a_size_that_is_no_trim_is_refused() -> None:
+    ranking = rank_ids([], always=frozenset({1, 8}), vocabulary_size=10)
+    with pytest.raises(InputError, match="a size of 1 is too small: 2 special, added, end and byte tokens are"):
+        ranking.vocabulary(1)
+    with pytest.raises(InputError, match="a size of 10 trims nothing: the vocabulary has 10 ids"):
+        ranking.vocabulary(10)
+
+
+def test_an_id_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(InputError, match="ids outside the vocabulary of 10"):
+        rank_ids([(3, 10)], always=frozenset(), vocabulary_size=10)
+
+
+def test_sizes_of_a_sweep() -> None:
+    assert sweep_sizes(vocabulary_size=8192, always=259) == (512, 1024, 2048, 4096)
+    assert sweep_sizes(vocabulary_size=151936, always=300)[-3:] == (37984, 65536, 75968)
+    assert sweep_sizes(vocabulary_size=VOCABULARY, always=ALWAYS) == (325, 650, 1024)
+    with pytest.raises(InputError, match="too small to be trimmed"):
+        sweep_sizes(vocabulary_size=259, always=259)
+
+
+def test_the_wide_tokenizer_is_what_the_tests_take_it_for() -> None:
+    tokenizer = wide_tokenizer()
+    assert tokenizer.size == VOCABULARY
+    assert len(always_kept(tokenizer, Generation(end_token_ids=(2, 0)))) == ALWAYS
+
+
+def test_the_same_quarter_of_the_groups_is_held_out_for_a_seed() -> None:
+    texts = [ScoredText((1, 2, number), 1, group=number // 2) for number in range(40)]
+    split = split_texts(texts, seed=3)
+    assert split == split_texts(texts, seed=3) != split_texts(texts, seed=4)
+    held = {text.group for text in split.held_out}
+    assert len(held) == 5
+    assert not held & {text.group for text in split.counted}
+    assert len(split.counted) + len(split.held_out) == 40
+    with pytest.raises(InputError, match="needs two texts"):
+        split_texts(texts[:2], seed=0)
+
+
+def test_counting_is_the_same_whatever_the_order_of_texts() -> None:
+    rng = np.random.default_rng(0)
+    texts = [tuple(rng.integers(0, 50, 30).tolist()) for _ in range(10)]
+    one, two = (rank_ids(each, always=frozenset({4}), vocabulary_size=60) for each in (texts, texts[::-1]))
+    assert one.order.tolist() == two.order.tolist()

@@ -1,0 +1,89 @@
+"""The verb on a copy of the bundled pack, with real graphs: the head that is written is the one that was measured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode import load
+from edgedecode.cli import main
+from edgedecode.export.trim import answering, heads
+from edgedecode.hub import BUNDLED_PACK
+from edgedecode.manifest import MANIFEST_NAME, Manifest
+from edgedecode.memory import Budget
+from edgedecode.registry import find_runtime
+from edgedecode.vocabulary import read_token_ids
+
+pytest.importorskip("edgedecode.export.trim.graph", reason="nothing draws the heads' graph yet")
+pytestmark = pytest.mark.skipif(
+    not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"
+)
+
+FEW = ("--prompts", "12", "--answers", "1", "--max-tokens", "24", "--per-category", "1", "--runtime", "onnx")
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    pack = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
+    if Manifest.load(pack).models["draft"].trim is not None:
+        assert main(["trim", str(pack), "--remove"]) == 0
+    return pack
+
+
+def test_a_trimmed_head_has_the_whole_ones_logits(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Manifest.load(copy)
+    assert main(["trim", str(copy), "--size", "1024", *FEW, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["size"] == 1024
+    assert {"draft/heads.onnx", "draft/trim.ids"} <= set(report["files"])
+    manifest = Manifest.load(copy)
+    entry = manifest.located("draft")
+    assert entry.trim is not None
+    ids = read_token_ids(copy / entry.trim.token_ids, rows=1024, vocabulary_size=manifest.vocabulary_size).ids
+    with load(copy, runtime="onnx", verify=True) as pair:
+        runtime = find_runtime("onnx")
+        trimmed = runtime.open(
+            entry,
+            copy,
+            name="draft",
+            vocabulary_size=manifest.vocabulary_size,
+            budget=Budget(),
+            threads=1,
+            provider="cpu",
+            needs=("trim",),
+        )
+        tokens = pair.tokenizer.encode("Tell me a story about a fox.")
+        assert pair.draft is not None
+        whole = _logits(pair.draft, pair.draft, tokens)
+        part = _logits(trimmed, heads.trimmed_head(trimmed), tokens)
+        trimmed.close()
+    assert part.shape == (1024,)
+    np.testing.assert_allclose(part, whole[ids], atol=1e-3)
+    assert main(["trim", str(copy), "--remove"]) == 0
+    assert Manifest.load(copy) == before
+
+
+def _logits(model, head, tokens):  # type: ignore[no-untyped-def]
+    state = model.new_state(64)
+    try:
+        return head.forward(tokens, state).logits[0].copy()
+    finally:
+        state.close()
+
+
+def test_a_rerun_answers_nothing_again(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["trim", str(copy), "--size", "1024", *FEW]) == 0
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it was answered before")
+
+    monkeypatch.setattr(answering, "_answer", never)
+    assert main(["trim", str(copy), "--size", "2048", *FEW]) == 0
+    trim = Manifest.load(copy).models["draft"].trim
+    assert trim is not None
+    assert trim.size == 2048

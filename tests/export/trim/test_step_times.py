@@ -1,0 +1,65 @@
+"""What is timed behind what, and that the whole and the smaller head take turns."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgedecode.export.trim import step_times
+from edgedecode.export.trim.step_times import REPETITIONS, time_heads, time_target
+from edgedecode.testing import TableModel, toy_tables
+from tests.export.trim.toy_pack import TrimmedTables
+
+TEXT = list(range(30)) * 20
+
+
+def test_every_width_is_timed_behind_a_pass_of_that_width() -> None:
+    target = TableModel(toy_tables(40, seed=0))
+    times = time_target(target, TEXT, repetitions=2)
+    assert sorted(times.seconds) == list(range(1, 10))
+    assert all(seconds > 0 for seconds in times.seconds.values())
+    assert times.c(1) == 1.0
+    assert target.passes[0] == 256
+    assert target.passes[1:] == [width for _ in range(2 + 3) for width in range(1, 10) for _ in range(2)]
+
+
+def test_heads_take_turns_behind_target_passes() -> None:
+    order: list[str] = []
+
+    class Told(TableModel):
+        def forward(self, tokens, state, **options):  # type: ignore[no-untyped-def]
+            order.append(self.told)
+            return super().forward(tokens, state, **options)
+
+    models = []
+    for name in ("target", "whole", "trimmed"):
+        model = Told(toy_tables(40, seed=0))
+        model.told = name  # type: ignore[attr-defined]
+        models.append(model)
+    target, whole, part = models
+    trimmed = TrimmedTables(part, np.arange(5))
+    times = time_heads(target, whole, trimmed, trimmed, tokens=TEXT, repetitions=1)
+    assert order[:3] == ["target", "whole", "trimmed"], "the context is read"
+    turn = ["target", "whole", "whole", "target", "trimmed", "trimmed"]
+    assert order[3:] == turn * (1 + 3)
+    assert times.whole_seconds > 0
+    assert times.trimmed_seconds > 0
+
+
+def test_short_passes_are_timed_more_often(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    clock = [0.0]
+
+    def tick() -> float:
+        clock[0] += 0.001
+        return clock[0]
+
+    monkeypatch.setattr(step_times, "perf_counter", tick)
+    target = TableModel(toy_tables(40, seed=0))
+    time_target(target, TEXT)
+    samples = (len(target.passes) - 1) / 18 - 3
+    assert samples > REPETITIONS
+
+
+def test_a_text_shorter_than_the_context_repeats() -> None:
+    target = TableModel(toy_tables(40, seed=0), context=64)
+    assert time_target(target, [1, 2, 3], repetitions=1).seconds
+    assert target.passes[0] == 64 - 9

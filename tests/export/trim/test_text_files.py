@@ -1,0 +1,98 @@
+"""Texts that are given: what counts of them, and which files are refused, in a line that names the place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgedecode.errors import InputError
+from edgedecode.export.trim.categories import bundled_categories, bundled_prompts, in_turn, read_categories
+from edgedecode.export.trim.text_files import read_text_file
+from edgedecode.testing import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+
+
+def test_plain_text_counts_whole_in_pieces(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("a" * 600)
+    texts = read_text_file(file, tokenizer=TOKENIZER, context=512)
+    assert [len(text.tokens) for text in texts] == [256, 256, 88]
+    assert len({text.group for text in texts}) == 3
+
+
+def test_of_conversations_the_assistants_part_counts(tmp_path: Path) -> None:
+    file = tmp_path / "text.jsonl"
+    messages = [("user", "u1"), ("assistant", "said one"), ("user", "u2"), ("assistant", "said two")]
+    rows = [
+        {"messages": [{"role": role, "content": content} for role, content in messages]},
+        {"messages": [{"role": "user", "content": "u3"}], "answer": "said three"},
+        {"text": "bare"},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    texts = read_text_file(file, tokenizer=TOKENIZER, context=512)
+    assert [TOKENIZER.decode(text.scored) for text in texts] == ["said one", "said two", "said three", "are"]
+    assert [text.group for text in texts] == [0, 0, 1, 2]
+    before = TOKENIZER.decode(texts[1].tokens[: texts[1].start], skip_special=False)
+    assert before.endswith("u2<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", "holds no text to count"),
+        ("a.txt", b"\x80\x04", r"a\.txt is not valid UTF-8: byte 0x80"),
+        ("a.txt", b"ab\0cd", r"a\.txt is no text: it has a zero byte at character 2"),
+        ("a.jsonl", b"\n\n", "holds no text to count"),
+        ("a.jsonl", b'{"text": "x y"}\nhello', r"a\.jsonl, line 2 is not JSON"),
+        ("a.jsonl", b'{"prompt": "x"}', "line 1 has neither messages nor a text"),
+        ("a.jsonl", b'{"messages": [{"role": "user", "content": "x"}]}', "line 1 has no message of an assistant"),
+        ("a.jsonl", b'{"messages": [{"role": "bard", "content": "x"}]}', "message role 'bard' is unknown"),
+    ],
+)
+def test_what_is_no_text_is_refused(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_text_file(tmp_path / name, tokenizer=TOKENIZER, context=512)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "holds no rows"),
+        ('{"messages": []}', "line 1 has no category"),
+        ('{"category": "calibration"}', "'calibration' is the calibration's own part"),
+        ('{"category": "a"}', "messages must be a list"),
+        (
+            '{"category": "a", "messages": [{"role": "assistant", "content": "x"}]}',
+            "the last message must be the user's",
+        ),
+        ('{"category": "a", "messages": [{"role": "user", "content": "x"}], "answer": 3}', "an answer must be a text"),
+    ],
+)
+def test_foreign_categories_are_refused(line: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(line)
+    with pytest.raises(InputError, match=message):
+        read_categories(tmp_path / "rows.jsonl")
+
+
+def test_the_bundled_texts() -> None:
+    rows = bundled_categories()
+    assert set(dict.fromkeys(row.category for row in rows)) == {"code", "math", "prose", "structured", "multilingual"}
+    given = [row.answer for row in rows if row.category == "multilingual"]
+    assert len(given) == 24
+    text = "".join(answer or "" for answer in given)
+    assert all(letter in text for letter in "的のшسहñüλ은ท")
+    assert not any(row.answer for row in rows if row.category != "multilingual")
+    prompts = bundled_prompts()
+    assert len({prompt.family for prompt in prompts}) == 12
+    finite = ("fact", "smalltalk")  # there is no more of these than the prompts that all take
+    asked = {prompt.turns for prompt in prompts if prompt.family not in finite}
+    assert not asked & {row.prompt.turns for row in rows}, "counted, and held out"
+
+
+def test_rows_are_taken_in_turn() -> None:
+    assert in_turn(["a1", "a2", "a3", "b1", "b2"], name=lambda row: row[0]) == ["a1", "b1", "a2", "b2", "a3"]
+    assert in_turn(["a1", "a2", "a3", "b1"], name=lambda row: row[0], most=2) == ["a1", "b1", "a2"]

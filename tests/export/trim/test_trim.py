@@ -1,0 +1,253 @@
+"""`edgedecode trim` on a toy pack: what it changes, what it says, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edgedecode.cli import main
+from edgedecode.digests import check_files
+from edgedecode.errors import ExportError
+from edgedecode.export.trim import heads, measuring, run
+from edgedecode.export.trim.step_times import HeadTimes, PassTimes
+from edgedecode.manifest import MANIFEST_NAME, Manifest
+from edgedecode.vocabulary import read_token_ids
+from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, open_toy, toy_runtime, write_toy_pack
+
+FEW = ("--prompts", "24", "--max-tokens", "40", "--per-category", "2")
+
+
+def content(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def trimmed(toy: Path, *words: str) -> int:
+    return main(["trim", str(toy), *FEW, *words])
+
+
+def test_the_best_size_is_found_and_written(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
+    drawing = toy.parent / "trim.svg"
+    assert trimmed(toy, "--json", "--plot", str(drawing)) == 0
+    printed = capsys.readouterr().out
+    report = json.loads(printed.splitlines()[-1])
+    assert [each["size"] for each in report["sizes"]] == [325, 650, 1024]
+    assert report["size"] == report["best"] == 325
+    assert report["recommended"] is True
+    main_row = report["sizes"][0]["categories"]["calibration"]
+    assert main_row["coverage"] >= 0.99
+    assert main_row["speed_up"] > report["whole"]["categories"]["calibration"]["speed_up"]
+    assert report["sizes"][0]["step_seconds"] == pytest.approx(0.5 * 325 / VOCABULARY)
+    manifest = Manifest.load(toy)
+    check_files(manifest, toy, full=True)
+    entry = manifest.models["draft"].trim
+    assert entry is not None
+    assert (entry.size, entry.recommended, entry.length) == (325, True, main_row["length"])
+    assert list(entry.categories or {}) == ["calibration", "code", "math", "prose", "structured", "multilingual"]
+    assert "answers to 24 of the bundled prompts, 2 each, 40 at most, seed 0" in entry.calibration
+    kept = read_token_ids(toy / entry.token_ids, rows=325, vocabulary_size=VOCABULARY)
+    assert set(range(ALWAYS)) <= set(kept.ids.tolist())
+    assert report["files"] == {name: manifest.files[name].nbytes for name in ("draft/heads.onnx", "draft/trim.ids")}
+    assert "325 of 1300 ids: a draft step takes 75.0% less" in printed
+    assert "; recommended" in printed
+    svg = drawing.read_text()
+    assert svg.count("<polyline") == 2 * 6
+    assert "multilingual" in svg
+
+
+def test_multilingual_text_is_warned_of(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pairs of letters that the toy never says are in text that is given: it tells."""
+    rows = [
+        {"category": "given", "messages": [{"role": "user", "content": "x"}], "answer": "bcdfghjkabacadaeaf" * 4},
+        {"category": "said", "messages": [{"role": "user", "content": "x"}]},
+    ]
+    file = toy.parent / "categories.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert trimmed(toy, "--size", "330", "--categories", str(file)) == 0
+    entry = Manifest.load(toy).models["draft"].trim
+    assert entry is not None
+    (warning,) = [warning for warning in entry.warnings if warning.startswith("given")]
+    assert "of its tokens outside" in warning
+    assert not [warning for warning in entry.warnings if warning.startswith("said")]
+    printed = capsys.readouterr().out
+    assert f"warning: {warning}" in printed
+    assert main(["show", str(toy)]) == 0
+    shown = capsys.readouterr().out
+    assert "330 of 1300 ids" in shown
+    assert "trim warning 1" in shown
+    assert "trim: given" in shown
+
+
+def test_the_same_seed_gives_the_same_bytes(toy: Path, cheap_heads: None) -> None:
+    maps = []
+    for seed in ("1", "1", "2"):
+        assert trimmed(toy, "--size", "300", "--seed", seed) == 0
+        entry = Manifest.load(toy).models["draft"].trim
+        assert entry is not None
+        maps.append((toy / entry.token_ids).read_bytes())
+    assert maps[0] == maps[1] != maps[2]
+
+
+def test_where_nothing_wins_nothing_is_changed(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measuring, "time_target", lambda *_, **__: PassTimes(dict.fromkeys(range(1, 10), 1.0)))
+    monkeypatch.setattr(measuring, "time_heads", lambda *_, **__: HeadTimes(0.5, 0.6))
+    before = content(toy)
+    assert trimmed(toy) == 0
+    assert content(toy) == before
+    assert "no size wins, and nothing was changed: the best, " in capsys.readouterr().out
+    assert trimmed(toy, "--size", "400") == 0
+    assert "not recommended: the best, 400 ids" in capsys.readouterr().out
+    entry = Manifest.load(toy).models["draft"].trim
+    assert entry is not None
+    assert not entry.recommended
+
+
+def test_the_bound_decides(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
+    file = toy.parent / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": f"tell me {number}"}) for number in range(24)))
+    words = ("--calibrate", str(file), "--answers", "1", "--json")
+    assert trimmed(toy, *words, "--coverage", "1") == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    covered = [each["size"] for each in report["sizes"] if each["categories"]["calibration"]["coverage"] == 1.0]
+    assert report["best"] == (min(covered) if covered else None)
+    assert report["coverage_bound"] == 1.0
+    assert report["calibration"].endswith("answers to 24 of prompts.jsonl, 1 each, 40 at most, seed 0")
+
+
+def test_real_passes_are_timed_and_text_can_be_given(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = toy.parent / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    assert trimmed(toy, "--size", "300", "--text", str(text), "--json") == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert all(seconds > 0 for seconds in report["target_seconds"].values())
+    assert report["sizes"][0]["step_seconds"] > 0
+    assert "of text.txt, seed 0" in report["calibration"]
+
+
+def test_a_local_head_alone_and_removing(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Manifest.load(toy)
+    assert main(["trim", str(toy), "--local"]) == 0
+    assert capsys.readouterr().out == "added draft/heads.onnx\n"
+    draft = Manifest.load(toy).models["draft"]
+    assert draft.trim is None
+    assert "local" in draft.graphs["heads"].capabilities
+    assert main(["trim", str(toy), "--local"]) == 0
+    assert "has a local head already: nothing was changed" in capsys.readouterr().out
+    assert trimmed(toy, "--size", "300") == 0
+    capsys.readouterr()
+    assert main(["trim", str(toy), "--remove", "--json"]) == 0
+    removed = json.loads(capsys.readouterr().out.splitlines()[-1])["removed"]
+    assert removed == ["draft/heads-2.onnx", "draft/trim.ids"]
+    assert Manifest.load(toy) == before
+    assert main(["trim", str(toy), "--remove"]) == 1
+    assert "has no trim to remove" in capsys.readouterr().err
+
+
+def test_an_interrupted_calibration_leaves_the_pack_and_keeps_its_answers(
+    toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(toy)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring, "measure_acceptance", interrupted)
+        assert trimmed(toy) == 130
+    assert content(toy) == before
+    assert "interrupted" in capsys.readouterr().err
+    (kept,) = (toy.parent / "cache" / "trim").iterdir()
+    answers = kept.read_bytes()
+    assert trimmed(toy) == 0
+    assert kept.read_bytes() == answers, "nothing was answered again"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--size", "100"],
+            f"a size of 100 is too small: {ALWAYS} special, added, end and byte tokens are always kept; give",
+        ),
+        (["--size", "1300"], "a size of 1300 trims nothing: the vocabulary has 1300 ids"),
+        (["--calibrate", "EMPTY"], "EMPTY holds no prompts"),
+        (["--calibrate", "BINARY"], "BINARY is no text: it has a zero byte at character 1"),
+        (["--calibrate", "FOREIGN"], "FOREIGN, line 2 has neither messages nor turns (a list of strings) nor a prompt"),
+        (["--calibrate", "/no/such"], "No such file or directory: /no/such"),
+        (["--text", "EMPTY"], "EMPTY holds no text to count"),
+        (["--categories", "FOREIGN"], "FOREIGN, line 1 has no category"),
+        (["--prompts", "1"], "calibrating needs two texts at least"),
+        (["--plot", "x.png"], "drawings are SVG"),
+        (["--plot", "/no/such/x.svg"], "there is no folder /no/such"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: Sequence[str], message: str, toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"EMPTY": b"", "BINARY": b"a\0b", "FOREIGN": b'{"prompt": "x"}\n{"question": "y"}\n'}
+    for name, data in files.items():
+        (toy.parent / name).write_bytes(data)
+    before = content(toy)
+    given = [str(toy.parent / word) if word in files else word for word in words]
+    assert main(["trim", str(toy), "--max-tokens", "20", "--per-category", "1", *given]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("edgedecode: ")]
+    assert message in line
+    assert content(toy) == before
+
+
+def test_a_head_that_cannot_be_cut_is_said_before_anything_is_answered(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ExportError("the head of base.onnx is a Conv: it cannot be cut")
+
+    monkeypatch.setattr(heads, "_drawn", refuse)
+    before = content(toy)
+    assert trimmed(toy) == 1
+    assert "edgedecode: the head of base.onnx is a Conv: it cannot be cut" in capsys.readouterr().err
+    assert content(toy) == before
+    assert not list((toy.parent / "cache").glob("trim/*"))
+
+
+def test_a_pack_without_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_toy_pack(tmp_path / "alone", draft=False)
+    assert main(["trim", str(root)]) == 1
+    assert "has no draft model to trim: export it with --draft" in capsys.readouterr().err
+    assert main(["trim", str(tmp_path / "nowhere")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--size", "300", "--sweep"], "argument --sweep: not allowed with argument --size"),
+        (["--size", "0"], "argument --size: '0' is no whole number of 1 or more"),
+        (["--coverage", "1.5"], "argument --coverage: '1.5' is no share: above 0, up to 1"),
+        (["--text", "a", "--calibrate", "b"], "not allowed with argument"),
+        (["--remove", "--seed", "3", "--report"], "argument --remove: it measures nothing, leave out --seed, --report"),
+        (["--local", "--max-tokens", "3"], "argument --local: it measures nothing, leave out --max-tokens"),
+    ],
+)
+def test_usage(words: Sequence[str], message: str, toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["trim", str(toy), *words])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_pack_is_loaded_as_asked(toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    runtime = toy_runtime()
+
+    def load(root: Path, **options: object) -> object:
+        asked.append(options)
+        return open_toy(root, runtime)
+
+    monkeypatch.setattr(run, "load", load)
+    assert trimmed(toy, "--size", "300", "--runtime", "onnx", "-t", "2") == 0
+    assert asked == [{"runtime": "onnx", "threads": 2}]
+    assert (toy / MANIFEST_NAME).is_file()

@@ -1,0 +1,175 @@
+"""A pack on disk whose models are tables with 1,300 ids, of which the target says about twenty."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from edgedecode.chat_template import ChatTemplate
+from edgedecode.digests import file_sha256
+from edgedecode.manifest import MANIFEST_NAME, FileEntry, Generation, Graph, Manifest, ModelEntry
+from edgedecode.memory import Budget
+from edgedecode.pair import Pair
+from edgedecode.protocols import LanguageModel, State
+from edgedecode.testing import CHATML, SPECIAL_TOKENS, TableModel, TableRuntime, TableState, toy_tables
+from edgedecode.tokenizer import Tokenizer
+from edgedecode.types import AdapterUse, FloatArray, IntArray, ModelCard, Output, RowRequest
+from edgedecode.vocabulary import read_token_ids
+
+VOCABULARY = 1300
+CONTEXT = 512
+ENDS = (2, 0)
+ALWAYS = len(SPECIAL_TOKENS) + 256
+_SAID = 20
+_FONDNESS = 14.0
+
+
+def wide_tokenizer() -> Tokenizer:
+    """Return a byte-level tokenizer of 1,300 ids: specials, bytes, and pairs of letters."""
+    letters = string.ascii_letters[:33]
+    merges = list(product(letters, letters))[: VOCABULARY - ALWAYS]
+    tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    backend = tokenizers.Tokenizer(models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    return Tokenizer(backend, chat_template=ChatTemplate(CHATML))
+
+
+def spoken_tables(*, seed: int = 0) -> tuple[FloatArray, ...]:
+    """Return tables of a target that says few of its ids, most of them high ones, and sometimes ends."""
+    first, second, third = toy_tables(VOCABULARY, seed=seed)
+    said = np.random.default_rng(seed).choice(np.arange(ALWAYS, VOCABULARY), _SAID, replace=False)
+    first[:, [*said, ENDS[0]]] += _FONDNESS
+    return first, second, third
+
+
+class TrimmedTables:
+    """A table model that has only some of its logits, as an engine opens a trimmed GGUF file."""
+
+    def __init__(self, whole: TableModel, ids: IntArray) -> None:
+        self._whole = whole
+        self.ids = ids
+        self.card: ModelCard = replace(whole.card, rows=len(ids), token_ids=ids)
+
+    def new_state(self, capacity: int, *, rows: int = 1) -> TableState:
+        return self._whole.new_state(capacity, rows=rows)
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: RowRequest = "last",
+        adapter: AdapterUse | None = None,
+    ) -> Output:
+        output = self._whole.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
+        return Output(output.logits[:, self.ids])
+
+    def close(self) -> None:
+        self._whole.close()
+
+
+class TrimRuntime(TableRuntime):
+    """Opens a trimmed table model where that is asked for, by the entry's map."""
+
+    def open(  # type: ignore[override]
+        self,
+        entry: ModelEntry,
+        root: Path,
+        *,
+        name: str,
+        vocabulary_size: int,
+        budget: Budget,
+        threads: int | None,
+        provider: str,
+        needs: Collection[str] = (),
+    ) -> LanguageModel:
+        whole = super().open(
+            entry,
+            root,
+            name=name,
+            vocabulary_size=vocabulary_size,
+            budget=budget,
+            threads=threads,
+            provider=provider,
+            needs=[need for need in needs if need != "trim"],
+        )
+        if "trim" not in needs:
+            return whole
+        assert entry.trim is not None
+        assert (root / entry.graphs["heads"].file).is_file()
+        map = read_token_ids(root / entry.trim.token_ids, rows=entry.trim.size, vocabulary_size=vocabulary_size)
+        return TrimmedTables(whole, map.ids)
+
+
+def toy_runtime(*, draft_noise: float = 1.0) -> TrimRuntime:
+    target = spoken_tables()
+    draft = toy_tables(VOCABULARY, seed=1, scale=draft_noise, near=target)
+    return TrimRuntime({"target": target, "draft": draft}, context=CONTEXT)
+
+
+def open_toy(root: Path, runtime: TrimRuntime) -> Pair:
+    return Pair(Manifest.load(root), root, tokenizer=wide_tokenizer(), runtime=runtime, budget=Budget())
+
+
+def write_toy_pack(root: Path, *, draft: bool = True) -> Path:
+    """Write a pack whose files are there, whatever is in them."""
+    roles = ("target", "draft") if draft else ("target",)
+    files = ["tokenizer.json", *(f"{role}/{name}" for role in roles for name in ("base.onnx", "weights.bin"))]
+    for number, name in enumerate(files):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(bytes([number]) * 1000)
+    tokenizer = wide_tokenizer()
+    manifest = Manifest(
+        name="toy",
+        created_by="test",
+        tokenizer="tokenizer.json",
+        tokenizer_digest=tokenizer.digest,
+        vocabulary_size=tokenizer.size,
+        chat_template=None,
+        generation=Generation(end_token_ids=ENDS, bos_token="<|im_start|>"),
+        models={role: _entry(role) for role in roles},
+        files={name: FileEntry(nbytes=(root / name).stat().st_size, sha256=file_sha256(root / name)) for name in files},
+    )
+    (root / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return root
+
+
+def fake_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray | None) -> Graph:
+    """Stand in for what draws the heads' graph: a file, and what the manifest says of it."""
+    assert (root / base.file).is_file()
+    out.write_bytes(b"heads" if ids is None else ids.astype("<i4").tobytes())
+    return replace(
+        base,
+        file="draft/heads.onnx",
+        capabilities=(*base.capabilities, "local", *(["trim"] if ids is not None else [])),
+    )
+
+
+def _entry(role: str) -> ModelEntry:
+    return ModelEntry(
+        architecture="table",
+        rows=VOCABULARY,
+        context=CONTEXT,
+        hidden_size=1,
+        layers=1,
+        kv_heads=1,
+        head_size=1,
+        parameters=1,
+        weights=f"{role}/weights.bin",
+        graphs={"base": Graph(f"{role}/base.onnx", inputs=(), outputs=(), capabilities=("tree", "rows"))},
+        bits=32,
+        block_size=0,
+        head_bits=32,
+        license="apache-2.0",
+        source="toy",
+    )
