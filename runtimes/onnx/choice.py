@@ -12,6 +12,8 @@ __all__ = ["INT8_KV", "choose_graph", "file_nbytes"]
 
 INT8_KV = "kv:int8"
 _KV = "kv:"
+_ADDED = {"trim", "local"}
+"""What the graph offers that `edgedecode trim` adds to a pack."""
 _EXPORTED_AS = {"hidden": "hidden", "lora": "lora", INT8_KV: "kv8"}
 """The graph that offers a need, by its name in `export --graphs`."""
 
@@ -51,9 +53,13 @@ def _refusal(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
         f"{graph_name}: {', '.join(graph.capabilities)}, {graph.kv_type} KV"
         for graph_name, graph in entry.graphs.items()
     )
-    graphs = ",".join(["base", *(_EXPORTED_AS[need] for need in _EXPORTED_AS if need in needs)])
-    several = "" if graphs.count(",") < 2 else " (no one graph offers them together)"
-    way_out = f"export the pack again with --graphs {graphs}" if graphs != "base" else "leave it to the default"
+    exported = [_EXPORTED_AS[need] for need in _EXPORTED_AS if need in needs]
+    several = "" if len(exported) + bool(_ADDED & set(needs)) < 2 else " (no one graph offers them together)"
+    way_out = f"export the pack again with --graphs {','.join(['base', *exported])}"
+    if _ADDED & set(needs):
+        way_out = "leave out one of them" if several else "`edgedecode trim PACK` adds one"
+    elif not exported:
+        way_out = "leave it to the default"
     return (
         f"the pack's {name} has no graph that offers {' and '.join(sorted(needs)) or 'float32 KV'}{several}; it has "
         f"{offered}: {way_out}"

@@ -13,6 +13,11 @@ from .providers import Provider
 
 __all__ = [
     "FULL_BIAS",
+    "HEADS_INPUT",
+    "LOCAL_IDS",
+    "LOCAL_LOGITS",
+    "LOCAL_ROWS",
+    "TRIM_LOGITS",
     "WINDOW_BIAS",
     "Untyped",
     "cache_names",
@@ -29,6 +34,11 @@ Untyped: TypeAlias = Any
 SCALARS = ("input_ids", "position_ids", "seqlens_k", "total_length", "rows")
 FULL_BIAS, WINDOW_BIAS = "attention_bias", "window_bias"
 """float32 [1, 1, rows, slots], added to the scores of layers that see everything, and of those with a window."""
+HEADS_INPUT = "heads"
+"""int64 [3]: how many of the picked rows go to the whole, the trimmed and the local head, in this order."""
+LOCAL_ROWS, LOCAL_IDS, LOCAL_LOGITS = "local_rows", "local_ids", "local_logits"
+"""float32 [ids, hidden size], int64 [ids], float32 [rows, ids]. The ids are an input where the head has a bias."""
+TRIM_LOGITS = "trim_logits"
 CONCAT_NEEDED, CONCAT_OPTIONAL = ("input_ids", "attention_mask"), ("position_ids", "rows")
 # Target and draft each have a pool. Threads that spin on for long (the default) starve the other model's and every
 # other process; threads that never spin wake up too late. A millisecond covers the host's work between two passes.
@@ -94,7 +104,10 @@ def check_contract(session: Untyped, entry: ModelEntry, graph: Graph, *, path: P
     """Raise ManifestError unless the graph has the inputs and outputs that the manifest says, in the entry's sizes."""
     biases = _biases(entry, [value.name for value in session.get_inputs()])
     hidden = ["hidden"] if "hidden" in graph.capabilities else []
-    _check_contract(session, entry, path=path, needed=[*SCALARS, *biases, *hidden])
+    heads = [HEADS_INPUT, LOCAL_ROWS, LOCAL_LOGITS] if "local" in graph.capabilities else []
+    heads += [TRIM_LOGITS] if "trim" in graph.capabilities else []
+    more = [LOCAL_IDS] if heads else []
+    _check_contract(session, entry, path=path, needed=[*SCALARS, *biases, *hidden, *heads], more=more)
     kinds = {value.name: value.type for value in session.get_inputs()}
     if (kind := kinds["past_key_values.0.key"]) != _KV_KINDS.get(graph.kv_type):
         raise ManifestError(f"{path} keeps keys as {kind}, the manifest says {graph.kv_type}: export the pack again")

@@ -15,22 +15,28 @@ import numpy as np
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
-from edgedecode.protocols import State
+from edgedecode.protocols import Head, LocalHead, State
 from edgedecode.types import AdapterUse, LowRank, ModelCard, Output, RowRequest
 
 from ..rows import LEAST_ROWS, check_capacity, check_tokens, wanted_rows
 from .adapters import Adapters
 from .biases import Biases
 from .buffers import Buffers
-from .footprint import FLOAT_NBYTES, Footprint
+from .footprint import Footprint
 from .graph import Untyped, cache_names, first_line
+from .heads import Heads, Outlet
+from .model_heads import LocalModelHead, TrimmedModelHead
+from .opened_heads import OpenedHeads
 from .state import OnnxState, state_nbytes
 
 __all__ = ["OnnxModel"]
 
 
 class OnnxModel:
-    """Implements `LanguageModel` over one open session, which it owns with the `leases` given."""
+    """Implements `LanguageModel`, and `HeadedModel` with `opened` heads, over one open session.
+
+    It owns the session, the heads, and the `leases` given.
+    """
 
     def __init__(
         self,
@@ -42,6 +48,7 @@ class OnnxModel:
         footprint: Footprint,
         budget: Budget,
         leases: Sequence[Lease],
+        opened: OpenedHeads,
     ) -> None:
         self._engine = engine
         self._session = session
@@ -60,11 +67,19 @@ class OnnxModel:
         )
         inputs = [value.name for value in session.get_inputs()]
         self._biases = Biases(self._buffers, inputs=inputs, window=entry.window)
+        self._opened = opened
+        self._heads = Heads(
+            engine,
+            self._buffers,
+            card=card,
+            inputs=inputs,
+            columns=entry.hidden_size,
+            trimmed=opened.trimmed,
+        )
         self._adapters = Adapters(engine, session, entry=entry, card=card, budget=budget)
         self._leases = list(leases)
         self._states: WeakSet[OnnxState] = WeakSet()
         self._lock = Lock()
-        self._row_nbytes = FLOAT_NBYTES * card.rows
         (self._kv_type,) = card.kv_types
 
     @property
@@ -99,6 +114,32 @@ class OnnxModel:
         rows: RowRequest = "last",
         adapter: AdapterUse | None = None,
     ) -> Output:
+        return self._forward(self._heads.whole, tokens, state, parents=parents, rows=rows, adapter=adapter)
+
+    @property
+    def trimmed(self) -> Head | None:
+        outlet, vocabulary = self._heads.trimmed, self._opened.trimmed
+        if outlet is None or vocabulary is None:
+            return None
+        return TrimmedModelHead(self._forward, outlet, vocabulary.ids)
+
+    @property
+    def local(self) -> LocalHead | None:
+        """The local head, where it was asked for when the model was opened: its rows are leased then."""
+        local = self._opened.local
+        return None if local is None else LocalModelHead(self._forward, local, lock=self._lock, name=self._card.name)
+
+    def _forward(
+        self,
+        outlet: Outlet,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None,
+        rows: RowRequest,
+        adapter: AdapterUse | None,
+    ) -> Output:
+        """Do what `forward` says, the rows asked for leaving through a head."""
         count = len(tokens)
         wanted = wanted_rows(rows, count=count)
         with self._lock:
@@ -108,7 +149,7 @@ class OnnxModel:
             try:
                 self._bind_adapter(own, adapter)
                 own.grow(count, parents=parents)
-                output = self._append(own, tokens, rows=wanted)
+                output = self._append(own, tokens, rows=wanted, outlet=outlet)
             except BaseException:
                 own.tree = tree  # a chain stays one when its first tree is refused or interrupted
                 raise
@@ -133,29 +174,30 @@ class OnnxModel:
             self._session = None
             self._buffers.close()
             self._adapters.close()
+            self._opened.close()
             for lease in self._leases:
                 lease.release()
 
-    def _append(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int]) -> Output:
+    def _append(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: Outlet) -> Output:
         """Run the passes that append `tokens` and return what `rows` gave."""
         if state.tree is not None and not self._card.tree:
             raise CapabilityError(f"{self._card.name} has no tree attention: its graph reads chains only")
         try:
             if len(tokens) > self._rows_next(state, state.pending):
-                return self._passes(state, tokens, rows=rows)
+                return self._passes(state, tokens, rows=rows, outlet=outlet)
             self._buffers.hold_rows(max(len(rows), LEAST_ROWS))
-            self._pass(state, tokens, start=state.pending, rows=rows)
+            self._pass(state, tokens, start=state.pending, rows=rows, outlet=outlet)
         except (EdgeDecodeError, MemoryError):
             raise
         except Exception as error:  # the engine's exceptions share no base class
             what = f"ONNX Runtime failed in a pass of {len(tokens)} rows: {first_line(error)}"
             raise RuntimeUnavailable(what) from error
-        return self._output(len(rows))
+        return self._output(outlet, len(rows))
 
-    def _output(self, count: int) -> Output:
+    def _output(self, outlet: Outlet, count: int) -> Output:
         """Return the first `count` rows of the buffers."""
-        buffers = self._buffers
-        return Output(buffers.logits[:count], buffers.hidden[:count] if self._card.hidden_size else None)
+        hidden = self._buffers.hidden[:count] if self._card.hidden_size else None
+        return Output(self._heads.logits(outlet, count), hidden)
 
     def _bind(self, state: OnnxState) -> Untyped:
         """Bind what never changes: the cache, read as past and written as present, and the two lengths."""
@@ -168,9 +210,10 @@ class OnnxModel:
             binding.bind_ortvalue_output(present, value)
         binding.bind_ortvalue_input("seqlens_k", self._buffers.last_slot_value)
         binding.bind_ortvalue_input("total_length", self._buffers.total_value)
+        self._heads.bind_counts(binding)
         return binding
 
-    def _passes(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int]) -> Output:
+    def _passes(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: Outlet) -> Output:
         """Append `tokens` in several passes, none of one row without need, and compute each row where it falls."""
         order = sorted(range(len(rows)), key=rows.__getitem__)
         ascending = [rows[index] for index in order]
@@ -183,10 +226,10 @@ class OnnxModel:
                 width -= 1
             here = [row - start for row in ascending[filled:] if row < start + width]
             chunk = tokens[start : start + width]
-            self._pass(state, chunk, start=state.pending + start, rows=here, slot=filled)
+            self._pass(state, chunk, start=state.pending + start, rows=here, outlet=outlet, slot=filled)
             filled += len(here)
             start += width
-        output = self._output(len(rows))
+        output = self._output(outlet, len(rows))
         if ascending == list(rows):
             return output
         asked = np.argsort(order)
@@ -200,7 +243,16 @@ class OnnxModel:
         total = state.length + start
         return 1 if total == 0 and state.tree is not None else self._footprint.rows_after(total)
 
-    def _pass(self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int], slot: int = 0) -> None:
+    def _pass(
+        self,
+        state: OnnxState,
+        tokens: Sequence[int],
+        *,
+        start: int,
+        rows: Sequence[int],
+        outlet: Outlet,
+        slot: int = 0,
+    ) -> None:
         """Run one pass over the pending rows from `start`; the logits of `rows` go to the buffer's rows from `slot`."""
         buffers, binding = self._buffers, state.binding
         width = len(tokens)
@@ -213,9 +265,12 @@ class OnnxModel:
             binding.bind_ortvalue_input("input_ids", ids)
             binding.bind_ortvalue_input("position_ids", positions)
             state.bound_width = width
-        output = buffers.logits_pointer + slot * self._row_nbytes
-        if state.bound_rows != len(rows) or state.bound_output != output:
-            self._bind_rows(state, rows=len(rows), slot=slot)
+        output = self._heads.pointer(outlet, slot)
+        if state.bound_rows != len(rows) or state.bound_output != output or state.bound_outlet is not outlet:
+            state.bound_rows = -1
+            self._heads.bind(binding, outlet, rows=len(rows), slot=slot)
+            state.bound_rows, state.bound_output, state.bound_outlet = len(rows), output, outlet
+        self._heads.share(outlet, len(rows))
         buffers.ids[:width] = tokens
         buffers.pick(rows)
         buffers.last_slot[0] = total - 1
@@ -226,18 +281,6 @@ class OnnxModel:
             buffers.positions[:width] = np.add(state.tree.depths(start, start + width), state.length)
         self._biases.bind(binding, state, start=start, width=width)
         self._session.run_with_iobinding(binding)
-
-    def _bind_rows(self, state: OnnxState, *, rows: int, slot: int) -> None:
-        buffers, binding = self._buffers, state.binding
-        state.bound_rows = -1
-        binding.bind_ortvalue_input("rows", buffers.picked_value(rows))
-        logits = buffers.logits_pointer + slot * self._row_nbytes
-        binding.bind_output("logits", "cpu", 0, np.float32, (rows, self._card.rows), logits)
-        if self._card.hidden_size:
-            width = self._card.hidden_size
-            hidden = buffers.hidden_pointer + slot * width * FLOAT_NBYTES
-            binding.bind_output("hidden", "cpu", 0, np.float32, (rows, width), hidden)
-        state.bound_rows, state.bound_output = rows, logits
 
     def _bind_adapter(self, state: OnnxState, use: AdapterUse | None) -> None:
         """Bind the adapter's matrices where others are bound now; the engine's defaults are the base model."""

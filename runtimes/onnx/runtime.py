@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from .concat_model import CONCAT, ConcatModel
 from .footprint import ENGINE_NBYTES, plan_footprint
 from .graph import check_concat_contract, check_contract, import_engine, open_session
 from .model import OnnxModel
+from .opened_heads import OpenedHeads, open_heads
 from .providers import PROVIDERS, choose_provider
 
 __all__ = ["OnnxRuntime"]
@@ -136,7 +138,21 @@ class OnnxRuntime:
                 weights_nbytes=footprint.weights_nbytes,
                 threads=threads,
             )
-            model = (ConcatModel if concat else OnnxModel)(
+            opened = OpenedHeads()
+            if not concat:
+                opened = open_heads(
+                    self._engine,
+                    session,
+                    entry=entry,
+                    graph=graph,
+                    root=root,
+                    card=card,
+                    needs=needs,
+                    budget=budget,
+                )
+                undo.callback(opened.close)
+            make: Callable[..., LanguageModel] = ConcatModel if concat else partial(OnnxModel, opened=opened)
+            model = make(
                 self._engine,
                 session=session,
                 entry=entry,

@@ -50,6 +50,7 @@ class OnnxState:
         self.bound_width = 0
         self.bound_rows = -1
         self.bound_output = 0
+        self.bound_outlet: object = None
         self.bound_adapter: object = None
 
     @property

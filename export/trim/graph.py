@@ -1,0 +1,175 @@
+"""Draws a model's graph "heads": the body of its base graph, and behind it the whole head, a trimmed and a local one.
+
+It lies over the same weights file. The trimmed head's rows are slices of the whole one's, bit for bit, and are held in
+the graph's own file. The local head's rows come with a pass, as floats: looking them up inside the graph, as the
+embedding does, costs some nanoseconds a weight and again in every pass, which for a small model is more than its head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from edgedecode.errors import ExportError
+from edgedecode.head_table import HEAD_PROPERTY, StoredArray
+from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.types import IntArray
+from edgedecode.vocabulary import TrimmedVocabulary
+
+from ..frameworks import reason_of
+from ..graph.passes.surgery import insert_before
+from .head import FoundHead, find_head, is_wide
+
+__all__ = ["HEADS", "write_heads"]
+
+HEADS = "heads"
+"""The graph's name in a model's entry, and its file's in the model's folder."""
+_LOCAL, _TRIM, _CONCAT = "local", "trim", "concat"
+
+
+def write_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray | None) -> Graph:
+    """Write the graph of a model of the pack at `root` into the file `out` and return what the manifest says of it.
+
+    base: the graph to add heads to. ids: what the trimmed head keeps, ascending; None: there is none, only a local one.
+    The returned `file` lies beside the base graph, wherever `out` is. Of the weights only the rows kept are read.
+    Raises ExportError for a head that cannot be cut, InputError for ids that are not a part of the vocabulary.
+    """
+    if _CONCAT in base.capabilities:
+        raise ExportError(f"{base.file} joins past and present itself: heads are added to graphs of `export` alone")
+    model = _read(root / base.file)
+    head = find_head(model, name=base.file)
+    if (head.layout.rows, head.layout.columns) != (entry.rows, entry.hidden_size):
+        raise ExportError(
+            f"the head of {base.file} is {head.layout.rows} by {head.layout.columns}, the manifest says "
+            f"{entry.rows} by {entry.hidden_size}: export the pack again"
+        )
+    drawing = _Drawing(model, head, weights=root / entry.weights)
+    drawing.add_local()
+    if ids is not None:
+        drawing.add_trimmed(TrimmedVocabulary(ids, entry.rows).ids)
+    model.metadata_props[HEAD_PROPERTY] = head.layout.to_json()
+    _write(model, out)
+    return replace(
+        base,
+        file=PurePosixPath(base.file).with_name(f"{HEADS}.onnx").as_posix(),
+        inputs=tuple(str(value.name) for value in model.graph.inputs),
+        outputs=tuple(str(value.name) for value in model.graph.outputs),
+        capabilities=(*base.capabilities, _LOCAL, *(() if ids is None else (_TRIM,))),
+    )
+
+
+class _Drawing:
+    """Adds heads to a graph. Its picked rows are split among them by the input `heads`: how many for each."""
+
+    def __init__(self, model: ir.Model, head: FoundHead, *, weights: Path) -> None:
+        self._graph, self._head, self._weights = model.graph, head, weights
+        self._rows = head.layout.rows
+        self._logits = next(value for value in model.graph.outputs if value.name == "logits")
+        counts = self._input("heads", ir.DataType.INT64, [3])
+        hidden = head.hidden
+        split = ir.node("Split", [hidden, counts], {"axis": 0}, num_outputs=3, name="/heads/Split")
+        insert_before(head.node, split)
+        self._parts = split.outputs
+        for part, letter in zip(self._parts, "WTP", strict=True):
+            part.name = f"/heads/hidden.{letter}"
+            part.type, part.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([letter, head.layout.columns])
+        head.node.replace_input_with(0, self._parts[0])
+        for output in (node.outputs[0] for node in (head.node, *head.tail)):
+            if output.shape is not None:
+                output.shape = ir.Shape(["W", self._rows])
+
+    def add_trimmed(self, ids: IntArray) -> None:
+        """Add the head that keeps `ids`."""
+        node, layout = self._head.node, self._head.layout
+        kept = self._initializer("/trim/ids", ids.astype(np.int64))
+        bias = self._head.bias
+        attributes = {name: attribute for name, attribute in node.attributes.items() if name != "N"}
+        if node.op_type == "MatMulNBits":
+            attributes["N"] = ir.AttrInt64("N", len(ids))
+        inputs: list[ir.Value | None] = [self._parts[1], self._cut("values", layout.values, ids)]
+        if layout.scales is not None:
+            zeros = layout.zero_points
+            inputs.append(self._cut("scales", layout.scales, ids))
+            inputs += [None if zeros is None else self._cut("zero_points", zeros, ids), None]
+        elif layout.bits == 16:
+            inputs[1] = self._add(ir.node("Cast", [inputs[1]], {"to": ir.DataType.FLOAT}, name="/trim/Cast"))
+        if bias is not None:
+            inputs.append(self._picked(bias, kept, _TRIM))
+        while inputs[-1] is None:
+            inputs.pop()
+        product = ir.Node(node.domain, node.op_type, inputs, attributes, name="/trim/head")
+        self._finish(self._add(product), kept, name=_TRIM, sizes=["T", len(ids)])
+
+    def add_local(self) -> None:
+        """Add the head whose rows are an input, [ids, hidden size]; its ids are one too where a bias needs them."""
+        rows = self._input("local_rows", ir.DataType.FLOAT, ["L", self._head.layout.columns])
+        constants = [value for node in self._head.tail for value in node.inputs[1:] if value is not None]
+        ids, bias = None, self._head.bias
+        if bias is not None or any(is_wide(value, self._rows) for value in constants):
+            ids = self._input("local_ids", ir.DataType.INT64, ["L"])
+        value = self._add(ir.node("Gemm", [self._parts[2], rows], {"transB": 1}, name="/local/head"))
+        if bias is not None:
+            added = self._picked(bias, ids, _LOCAL)
+            value = self._add(ir.node("Add", [value, added], name="/local/bias"))
+        self._finish(value, ids, name=_LOCAL, sizes=["P", "L"])
+
+    def _finish(self, value: ir.Value, ids: ir.Value | None, *, name: str, sizes: Sequence[int | str]) -> None:
+        """Repeat behind a head what follows the whole one, and give its logits out."""
+        for node in self._head.tail:
+            inputs = [value, *(self._picked(constant, ids, name) for constant in node.inputs[1:])]
+            value = self._add(ir.Node(node.domain, node.op_type, inputs, node.attributes, name=f"{node.name}/{name}"))
+        value.name, value.type, value.shape = f"{name}_logits", self._logits.type, ir.Shape(sizes)
+        self._graph.outputs.insert(self._graph.outputs.index(self._logits) + 1, value)
+
+    def _picked(self, value: ir.Value | None, ids: ir.Value | None, name: str) -> ir.Value | None:
+        """Return a constant as it is for some ids: their part of it, where it holds a number for each id."""
+        if value is None or not is_wide(value, self._rows):
+            return value
+        assert ids is not None
+        return self._add(ir.node("Gather", [value, ids], {"axis": -1}, name=f"/{name}/{value.name}"))
+
+    def _cut(self, name: str, stored: StoredArray, ids: IntArray) -> ir.Value:
+        """Return the stored rows of some ids as an initializer, in the shape that the head's node wants."""
+        array = stored.open(self._weights)
+        layout = self._head.layout
+        if name == "values" and layout.block_size:
+            array = array.reshape(self._rows, layout.columns // layout.block_size, -1)
+        cut = array[:, ids] if layout.transposed else array[ids]
+        return self._initializer(f"/trim/{name}", np.ascontiguousarray(cut))
+
+    def _initializer(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+        tensor = ir.tensor(array, name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+        self._graph.register_initializer(value)
+        return value
+
+    def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
+        """Add an input behind the plain ones, before keys and values."""
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        inputs = self._graph.inputs
+        place = next((i for i, each in enumerate(inputs) if str(each.name).startswith("past_key_values.")), len(inputs))
+        inputs.insert(place, value)
+        return value
+
+    def _add(self, node: ir.Node) -> ir.Value:
+        self._graph.append(node)
+        return node.outputs[0]
+
+
+def _read(path: Path) -> ir.Model:
+    try:
+        return ir.load(path)
+    except Exception as error:  # protobuf's errors and onnx_ir's own
+        raise ExportError(f"{path} is no sound graph ({reason_of(error)}): export or import the pack again") from None
+
+
+def _write(model: ir.Model, out: Path) -> None:
+    try:
+        ir.save(model, out)
+    except OSError as error:
+        raise ExportError(f"{out} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,215 @@
+"""Opening a graph of several heads: which is opened, and what does not fit is one clear line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError
+from edgedecode.head_table import HEAD_PROPERTY
+from edgedecode.manifest import ModelEntry, TrimEntry
+from edgedecode.memory import Budget
+from edgedecode.protocols import HeadedModel
+from edgedecode.vocabulary import write_token_ids
+from tests.contract.concat_graph import write_concat
+from tests.contract.conftest import open_entry
+from tests.contract.toy_graph import WEIGHTS, ToyShape, write_toy
+from tests.contract.toy_heads import KEPT, MAP, add_heads, open_headed, write_headed
+
+SHAPE = ToyShape(bits=8, graphs=("base", "lora"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelEntry]:
+    folder = tmp_path_factory.mktemp("made")
+    return folder, write_headed(folder, SHAPE)
+
+
+@pytest.fixture
+def entry(made: tuple[Path, ModelEntry]) -> ModelEntry:
+    return made[1]
+
+
+@pytest.fixture
+def pack(made: tuple[Path, ModelEntry], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made[0], tmp_path / "pack"))
+
+
+def refused(entry: ModelEntry, root: Path, *needs: str) -> str:
+    """Open it, expect a ManifestError of one line, and see that no lease stays behind."""
+    budget = Budget()
+    with pytest.raises(ManifestError) as caught:
+        open_entry(entry, root, budget=budget, needs=needs or ("trim", "local"))
+    assert "\n" not in str(caught.value)
+    assert budget.leases == ()
+    return str(caught.value)
+
+
+def test_heads_are_opened_where_they_are_needed(entry: ModelEntry, pack: Path) -> None:
+    graph = entry.graphs["heads"]
+    assert graph.file == "heads.onnx"
+    assert graph.capabilities == ("tree", "rows", "local", "trim")
+    assert graph.inputs[5:8] == ("rows", "heads", "local_rows")
+    assert graph.outputs[:3] == ("logits", "trim_logits", "local_logits")
+    plain = open_entry(entry, pack, budget=Budget())
+    assert isinstance(plain, HeadedModel)
+    assert (plain.trimmed, plain.local) == (None, None)
+    plain.close()
+    (pack / "base.onnx").unlink()
+    for needs, trimmed, local in ((("trim",), True, False), (("local", "tree"), True, True)):
+        model = open_headed(entry, pack, needs=needs)
+        assert (model.trimmed is not None, model.local is not None) == (trimmed, local)
+        model.close()
+
+
+def test_a_local_head_needs_no_map(tmp_path: Path) -> None:
+    entry = write_headed(tmp_path, SHAPE, ids=None)
+    assert entry.graphs["heads"].capabilities == ("tree", "rows", "local")
+    model = open_headed(entry, tmp_path, needs=("local",))
+    assert model.trimmed is None
+    local, state = model.local, model.new_state(8)
+    assert local is not None
+    assert local.most == 128
+    local.choose(KEPT)
+    assert local.forward([1, 2], state, rows="all").logits.shape == (2, len(KEPT))
+    assert model.forward([3], state).logits.shape == (1, 128)
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"),
+    [
+        (("trim",), r"offers trim; it has base: .*: `edgedecode trim PACK` adds one"),
+        (("local", "tree"), r"offers local and tree; it has base: .*`edgedecode trim PACK` adds one"),
+        (("trim", "lora"), r"no one graph offers them together.*: leave out one of them"),
+    ],
+    ids=str,
+)
+def test_what_no_graph_offers_is_refused(entry: ModelEntry, pack: Path, needs: tuple[str, ...], words: str) -> None:
+    graphs = {name: graph for name, graph in entry.graphs.items() if name != "heads"}
+    with pytest.raises(CapabilityError, match=words):
+        open_entry(replace(entry, graphs=graphs), pack, budget=Budget(), needs=needs)
+
+
+def test_a_map_that_does_not_fit(entry: ModelEntry, pack: Path) -> None:
+    assert "nothing that maps it" in refused(replace(entry, trim=None), pack)
+    more = replace(entry, trim=TrimEntry(size=len(KEPT) + 1, token_ids=MAP))
+    assert f"maps {len(KEPT)} rows" in refused(more, pack)
+    write_token_ids(pack / MAP, np.append(KEPT, 127 if KEPT[-1] < 127 else 128))
+    refused(more, pack)
+    write_token_ids(pack / MAP, np.append(KEPT[:-1], 128))
+    assert "does not fit the draft" in refused(entry, pack)
+    (pack / MAP).unlink()
+    assert "cannot be read" in refused(entry, pack, "trim")
+
+
+def test_a_map_of_another_size_than_the_graph(entry: ModelEntry, pack: Path) -> None:
+    write_token_ids(pack / MAP, KEPT[:-1])
+    other = replace(entry, trim=TrimEntry(size=len(KEPT) - 1, token_ids=MAP))
+    assert f"a trimmed head of {len(KEPT)} rows, its map {len(KEPT) - 1}" in refused(other, pack)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (None, "is not JSON"),
+        ({"values": None}, "values"),
+        ({"bits": 5}, "no head"),
+        ({"block_size": 24}, "no head"),
+        ({"rows": 64}, "no head"),
+        ({"scales": None}, "no head"),
+        ({"values": {"kind": "float64", "offset": 0, "shape": [128, 64]}}, "kind must be one of"),
+        ({"values": {"kind": "uint8", "offset": -1, "shape": [128, 64]}}, "offset"),
+        ({"values": {"kind": "uint8", "offset": 10**9, "shape": [128, 64]}}, "does not hold the head"),
+    ],
+    ids=str,
+)
+def test_a_graph_that_tells_its_head_wrong(
+    entry: ModelEntry, pack: Path, change: dict[str, object] | None, words: str
+) -> None:
+    path = pack / "heads.onnx"
+    graph = onnx.load(path, load_external_data=False)
+    (told,) = [told for told in graph.metadata_props if told.key == HEAD_PROPERTY]
+    told.value = "{" if change is None else json.dumps({**json.loads(told.value), **change})
+    onnx.save(graph, path)
+    assert words in refused(entry, pack, "local")
+    open_headed(entry, pack, needs=("trim",)).close()
+
+
+def test_a_graph_without_what_the_manifest_says(entry: ModelEntry, pack: Path) -> None:
+    shutil.copyfile(pack / "base.onnx", pack / "heads.onnx")
+    assert "has no heads, local_rows" in refused(entry, pack)
+
+
+def test_weights_may_lie_elsewhere(entry: ModelEntry, pack: Path, tmp_path: Path) -> None:
+    beside = open_headed(entry, pack)
+    found = []
+    elsewhere = tmp_path / "elsewhere" / WEIGHTS
+    elsewhere.parent.mkdir()
+    (pack / WEIGHTS).rename(elsewhere)
+    for model in (beside, open_headed(replace(entry, weights=str(elsewhere)), pack)):
+        local = model.local
+        assert local is not None
+        local.choose(KEPT)
+        found.append(local.forward([1, 2, 3], model.new_state(8), rows="all").logits)
+    assert np.array_equal(*found)
+    assert add_heads(replace(entry, weights=str(elsewhere)), pack).graphs == entry.graphs
+
+
+@pytest.mark.parametrize("ids", [[], [3, 2], [3, 3], [-1, 2], [5, 128]], ids=str)
+def test_ids_that_are_no_part_of_the_vocabulary(entry: ModelEntry, pack: Path, ids: list[int]) -> None:
+    (pack / "heads.onnx").unlink()
+    with pytest.raises(InputError, match="must ascend, from 0 to below 128"):
+        add_heads(entry, pack, ids=np.array(ids, np.int64))
+    assert not (pack / "heads.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "attribute", "words"),
+    [
+        ("MatMulNBits", "bits", "blocks of 32 weights of 2 bits"),
+        ("MatMulNBits", "block_size", "blocks of 24 weights of 8 bits in rows of 64"),
+    ],
+)
+def test_heads_of_another_form(entry: ModelEntry, pack: Path, kind: str, attribute: str, words: str) -> None:
+    path = pack / "base.onnx"
+    graph = onnx.load(path, load_external_data=False)
+    head = graph.graph.node[-1]
+    assert head.op_type == kind
+    (found,) = [each for each in head.attribute if each.name == attribute]
+    found.i = {"bits": 2, "block_size": 24}[attribute]
+    onnx.save(graph, path)
+    with pytest.raises(ExportError, match=words):
+        add_heads(entry, pack)
+
+
+def test_a_graph_that_joins_past_and_present_itself(tmp_path: Path) -> None:
+    foreign = write_concat(tmp_path, positions=True)
+    with pytest.raises(ExportError, match="joins past and present itself"):
+        add_heads(foreign, tmp_path)
+
+
+def test_graphs_that_cannot_be_cut(entry: ModelEntry, pack: Path) -> None:
+    graph = onnx.load(pack / "base.onnx", load_external_data=False)
+    graph.graph.node[-1].op_type, graph.graph.node[-1].domain = "MatMulFloat", "com.example"
+    onnx.save(graph, pack / "base.onnx")
+    with pytest.raises(ExportError, match="not come from a matrix product"):
+        add_heads(entry, pack)
+    (pack / "base.onnx").write_bytes(b"no graph")
+    with pytest.raises(ExportError, match="no sound graph"):
+        add_heads(entry, pack)
+    with pytest.raises(ExportError, match="the manifest says 130 by 64"):
+        add_heads(replace(write_toy(pack, SHAPE), rows=130), pack)
+
+
+def test_a_head_inside_the_graph_s_file(entry: ModelEntry, pack: Path) -> None:
+    graph = onnx.load(pack / "base.onnx")
+    onnx.save(graph, pack / "base.onnx")
+    with pytest.raises(ExportError, match="does not lie in the model's weights file"):
+        add_heads(entry, pack)

@@ -1,0 +1,249 @@
+"""A local head: the logits of ids chosen from pass to pass, over the whole head's states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
+from edgedecode.manifest import ModelEntry
+from edgedecode.memory import Budget
+from edgedecode.protocols import LocalHead, State
+from edgedecode.runtimes.onnx.model import OnnxModel
+from edgedecode.types import FloatArray, IntArray
+from tests.contract.conftest import open_entry
+from tests.contract.test_onnx_passes import spy_on
+from tests.contract.toy_graph import ToyShape, write_toy
+from tests.contract.toy_heads import KEPT, add_heads, open_headed, write_headed
+
+SHAPES = {bits: ToyShape(bits=bits, graphs=("base", "hidden")) for bits in (32, 8, 4)}
+TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, 128, 400)]
+CHOICES: list[IntArray] = [np.array([5]), np.arange(128), KEPT, np.array([0, 7, 127])]
+TIGHT = 2e-5
+ROUNDED = 0.1  # quantized kernels round what they read; a local head's do not
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def bits(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(bits: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("local") / str(bits)
+
+
+@pytest.fixture(scope="module")
+def entry(bits: int, folder: Path) -> ModelEntry:
+    return write_headed(folder, SHAPES[bits])
+
+
+@pytest.fixture(scope="module")
+def model(entry: ModelEntry, folder: Path) -> Iterator[OnnxModel]:
+    opened = open_headed(entry, folder)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def expected(entry: ModelEntry, folder: Path) -> FloatArray:
+    """The logits of every id after each token, from the hidden states and the weights as numbers."""
+    hidden = open_entry(entry, folder, budget=Budget(), needs=("hidden",))
+    states = hidden.forward(TOKENS, hidden.new_state(400), rows="all").hidden
+    assert states is not None
+    logits = states @ weights_of(folder, entry.bits).T
+    hidden.close()
+    return np.asarray(logits, np.float32)
+
+
+def weights_of(folder: Path, bits: int) -> FloatArray:
+    """Return the toy's head, [ids, hidden size], as numbers."""
+    stored = {
+        tensor.name: numpy_helper.to_array(tensor)
+        for tensor in onnx.load(folder / "base.onnx").graph.initializer
+        if tensor.name.startswith("head.")
+    }
+    if bits == 32:
+        return np.asarray(stored["head.weight"].T, np.float32)
+    packed = stored["head.packed"]
+    if bits == 4:
+        packed = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], -1)
+    blocks = (packed.astype(np.float32) - 2 ** (bits - 1)) * stored["head.scales"][:, :, None]
+    return np.asarray(blocks.reshape(len(packed), -1), np.float32)
+
+
+def local_of(model: OnnxModel) -> LocalHead:
+    head = model.local
+    assert head is not None
+    return head
+
+
+def fresh(model: OnnxModel, count: int) -> State:
+    state = model.new_state(400)
+    if count:
+        model.forward(TOKENS[:count], state, rows="none")
+        state.keep(range(count))
+    return state
+
+
+def test_ids_change_between_passes(model: OnnxModel, expected: FloatArray) -> None:
+    head, state = local_of(model), fresh(model, 20)
+    for step in range(40):
+        ids, row = CHOICES[step % len(CHOICES)], 20 + step
+        head.choose(ids)
+        assert head.token_ids is ids
+        found = head.forward([TOKENS[row]], state).logits
+        assert found.shape == (1, len(ids))
+        np.testing.assert_allclose(found[0], expected[row, ids], rtol=0, atol=TIGHT)
+    state.close()
+
+
+def test_one_choice_serves_many_passes(model: OnnxModel, expected: FloatArray) -> None:
+    head, state = local_of(model), fresh(model, 20)
+    head.choose(KEPT)
+    for start, stop in ((20, 21), (21, 24), (24, 80), (80, 81)):
+        found = head.forward(TOKENS[start:stop], state, rows="all").logits
+        np.testing.assert_allclose(found, expected[start:stop][:, KEPT], rtol=0, atol=TIGHT)
+    found = head.forward(TOKENS[81:85], state, rows=[3, 1]).logits
+    np.testing.assert_allclose(found, expected[[84, 82]][:, KEPT], rtol=0, atol=TIGHT)
+    assert head.forward(TOKENS[85:87], state, rows="none").logits.shape == (0, len(KEPT))
+    state.close()
+
+
+def test_a_long_prompt(model: OnnxModel, expected: FloatArray) -> None:
+    head, state = local_of(model), fresh(model, 0)
+    head.choose(CHOICES[3])
+    found = head.forward(TOKENS, state, rows=[399, 3, 300]).logits
+    np.testing.assert_allclose(found, expected[[399, 3, 300]][:, CHOICES[3]], rtol=0, atol=TIGHT)
+    state.close()
+
+
+def test_trees_and_other_heads_in_turns(model: OnnxModel, expected: FloatArray) -> None:
+    head, trimmed, state = local_of(model), model.trimmed, fresh(model, 20)
+    assert trimmed is not None
+    head.choose(CHOICES[3])
+    found = head.forward([TOKENS[20], 9, TOKENS[21]], state, parents=[-1, -1, 0], rows="all").logits
+    np.testing.assert_allclose(found[[0, 2]], expected[20:22][:, CHOICES[3]], rtol=0, atol=TIGHT)
+    state.keep([0, 2])
+    whole = model.forward(TOKENS[22:24], state, rows="all").logits.copy()
+    cut = trimmed.forward(TOKENS[24:26], state, rows="all").logits.copy()
+    found = head.forward(TOKENS[26:28], state, rows="all").logits
+    np.testing.assert_allclose(whole, expected[22:24], rtol=0, atol=ROUNDED)
+    np.testing.assert_allclose(cut, expected[24:26][:, KEPT], rtol=0, atol=ROUNDED)
+    np.testing.assert_allclose(found, expected[26:28][:, CHOICES[3]], rtol=0, atol=TIGHT)
+    state.close()
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([], "1 to 128 ids, not 0"),
+        (range(129), "1 to 128 ids, not 129"),
+        ([3, 2], "must ascend"),
+        ([3, 3], "must ascend"),
+        ([-1, 3], "must ascend, from 0 to below 128"),
+        ([3, 128], "must ascend, from 0 to below 128"),
+    ],
+    ids=str,
+)
+def test_a_bad_choice_leaves_the_last_one(model: OnnxModel, expected: FloatArray, ids: list[int], words: str) -> None:
+    head, state = local_of(model), fresh(model, 20)
+    head.choose(KEPT)
+    with pytest.raises(InputError, match=words):
+        head.choose(np.array(ids, np.int64))
+    assert head.token_ids is KEPT
+    np.testing.assert_allclose(head.forward(TOKENS[20:22], state).logits[0], expected[21, KEPT], rtol=0, atol=TIGHT)
+    state.close()
+
+
+def test_an_interrupted_pass_leaves_the_heads_usable(entry: ModelEntry, folder: Path, expected: FloatArray) -> None:
+    model: Any = open_headed(entry, folder)
+    head, state, session = local_of(model), fresh(model, 20), model._session
+    head.choose(KEPT)
+    spy_on(model, fail_at=1, error=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        head.forward(TOKENS[20:22], state)
+    model._session = session
+    assert state.pending == 0
+    head.choose(CHOICES[3])
+    found = head.forward(TOKENS[20:22], state, rows="all").logits
+    np.testing.assert_allclose(found, expected[20:22][:, CHOICES[3]], rtol=0, atol=TIGHT)
+    model.close()
+
+
+def test_the_head_of_a_closed_model(entry: ModelEntry, folder: Path) -> None:
+    model = open_headed(entry, folder)
+    head, trimmed, state = local_of(model), model.trimmed, model.new_state(8)
+    assert trimmed is not None
+    with pytest.raises(InputError, match="choose some before"):
+        head.forward([1], state)
+    assert state.pending == 0
+    head.choose(KEPT)
+    head.forward([1], state)
+    model.close()
+    for call in (lambda: head.choose(KEPT), lambda: head.forward([1], state), lambda: trimmed.forward([1], state)):
+        with pytest.raises(CapabilityError, match="closed"):
+            call()
+
+
+def test_its_memory_is_leased_when_it_is_asked_for(entry: ModelEntry, folder: Path) -> None:
+    budget = Budget()
+    model = open_headed(entry, folder, needs=("trim",), budget=budget)
+    assert model.local is None
+    assert [lease.name for lease in budget.leases if lease.name.startswith("local:")] == []
+    model.close()
+    budget = Budget()
+    model = open_headed(entry, folder, budget=budget)
+    (lease,) = [lease for lease in budget.leases if lease.name == "local:target"]
+    nbytes = lease.nbytes
+    assert nbytes >= 128 * 64 * 4
+    used = budget.used_nbytes
+    local_of(model).choose(np.arange(128))
+    assert budget.used_nbytes == used
+    model.close()
+    assert [lease.name for lease in budget.leases] == ["engine code"]
+    tight = Budget(used - nbytes // 2)
+    with pytest.raises(BudgetExceeded, match="local:target"):
+        open_headed(entry, folder, budget=tight)
+    assert tight.leases == ()
+
+
+@pytest.mark.parametrize("width", [32, 8])
+def test_what_follows_the_head_follows_every_head(tmp_path: Path, width: int) -> None:
+    """A bias of each id and a soft cap behind the product, as other exporters' graphs may have them."""
+    entry = write_toy(tmp_path, ToyShape(bits=width))
+    path = tmp_path / "base.onnx"
+    graph = onnx.load(path, load_external_data=False)
+    bias = np.random.default_rng(1).standard_normal(128).astype(np.float32)
+    graph.graph.node[-1].output[0] = "product"
+    constants = [numpy_helper.from_array(bias, "bias"), numpy_helper.from_array(np.array(3, np.float32), "cap")]
+    graph.graph.initializer.extend(constants)
+    for kind, inputs, output in (
+        ("Add", ["product", "bias"], "biased"),
+        ("Div", ["biased", "cap"], "small"),
+        ("Tanh", ["small"], "capped"),
+        ("Mul", ["capped", "cap"], "logits"),
+    ):
+        graph.graph.node.append(helper.make_node(kind, inputs, [output], name=f"/{kind}"))
+    onnx.save(graph, path)
+    assert all(tensor.data_location != TensorProto.EXTERNAL for tensor in graph.graph.initializer[-2:])
+    model = open_headed(add_heads(entry, tmp_path), tmp_path)
+    local, trimmed, state = local_of(model), model.trimmed, model.new_state(80)
+    assert trimmed is not None
+    whole = model.forward(TOKENS[:60], state, rows="all").logits.copy()
+    assert np.abs(whole).max() < 3
+    state.crop(0)
+    found = trimmed.forward(TOKENS[:60], state, rows="all").logits.copy()
+    np.testing.assert_allclose(found, whole[:, KEPT], rtol=0, atol=1e-4)
+    for ids in CHOICES:
+        state.crop(0)
+        local.choose(ids)
+        found = local.forward(TOKENS[:60], state, rows="all").logits.copy()
+        np.testing.assert_allclose(found, whole[:, ids], rtol=0, atol=1e-4 if width == 32 else ROUNDED)
+    model.close()

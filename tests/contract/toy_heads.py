@@ -1,0 +1,55 @@
+"""Toys with a graph of several heads. The graph is drawn as `edgedecode trim` draws it, over the toy's base graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode.manifest import ModelEntry, TrimEntry
+from edgedecode.memory import Budget
+from edgedecode.protocols import HeadedModel
+from edgedecode.runtimes.onnx.model import OnnxModel
+from edgedecode.types import IntArray
+from edgedecode.vocabulary import write_token_ids
+from tests.contract.conftest import open_entry
+from tests.contract.toy_graph import ToyShape, write_toy
+
+MAP = "trim.ids"
+KEPT: IntArray = np.sort(np.random.default_rng(11).permutation(128)[:37]).astype(np.int64)
+"""An odd number of ids, so that no kernel's tile comes out even."""
+
+
+def add_heads(entry: ModelEntry, folder: Path, *, ids: IntArray | None = KEPT) -> ModelEntry:
+    """Add the graph "heads" to a toy that is written, and return the entry with it."""
+    pytest.importorskip("onnx_ir", reason="onnx_ir, which draws the graph, is not installed")
+    from edgedecode.export.trim.graph import write_heads
+
+    graph = write_heads(entry.graphs["base"], entry, folder, out=folder / "heads.onnx", ids=ids)
+    trim = None
+    if ids is not None:
+        write_token_ids(folder / MAP, ids)
+        trim = TrimEntry(size=len(ids), token_ids=MAP)
+    return replace(entry, graphs={**entry.graphs, "heads": graph}, trim=trim)
+
+
+def write_headed(folder: Path, shape: ToyShape, *, ids: IntArray | None = KEPT) -> ModelEntry:
+    """Write a toy and its graph "heads"."""
+    return add_heads(write_toy(folder, shape), folder, ids=ids)
+
+
+def open_headed(
+    entry: ModelEntry,
+    folder: Path,
+    *,
+    needs: tuple[str, ...] = ("trim", "local"),
+    budget: Budget | None = None,
+    threads: int = 1,
+) -> OnnxModel:
+    """Open the graph with the heads that `needs` names."""
+    model = open_entry(entry, folder, budget=budget or Budget(), needs=needs, threads=threads)
+    assert isinstance(model, OnnxModel)
+    assert isinstance(model, HeadedModel)
+    return model
