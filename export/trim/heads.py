@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.errors import ExportError
+from edgedecode.heads import HeadedModel
 from edgedecode.manifest import Graph, Manifest, ModelEntry, TrimEntry
 from edgedecode.memory import Budget
-from edgedecode.protocols import HeadedModel, LanguageModel, Runtime
+from edgedecode.protocols import LanguageModel, Runtime
 from edgedecode.types import IntArray
 from edgedecode.vocabulary import TrimmedVocabulary, write_token_ids
 

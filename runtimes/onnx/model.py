@@ -13,9 +13,10 @@ from weakref import WeakSet, finalize
 import numpy as np
 
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
+from edgedecode.heads import Head, LocalHead
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
-from edgedecode.protocols import Head, LocalHead, State
+from edgedecode.protocols import State
 from edgedecode.types import AdapterUse, LowRank, ModelCard, Output, RowRequest
 
 from ..rows import LEAST_ROWS, check_capacity, check_tokens, wanted_rows

@@ -10,8 +10,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from edgedecode.heads import Head
 from edgedecode.manifest import ModelEntry
-from edgedecode.protocols import Head, State
+from edgedecode.protocols import State
 from edgedecode.runtimes.onnx.model import OnnxModel
 from edgedecode.types import FloatArray
 from tests.contract.reference import TOLERANCE, assert_moved

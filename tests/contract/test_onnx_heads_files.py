@@ -13,9 +13,9 @@ import pytest
 
 from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError
 from edgedecode.head_table import HEAD_PROPERTY
+from edgedecode.heads import HeadedModel
 from edgedecode.manifest import ModelEntry, TrimEntry
 from edgedecode.memory import Budget
-from edgedecode.protocols import HeadedModel
 from edgedecode.vocabulary import write_token_ids
 from tests.contract.concat_graph import write_concat
 from tests.contract.conftest import open_entry

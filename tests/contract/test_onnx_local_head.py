@@ -12,9 +12,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
+from edgedecode.heads import LocalHead
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
-from edgedecode.protocols import LocalHead, State
+from edgedecode.protocols import State
 from edgedecode.runtimes.onnx.model import OnnxModel
 from edgedecode.types import FloatArray, IntArray
 from tests.contract.conftest import open_entry

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgedecode.heads import HeadedModel
 from edgedecode.manifest import ModelEntry, TrimEntry
 from edgedecode.memory import Budget
-from edgedecode.protocols import HeadedModel
 from edgedecode.runtimes.onnx.model import OnnxModel
 from edgedecode.types import IntArray
 from edgedecode.vocabulary import write_token_ids
