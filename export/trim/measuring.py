@@ -59,6 +59,14 @@ class Bench:
         self.ranking([]).vocabulary(size)
         return (size,)
 
+    def with_covering(
+        self, sizes: Sequence[int], ranking: Ranking, material: Material, *, bound: float
+    ) -> tuple[int, ...]:
+        """Return the sizes and the least one with enough coverage of the held-out text, which may lie between them."""
+        held_out = [token for text in material.categories[CALIBRATION] for token in text.scored]
+        found = ranking.size_covering(held_out, bound)
+        return tuple(sorted({*sizes, *([] if found is None else [found])}))
+
     def check(self) -> None:
         """Make the smallest heads there can be and open them, before anything takes long. Raises ExportError."""
         if not self.draft.card.rollback:

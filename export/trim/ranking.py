@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from edgedecode.vocabulary import TrimmedVocabulary
 __all__ = ["Ranking", "always_kept", "rank_ids", "sweep_sizes"]
 
 _SHARES = (2, 4, 8, 16)
+_STEP = 64
 _SIZES = (65536, 32768, 16384, 8192, 4096, 2048, 1024)
 
 
@@ -37,6 +39,15 @@ class Ranking:
         places = np.empty_like(self.order)
         places[self.order] = np.arange(len(self.order))
         return places
+
+    def size_covering(self, tokens: Sequence[int], share: float) -> int | None:
+        """Return the least size, in steps of 64, that knows this share of the tokens; None: only the whole one does."""
+        if not len(tokens):
+            return None
+        places = np.sort(self.places[np.asarray(tokens, np.int64)])
+        needed = int(places[max(0, ceil(share * len(places)) - 1)]) + 1
+        size = max(-(-needed // _STEP) * _STEP, self.always)
+        return size if size < self.vocabulary_size else None
 
     def vocabulary(self, size: int) -> TrimmedVocabulary:
         """Return the vocabulary of this size. Raises InputError for one that is no trim."""

@@ -41,6 +41,8 @@ def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
             bench.check()
             material = gather(pair, request, stages)
             ranking = bench.ranking([text.scored for text in material.counted])
+            if request.size is None:
+                sizes = bench.with_covering(sizes, ranking, material, bound=request.coverage)
             sweep = bench.sweep(ranking, sizes, material, bound=request.coverage)
         chosen = sweep.best if request.size is None else sweep.row(request.size)
         result = TrimResult(root, pair.runtime, material.calibration, sweep, chosen, None)

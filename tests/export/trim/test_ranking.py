@@ -54,6 +54,26 @@ def test_a_size_that_is_no_trim_is_refused() -> None:
         ranking.vocabulary(10)
 
 
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.75, 0.99, 1.0])
+def test_the_least_size_that_covers_a_text(share: float) -> None:
+    rng = np.random.default_rng(3)
+    text = (rng.zipf(1.3, 5000) % 1000).tolist()
+    ranking = rank_ids([text[:2500]], always=frozenset({7}), vocabulary_size=1000)
+    size = ranking.size_covering(text[2500:], share)
+    if size is None:
+        assert ranking.vocabulary(960).share_of(text[2500:]) < share
+    else:
+        assert size % 64 == 0
+        assert ranking.vocabulary(size).share_of(text[2500:]) >= share
+        assert size == 64 or ranking.vocabulary(size - 64).share_of(text[2500:]) < share
+
+
+def test_nothing_covers_an_empty_text_and_what_must_be_kept_is_the_least() -> None:
+    ranking = rank_ids([], always=frozenset(range(100, 300)), vocabulary_size=1000)
+    assert ranking.size_covering([], 0.9) is None
+    assert ranking.size_covering([150], 1.0) == 200
+
+
 def test_an_id_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(InputError, match="ids outside the vocabulary of 10"):
         rank_ids([(3, 10)], always=frozenset(), vocabulary_size=10)
