@@ -15,12 +15,10 @@ from edgedecode.errors import ManifestError
 from edgedecode.fields import Fields
 from edgedecode.types import FloatArray, IntArray
 
-__all__ = ["HEAD_PROPERTY", "ROWS_AT_ONCE", "HeadLayout", "HeadTable", "StoredArray"]
+__all__ = ["HEAD_PROPERTY", "HeadLayout", "HeadTable", "StoredArray"]
 
 HEAD_PROPERTY = "edgedecode.head"
 """The property of a graph that holds its `HeadLayout`."""
-ROWS_AT_ONCE = 256
-"""Rows that are turned into floats together: what is made on the way stays this small."""
 KINDS = ("uint8", "float16", "float32")
 
 Numbers: TypeAlias = npt.NDArray[Any]
@@ -120,26 +118,24 @@ class HeadTable:
         self._zero_points = None if layout.zero_points is None else layout.zero_points.open(weights)
 
     def read(self, ids: IntArray, out: FloatArray) -> None:
-        """Write the rows of `ids` into `out`, [ids, columns], contiguous; what they stand for, not what is stored."""
-        for start in range(0, len(ids), ROWS_AT_ONCE):
-            stop = start + ROWS_AT_ONCE
-            self._read(ids[start:stop], out[start:stop])
+        """Write the rows of `ids` into `out`, [ids, columns], contiguous: what they stand for, not what is stored.
 
-    def _read(self, ids: IntArray, out: FloatArray) -> None:
+        On the way it takes as much again as `out`.
+        """
         layout = self.layout
         if self._scales is None:
-            out[:] = self._values[:, ids].T if layout.transposed else self._values[ids]
+            out[:] = self._values.take(ids, axis=1).T if layout.transposed else self._values.take(ids, axis=0)
             return
-        _unpack(self._values[ids], out, bits=layout.bits)
+        _unpack(self._values.take(ids, axis=0), out, bits=layout.bits)
         blocks = out.reshape(len(ids), -1, layout.block_size)
         if self._zero_points is None:
             out -= np.float32(1 << (layout.bits - 1))
         else:
-            stored = self._zero_points[ids]
+            stored = self._zero_points.take(ids, axis=0)
             zeros = np.empty((len(ids), stored.shape[1] * 8 // layout.bits), np.float32)
             _unpack(stored, zeros, bits=layout.bits)
             blocks -= zeros[:, : blocks.shape[1], None]
-        blocks *= self._scales[ids][:, :, None]
+        blocks *= self._scales.take(ids, axis=0)[:, :, None]
 
 
 def _unpack(packed: Numbers, out: FloatArray, *, bits: int) -> None:

@@ -53,10 +53,12 @@ def find_head(model: ir.Model, *, name: str) -> FoundHead:
 
 def is_wide(value: ir.Value, rows: int) -> bool:
     """Tell whether a constant holds a number for each id."""
-    shape = value.shape
-    if shape is None and (producer := value.producer()) is not None and "value" in producer.attributes:
-        shape = producer.attributes["value"].as_tensor().shape
-    return shape is not None and len(shape) > 0 and shape[-1] == rows
+    producer = value.producer()
+    if producer is not None and "value" in producer.attributes:
+        shape = tuple(producer.attributes["value"].as_tensor().shape)
+    else:
+        shape = () if value.shape is None else tuple(value.shape)
+    return bool(shape) and shape[-1] == rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,9 @@ class _Layouts:
         blocks, zeros = columns // block, _input(node, _ZERO_POINTS)
         scales = self._stored(_input(node, _SCALES), (rows, blocks), kinds=("float16", "float32"))
         values = self._stored(_input(node, _VALUES), (rows, columns * bits // 8), kinds=("uint8",))
-        zero_points = zeros and self._stored(zeros, (rows, -(-blocks * bits // 8)), kinds=("uint8",))
+        zero_points = None
+        if zeros is not None:
+            zero_points = self._stored(zeros, (rows, -(-blocks * bits // 8)), kinds=("uint8",))
         return HeadLayout(rows, columns, bits, block, values, scales, zero_points)
 
     def _floats(self, node: ir.Node, *, transposed: bool) -> HeadLayout:

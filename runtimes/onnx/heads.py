@@ -33,6 +33,8 @@ class Outlet:
     """Logits a row."""
     values: tuple[Untyped, Untyped] | None = None
     """What a local one computes with: the engine's values over its rows and their ids."""
+    order: IntArray | None = None
+    """In which column the engine writes each of its logits; None: in order."""
 
 
 class Heads:
@@ -94,7 +96,8 @@ class Heads:
         """Return the buffer's first rows as a head has written them."""
         if outlet is self.whole:
             return self._buffers.logits[:count]
-        return self._buffers.logits.reshape(-1)[: count * outlet.width].reshape(count, outlet.width)
+        logits = self._buffers.logits.reshape(-1)[: count * outlet.width].reshape(count, outlet.width)
+        return logits if outlet.order is None else logits.take(outlet.order, axis=1)
 
     def _bind_logits(self, binding: Untyped, outlet: Outlet, *, rows: int, slot: int) -> None:
         place = self.pointer(outlet, slot)

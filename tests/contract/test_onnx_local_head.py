@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
+from edgedecode.head_table import HeadTable
 from edgedecode.heads import LocalHead
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
@@ -105,6 +106,21 @@ def test_ids_change_between_passes(model: OnnxModel, expected: FloatArray) -> No
     state.close()
 
 
+def test_choices_that_change_a_little(model: OnnxModel, expected: FloatArray) -> None:
+    head, state, draw = local_of(model), fresh(model, 20), np.random.default_rng(8)
+    held = set(range(30))
+    for row in range(20, 120):
+        held -= set(draw.choice(sorted(held), min(len(held) - 1, int(draw.integers(0, 6))), replace=False).tolist())
+        held |= set(draw.integers(0, 128, int(draw.integers(0, 9))).tolist())
+        if row % 20 == 0:
+            held = set(draw.integers(0, 128, 5).tolist())
+        ids = np.array(sorted(held))
+        head.choose(ids)
+        found = head.forward([TOKENS[row]], state).logits
+        np.testing.assert_allclose(found[0], expected[row, ids], rtol=0, atol=TIGHT)
+    state.close()
+
+
 def test_one_choice_serves_many_passes(model: OnnxModel, expected: FloatArray) -> None:
     head, state = local_of(model), fresh(model, 20)
     head.choose(KEPT)
@@ -161,6 +177,31 @@ def test_a_bad_choice_leaves_the_last_one(model: OnnxModel, expected: FloatArray
     assert head.token_ids is KEPT
     np.testing.assert_allclose(head.forward(TOKENS[20:22], state).logits[0], expected[21, KEPT], rtol=0, atol=TIGHT)
     state.close()
+
+
+def test_an_interrupted_choice_is_no_choice(
+    entry: ModelEntry, folder: Path, expected: FloatArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = open_headed(entry, folder)
+    head, state = local_of(model), fresh(model, 20)
+    head.choose(KEPT)
+    read = HeadTable.read
+
+    def interrupted(self: HeadTable, ids: IntArray, out: FloatArray) -> None:
+        read(self, ids, out)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HeadTable, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        head.choose(np.arange(60))
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="choose some before"):
+        head.forward([TOKENS[20]], state)
+    for row, ids in enumerate([KEPT, np.arange(60)], 20):
+        head.choose(ids)
+        found = head.forward([TOKENS[row]], state).logits
+        np.testing.assert_allclose(found[0], expected[row, ids], rtol=0, atol=TIGHT)
+    model.close()
 
 
 def test_an_interrupted_pass_leaves_the_heads_usable(entry: ModelEntry, folder: Path, expected: FloatArray) -> None:

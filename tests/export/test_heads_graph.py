@@ -1,0 +1,107 @@
+"""The graph "heads" of real architectures: what its heads compute is what the base graph's head does for their ids."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from edgedecode.export.trim.graph import write_heads
+from edgedecode.head_table import HEAD_PROPERTY, HeadLayout
+from edgedecode.heads import HeadedModel
+from edgedecode.manifest import Manifest, ModelEntry, TrimEntry
+from edgedecode.memory import Budget
+from edgedecode.protocols import LanguageModel
+from edgedecode.registry import find_runtime
+from edgedecode.vocabulary import write_token_ids
+
+from .conftest import export, recipe
+from .test_architectures import SHAPES as ARCHITECTURES
+from .tiny import TinyModel, write_model
+
+pytestmark = pytest.mark.export
+
+SHAPES = {
+    "llama": TinyModel(),
+    "llama tied": TinyModel(tied=True),
+    "qwen2": TinyModel(family="qwen2"),
+    "qwen2 tied": TinyModel(family="qwen2", tied=True),
+    "qwen3": TinyModel(family="qwen3"),
+    **{name: ARCHITECTURES[name] for name in ("gemma2", "gemma3", "granite", "granite tied float16", "phi3")},
+}
+BITS = (4, 8, 16, 32)
+TOKENS = [int(token) for token in np.random.default_rng(1).integers(0, 320, 60)]
+IDS = np.sort(np.random.default_rng(2).permutation(320)[:77])
+TOLERANCE = {4: 0.2, 8: 0.2, 16: 2e-3, 32: 1e-4}
+"""What a local head may differ by: quantized kernels round what they read, and its do not."""
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "model", SHAPES[request.param])
+
+
+@pytest.fixture(scope="module", params=BITS)
+def pack(request: pytest.FixtureRequest, source: Path) -> Path:
+    out = source.parent / f"pack{request.param}"
+    export(source, out, stored=recipe(request.param, head_bits=request.param))
+    return out
+
+
+@pytest.fixture(scope="module")
+def entry(pack: Path) -> ModelEntry:
+    entry = Manifest.load(pack).models["target"]
+    graph = write_heads(entry.graphs["base"], entry, pack, out=pack / "target/heads.onnx", ids=IDS)
+    write_token_ids(pack / "target/trim.ids", IDS)
+    trim = TrimEntry(size=len(IDS), token_ids="target/trim.ids")
+    return replace(entry, graphs={**entry.graphs, "heads": graph}, trim=trim)
+
+
+def open_graph(entry: ModelEntry, pack: Path, *needs: str) -> LanguageModel:
+    return find_runtime("onnx").open(
+        entry, pack, name="target", vocabulary_size=320, budget=Budget(), threads=1, provider="cpu", needs=needs
+    )
+
+
+def test_every_head_says_what_the_base_graph_says(entry: ModelEntry, pack: Path) -> None:
+    base, model = open_graph(entry, pack), open_graph(entry, pack, "trim", "local")
+    assert isinstance(model, HeadedModel)
+    trimmed, local, state = model.trimmed, model.local, model.new_state(60)
+    assert trimmed is not None
+    assert local is not None
+    expected = base.forward(TOKENS, base.new_state(60), rows="all").logits.copy()
+    assert np.array_equal(model.forward(TOKENS, state, rows="all").logits, expected)
+    state.crop(0)
+    found = trimmed.forward(TOKENS, state, rows="all").logits.copy()
+    np.testing.assert_allclose(found, expected[:, IDS], rtol=0, atol=1e-5)
+    state.crop(0)
+    local.choose(IDS[::2])
+    found = local.forward(TOKENS, state, rows="all").logits.copy()
+    spread = expected.std()
+    assert spread > 0.1
+    assert np.abs(found - expected[:, IDS[::2]]).max() < TOLERANCE[entry.head_bits] * max(1.0, spread)
+    base.close()
+    model.close()
+
+
+def test_the_file_holds_the_kept_rows_and_nothing_more(entry: ModelEntry, pack: Path) -> None:
+    model = onnx.load(pack / entry.graphs["heads"].file, load_external_data=False)
+    inside = {
+        tensor.name: len(tensor.raw_data)
+        for tensor in model.graph.initializer
+        if tensor.data_location != onnx.TensorProto.EXTERNAL
+    }
+    row = 64 * entry.head_bits // 8
+    expected = {"/trim/values": row * len(IDS)}
+    if entry.head_bits < 16:
+        expected["/trim/scales"] = 64 // 32 * 4 * len(IDS)
+    assert {name: size for name, size in inside.items() if name.startswith("/trim/")} == expected
+    assert sum(size for name, size in inside.items() if name not in expected) < 256
+    (told,) = [told.value for told in model.metadata_props if told.key == HEAD_PROPERTY]
+    layout = HeadLayout.parse(told, "head")
+    (kept,) = [tensor.raw_data for tensor in model.graph.initializer if tensor.name == "/trim/values"]
+    assert kept == layout.values.open(pack / entry.weights)[IDS].tobytes()
+    assert (layout.rows, layout.columns, layout.bits) == (entry.rows, 64, entry.head_bits)
