@@ -97,7 +97,8 @@ def _of_prompts(
         answers = answer_prompts(pair, prompts, answering, kept=kept, advance=advance)
     source = "the bundled prompts" if request.calibrate is None else request.calibrate.name
     line = f"the target's answers to {len(prompts)} of {source}, {request.answers} each, {request.max_tokens} at most"
-    return _Calibration([text for texts in answers for text in texts], prompts, line)
+    context = _context(pair)
+    return _Calibration([text.cut(context) for texts in answers for text in texts], prompts, line)
 
 
 def _texts(
@@ -112,9 +113,9 @@ def _texts(
             if row.answer is None:
                 texts += answer_prompts(pair, [row.prompt], Answering(request.max_tokens), kept=kept)[0]
             else:
-                text = answered(row.messages, row.answer, pair.tokenizer)
-                texts.append(ScoredText(text.tokens[:context], min(text.start, context)))
+                texts.append(answered(row.messages, row.answer, pair.tokenizer))
             advance(1)
+    found = {name: [text.cut(context) for text in texts] for name, texts in found.items()}
     if empty := [name for name, texts in found.items() if not any(text.scored for text in texts)]:
         raise InputError(f"the category {empty[0]} has no text that fits a context of {context}")
     return {name: tuple(text for text in texts if text.scored) for name, texts in found.items()}

@@ -7,7 +7,7 @@ decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgedecode.manifest import Manifest
@@ -142,19 +142,12 @@ def _speed_up(acceptance: Acceptance, costs: Costs, target: PassTimes, length: i
 
 def _losses(entry: TrimCategory, bound: float) -> str:
     """Say what a category loses; empty: nothing worth a warning."""
-    found: Sequence[str] = [
-        *([f"has {1 - entry.coverage:.1%} of its tokens outside"] if entry.coverage < bound else []),
-        *(
-            [f"falls to {entry.acceptance:.2f} tokens a round from {entry.acceptance_full:.2f}"]
-            if entry.acceptance < _HELD_ACCEPTANCE * entry.acceptance_full
-            else []
-        ),
-        *(
-            [f"falls to {entry.speed_up:.2f} times plain decoding from {entry.speed_up_full:.2f}"]
-            if entry.speed_up is not None
-            and entry.speed_up_full is not None
-            and MARGIN * entry.speed_up < entry.speed_up_full
-            else []
-        ),
-    ]
-    return ", ".join(found)
+    lost = []
+    if entry.acceptance < _HELD_ACCEPTANCE * entry.acceptance_full:
+        lost.append(f"falls to {entry.acceptance:.2f} tokens a round from {entry.acceptance_full:.2f}")
+    speed_up, whole = entry.speed_up, entry.speed_up_full
+    if speed_up is not None and whole is not None and MARGIN * speed_up < whole:
+        lost.append(f"falls to {speed_up:.2f} times plain decoding from {whole:.2f}")
+    if entry.coverage >= bound and not lost:
+        return ""
+    return ", ".join([f"has {1 - entry.coverage:.1%} of its tokens outside", *lost])

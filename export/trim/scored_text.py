@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,12 @@ class ScoredText:
     """Whether these are the target's likeliest tokens, or a text as it was given: what a greedy draft is held to."""
     group: int = 0
     """Texts of one group, answers to one prompt say, are held out together or not at all."""
+
+    def cut(self, length: int) -> ScoredText:
+        """Return its first `length` tokens; of one that is longer, nothing counts beyond."""
+        if len(self.tokens) <= length:
+            return self
+        return replace(self, tokens=self.tokens[:length], start=min(self.start, length), ended=False)
 
     @property
     def scored(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edgedecode.errors import InputError
@@ -34,14 +35,10 @@ def read_text_file(path: Path, *, tokenizer: Tokenizer, context: int) -> list[Sc
         tokens = tokenizer.encode(content)
         starts = range(0, len(tokens), _WINDOW)
         found = [(start, ScoredText(tuple(tokens[start : start + _WINDOW]), 1)) for start in starts]
-    texts = [
-        ScoredText(text.tokens[:context], text.start, group=group)
-        for group, text in found
-        if text.start < min(len(text.tokens), context)
-    ]
-    if not texts:
+    texts = [replace(text.cut(context), group=group) for group, text in found]
+    if not any(text.scored for text in texts):
         raise InputError(f"{path} holds no text to count: give sentences, or lines with messages of an assistant")
-    return texts
+    return [text for text in texts if text.scored]
 
 
 def answered(messages: Sequence[Message], answer: str, tokenizer: Tokenizer) -> ScoredText:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgedecode.digests import check_files
-from edgedecode.errors import ManifestError
+from edgedecode.errors import ExportError, ManifestError
 from edgedecode.export.trim import heads, pack_change
 from edgedecode.export.trim.heads import make_heads
 from edgedecode.export.trim.pack_change import check_writable, remove_trim, save_trim, trim_files, workplace
@@ -58,6 +59,33 @@ def test_a_trim_is_added_replaced_and_removed(pack: Path) -> None:
     assert set(content(pack)) == set(before)
     assert Manifest.load(pack) == untouched
     check_files(Manifest.load(pack), pack, full=True)
+
+
+def test_a_draft_that_is_a_gguf_file_alone(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its trimmed draft is a file of its own, and there is no graph to add a local head to."""
+    path = pack / MANIFEST_NAME
+    value = json.loads(path.read_text())
+    value["models"]["draft"] |= {"graphs": {}, "gguf": "draft/weights.bin"}
+    path.write_text(json.dumps(value))
+    cut: list[Path] = []
+
+    def fake_cut(whole: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
+        cut.append(whole)
+        out.write_bytes(vocabulary.ids.tobytes())
+
+    monkeypatch.setattr(heads, "_cut", fake_cut)
+    draft = add(pack, 300).models["draft"]
+    assert cut == [pack / "draft/weights.bin"]
+    assert draft.graphs == {}
+    assert trim_files(draft) == ["draft/trim.ids", "draft/trim.gguf"]
+    (pack / "draft/base.onnx").unlink()
+    value = json.loads(path.read_text())
+    del value["files"]["draft/base.onnx"]
+    path.write_text(json.dumps(value))
+    manifest = Manifest.load(pack)
+    check_files(manifest, pack, full=True)
+    with workplace(pack, manifest) as place, pytest.raises(ExportError, match="the pack's draft has none"):
+        make_heads(place, manifest, vocabulary=None)
 
 
 def test_what_a_newer_version_wrote_stays(pack: Path) -> None:

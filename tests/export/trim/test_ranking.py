@@ -110,3 +110,10 @@ def test_counting_is_the_same_whatever_the_order_of_texts() -> None:
     texts = [tuple(rng.integers(0, 50, 30).tolist()) for _ in range(10)]
     one, two = (rank_ids(each, always=frozenset({4}), vocabulary_size=60) for each in (texts, texts[::-1]))
     assert one.order.tolist() == two.order.tolist()
+
+
+def test_what_is_beyond_the_context_does_not_count() -> None:
+    text = ScoredText(tuple(range(10)), 4, ended=True)
+    assert text.cut(10) is text
+    assert text.cut(6) == ScoredText(tuple(range(6)), 4)
+    assert text.cut(3).scored == ()
