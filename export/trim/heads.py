@@ -102,13 +102,12 @@ def trimmed_head(model: LanguageModel) -> Forward:
 
 
 def _drawn(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray | None) -> Graph:
-    from .graph import write_heads  # type: ignore[import-not-found]
+    from .graph import write_heads
 
-    graph: Graph = write_heads(base, entry, root, out=out, ids=ids)
-    return graph
+    return write_heads(base, entry, root, out=out, ids=ids)
 
 
 def _cut(whole: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
-    from edgedecode.gguf.trim import trim_gguf  # type: ignore[import-not-found]
+    from edgedecode.gguf.trim import trim_gguf
 
     trim_gguf(whole, out, vocabulary)

@@ -31,7 +31,7 @@ def test_usage(words: Sequence[str], message: str, capsys: pytest.CaptureFixture
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "size"), [([], 325), (["400"], 400)])
+@pytest.mark.parametrize(("words", "size"), [([], 320), (["400"], 400)])
 def test_the_made_pack_is_trimmed(
     words: Sequence[str],
     size: int,
