@@ -136,7 +136,7 @@ class _Drawing:
         if value is None or not is_wide(value, self._rows):
             return value
         assert ids is not None
-        return self._add(ir.node("Gather", [value, ids], {"axis": -1}, name=f"/{name}/{value.name}"))
+        return self._add(ir.node("Gather", [value, ids], {"axis": -1}, name=f"/{name}/picked/{value.name}"))
 
     def _cut(self, name: str, stored: StoredArray, ids: IntArray) -> ir.Value:
         """Return the stored rows of some ids as an initializer, in the shape that the head's node wants."""
