@@ -87,11 +87,9 @@ class Bench:
                 times.append(self._times(ranking.vocabulary(size), tokens=tokens, repetitions=REPETITIONS))
                 advance(1)
         step = median(each.whole_seconds for each in times)
-        # Each size was timed in turns with the whole head: what the machine did meanwhile is in both.
-        steps = [step * each.trimmed_seconds / each.whole_seconds for each in times]
         rows = [
-            self._row(size, column, step_seconds=seconds, found=found, target=target)
-            for column, (size, seconds) in enumerate(zip(sizes, steps, strict=True))
+            self._row(size, column, step_seconds=step * each.ratio, found=found, target=target)
+            for column, (size, each) in enumerate(zip(sizes, times, strict=True))
         ]
         whole = self._row(ranking.vocabulary_size, len(sizes), step_seconds=step, found=found, target=target)
         return Sweep(tuple(rows), whole, target, bound, CALIBRATION)

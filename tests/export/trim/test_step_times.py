@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from edgedecode.export.trim import step_times
 from edgedecode.export.trim.step_times import REPETITIONS, time_heads, time_target
@@ -42,7 +43,7 @@ def test_heads_take_turns_behind_target_passes() -> None:
     turn = ["target", "whole", "whole", "target", "trimmed", "trimmed"]
     assert order[3:] == turn * (1 + 3)
     assert times.whole_seconds > 0
-    assert times.trimmed_seconds > 0
+    assert times.ratio > 0
 
 
 def test_short_passes_are_timed_more_often(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -63,3 +64,18 @@ def test_a_text_shorter_than_the_context_repeats() -> None:
     target = TableModel(toy_tables(40, seed=0), context=64)
     assert time_target(target, [1, 2, 3], repetitions=1).seconds
     assert target.passes[0] == 64 - 9
+
+
+def test_the_ratio_is_of_steps_that_followed_one_another(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A machine that becomes slower and slower does not change it."""
+    pace = [1.0]
+
+    def passing(model, state, tokens, *, rows):  # type: ignore[no-untyped-def]
+        pace[0] *= 1.01
+        return pace[0] * (0.5 if isinstance(model, TrimmedTables) else 1.0)
+
+    monkeypatch.setattr(step_times, "_pass", passing)
+    model = TableModel(toy_tables(40, seed=0))
+    trimmed = TrimmedTables(model, np.arange(5))
+    times = time_heads(model, model, trimmed, trimmed, tokens=TEXT, repetitions=15)
+    assert times.ratio == pytest.approx(0.5 * 1.01**3)

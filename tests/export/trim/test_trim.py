@@ -99,7 +99,7 @@ def test_where_nothing_wins_nothing_is_changed(
     toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(measuring, "time_target", lambda *_, **__: PassTimes(dict.fromkeys(range(1, 10), 1.0)))
-    monkeypatch.setattr(measuring, "time_heads", lambda *_, **__: HeadTimes(0.5, 0.6))
+    monkeypatch.setattr(measuring, "time_heads", lambda *_, **__: HeadTimes(0.5, 1.2))
     before = content(toy)
     assert trimmed(toy) == 0
     assert content(toy) == before
