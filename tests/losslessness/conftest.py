@@ -18,7 +18,7 @@ PROMPTS = Path(__file__).parents[2] / "apps" / "bench" / "prompts.jsonl"
 
 @pytest.fixture(scope="session")
 def export_demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Export the demo pair at these bits, once a session, with the project's own command."""
+    """Export the demo pair at these bits and trim its draft, once a session, with the project's own commands."""
     made: dict[int, Path] = {}
 
     def export(bits: int) -> Path:
@@ -31,6 +31,8 @@ def export_demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pat
             made[bits] = tmp_path_factory.mktemp("packs") / f"demo{bits}"
             words = ["export", "--target", str(DEMO_PAIR / "target"), "--draft", str(DEMO_PAIR / "draft")]
             assert main([*words, "--bits", str(bits), "--out", str(made[bits])]) == 0
+            few = ["--prompts", "12", "--answers", "1", "--max-tokens", "24", "--per-category", "1"]
+            assert main(["trim", str(made[bits]), "--size", "2048", *few]) == 0
         return made[bits]
 
     return export

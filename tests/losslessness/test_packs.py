@@ -21,7 +21,7 @@ from edgedecode.verify import Verdict
 
 GREEDY = SamplingOptions()
 WARM = SamplingOptions(temperature=0.8, top_p=0.95)
-DRAFTERS = ("model", "ngram", "suffix", "recycle", "chain")
+DRAFTERS = ("model", "ngram", "suffix", "recycle", "chain", "trim", "local")
 LENGTHS = (1, 2, 4, 8, 16)
 FLOAT_GAP = 1e-3
 """Float kernels of different widths sum in another order; logits of this pair have a deviation of about 3."""
