@@ -23,6 +23,7 @@ MOST_IDS = 4096
 """More of them cost a small model as much as its whole head, which is quantized."""
 ROWS_AT_ONCE = 256
 """Rows that are read together: what is made on the way stays this small."""
+VALUES_KEPT = 64
 INDEX_NBYTES = 8
 
 
@@ -86,6 +87,8 @@ class LocalRows:
     def _values_of(self, count: int) -> tuple[Untyped, Untyped]:
         values = self._values.get(count)
         if values is None:
+            if len(self._values) >= VALUES_KEPT:
+                self._values.clear()
             values = self._values[count] = self._value(self._rows[:count]), self._value(self._ids[:count])
         return values
 

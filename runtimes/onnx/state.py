@@ -106,7 +106,7 @@ class OnnxState:
         self._pending += count
 
     def close(self) -> None:
-        self.binding = None
+        self.binding = self.bound_outlet = None
         self.tree = None
         self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
         self._length = self._pending = 0
