@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgedecode.errors import CapabilityError
+from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.heads import HeadedModel
 from edgedecode.protocols import LanguageModel
 
@@ -12,11 +12,21 @@ __all__ = ["DraftModels"]
 
 
 class DraftModels:
-    """Loads through `load`, which takes what `Runtime.open` calls needs; None: the pack has no draft model."""
+    """Loads through `load`, which takes what `Runtime.open` calls needs; None: the pack has no draft model.
 
-    def __init__(self, load: Callable[[Sequence[str]], LanguageModel] | None) -> None:
+    likely: the heads that sessions will ask for: where an engine gives them beside the whole one, the first model
+    loaded has them, whoever asks first, and no second one is needed.
+    """
+
+    def __init__(self, load: Callable[[Sequence[str]], LanguageModel] | None, *, likely: Sequence[str] = ()) -> None:
         self._load = load
+        self._likely = tuple(likely)
         self._loaded: list[LanguageModel] = []
+
+    @property
+    def loaded(self) -> int:
+        """How many copies are in memory."""
+        return len(self._loaded)
 
     def offering(self, needs: Sequence[str] = ()) -> LanguageModel | None:
         """Return the draft model with such heads, loaded at its first use; None when the pack has no draft model.
@@ -27,7 +37,7 @@ class DraftModels:
             return None
         if (known := self._known(needs)) is not None:
             return known
-        self._loaded.append(self._load(needs))
+        self._loaded.append(self._likely_one(needs) or self._load(needs))
         return self._loaded[-1]
 
     def needs_another(self, needs: Sequence[str]) -> bool:
@@ -38,12 +48,25 @@ class DraftModels:
         """Tell whether there is a draft model with such heads; it is loaded."""
         try:
             return self.offering(needs) is not None
-        except CapabilityError:
+        except (BudgetExceeded, CapabilityError):
             return False
 
     def close(self) -> None:
         for model in self._loaded:
             model.close()
+
+    def _likely_one(self, needs: Sequence[str]) -> LanguageModel | None:
+        """Load the first model with the likely heads; None where that is not what is needed, or cannot be had."""
+        if self._loaded or not self._likely or self._load is None or set(needs) == set(self._likely):
+            return None
+        try:
+            model = self._load(self._likely)
+        except (BudgetExceeded, CapabilityError):
+            return None
+        if _offers(model, needs):
+            return model
+        model.close()
+        return None
 
     def _known(self, needs: Sequence[str]) -> LanguageModel | None:
         return next((model for model in self._loaded if _offers(model, needs)), None)

@@ -27,6 +27,12 @@ class TrimCategory:
     speed_up: float | None
     """Times over plain decoding at each one's best length, predicted from measured costs; None: not measured."""
     speed_up_full: float | None
+    mbsu: float | None = None
+    """The same where memory alone decides."""
+    mbsu_full: float | None = None
+    measured: float | None = None
+    """Times over plain decoding of whole answers, where they were timed."""
+    measured_full: float | None = None
 
     @classmethod
     def of(cls, fields: Fields) -> TrimCategory:
@@ -37,6 +43,10 @@ class TrimCategory:
             acceptance_full=fields.number("acceptance_full"),
             speed_up=fields.optional_number("speed_up"),
             speed_up_full=fields.optional_number("speed_up_full"),
+            mbsu=fields.optional_number("mbsu"),
+            mbsu_full=fields.optional_number("mbsu_full"),
+            measured=fields.optional_number("measured"),
+            measured_full=fields.optional_number("measured_full"),
         )
 
 
@@ -51,6 +61,12 @@ class TrimEntry:
     """The trimmed draft as a GGUF file of its own; empty: there is none."""
     recommended: bool = False
     """Whether the report said that it wins: then it drafts by default."""
+    runtime: str = ""
+    """The engine it was measured on; on others it is no default."""
+    bound: float | None = None
+    """The share of held-out text that a recommended size knows at least."""
+    step_share: float | None = None
+    """What a drafted token takes with it, as a share of what it takes with the whole head."""
     length: int = 4
     """The draft length that `TrimCategory.acceptance` speaks of."""
     calibration: str = ""
@@ -69,6 +85,9 @@ class TrimEntry:
             token_ids=plain_path(fields.text("token_ids")),
             gguf=plain_path(gguf) if (gguf := fields.optional_text("gguf")) else "",
             recommended=_truth(fields, "recommended"),
+            runtime=fields.optional_text("runtime") or "",
+            bound=fields.optional_number("bound"),
+            step_share=fields.optional_number("step_share"),
             length=fields.integer("length", low=1),
             calibration=fields.optional_text("calibration") or "",
             categories={name: TrimCategory.of(child) for name, child in fields.children("categories")}

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
-from edgedecode import CapabilityError, Pair, SamplingOptions
-from edgedecode.pair import SCHEDULED as SCHEDULED_DRAFTERS
+from edgedecode import CapabilityError, Pair, SamplingOptions, SessionOptions
 from edgedecode.registry import drafter_names, find_drafter
 
 from .calibration import CONTEXTS
@@ -121,7 +120,7 @@ def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:
             raise CapabilityError(f"this pack has no draft model for {name}: --drafters ngram measures without one")
     if arguments.drafters:
         return tuple(dict.fromkeys(arguments.drafters))
-    names = SCHEDULED_DRAFTERS if arguments.calibrate else drafter_names()
+    names = pair.drafter_names(SessionOptions()) if arguments.calibrate else drafter_names()
     demanding = sorted(names, key=lambda name: not pair.drafter_source(name).needs)  # one model may then serve all
     usable = {name for name in demanding if _serves(pair, name)}
     return tuple(name for name in names if name in usable)

@@ -66,6 +66,15 @@ class LocalDrafter:
     def reading(self) -> Reading:
         return self._drafter.reading
 
+    @property
+    def vocabulary(self) -> TrimmedVocabulary:
+        """What it could say now."""
+        said = self._drafter.vocabulary
+        if said is None or said.ids is not self._vocabulary.ids:
+            said = TrimmedVocabulary(self._vocabulary.ids, self._vocabulary_size)
+            self._drafter.speak(said)
+        return said
+
     def begin(self, context: Sequence[int]) -> None:
         self._drafter.begin(context)
         self._vocabulary.begin(context)
@@ -75,18 +84,15 @@ class LocalDrafter:
         return self._drafter.unread(context)
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
-        self._vocabulary.add(context[self._known :])
-        self._known = len(context)
+        self._follow(context, len(context))
         if not len(self._vocabulary):
             self._vocabulary.add(context[-1:])
-        said = self._drafter.vocabulary
-        if said is None or said.ids is not self._vocabulary.ids:
-            self._drafter.speak(TrimmedVocabulary(self._vocabulary.ids, self._vocabulary_size))
-        self._head.choose(self._vocabulary.ids)  # another session may have chosen others
+        self._head.choose(self.vocabulary.ids)  # another session may have chosen others
         return self._drafter.propose(context, limit, rng, plan)
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         self._drafter.observe(context, verdict)
+        self._follow(context, len(context) - len(verdict.tokens))  # what it could have said in this round
         if verdict.draft.source == self.name:  # looking at a wide row costs as much as it is worth elsewhere
             last = verdict.path[-1] + 1 if verdict.path else 0
             self._vocabulary.add(verdict.top(THOUGHT_OF, [last])[0, ::-1])
@@ -94,3 +100,8 @@ class LocalDrafter:
 
     def close(self) -> None:
         self._drafter.close()
+
+    def _follow(self, context: Sequence[int], end: int) -> None:
+        """Take in the context's tokens up to `end`."""
+        self._vocabulary.add(context[self._known : end])
+        self._known = max(self._known, end)

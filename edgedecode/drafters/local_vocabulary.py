@@ -43,14 +43,14 @@ class LocalVocabulary:
         """Add these ids, newest last, and return whether any was new. The oldest go where there is no room."""
         given = np.asarray(tokens, np.int64)
         self._recent += given.tolist()
+        if len(self._recent) > 2 * WINDOW:
+            del self._recent[:-WINDOW]
         fresh = given[~self._inside[given]]
         if not len(fresh):
             return False
         self._inside[fresh] = True
         ids = np.flatnonzero(self._inside).astype(np.int64)
         self._become(ids if len(ids) <= self._most else self._newest())
-        if len(self._recent) > 2 * WINDOW:
-            del self._recent[:-WINDOW]
         return True
 
     def _newest(self) -> IntArray:

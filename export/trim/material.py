@@ -34,8 +34,10 @@ class Material:
     """Texts by what they are for."""
 
     counted: tuple[ScoredText, ...]
+    choosing: tuple[ScoredText, ...]
+    """Held-out text that a size is chosen on."""
     categories: Mapping[str, tuple[ScoredText, ...]]
-    """The calibration's held-out part first."""
+    """First the calibration's: another held-out part, which tells what was chosen."""
     prompts: Mapping[str, tuple[Prompt, ...]]
     """Of each category, some to ask again."""
     calibration: str
@@ -56,12 +58,14 @@ def gather(pair: Pair, request: TrimRequest, stages: Stages) -> Material:
     kept = KeptAnswers.of(pair)
     calibration = _of_text(pair, request) if prompts is None else _of_prompts(pair, prompts, request, kept, stages)
     split = split_texts(calibration.texts, seed=request.seed)
-    groups = {text.group for text in split.held_out}
+    choosing, telling = split.halves()
+    groups = {text.group for text in telling}
     asked = [prompt for group, prompt in enumerate(calibration.prompts) if group in groups]
     counted = sum(len(text.scored) for text in split.counted)
     return Material(
         counted=split.counted,
-        categories={CALIBRATION: split.held_out, **_texts(pair, rows, request, kept, stages)},
+        choosing=choosing,
+        categories={CALIBRATION: telling, **_texts(pair, rows, request, kept, stages)},
         prompts={CALIBRATION: tuple(asked[:_ASKED_AGAIN]), **_asked(rows)},
         calibration=f"{counted} tokens of {calibration.line}, seed {request.seed}",
     )

@@ -20,6 +20,8 @@ __all__ = ["MARGIN", "Costs", "Prediction", "Sweep", "SweepRow", "bytes_ratio", 
 
 MARGIN = 1.005
 """So many times the whole draft's S a trimmed one's must be: less is nothing that can be measured."""
+LEAST_TOKENS = 200
+"""Held-out tokens, below which nothing is recommended: a share of so few says little."""
 _HELD_ACCEPTANCE = 0.98
 """Below so much of the whole draft's tokens a round a category is said to lose."""
 
@@ -76,10 +78,15 @@ class Sweep:
         """Tell whether a size has enough coverage and promises more than the whole draft."""
         found = row.categories[self.main]
         whole = self.whole.categories[self.main]
+        if found.acceptance.tokens < LEAST_TOKENS:
+            return False
         return found.acceptance.coverage >= self.bound and found.speed_up > MARGIN * whole.speed_up
 
     def reason(self) -> str:
         """Say why no size wins."""
+        tokens = self.whole.categories[self.main].acceptance.tokens
+        if tokens < LEAST_TOKENS:
+            return f"{tokens} held-out tokens are too few to tell, {LEAST_TOKENS} are not: give more prompts or text"
         covered = [row for row in self.rows if row.categories[self.main].acceptance.coverage >= self.bound]
         if not covered:
             most = max(self.rows, key=lambda row: row.categories[self.main].acceptance.coverage)
@@ -112,6 +119,8 @@ class Sweep:
             acceptance_full=whole.acceptance.per_round[length],
             speed_up=found.speed_up,
             speed_up_full=whole.speed_up,
+            mbsu=found.mbsu,
+            mbsu_full=whole.mbsu,
         )
 
 

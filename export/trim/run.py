@@ -48,7 +48,7 @@ def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
         result = TrimResult(root, pair.runtime, material.calibration, sweep, chosen, None)
         if chosen is None:
             return result
-        entry = _entry(sweep, chosen, calibration=material.calibration)
+        entry = _entry(sweep, chosen, calibration=material.calibration, runtime=pair.runtime)
         with stages.stage("heads"):
             saved = _saved(place, manifest, entry, ranking=ranking)
     speeds = _speeds(request, result, material, stages) if request.report else {}
@@ -88,11 +88,14 @@ def _opened(pack: str | Path) -> tuple[Path, Manifest]:
     return root, manifest
 
 
-def _entry(sweep: Sweep, row: SweepRow, *, calibration: str) -> TrimEntry:
+def _entry(sweep: Sweep, row: SweepRow, *, calibration: str, runtime: str) -> TrimEntry:
     return TrimEntry(
         size=row.size,
         token_ids="",
         recommended=sweep.wins(row),
+        runtime=runtime,
+        bound=sweep.bound,
+        step_share=row.costs.step_seconds / sweep.whole.costs.step_seconds,
         length=sweep.length(row),
         calibration=calibration,
         categories=sweep.entries(row),

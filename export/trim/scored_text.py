@@ -46,6 +46,20 @@ class Split:
     counted: tuple[ScoredText, ...]
     held_out: tuple[ScoredText, ...]
 
+    def halves(self) -> tuple[tuple[ScoredText, ...], tuple[ScoredText, ...]]:
+        """Return the held-out texts by groups in turn: those a size is chosen on, and those that tell what it covers.
+
+        A size that was chosen on a text covers it by construction. Where one group is held out both are that one.
+        """
+        groups = sorted({text.group for text in self.held_out})
+        if len(groups) < 2:
+            return self.held_out, self.held_out
+        chosen = set(groups[::2])
+        return (
+            tuple(text for text in self.held_out if text.group in chosen),
+            tuple(text for text in self.held_out if text.group not in chosen),
+        )
+
 
 def split_texts(texts: Sequence[ScoredText], *, seed: int) -> Split:
     """Hold a quarter of the groups out, the same ones for the same seed. Raises InputError for fewer than two."""

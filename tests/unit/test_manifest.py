@@ -100,7 +100,9 @@ def changed(path: tuple[str, ...], value: JsonValue = None, *, remove: bool = Fa
 
 LEAVES = list(leaves(document()))
 NUMBERS = {"temperature", "top_p", "min_p", "kernel_noise", "repetition_penalty"}
-WORTHS = {"acceptance", "acceptance_full", "speed_up", "speed_up_full"}
+OPTIONAL_WORTHS = {f"{name}{whole}" for name in ("speed_up", "mbsu", "measured") for whole in ("", "_full")}
+OPTIONAL_WORTHS |= {"bound", "step_share"}
+WORTHS = {"acceptance", "acceptance_full", *OPTIONAL_WORTHS}
 OPTIONAL = NUMBERS | {"chat_template", "bos_token", "eos_token", "top_k", "max_tokens"}
 OPTIONAL |= {
     "outside",
@@ -114,8 +116,8 @@ OPTIONAL |= {
     "trim",
     "calibration",
     "categories",
-    "speed_up",
-    "speed_up_full",
+    "runtime",
+    *OPTIONAL_WORTHS,
     "notes",
     "gguf",
     "equality",

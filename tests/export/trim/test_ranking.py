@@ -101,6 +101,9 @@ def test_the_same_quarter_of_the_groups_is_held_out_for_a_seed() -> None:
     assert len(held) == 5
     assert not held & {text.group for text in split.counted}
     assert len(split.counted) + len(split.held_out) == 40
+    choosing, telling = split.halves()
+    assert {text.group for text in choosing} | {text.group for text in telling} == held
+    assert not {text.group for text in choosing} & {text.group for text in telling}
     with pytest.raises(InputError, match="needs two texts"):
         split_texts(texts[:2], seed=0)
 

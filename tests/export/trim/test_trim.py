@@ -17,7 +17,7 @@ from edgedecode.manifest import MANIFEST_NAME, Manifest
 from edgedecode.vocabulary import read_token_ids
 from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, open_toy, toy_runtime, write_toy_pack
 
-FEW = ("--prompts", "24", "--max-tokens", "40", "--per-category", "2")
+FEW = ("--prompts", "48", "--max-tokens", "40", "--per-category", "2")
 
 
 def content(root: Path) -> dict[str, bytes]:
@@ -51,7 +51,7 @@ def test_the_best_size_is_found_and_written(toy: Path, cheap_heads: None, capsys
     assert entry is not None
     assert (entry.size, entry.recommended, entry.length) == (320, True, main_row["length"])
     assert list(entry.categories or {}) == ["calibration", "code", "math", "prose", "structured", "multilingual"]
-    assert "answers to 24 of the bundled prompts, 2 each, 40 at most, seed 0" in entry.calibration
+    assert "answers to 48 of the bundled prompts, 2 each, 40 at most, seed 0" in entry.calibration
     kept = read_token_ids(toy / entry.token_ids, rows=320, vocabulary_size=VOCABULARY)
     assert set(range(ALWAYS)) <= set(kept.ids.tolist())
     assert report["files"] == {name: manifest.files[name].nbytes for name in ("draft/heads.onnx", "draft/trim.ids")}
@@ -88,7 +88,7 @@ def test_multilingual_text_is_warned_of(toy: Path, cheap_heads: None, capsys: py
 def test_the_same_seed_gives_the_same_bytes(toy: Path, cheap_heads: None) -> None:
     maps = []
     for seed in ("1", "1", "2"):
-        assert trimmed(toy, "--size", "300", "--seed", seed) == 0
+        assert trimmed(toy, "--size", "300", "--seed", seed, "--prompts", "24") == 0
         entry = Manifest.load(toy).models["draft"].trim
         assert entry is not None
         maps.append((toy / entry.token_ids).read_bytes())
@@ -113,14 +113,14 @@ def test_where_nothing_wins_nothing_is_changed(
 
 def test_the_bound_decides(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
     file = toy.parent / "prompts.jsonl"
-    file.write_text("\n".join(json.dumps({"prompt": f"tell me {number}"}) for number in range(24)))
-    words = ("--calibrate", str(file), "--answers", "1", "--json")
+    file.write_text("\n".join(json.dumps({"prompt": f"tell me {number}"}) for number in range(48)))
+    words = ("--calibrate", str(file), "--answers", "2", "--json")
     assert trimmed(toy, *words, "--coverage", "1") == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     covered = [each["size"] for each in report["sizes"] if each["categories"]["calibration"]["coverage"] == 1.0]
     assert report["best"] == (min(covered) if covered else None)
     assert report["coverage_bound"] == 1.0
-    assert report["calibration"].endswith("answers to 24 of prompts.jsonl, 1 each, 40 at most, seed 0")
+    assert report["calibration"].endswith("answers to 48 of prompts.jsonl, 2 each, 40 at most, seed 0")
 
 
 def test_real_passes_are_timed_and_text_can_be_given(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
