@@ -99,7 +99,7 @@ def test_a_gguf_pack_on_onnx_and_an_onnx_pack_on_llama(tmp_path: Path, gguf_open
         edgedecode.load(onnx, runtime="llama")
     texts = []
     for root, runtime in ((gguf, "llama"), (onnx, "onnx")):
-        with edgedecode.load(root, runtime=runtime, memory="500MB") as pair, pair.session() as session:
+        with edgedecode.load(root, runtime=runtime, memory="4GB") as pair, pair.session() as session:
             texts.append(session.generate("hello", max_tokens=20).tokens)
     assert texts[0] == texts[1]
 

@@ -11,7 +11,7 @@ import pytest
 from edgedecode.cli import main
 from edgedecode.digests import check_files
 from edgedecode.errors import ExportError
-from edgedecode.export.trim import heads, measuring, run
+from edgedecode.export.trim import heads, measuring, prediction, run
 from edgedecode.export.trim.step_times import HeadTimes, PassTimes
 from edgedecode.manifest import MANIFEST_NAME, Manifest
 from edgedecode.vocabulary import read_token_ids
@@ -111,16 +111,21 @@ def test_where_nothing_wins_nothing_is_changed(
     assert not entry.recommended
 
 
-def test_the_bound_decides(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bound_decides(
+    toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = toy.parent / "prompts.jsonl"
-    file.write_text("\n".join(json.dumps({"prompt": f"tell me {number}"}) for number in range(48)))
-    words = ("--calibrate", str(file), "--answers", "2", "--json")
+    file.write_text("\n".join(json.dumps({"prompt": f"tell me {number}"}) for number in range(24)))
+    words = ("--calibrate", str(file), "--answers", "1", "--json")
+    assert trimmed(toy, *words, "--coverage", "1") == 0
+    assert "held-out tokens are too few to tell" in capsys.readouterr().out
+    monkeypatch.setattr(prediction, "LEAST_TOKENS", 0)
     assert trimmed(toy, *words, "--coverage", "1") == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     covered = [each["size"] for each in report["sizes"] if each["categories"]["calibration"]["coverage"] == 1.0]
     assert report["best"] == (min(covered) if covered else None)
     assert report["coverage_bound"] == 1.0
-    assert report["calibration"].endswith("answers to 48 of prompts.jsonl, 2 each, 40 at most, seed 0")
+    assert report["calibration"].endswith("answers to 24 of prompts.jsonl, 1 each, 40 at most, seed 0")
 
 
 def test_real_passes_are_timed_and_text_can_be_given(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
