@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.heads import HeadedModel
+from edgedecode.manifest import ModelEntry
 from edgedecode.protocols import LanguageModel
 
-__all__ = ["DraftModels"]
+__all__ = ["DraftModels", "default_heads"]
 
 
 class DraftModels:
@@ -70,6 +71,19 @@ class DraftModels:
 
     def _known(self, needs: Sequence[str]) -> LanguageModel | None:
         return next((model for model in self._loaded if _offers(model, needs)), None)
+
+
+def default_heads(entry: ModelEntry | None, *, runtime: str) -> tuple[str, ...]:
+    """Return the smaller heads that sessions draft with by default; a drafter and a need are named alike.
+
+    The trimmed one where its report recommends it on this engine. The local one where the pack was given that and no
+    trim: one graph is opened for either, and rows that are gathered cost more than sliced ones.
+    """
+    if entry is None:
+        return ()
+    if entry.trim is not None:
+        return ("trim",) if entry.trim.recommended and entry.trim.runtime in ("", runtime) else ()
+    return ("local",) if any("local" in graph.capabilities for graph in entry.graphs.values()) else ()
 
 
 def _offers(model: LanguageModel, needs: Sequence[str]) -> bool:

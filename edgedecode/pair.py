@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.digests import check_files
-from edgedecode.draft_models import DraftModels
+from edgedecode.draft_models import DraftModels, default_heads
 from edgedecode.engine_speeds import EngineRequest
 from edgedecode.engines import AUTO, chosen_engines, default_runtime, engine_version
 from edgedecode.errors import (
@@ -149,7 +149,8 @@ class Pair:
         self.runtime = runtime.name
         self._engine = runtime
         self._provider, self._threads, self._kv_type = provider, threads, kv_type
-        self.drafts = DraftModels(self._load_draft if "draft" in manifest.models else None, likely=self._heads())
+        self._heads = default_heads(manifest.models.get("draft"), runtime=runtime.name)
+        self.drafts = DraftModels(self._load_draft if "draft" in manifest.models else None, likely=self._heads)
         """The draft model, loaded by the first session that uses it."""
         self._sources: dict[str, DrafterSource] = {}
         self.experience = Experience()
@@ -194,7 +195,7 @@ class Pair:
             return ("model",) if has_draft else ("ngram",)
         if not has_draft:
             return ALONE
-        names = (*self._heads(), *SCHEDULED)
+        names = (*self._heads, *SCHEDULED)
         return (*names, "recycle", TREE) if branching else names
 
     def draft_max(self, options: SessionOptions) -> int:
@@ -255,19 +256,6 @@ class Pair:
                 f"{wanted} that this target's recurrent layers cannot drop again: decode it plainly (--drafter none)"
             )
         return False
-
-    def _heads(self) -> tuple[str, ...]:
-        """Return the draft's smaller heads that sessions draft with by default; a drafter and a need are named alike.
-
-        The trimmed one where its report recommends it on this engine. The local one where the pack was given that and
-        no trim: beside a trimmed one it was worth less than the gathering of its rows.
-        """
-        entry = self.manifest.models.get("draft")
-        if entry is None:
-            return ()
-        if entry.trim is not None:
-            return ("trim",) if entry.trim.recommended and entry.trim.runtime in ("", self.runtime) else ()
-        return ("local",) if any("local" in graph.capabilities for graph in entry.graphs.values()) else ()
 
     def _load_draft(self, needs: Sequence[str]) -> LanguageModel:
         return self._open("draft", needs=needs)
