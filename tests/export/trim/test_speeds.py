@@ -49,7 +49,6 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pace: Callable[[str, int], float]) -> None:
         self._now = 0.0
-        self._pace = pace
         self.asked: list[tuple[str, int | None]] = []
         open_session = Pair.session
 
