@@ -10,7 +10,7 @@ from edgedecode.errors import InputError
 from edgedecode.messages import Message
 from edgedecode.text import checked_text, decoded_text
 
-__all__ = ["Prompt", "parse_prompts", "read_messages", "read_object", "read_prompts"]
+__all__ = ["Prompt", "checked_prompt", "parse_prompts", "read_messages", "read_object", "read_prompts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,22 @@ def read_messages(value: object, where: str) -> list[Message]:
     items = value if isinstance(value, list) else []
     if not items or not all(isinstance(item, dict) and isinstance(item.get("role"), str) for item in items):
         raise InputError(f"{where}: messages must be a list of objects with role and content")
-    messages = [Message(item["role"], item.get("content", "")) for item in items]
+    try:
+        messages = [Message(item["role"], item.get("content", "")) for item in items]
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
     for message in messages:
         checked_text(message.content, where)
     return messages
+
+
+def checked_prompt(prompt: Prompt, where: str) -> Prompt:
+    """Return it. Raises InputError for text that no tokenizer takes, and for a turn that asks nothing."""
+    for text in (prompt.family, *prompt.turns):
+        checked_text(text, where)
+    if not all(turn.strip() for turn in prompt.turns):
+        raise InputError(f"{where} has an empty turn: give the user something to say")
+    return prompt
 
 
 def _prompt(line: str, where: str, default: str | None) -> Prompt:
@@ -71,19 +83,10 @@ def _prompt(line: str, where: str, default: str | None) -> Prompt:
     turns = value.get("turns", [value["prompt"]] if "prompt" in value else None)
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
         raise InputError(f"{where} has neither messages nor turns (a list of strings) nor a prompt (a string)")
-    return _checked(Prompt(family, (), tuple(turns)), where)
+    return checked_prompt(Prompt(family, (), tuple(turns)), where)
 
 
 def _of_messages(family: str, messages: list[Message], where: str) -> Prompt:
     if messages[-1].role != "user":
         raise InputError(f"{where}: the last message must be the user's, not the {messages[-1].role}'s")
-    return _checked(Prompt(family, tuple(messages[:-1]), (messages[-1].content,)), where)
-
-
-def _checked(prompt: Prompt, where: str) -> Prompt:
-    """Refuse what no tokenizer takes, and a turn that asks nothing."""
-    for text in (prompt.family, *prompt.turns):
-        checked_text(text, where)
-    if not all(turn.strip() for turn in prompt.turns):
-        raise InputError(f"{where} has an empty turn: give the user something to say")
-    return prompt
+    return checked_prompt(Prompt(family, tuple(messages[:-1]), (messages[-1].content,)), where)

@@ -7,7 +7,7 @@ from argparse import ArgumentTypeError, Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["NamedPath", "check_adapter_names", "count", "named_path", "positive"]
+__all__ = ["NamedPath", "check_adapter_names", "count", "named_path", "positive", "positive_count"]
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
 
@@ -26,6 +26,14 @@ def count(text: str) -> int:
     if not (0 <= value < 1e9 and value == int(value)):
         raise ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
     return int(value)
+
+
+def positive_count(text: str) -> int:
+    """Parse a whole number of 1 or more."""
+    value = count(text)
+    if value < 1:
+        raise ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return value
 
 
 def positive(text: str) -> float:

@@ -1,14 +1,17 @@
-"""Keeps libraries silent while a verb works, and makes a polite kill clean up."""
+"""Keeps libraries silent while a verb works, lets notices through, and makes a polite kill clean up."""
 
 from __future__ import annotations
 
 import logging
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["quiet"]
+from edgedecode.notices import NOTICES
+
+__all__ = ["notices_shown", "quiet"]
 
 
 @contextmanager
@@ -27,6 +30,33 @@ def quiet(*, debug: bool) -> Iterator[None]:
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def notices_shown() -> Iterator[None]:
+    """Show the core's notices on standard error, a line each, as errors are shown, unless something does already."""
+    logger = logging.getLogger(NOTICES)
+    if logger.handlers:
+        yield
+        return
+    lines = _Lines()
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(lines)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # with --debug, the root shows these too
+    try:
+        yield
+    finally:
+        logger.removeHandler(lines)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+class _Lines(logging.Handler):
+    """Writes to whatever standard error is at that moment: a live display puts lines above its bars."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"edgedecode: {record.getMessage()}\n")
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from edgedecode.errors import InputError
 from edgedecode.messages import Message
-from edgedecode.prompts import Prompt, parse_prompts, read_messages, read_object
+from edgedecode.prompts import Prompt, checked_prompt, parse_prompts, read_messages, read_object
 from edgedecode.text import checked_text, decoded_text
 
 from .text_files import text_of
@@ -91,8 +91,6 @@ def _row(line: str, where: str) -> CategoryRow:
     answer = value.get("answer")
     if answer is not None and not (isinstance(answer, str) and answer):
         raise InputError(f"{where}: an answer must be a text")
-    return CategoryRow(
-        checked_text(category, where),
-        tuple(messages),
-        None if answer is None else checked_text(answer, where),
-    )
+    row = CategoryRow(category, tuple(messages), None if answer is None else checked_text(answer, where))
+    checked_prompt(row.prompt, where)
+    return row

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 from edgedecode.commands import Command
 from edgedecode.errors import InputError
 
-from ..arguments import count
-from ..quiet import quiet
+from ..arguments import count, positive_count
+from ..quiet import notices_shown, quiet
 
 if TYPE_CHECKING:
     from ..report import Report
@@ -37,7 +37,7 @@ class TrimCommand:
         parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw coverage and speed by size")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         parser.add_argument("--runtime", metavar="NAME", help="engine to measure on (default: as `generate` takes it)")
-        parser.add_argument("-t", "--threads", type=_positive, metavar="N", help="threads of the engine")
+        parser.add_argument("-t", "--threads", type=positive_count, metavar="N", help="threads of the engine")
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
@@ -50,7 +50,7 @@ class TrimCommand:
 
 def _add_size(parser: ArgumentParser) -> None:
     size = parser.add_argument_group("how small").add_mutually_exclusive_group()
-    size.add_argument("--size", type=_positive, metavar="N", help="keep so many ids, whether that pays or not")
+    size.add_argument("--size", type=positive_count, metavar="N", help="keep so many ids, whether that pays or not")
     size.add_argument(
         "--coverage",
         type=_share,
@@ -72,12 +72,12 @@ def _add_calibration(parser: ArgumentParser) -> None:
         "--text", type=Path, metavar="FILE", help="text to count as it is, or .jsonl with messages and answers"
     )
     group.add_argument(
-        "--prompts", type=_positive, metavar="N", help="so many prompts at most, of all families in turn"
+        "--prompts", type=positive_count, metavar="N", help="so many prompts at most, of all families in turn"
     )
     group.add_argument(
-        "--answers", type=_positive, metavar="N", help="to each prompt: one greedy, the others sampled (default 2)"
+        "--answers", type=positive_count, metavar="N", help="to each prompt: one greedy, the others sampled (default 2)"
     )
-    group.add_argument("-n", "--max-tokens", type=_positive, metavar="N", help="of an answer (default 128)")
+    group.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="of an answer (default 128)")
     group.add_argument(
         "--seed", type=count, metavar="N", help="of sampled answers, and of what is held out (default 0)"
     )
@@ -88,7 +88,9 @@ def _add_calibration(parser: ArgumentParser) -> None:
         help="texts to report on: category, messages, perhaps an answer (default: code, math, prose, structured, "
         "multilingual)",
     )
-    group.add_argument("--per-category", type=_positive, metavar="N", help="so many texts of each at most (default 16)")
+    group.add_argument(
+        "--per-category", type=positive_count, metavar="N", help="so many texts of each at most (default 16)"
+    )
 
 
 def _run(arguments: Namespace) -> Report:
@@ -121,13 +123,18 @@ def run_trim(request: TrimRequest, *, plot: Path | None = None) -> Report:
     from ..report import LiveDisplay
     from ..stages import Stages
     from .report import show_trim, trim_report
-    from .run import trim_pack
+    from .run import time_answers, trim_pack
 
     with LiveDisplay() as display:
         result = trim_pack(request, Stages(display))
-    show_trim(result)
-    if plot is not None:
-        _draw(result, plot)
+    try:
+        if request.report:
+            with notices_shown(), LiveDisplay() as display:
+                result = time_answers(request, result, stages=Stages(display))
+    finally:  # after an interrupt too: the pack is trimmed, and what was found would be lost
+        show_trim(result)
+        if plot is not None:
+            _draw(result, plot)
     return trim_report(result)
 
 
@@ -169,13 +176,6 @@ def _draw(result: TrimResult, path: Path) -> None:
 
 def _given(value: _Value | None, otherwise: _Value) -> _Value:
     return otherwise if value is None else value
-
-
-def _positive(text: str) -> int:
-    value = count(text)
-    if value < 1:
-        raise ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
-    return value
 
 
 def _share(text: str) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edgedecode import Pair
 from edgedecode.errors import InputError
+from edgedecode.messages import Message
 from edgedecode.prompts import Prompt, read_prompts
 
 from ..stages import Stages
@@ -21,6 +22,7 @@ from .categories import (
 )
 from .request import TrimRequest
 from .scored_text import ScoredText, split_texts
+from .speeds import MAX_TOKENS
 from .text_files import answered, read_text_file, text_of
 
 __all__ = ["Material", "gather"]
@@ -66,7 +68,7 @@ def gather(pair: Pair, request: TrimRequest, stages: Stages) -> Material:
         counted=split.counted,
         choosing=choosing,
         categories={CALIBRATION: telling, **_texts(pair, rows, request, kept, stages)},
-        prompts={CALIBRATION: tuple(asked[:_ASKED_AGAIN]), **_asked(rows)},
+        prompts=_asked(pair, asked, rows),
         calibration=f"{counted} tokens of {calibration.line}, seed {request.seed}",
     )
 
@@ -125,9 +127,19 @@ def _texts(
     return {name: tuple(text for text in texts if text.scored) for name, texts in found.items()}
 
 
-def _asked(rows: Sequence[CategoryRow]) -> dict[str, tuple[Prompt, ...]]:
-    names = dict.fromkeys(row.category for row in rows)
-    return {name: tuple(row.prompt for row in rows if row.category == name)[:_ASKED_AGAIN] for name in names}
+def _asked(pair: Pair, calibration: Sequence[Prompt], rows: Sequence[CategoryRow]) -> dict[str, tuple[Prompt, ...]]:
+    """Return some prompts of each category whose first turn's answer fits behind it, whatever it says.
+
+    Of these, no text of the category was cut down to nothing.
+    """
+    found: dict[str, list[Prompt]] = {CALIBRATION: [], **{row.category: [] for row in rows}}
+    for name, prompt in [(CALIBRATION, each) for each in calibration] + [(row.category, row.prompt) for row in rows]:
+        messages = (*prompt.history, Message("user", prompt.turns[0]))
+        if len(found[name]) < _ASKED_AGAIN and answered(messages, "", pair.tokenizer).start + MAX_TOKENS <= _context(
+            pair
+        ):
+            found[name].append(prompt)
+    return {name: tuple(prompts) for name, prompts in found.items()}
 
 
 def _context(pair: Pair) -> int:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..arguments import count
+from edgedecode.errors import EdgeDecodeError
+
+from ..arguments import positive_count
 
 if TYPE_CHECKING:
     from ..report import Report
@@ -49,12 +51,26 @@ def check_trim(arguments: Namespace) -> None:
 
 
 def trim_exported(out: Path, size: TrimSize) -> Report:
-    """Trim a pack that was just made, print what was found, and return it as values."""
+    """Trim a pack that was just made, print what was found, and return it as values.
+
+    An error says that the pack is there.
+    """
     from .command import run_trim
     from .request import TrimRequest
 
-    return run_trim(TrimRequest(pack=out, size=size.ids, runtime=_ENGINE))
+    complete = f"the pack {out} is complete and untrimmed (`edgedecode trim` tries again)"
+    try:
+        return run_trim(TrimRequest(pack=out, size=size.ids, runtime=_ENGINE))
+    except EdgeDecodeError as error:
+        said, *others = error.args
+        error.args = (f"{complete}: {said}", *others)
+        raise
+    except BrokenPipeError:  # it was trimmed, and nobody listened
+        raise
+    except OSError as error:
+        error.strerror = f"{complete}: {error.strerror or error}"
+        raise
 
 
 def _size(text: str) -> TrimSize:
-    return TrimSize(None if text == _BEST else count(text))
+    return TrimSize(None if text == _BEST else positive_count(text))

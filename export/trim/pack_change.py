@@ -33,7 +33,11 @@ _NAMES = {
     "gguf": ("trim.gguf", "trim-2.gguf"),
 }
 """Each file has two names: what replaces a file never has its name, so that both can lie there for a moment."""
-_WORK = re.compile(r"\.trim-(?P<process>\d+)-.*")
+_WORK = re.compile(
+    r"\.trim-(?P<process>\d+)-[^.]+\.\w+"  # a file of a workplace
+    r"|\.\.trim-\d+-[^.]+\.\w+\.(?P<cutter>\d+)"  # the same while it is written, as `trim_gguf` names it
+    rf"|\.{re.escape(MANIFEST_NAME)}\.(?P<writer>\d+)"  # a manifest that was not put in place yet
+)
 
 
 @dataclass(slots=True)
@@ -64,7 +68,7 @@ def workplace(root: Path, manifest: Manifest) -> Iterator[Workplace]:
     """Give a place to make files in; what is still there at the end is removed, and so is what a killed run left."""
     place = Workplace(root, _folder(manifest.models[_ROLE]))
     (root / place.folder).mkdir(exist_ok=True)
-    _remove_abandoned(place, manifest)
+    _remove_abandoned(place)
     try:
         yield place
     finally:
@@ -175,14 +179,15 @@ def _file_entry(path: Path) -> FileEntry:
     return FileEntry(nbytes=path.stat().st_size, sha256=file_sha256(path))
 
 
-def _remove_abandoned(place: Workplace, manifest: Manifest) -> None:
+def _remove_abandoned(place: Workplace) -> None:
     """Remove what a killed run left: its unfinished files, and those that it had named but no manifest lists."""
-    for path in (place.root / place.folder).glob(".trim-*"):
+    for path in (*place.root.iterdir(), *(place.root / place.folder).iterdir()):
         found = _WORK.fullmatch(path.name)
-        if found is not None and not process_runs(int(found["process"])):
+        if found is not None and not process_runs(int(found[str(found.lastgroup)])):
             path.unlink(missing_ok=True)
+    listed = Manifest.load(place.root).files  # as it is now: another process may have finished a trim meanwhile
     for name in (f"{place.folder}/{name}" for names in _NAMES.values() for name in names):
-        if name not in manifest.files:
+        if name not in listed:
             (place.root / name).unlink(missing_ok=True)
 
 

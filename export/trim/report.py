@@ -11,6 +11,7 @@ from edgedecode.memory import format_nbytes
 from ..report import Report
 from .prediction import Prediction, Sweep, SweepRow
 from .request import TrimResult
+from .speeds import MAX_TOKENS, REPETITIONS
 
 __all__ = ["show_trim", "trim_report"]
 
@@ -21,6 +22,10 @@ _LEGEND = (
     "length that is best there; step: one token drafted; MBSU: speed-up where memory alone decides; S: times plain "
     "decoding, predicted from measured passes"
 )
+_MEASURED = (
+    f"; S measured: over whole answers of {MAX_TOKENS} tokens with their prompts, the median of {REPETITIONS} "
+    "repetitions, the arms in turns"
+)
 
 
 def show_trim(result: TrimResult) -> None:
@@ -29,7 +34,8 @@ def show_trim(result: TrimResult) -> None:
     sweep = result.sweep
     console.print(f"{result.root} on {result.runtime}; counted: {result.calibration}", highlight=False, markup=False)
     console.print(_table(result))
-    console.print(_LEGEND, style="dim", highlight=False, markup=False)
+    legend = _LEGEND + _MEASURED if result.speeds else _LEGEND
+    console.print(legend, style="dim", highlight=False, markup=False)
     for line in _conclusion(result, sweep):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

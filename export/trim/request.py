@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgedecode.manifest import TrimEntry
+from edgedecode.prompts import Prompt
 
 from .prediction import Sweep, SweepRow
 from .speeds import Speeds
@@ -55,5 +56,7 @@ class TrimResult:
     entry: TrimEntry | None
     files: Mapping[str, int] = field(default_factory=dict)
     """What was added: name → bytes."""
+    prompts: Mapping[str, tuple[Prompt, ...]] = field(default_factory=dict)
+    """Of each category, some to time whole answers on."""
     speeds: Mapping[str, Speeds] = field(default_factory=dict)
     """By category, where whole answers were measured."""

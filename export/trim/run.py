@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from edgedecode import load
-from edgedecode.errors import ExportError, InputError
+from edgedecode.errors import EdgeDecodeError, ExportError, InputError
 from edgedecode.hub import find_pack
 from edgedecode.manifest import Manifest, TrimEntry
+from edgedecode.notices import notice
+from edgedecode.prompts import read_prompts
 from edgedecode.registry import find_drafter, find_runtime
 
 from ..frameworks import require_frameworks
 from ..stages import Stages
+from .categories import read_categories
 from .heads import make_heads
-from .material import Material, gather
+from .material import gather
 from .measuring import Bench
 from .pack_change import Workplace, check_writable, remove_trim, save_trim, trim_files, workplace
 from .prediction import Sweep, SweepRow
 from .ranking import Ranking
 from .request import TrimRequest, TrimResult
-from .speeds import ANSWERS_PER_PROMPT, DRAFTER, Speeds, measure_speeds
+from .speeds import ANSWERS_PER_PROMPT, DRAFTER, measure_speeds
+from .text_files import check_text_file, text_of
 
-__all__ = ["add_local", "take_out", "trim_pack"]
+__all__ = ["add_local", "take_out", "time_answers", "trim_pack"]
 
 
 def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
@@ -32,8 +35,10 @@ def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
     Raises ExportError, InputError or ManifestError, and then, as after an interrupt, the pack is as it was.
     """
     root, manifest = _opened(request.pack)
+    _require_frameworks(manifest)
     if request.report:
         find_drafter(DRAFTER)
+    _check_files(request)
     with workplace(root, manifest) as place:
         with load(root, runtime=request.runtime, threads=request.threads) as pair:
             bench = Bench(pair, find_runtime(pair.runtime), place, stages, request.threads)
@@ -45,19 +50,43 @@ def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
                 sizes = bench.with_covering(sizes, ranking, material, bound=request.coverage)
             sweep = bench.sweep(ranking, sizes, material, bound=request.coverage)
         chosen = sweep.best if request.size is None else sweep.row(request.size)
-        result = TrimResult(root, pair.runtime, material.calibration, sweep, chosen, None)
+        result = TrimResult(root, pair.runtime, material.calibration, sweep, chosen, None, prompts=material.prompts)
         if chosen is None:
             return result
         entry = _entry(sweep, chosen, calibration=material.calibration, runtime=pair.runtime)
         with stages.stage("heads"):
             saved = _saved(place, manifest, entry, ranking=ranking)
-    speeds = _speeds(request, result, material, stages) if request.report else {}
-    return replace(result, entry=saved.models["draft"].trim, files=_sizes(saved), speeds=speeds)
+    return replace(result, entry=saved.models["draft"].trim, files=_sizes(saved))
+
+
+def time_answers(request: TrimRequest, result: TrimResult, *, stages: Stages) -> TrimResult:
+    """Time whole answers on the pack as it is now. What fails costs only the speeds: the pack is trimmed already."""
+    if result.chosen is None:
+        return result
+    prompts = {name: asked for name, asked in result.prompts.items() if asked}
+    total = ANSWERS_PER_PROMPT * sum(map(len, prompts.values()))
+    try:
+        with (
+            load(result.root, runtime=request.runtime, threads=request.threads) as pair,
+            stages.stage("whole answers", total) as advance,
+        ):
+            speeds = measure_speeds(
+                pair,
+                prompts,
+                whole_length=result.sweep.length(result.sweep.whole),
+                trimmed_length=result.sweep.length(result.chosen),
+                advance=advance,
+            )
+    except EdgeDecodeError as error:
+        notice(f"the pack {result.root} is trimmed, but whole answers were not timed: {error}")
+        return result
+    return replace(result, speeds=speeds)
 
 
 def add_local(pack: str | Path, stages: Stages) -> dict[str, int]:
     """Give the pack's draft a local head and nothing else; return the file and its size, nothing where it has one."""
     root, manifest = _opened(pack)
+    _require_frameworks(manifest)
     if any("local" in graph.capabilities for graph in manifest.models["draft"].graphs.values()):
         return {}
     with workplace(root, manifest) as place, stages.stage("local head"):
@@ -83,9 +112,24 @@ def _opened(pack: str | Path) -> tuple[Path, Manifest]:
     if "draft" not in manifest.models:
         raise ExportError(f"the pack {root} has no draft model to trim: export it with --draft")
     check_writable(root, manifest)
+    return root, manifest
+
+
+def _require_frameworks(manifest: Manifest) -> None:
+    """Refuse to make heads without what draws their graph; taking a trim out needs nothing."""
     if manifest.models["draft"].graphs:
         require_frameworks("trim", extra="import")
-    return root, manifest
+
+
+def _check_files(request: TrimRequest) -> None:
+    """Refuse files that cannot be used, before the pack is loaded. Raises InputError, OSError."""
+    if request.calibrate is not None:
+        text_of(request.calibrate)  # no text at all is said plainer than "line 1 is not JSON"
+        read_prompts(request.calibrate, family="")
+    if request.text is not None:
+        check_text_file(request.text)
+    if request.categories is not None:
+        read_categories(request.categories)
 
 
 def _entry(sweep: Sweep, row: SweepRow, *, calibration: str, runtime: str) -> TrimEntry:
@@ -113,21 +157,3 @@ def _saved(place: Workplace, manifest: Manifest, entry: TrimEntry, *, ranking: R
 
 def _sizes(manifest: Manifest) -> dict[str, int]:
     return {name: manifest.files[name].nbytes for name in trim_files(manifest.models["draft"])}
-
-
-def _speeds(request: TrimRequest, result: TrimResult, material: Material, stages: Stages) -> Mapping[str, Speeds]:
-    """Time whole answers on the pack as it is now."""
-    assert result.chosen is not None
-    prompts = {name: asked for name, asked in material.prompts.items() if asked}
-    total = ANSWERS_PER_PROMPT * sum(map(len, prompts.values()))
-    with (
-        load(result.root, runtime=request.runtime, threads=request.threads) as pair,
-        stages.stage("whole answers", total) as advance,
-    ):
-        return measure_speeds(
-            pair,
-            prompts,
-            whole_length=result.sweep.length(result.sweep.whole),
-            trimmed_length=result.sweep.length(result.chosen),
-            advance=advance,
-        )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.prompts import Prompt
 
-__all__ = ["ANSWERS_PER_PROMPT", "DRAFTER", "Speeds", "measure_speeds"]
+__all__ = ["ANSWERS_PER_PROMPT", "DRAFTER", "MAX_TOKENS", "REPETITIONS", "Speeds", "measure_speeds"]
 
 DRAFTER = "trim"
 """Who drafts with the trimmed head."""
-_REPETITIONS = 3
-ANSWERS_PER_PROMPT = 3 * _REPETITIONS
-_MAX_TOKENS = 64
+REPETITIONS = 5
+ANSWERS_PER_PROMPT = 3 * REPETITIONS
+MAX_TOKENS = 64
 """Every answer has so many, whatever it says: arms are compared over the same text."""
 
 
@@ -39,11 +40,12 @@ def measure_speeds(
     *,
     whole_length: int,
     trimmed_length: int,
-    repetitions: int = _REPETITIONS,
+    repetitions: int = REPETITIONS,
     advance: Callable[[int], None] = lambda amount: None,
 ) -> dict[str, Speeds]:
-    """Answer each category's prompts greedily with each arm; of a prompt's times the least counts.
+    """Answer each category's prompts greedily with each arm in turn, and compare the sums of each repetition.
 
+    The median of the repetitions counts: what slows the machine for a while slows all arms of one.
     `advance` is told of every answer, `ANSWERS_PER_PROMPT` of them with these repetitions.
     """
     arms = (
@@ -53,16 +55,16 @@ def measure_speeds(
     )
     found = {}
     for category, members in prompts.items():
-        seconds = dict.fromkeys((arm.name for arm in arms), 0.0)
-        for prompt in members:
-            least = dict.fromkeys(seconds, float("inf"))
-            for repetition in range(repetitions):
+        ratios = []
+        for repetition in range(repetitions):
+            seconds = dict.fromkeys((arm.name for arm in arms), 0.0)
+            for number, prompt in enumerate(members):
                 for turn in range(len(arms)):
-                    arm = arms[(turn + repetition) % len(arms)]
-                    least[arm.name] = min(least[arm.name], _seconds(pair, prompt, arm.options))
+                    arm = arms[(turn + number + repetition) % len(arms)]
+                    seconds[arm.name] += _seconds(pair, prompt, arm.options)
                     advance(1)
-            seconds = {name: seconds[name] + least[name] for name in seconds}
-        found[category] = Speeds(seconds["plain"] / seconds["whole"], seconds["plain"] / seconds["trimmed"])
+            ratios.append(Speeds(seconds["plain"] / seconds["whole"], seconds["plain"] / seconds["trimmed"]))
+        found[category] = Speeds(median(each.whole for each in ratios), median(each.trimmed for each in ratios))
     return found
 
 
@@ -74,5 +76,5 @@ def _seconds(pair: Pair, prompt: Prompt, options: SessionOptions) -> float:
     """Time the answer to a prompt's first turn."""
     with pair.session(options, messages=prompt.history) as session:
         started = perf_counter()
-        session.generate(prompt.turns[0], max_tokens=_MAX_TOKENS)
+        session.generate(prompt.turns[0], max_tokens=MAX_TOKENS)
         return perf_counter() - started

@@ -14,7 +14,7 @@ from edgedecode.tokenizer import Tokenizer
 
 from .scored_text import ScoredText
 
-__all__ = ["answered", "read_text_file", "text_of"]
+__all__ = ["answered", "check_text_file", "read_text_file", "text_of"]
 
 _WINDOW = 256
 """Tokens of a piece that a plain text is cut into: the pieces are what can be held out."""
@@ -28,9 +28,8 @@ def read_text_file(path: Path, *, tokenizer: Tokenizer, context: int) -> list[Sc
     """
     content = text_of(path)
     if path.suffix == ".jsonl":
-        lines = ((number, line) for number, line in enumerate(content.split("\n"), start=1) if line.strip())
-        rows = (_row(line, f"{path}, line {number}", tokenizer) for number, line in lines)
-        found = [(group, text) for group, texts in enumerate(rows) for text in texts]
+        rows = _rows(path, content)
+        found = [(group, text) for group, row in enumerate(rows) for text in _scored(row, tokenizer)]
     else:
         tokens = tokenizer.encode(content)
         starts = range(0, len(tokens), _WINDOW)
@@ -39,6 +38,13 @@ def read_text_file(path: Path, *, tokenizer: Tokenizer, context: int) -> list[Sc
     if not any(text.scored for text in texts):
         raise InputError(f"{path} holds no text to count: give sentences, or lines with messages of an assistant")
     return [text for text in texts if text.scored]
+
+
+def check_text_file(path: Path) -> None:
+    """Refuse such a file for what can be seen without a tokenizer. Raises InputError, OSError."""
+    content = text_of(path)
+    if path.suffix == ".jsonl":
+        _rows(path, content)
 
 
 def answered(messages: Sequence[Message], answer: str, tokenizer: Tokenizer) -> ScoredText:
@@ -57,22 +63,34 @@ def text_of(path: Path) -> str:
     return content
 
 
-def _row(line: str, where: str, tokenizer: Tokenizer) -> list[ScoredText]:
+def _rows(path: Path, content: str) -> list[str | list[Message]]:
+    lines = enumerate(content.split("\n"), start=1)
+    return [_row(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+
+
+def _row(line: str, where: str) -> str | list[Message]:
+    """Return a line's text, or its messages, of which one at least is an assistant's."""
     value = read_object(line, where)
     if isinstance(value.get("text"), str):
-        return [ScoredText(tuple(tokenizer.encode(checked_text(str(value["text"]), where))), 1)]
+        return checked_text(str(value["text"]), where)
     if "messages" not in value:
-        raise InputError(f"{where} has neither messages nor a text")
+        raise InputError(f"{where} has neither messages nor a text: --calibrate takes prompts")
     messages = read_messages(value["messages"], where)
     if isinstance(value.get("answer"), str):
         messages.append(Message("assistant", checked_text(str(value["answer"]), where)))
-    found = list(_answers(messages, tokenizer))
-    if not found:
+    if not any(map(_counts, messages)):
         raise InputError(f"{where} has no message of an assistant, and no answer: --calibrate takes prompts")
-    return found
+    return messages
 
 
-def _answers(messages: Sequence[Message], tokenizer: Tokenizer) -> Iterator[ScoredText]:
-    for index, message in enumerate(messages):
-        if message.role == "assistant" and message.content:
-            yield answered(messages[:index], message.content, tokenizer)
+def _scored(row: str | list[Message], tokenizer: Tokenizer) -> Iterator[ScoredText]:
+    if isinstance(row, str):
+        yield ScoredText(tuple(tokenizer.encode(row)), 1)
+        return
+    for index, message in enumerate(row):
+        if _counts(message):
+            yield answered(row[:index], message.content, tokenizer)
+
+
+def _counts(message: Message) -> bool:
+    return message.role == "assistant" and bool(message.content)

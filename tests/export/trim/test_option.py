@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from edgedecode.cli import main
+from edgedecode.errors import BudgetExceeded, ExportError
 from edgedecode.export import command
+from edgedecode.export.trim import heads
 from edgedecode.manifest import Manifest
 from edgedecode.prompts import Prompt, read_prompts
 
@@ -22,6 +24,10 @@ from edgedecode.prompts import Prompt, read_prompts
         (["--draft", "d", "--compare", "--trim-vocab"], "it measures recipes of its own, leave out --trim-vocab"),
         (["--out", "x", "--exporter", "optimum", "--trim-vocab"], "--exporter optimum does not take it"),
         (["--out", "x", "--draft", "d", "--trim-vocab", "many"], "'many' is no number"),
+        (
+            ["--out", "x", "--draft", "d", "--trim-vocab", "0"],
+            "argument --trim-vocab: '0' is no whole number of 1 or more",
+        ),
     ],
 )
 def test_usage(words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,6 +56,33 @@ def test_the_made_pack_is_trimmed(
     trim = Manifest.load(toy).models["draft"].trim
     assert trim is not None
     assert trim.size == size
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ExportError("the head is a Conv"), "the head is a Conv"),
+        (BudgetExceeded("too much for 3 MB", table="a lease"), "too much for 3 MB\na lease"),
+        (OSError(28, "No space left on device", "/x/trim.ids"), "No space left on device: /x/trim.ids"),
+    ],
+    ids=["refused", "budget", "disk"],
+)
+def test_where_trimming_fails_the_pack_is_said_to_be_there(
+    error: Exception,
+    message: str,
+    toy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(command, "_export", lambda request: {"pack": str(request.out)})
+    monkeypatch.setattr(heads, "_drawn", fail)
+    assert main(["export", "--target", "t", "--draft", "d", "--out", str(toy), "--trim-vocab"]) == 1
+    said = f"edgedecode: the pack {toy} is complete and untrimmed (`edgedecode trim` tries again): {message}\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert Manifest.load(toy).models["draft"].trim is None
 
 
 def test_prompts_of_a_users_own_file_need_no_family(tmp_path: Path) -> None:

@@ -13,7 +13,15 @@ from edgedecode.digests import check_files
 from edgedecode.errors import ExportError, ManifestError
 from edgedecode.export.trim import heads, pack_change
 from edgedecode.export.trim.heads import make_heads
-from edgedecode.export.trim.pack_change import check_writable, remove_trim, save_trim, trim_files, workplace
+from edgedecode.export.trim.pack_change import (
+    Workplace,
+    check_writable,
+    remove_trim,
+    save_trim,
+    trim_files,
+    workplace,
+)
+from edgedecode.gguf import trim as gguf_trim
 from edgedecode.manifest import MANIFEST_NAME, Manifest
 from edgedecode.vocabulary import TrimmedVocabulary, read_token_ids
 from tests.export.trim.toy_pack import VOCABULARY, fake_heads, write_toy_pack
@@ -157,12 +165,48 @@ def test_an_interrupt_while_files_are_made(pack: Path) -> None:
 def test_what_a_killed_run_left_goes(pack: Path) -> None:
     dead = 2**22 + 1  # above the largest process number
     before = content(pack)
-    for name in (f".trim-{dead}-0.onnx", "heads.onnx", "trim.ids"):
-        (pack / "draft" / name).write_text("left")
-    mine = pack / "draft" / f".trim-{os.getppid()}-0.onnx"
-    mine.write_text("of a run that goes on")
+    unfinished = (f"draft/.trim-{dead}-0.onnx", f"draft/..trim-{dead}-2.gguf.{dead}", f".{MANIFEST_NAME}.{dead}")
+    for name in (*unfinished, "draft/heads.onnx", "draft/trim.ids"):
+        (pack / name).write_text("left")
+    goes_on = {name.replace(str(dead), str(os.getppid())): b"of a run that goes on" for name in unfinished}
+    for name, data in goes_on.items():
+        (pack / name).write_bytes(data)
     with workplace(pack, Manifest.load(pack)):
-        mine.unlink()
+        assert content(pack) == before | goes_on
+
+
+def test_what_another_process_finished_meanwhile_stays(pack: Path) -> None:
+    early = Manifest.load(pack)
+    add(pack, 300)
+    finished = content(pack)
+    with workplace(pack, early):
+        assert content(pack) == finished
+    check_files(Manifest.load(pack), pack, full=True)
+
+
+def test_the_names_of_unfinished_files_are_those_that_are_removed(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the writers themselves name them, by a process that is dead when the next trim comes."""
+    dead = 2**22 + 1
+    before = content(pack)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: dead)
+        patch.setattr(Path, "unlink", lambda self, **_: None)  # a kill tidies nothing up
+        patch.setattr(gguf_trim, "write_trimmed", killed)
+        place = Workplace(pack, "draft")
+        with pytest.raises(KeyboardInterrupt):
+            gguf_trim.trim_gguf(
+                pack / "draft/weights.bin", place.path("gguf"), TrimmedVocabulary(np.arange(9), VOCABULARY)
+            )
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            add(pack, 300)
+    left = set(content(pack)) - set(before)
+    assert len(left) == 4, left  # two files of a workplace, a GGUF file and a manifest on their way
+    with workplace(pack, Manifest.load(pack)):
         assert content(pack) == before
 
 

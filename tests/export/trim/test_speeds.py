@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edgedecode import Session, SessionOptions
 from edgedecode.cli import main
 from edgedecode.drafters.model import ModelDrafter, ModelSource
+from edgedecode.errors import CapabilityError
 from edgedecode.export.trim import run, speeds
-from edgedecode.export.trim.speeds import ANSWERS_PER_PROMPT, measure_speeds
+from edgedecode.export.trim.speeds import ANSWERS_PER_PROMPT, MAX_TOKENS, REPETITIONS, Speeds, measure_speeds
+from edgedecode.manifest import Manifest
+from edgedecode.messages import Message
 from edgedecode.pair import Pair
 from edgedecode.prompts import Prompt
 from edgedecode.protocols import Drafter, DraftSetting
-from tests.export.trim.toy_pack import TrimmedTables, open_toy, toy_runtime, write_toy_pack
+from tests.export.trim.toy_pack import CONTEXT, TrimmedTables, open_toy, toy_runtime, wide_tokenizer, write_toy_pack
 
 
 class TrimmedSource(ModelSource):
@@ -37,29 +44,139 @@ def open_with_drafter(root: Path) -> Pair:
     return pair
 
 
+class Clock:
+    """Tells a time that passes only while answers are given, for each arm at its own pace."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pace: Callable[[str, int], float]) -> None:
+        self._now = 0.0
+        self.asked: list[tuple[str, int | None]] = []
+        open_session = Pair.session
+
+        def session(pair: Pair, options: SessionOptions, **others: Any) -> Session:
+            drafter = str(options.drafter)
+            self._step = pace(drafter, sum(drafter == each for each, _ in self.asked))
+            self.asked.append((drafter, options.draft_max))
+            return open_session(pair, options, **others)
+
+        monkeypatch.setattr(Pair, "session", session)
+        monkeypatch.setattr(speeds, "perf_counter", self.read)
+
+    def read(self) -> float:
+        self._now += self._step
+        return self._now
+
+
+SECONDS = {"none": 6.0, "model": 4.0, "trim": 2.0}
+PROMPTS = {"a": [Prompt("a", (), ("x",)), Prompt("a", (), ("y",))], "b": [Prompt("b", (), ("z",))]}
+
+
 def test_every_arm_answers_every_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(10**6))
-    monkeypatch.setattr(speeds, "perf_counter", lambda: float(next(clock)))
+    clock = Clock(monkeypatch, lambda drafter, answer: SECONDS[drafter])
     done: list[int] = []
-    prompts = {"a": [Prompt("a", (), ("x",)), Prompt("a", (), ("y",))], "b": [Prompt("b", (), ("z",))]}
     with open_with_drafter(write_toy_pack(tmp_path)) as pair:
-        found = measure_speeds(pair, prompts, whole_length=2, trimmed_length=3, advance=done.append)
-    assert len(done) == 3 * ANSWERS_PER_PROMPT
-    assert set(found) == {"a", "b"}
-    assert all((each.whole, each.trimmed) == (1.0, 1.0) for each in found.values()), "by a clock that counts answers"
+        found = measure_speeds(pair, PROMPTS, whole_length=2, trimmed_length=3, advance=done.append)
+    assert len(done) == len(clock.asked) == 3 * ANSWERS_PER_PROMPT
+    assert Counter(clock.asked) == dict.fromkeys([("none", None), ("model", 2), ("trim", 3)], 3 * REPETITIONS)
+    assert found == {"a": Speeds(whole=1.5, trimmed=3.0), "b": Speeds(whole=1.5, trimmed=3.0)}
 
 
-def test_the_report_times_whole_answers(
-    toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_repetitions_that_went_too_well_or_slowed_every_arm_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def pace(drafter: str, answer: int) -> float:
+        slowed = 3.0 if answer == 3 else 1.0
+        lucky = 0.1 if answer in {0, 4} and drafter == "trim" else 1.0
+        return SECONDS[drafter] * slowed * lucky
+
+    Clock(monkeypatch, pace)
+    with open_with_drafter(write_toy_pack(tmp_path)) as pair:
+        found = measure_speeds(pair, {"b": PROMPTS["b"]}, whole_length=2, trimmed_length=3)
+    assert found == {"b": Speeds(whole=1.5, trimmed=3.0)}
+
+
+@pytest.fixture
+def reported(toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The toy pack, on which whole answers can be timed."""
     monkeypatch.setattr(run, "load", lambda root, **_: open_with_drafter(root))
     monkeypatch.setattr(run, "find_drafter", lambda name: TrimmedSource())
+    return toy
+
+
+FEW = ("--prompts", "12", "--max-tokens", "24", "--per-category", "1", "--size", "300", "--report")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(speeds, "_seconds", fail)
+
+
+def test_a_report_whose_timing_fails_is_the_report_without_speeds(
+    reported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(monkeypatch, CapabilityError("the engine\ngave up"))
+    assert main(["trim", str(reported), *FEW, "--json"]) == 0
+    printed = capsys.readouterr()
+    said = "is trimmed, but whole answers were not timed: the engine gave up"
+    assert [line for line in printed.err.splitlines() if "edgedecode: " in line] == [
+        f"edgedecode: the pack {reported} {said}"
+    ]
+    report = json.loads(printed.out.splitlines()[-1])
+    assert (report["size"], report["measured"]) == (300, {})
+    assert set(report["files"]) == {"draft/heads.onnx", "draft/trim.ids"}
+    assert "300 of 1300 ids: a draft step takes" in printed.out
+    assert "S measured" not in printed.out
+
+
+def test_an_interrupt_while_timing_shows_what_was_found(
+    reported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawing = reported.parent / "trim.svg"
+    failing(monkeypatch, KeyboardInterrupt())
+    assert main(["trim", str(reported), *FEW, "--plot", str(drawing)]) == 130
+    printed = capsys.readouterr()
+    assert "300 of 1300 ids: a draft step takes" in printed.out
+    assert printed.err.endswith("edgedecode: interrupted\n")
+    assert drawing.read_text().startswith("<svg")
+    trim = Manifest.load(reported).models["draft"].trim
+    assert trim is not None
+    assert trim.size == 300
+
+
+def test_prompts_that_leave_no_room_for_an_answer_are_not_timed(
+    reported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(speeds, "_seconds", lambda pair, prompt, options: asked.append(prompt.turns[0]) or 1.0)
+    room = CONTEXT - MAX_TOKENS - len(prompt_tokens(""))
+    contents = {"fits": "." * room, "over": "." * (room + 1), "long": "." * CONTEXT}
+    rows = [
+        {"category": name, "messages": [{"role": "user", "content": text}], "answer": "bcdf" * 9}
+        for name, text in (*contents.items(), ("long", "short"))
+    ]
+    file = reported.parent / "categories.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    few = ("--prompts", "12", "--max-tokens", "24", "--size", "300", "--report", "--json")
+    assert main(["trim", str(reported), *few, "--categories", str(file)]) == 0
+    assert {contents["fits"], "short"} <= set(asked)
+    assert not {contents["over"], contents["long"]} & set(asked)
+    measured = json.loads(capsys.readouterr().out.splitlines()[-1])["measured"]
+    assert set(measured) == {"calibration", "fits", "long"}
+
+
+def prompt_tokens(content: str) -> list[int]:
+    tokenizer = wide_tokenizer()
+    return tokenizer.encode(tokenizer.chat_template.render([Message("user", content)]))
+
+
+def test_the_report_times_whole_answers(reported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     TrimmedSource.opened = 0
-    few = ("--prompts", "12", "--max-tokens", "24", "--per-category", "1", "--size", "300")
-    assert main(["trim", str(toy), *few, "--report", "--json"]) == 0
+    assert main(["trim", str(reported), *FEW, "--json"]) == 0
     printed = capsys.readouterr().out
     measured = json.loads(printed.splitlines()[-1])["measured"]
     assert set(measured) == {"calibration", "code", "math", "prose", "structured", "multilingual"}
     assert all(each["whole"] > 0 and each["trimmed"] > 0 for each in measured.values())
     assert TrimmedSource.opened > 0
     assert "S measured" in printed
+    assert f"the median of {REPETITIONS} repetitions" in " ".join(printed.split())

@@ -47,9 +47,18 @@ def test_of_conversations_the_assistants_part_counts(tmp_path: Path) -> None:
         ("a.txt", b"ab\0cd", r"a\.txt is no text: it has a zero byte at character 2"),
         ("a.jsonl", b"\n\n", "holds no text to count"),
         ("a.jsonl", b'{"text": "x y"}\nhello', r"a\.jsonl, line 2 is not JSON"),
-        ("a.jsonl", b'{"prompt": "x"}', "line 1 has neither messages nor a text"),
+        ("a.jsonl", b'{"prompt": "x"}', "line 1 has neither messages nor a text: --calibrate takes prompts"),
         ("a.jsonl", b'{"messages": [{"role": "user", "content": "x"}]}', "line 1 has no message of an assistant"),
-        ("a.jsonl", b'{"messages": [{"role": "bard", "content": "x"}]}', "message role 'bard' is unknown"),
+        (
+            "a.jsonl",
+            b'{"messages": [{"role": "bard", "content": "x"}]}',
+            r"^\S+a\.jsonl, line 1: message role 'bard' is unknown",
+        ),
+        (
+            "a.jsonl",
+            b'{"text": "x"}\n{"messages": [{"role": "user", "content": 3}], "answer": "y"}',
+            r"^\S+a\.jsonl, line 2: the content of a user message is int",
+        ),
     ],
 )
 def test_what_is_no_text_is_refused(name: str, content: bytes, message: str, tmp_path: Path) -> None:
@@ -70,6 +79,10 @@ def test_what_is_no_text_is_refused(name: str, content: bytes, message: str, tmp
             "the last message must be the user's",
         ),
         ('{"category": "a", "messages": [{"role": "user", "content": "x"}], "answer": 3}', "an answer must be a text"),
+        (
+            '{"category": "a", "messages": [{"role": "user", "content": " "}], "answer": "x"}',
+            r"rows\.jsonl, line 1 has an empty turn",
+        ),
     ],
 )
 def test_foreign_categories_are_refused(line: str, message: str, tmp_path: Path) -> None:

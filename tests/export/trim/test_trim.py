@@ -11,6 +11,7 @@ import pytest
 from edgedecode.cli import main
 from edgedecode.digests import check_files
 from edgedecode.errors import ExportError
+from edgedecode.export import frameworks
 from edgedecode.export.trim import heads, measuring, prediction, run
 from edgedecode.export.trim.step_times import HeadTimes, PassTimes
 from edgedecode.manifest import MANIFEST_NAME, Manifest
@@ -221,6 +222,34 @@ def test_a_head_that_cannot_be_cut_is_said_before_anything_is_answered(
     assert "edgedecode: the head of base.onnx is a Conv: it cannot be cut" in capsys.readouterr().err
     assert content(toy) == before
     assert not list((toy.parent / "cache").glob("trim/*"))
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [("--calibrate", '{"question": "x"}'), ("--text", '{"prompt": "x"}'), ("--categories", '{"prompt": "x"}')],
+)
+def test_files_are_refused_before_the_pack_is_loaded(
+    option: str, line: str, toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded: list[object] = []
+    monkeypatch.setattr(run, "load", lambda root, **_: loaded.append(root))
+    file = toy.parent / "given.jsonl"
+    file.write_text(line)
+    assert trimmed(toy, option, str(file)) == 1
+    assert f"{file}, line 1 has n" in capsys.readouterr().err
+    assert not loaded
+
+
+def test_only_making_heads_needs_the_frameworks(
+    toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trimmed(toy, "--size", "300") == 0
+    monkeypatch.setattr(frameworks, "find_spec", lambda name: None)
+    for words in (["--size", "300"], ["--local"]):
+        assert main(["trim", str(toy), *words]) == 1
+        assert "trim needs onnx_ir, onnxruntime, not installed: pip install" in capsys.readouterr().err
+    assert main(["trim", str(toy), "--remove"]) == 0
+    assert Manifest.load(toy).models["draft"].trim is None
 
 
 def test_a_pack_without_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
