@@ -21,7 +21,7 @@ from edgedecode.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, Model
 
 from ..new_folder import process_runs
 
-__all__ = ["HEADS", "Workplace", "check_writable", "remove_trim", "save_trim", "trim_files", "workplace"]
+__all__ = ["HEADS", "Workplace", "check_writable", "remove_trim", "save_entry", "save_trim", "trim_files", "workplace"]
 
 HEADS = "heads"
 """The name of the graph that has the further heads."""
@@ -107,6 +107,14 @@ def save_trim(place: Workplace, *, graph: Graph | None, entry: TrimEntry | None)
         gguf = placed("gguf", entry.gguf) if entry.gguf else ""
         entry = replace(entry, token_ids=placed("trim", entry.token_ids), gguf=gguf)
     return _change(place.root, old, graph=graph, entry=entry, moves=moves)
+
+
+def save_entry(root: Path, entry: TrimEntry) -> None:
+    """Let the manifest say this of the trim that the pack has; its files stay. Raises OSError."""
+    path = root / MANIFEST_NAME
+    value = json.loads(path.read_text(encoding="utf-8"))
+    value["models"][_ROLE]["trim"] = asdict(entry)
+    _commit(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", moves={})
 
 
 def remove_trim(root: Path) -> Manifest:

@@ -19,7 +19,7 @@ from .categories import read_categories
 from .heads import make_heads
 from .material import gather
 from .measuring import Bench
-from .pack_change import Workplace, check_writable, remove_trim, save_trim, trim_files, workplace
+from .pack_change import Workplace, check_writable, remove_trim, save_entry, save_trim, trim_files, workplace
 from .prediction import Sweep, SweepRow
 from .ranking import Ranking
 from .request import TrimRequest, TrimResult
@@ -80,7 +80,16 @@ def time_answers(request: TrimRequest, result: TrimResult, *, stages: Stages) ->
     except EdgeDecodeError as error:
         notice(f"the pack {result.root} is trimmed, but whole answers were not timed: {error}")
         return result
-    return replace(result, speeds=speeds)
+    entry = result.entry
+    if entry is not None and entry.categories is not None:
+        told = {
+            name: replace(found, measured=speeds[name].trimmed, measured_full=speeds[name].whole)
+            for name, found in entry.categories.items()
+            if name in speeds
+        }
+        entry = replace(entry, categories={**entry.categories, **told})
+        save_entry(result.root, entry)
+    return replace(result, entry=entry, speeds=speeds)
 
 
 def add_local(pack: str | Path, stages: Stages) -> dict[str, int]:

@@ -177,6 +177,13 @@ def test_the_report_times_whole_answers(reported: Path, capsys: pytest.CaptureFi
     measured = json.loads(printed.splitlines()[-1])["measured"]
     assert set(measured) == {"calibration", "code", "math", "prose", "structured", "multilingual"}
     assert all(each["whole"] > 0 and each["trimmed"] > 0 for each in measured.values())
+    trim = Manifest.load(reported).models["draft"].trim  # which keeps it
+    assert trim is not None
+    assert trim.categories is not None
+    assert {name: (each.measured_full, each.measured) for name, each in trim.categories.items()} == {
+        name: (each["whole"], each["trimmed"]) for name, each in measured.items()
+    }
+    assert trim.step_share is not None
     assert TrimmedSource.opened > 0
     assert "S measured" in printed
     assert f"the median of {REPETITIONS} repetitions" in " ".join(printed.split())
