@@ -266,11 +266,11 @@ class OnnxModel:
             binding.bind_ortvalue_input("input_ids", ids)
             binding.bind_ortvalue_input("position_ids", positions)
             state.bound_width = width
-        output = self._heads.pointer(outlet, slot)
-        if state.bound_rows != len(rows) or state.bound_output != output or state.bound_outlet is not outlet:
+        places = self._heads.places(outlet, slot)
+        if state.bound_rows != len(rows) or state.bound_places != places or state.bound_outlet is not outlet:
             state.bound_rows = -1
             self._heads.bind(binding, outlet, rows=len(rows), slot=slot)
-            state.bound_rows, state.bound_output, state.bound_outlet = len(rows), output, outlet
+            state.bound_rows, state.bound_places, state.bound_outlet = len(rows), places, outlet
         self._heads.share(outlet, len(rows))
         buffers.ids[:width] = tokens
         buffers.pick(rows)

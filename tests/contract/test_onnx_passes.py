@@ -81,6 +81,39 @@ def test_a_long_tree_pass_is_split(opener: Opener, long_tokens: list[int]) -> No
     model.close()
 
 
+class SameLogits:
+    """Numpy as the buffers see it, with an allocator that puts the logits back to the same place."""
+
+    def __init__(self, rows: int) -> None:
+        self._place = np.empty((1000, rows), np.float32)
+        self._kept: list[Any] = []  # so that nothing else comes back to its place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def empty(self, shape: Any, kind: Any) -> Any:
+        logits = isinstance(shape, tuple) and shape[1] == self._place.shape[1]
+        array = self._place[: shape[0]] if logits else np.empty(shape, kind)
+        self._kept.append(array)
+        return array
+
+
+def test_hidden_states_that_move_alone_are_followed(
+    opener: Opener, long_tokens: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgedecode.runtimes.onnx.buffers.np", SameLogits(128))
+    model: Any = opener(ToyShape(graphs=("base", "hidden")), needs=("hidden",))
+    state = settled(model, long_tokens[:9], capacity=20)
+    wanted = model.forward(long_tokens[9:11], state, rows="all").hidden.copy()
+    state.crop(9)
+    before = model._buffers.logits_pointer, model._buffers.hidden_pointer
+    model.new_state(20, rows=100)
+    after = model._buffers.logits_pointer, model._buffers.hidden_pointer
+    assert (before[0] == after[0], before[1] == after[1]) == (True, False)
+    assert_close(model.forward(long_tokens[9:11], state, rows="all").hidden, wanted)
+    model.close()
+
+
 def test_past_and_present_are_one_array(opener: Opener, long_tokens: list[int]) -> None:
     model = opener()
     state: Any = settled(model, long_tokens[:10], capacity=32)
