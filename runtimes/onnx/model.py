@@ -89,21 +89,21 @@ class OnnxModel:
 
     def new_state(self, capacity: int, *, rows: int = 1) -> State:
         check_capacity(capacity, self._card)
-        if self._session is None:
-            raise CapabilityError(f"the model {self._card.name} is closed")
-        lease = self._budget.reserve(
-            f"kv:{self._card.name}", state_nbytes(self._entry, capacity, kv_type=self._kv_type)
-        )
-        try:
-            self._buffers.hold_rows(rows + LEAST_ROWS)
-            self._biases.plan(capacity)
-            state = OnnxState(self._entry, capacity=capacity, lease=lease, owner=self, kv_type=self._kv_type)
-            finalize(state, lease.release)  # a state that is dropped, not closed
-            state.binding = self._bind(state)
-        except BaseException:
-            lease.release()
-            raise
-        self._states.add(state)
+        nbytes = state_nbytes(self._entry, capacity, kv_type=self._kv_type)
+        with self._lock:  # the buffers that grow may be those that a pass is writing
+            if self._session is None:
+                raise CapabilityError(f"the model {self._card.name} is closed")
+            lease = self._budget.reserve(f"kv:{self._card.name}", nbytes)
+            try:
+                self._buffers.hold_rows(rows + LEAST_ROWS)
+                self._biases.plan(capacity)
+                state = OnnxState(self._entry, capacity=capacity, lease=lease, owner=self, kv_type=self._kv_type)
+                finalize(state, lease.release)  # a state that is dropped, not closed
+                state.binding = self._bind(state)
+            except BaseException:
+                lease.release()
+                raise
+            self._states.add(state)
         return state
 
     def forward(

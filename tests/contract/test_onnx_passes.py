@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,28 @@ def test_hidden_states_that_move_alone_are_followed(
     after = model._buffers.logits_pointer, model._buffers.hidden_pointer
     assert (before[0] == after[0], before[1] == after[1]) == (True, False)
     assert_close(model.forward(long_tokens[9:11], state, rows="all").hidden, wanted)
+    model.close()
+
+
+def test_a_state_made_in_another_thread_waits_for_the_pass(opener: Opener) -> None:
+    """More rows for it move the logits that the pass writes."""
+    model: Any = opener()
+    state, session, made = settled(model, [1, 2, 3], capacity=20), model._session, []
+
+    class Crossed(Spy):
+        def run_with_iobinding(self, binding: Any) -> None:
+            place = model._buffers.logits_pointer
+            other.start()
+            other.join(0.5)
+            assert (other.is_alive(), model._buffers.logits_pointer) == (True, place)
+            super().run_with_iobinding(binding)
+
+    other = Thread(target=lambda: made.append(model.new_state(20, rows=200)))
+    model._session = Crossed(session)
+    model.forward([4, 5], state, rows="all")
+    model._session = session
+    other.join(60)
+    assert_close(model.forward([1, 2], made[0], rows="all").logits.copy(), logits_of(model, [1, 2]))
     model.close()
 
 
