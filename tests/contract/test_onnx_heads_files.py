@@ -208,6 +208,19 @@ def test_graphs_that_cannot_be_cut(entry: ModelEntry, pack: Path) -> None:
         add_heads(replace(write_toy(pack, SHAPE), rows=130), pack)
 
 
+@pytest.mark.parametrize("part", ["head.packed", "head.scales"])
+def test_a_head_in_two_files(entry: ModelEntry, pack: Path, part: str) -> None:
+    """Of the second file nothing but the offset would be known."""
+    graph = onnx.load(pack / "base.onnx", load_external_data=False)
+    (tensor,) = [each for each in graph.graph.initializer if each.name == part]
+    (location,) = [each for each in tensor.external_data if each.key == "location"]
+    location.value = "head.bin"
+    onnx.save(graph, pack / "base.onnx")
+    shutil.copyfile(pack / WEIGHTS, pack / "head.bin")
+    with pytest.raises(ExportError, match="does not lie in the model's weights file"):
+        add_heads(entry, pack)
+
+
 def test_a_head_inside_the_graph_s_file(entry: ModelEntry, pack: Path) -> None:
     graph = onnx.load(pack / "base.onnx")
     onnx.save(graph, pack / "base.onnx")
