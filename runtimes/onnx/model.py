@@ -145,6 +145,7 @@ class OnnxModel:
         wanted = wanted_rows(rows, count=count)
         with self._lock:
             own = self._own(state)
+            self._opened.check_chosen(outlet, name=self._card.name)
             check_tokens(tokens, self._card)
             tree = own.tree
             try:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedecode.errors import ManifestError
+from edgedecode.errors import InputError, ManifestError
 from edgedecode.head_table import HEAD_PROPERTY, HeadLayout, HeadTable
 from edgedecode.manifest import Graph, ModelEntry
 from edgedecode.memory import Budget
@@ -14,6 +14,7 @@ from edgedecode.types import ModelCard
 from edgedecode.vocabulary import TrimmedVocabulary, read_token_ids
 
 from .graph import TRIM_LOGITS, Untyped
+from .heads import LOCAL, Outlet
 from .local_rows import LocalRows
 
 __all__ = ["OpenedHeads", "open_heads"]
@@ -25,6 +26,13 @@ class OpenedHeads:
 
     trimmed: TrimmedVocabulary | None = None
     local: LocalRows | None = None
+
+    def check_chosen(self, outlet: Outlet, *, name: str) -> None:
+        """Raise InputError for a choice of the local head's ids that another one has replaced, with its rows."""
+        if outlet.place == LOCAL and (self.local is None or outlet is not self.local.outlet):
+            raise InputError(
+                f"the local head of {name} got other ids before its pass could start: choose its ids again"
+            )
 
     def close(self) -> None:
         """Give the local head's memory back. Idempotent."""

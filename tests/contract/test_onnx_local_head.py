@@ -204,6 +204,27 @@ def test_an_interrupted_choice_is_no_choice(
     model.close()
 
 
+def test_ids_that_change_before_the_pass_are_refused(model: OnnxModel, expected: FloatArray) -> None:
+    """As by another thread, between the look at the choice and the model's lock."""
+    head, state = local_of(model), fresh(model, 20)
+    passes = head._passes  # type: ignore[attr-defined]
+
+    def crossed(*given: Any, **how: Any) -> Any:
+        local_of(model).choose(np.arange(50, 70))
+        return passes(*given, **how)
+
+    head.choose(np.arange(20))
+    head._passes = crossed  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=r"local head of target got other ids .*: choose its ids again") as caught:
+        head.forward([TOKENS[20]], state)
+    assert "\n" not in str(caught.value)
+    assert (state.length, state.pending) == (20, 0)
+    head._passes = passes  # type: ignore[attr-defined]
+    found = head.forward([TOKENS[20]], state).logits
+    np.testing.assert_allclose(found[0], expected[20, 50:70], rtol=0, atol=TIGHT)
+    state.close()
+
+
 def test_an_interrupted_pass_leaves_the_heads_usable(entry: ModelEntry, folder: Path, expected: FloatArray) -> None:
     model: Any = open_headed(entry, folder)
     head, state, session = local_of(model), fresh(model, 20), model._session
