@@ -80,8 +80,12 @@ def _check_width(session: Untyped, rows: int, *, path: Path) -> None:
 
 
 def _open_table(session: Untyped, entry: ModelEntry, *, root: Path, path: Path) -> HeadTable:
-    text = session.get_modelmeta().custom_metadata_map.get(HEAD_PROPERTY, "")
-    layout = HeadLayout.parse(text, f"{path}: {HEAD_PROPERTY}")
+    where = f"{path}: {HEAD_PROPERTY}"
+    try:
+        text = session.get_modelmeta().custom_metadata_map.get(HEAD_PROPERTY, "")
+    except UnicodeDecodeError:
+        raise ManifestError(f"{where} is no text: run `edgedecode trim` again") from None
+    layout = HeadLayout.parse(text, where)
     if (layout.rows, layout.columns) != (entry.rows, entry.hidden_size):
         raise ManifestError(
             f"{path} speaks of a head of {layout.rows} by {layout.columns}, the manifest of {entry.rows} by "

@@ -127,6 +127,7 @@ def test_a_map_of_another_size_than_the_graph(entry: ModelEntry, pack: Path) -> 
         ({"values": {"kind": "float64", "offset": 0, "shape": [128, 64]}}, "kind must be one of"),
         ({"values": {"kind": "uint8", "offset": -1, "shape": [128, 64]}}, "offset"),
         ({"values": {"kind": "uint8", "offset": 10**9, "shape": [128, 64]}}, "does not hold the head"),
+        ({"values": {"kind": "uint8", "offset": 10**30, "shape": [128, 64]}}, "does not hold the head"),
     ],
     ids=str,
 )
@@ -140,6 +141,19 @@ def test_a_graph_that_tells_its_head_wrong(
     onnx.save(graph, path)
     assert words in refused(entry, pack, "local")
     open_headed(entry, pack, needs=("trim",)).close()
+
+
+def test_what_a_graph_tells_of_its_head_is_damaged(entry: ModelEntry, pack: Path) -> None:
+    path = pack / "heads.onnx"
+    whole = path.read_bytes()
+    assert whole.count(b'{"rows": 128') == 1
+    path.write_bytes(whole.replace(b'{"rows": 128', b'{"rows": \xff28'))
+    assert "edgedecode.head is no text" in refused(entry, pack, "local")
+    graph = onnx.load_from_string(whole)
+    (told,) = [told for told in graph.metadata_props if told.key == HEAD_PROPERTY]
+    told.value = "[" * 10**6
+    onnx.save(graph, path)
+    assert "is not JSON" in refused(entry, pack, "local")
 
 
 def test_a_graph_without_what_the_manifest_says(entry: ModelEntry, pack: Path) -> None:
