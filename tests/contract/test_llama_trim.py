@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,14 @@ import numpy as np
 import pytest
 
 from edgedecode.digests import file_sha256
-from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, ManifestError
+from edgedecode.errors import (
+    BudgetExceeded,
+    CapabilityError,
+    EdgeDecodeError,
+    InputError,
+    ManifestError,
+    RuntimeUnavailable,
+)
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
 from edgedecode.gguf.encoding import F32
 from edgedecode.gguf.header import EMBEDDING
@@ -509,6 +517,20 @@ def test_a_table_that_shrinks_is_an_error_and_no_crash(pack: Path, entry: ModelE
     assert (state.length, state.pending) == (5, 0)
     close(model.forward([126], state).logits, logits_of(model, [*TOKENS[:5], 126])[-1:])
     model.close()
+
+
+def test_a_table_that_cannot_be_read_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    path.write_bytes(bytes(64))
+    contents = Contents({}, {}, {}, {EMBEDDING: Tensor(EMBEDDING, (4, 4), F32, 0)}, None, end=0)
+    table = EmbeddingTable(path, contents, library=Engine().block_library())
+    read, write = os.pipe()
+    os.dup2(read, table.file.fileno())  # what refuses to seek
+    with pytest.raises(RuntimeUnavailable, match=r"table cannot be read any more \(Illegal seek\): start again"):
+        RowReader(table, np.empty((2, 4), np.float32)).read([1])
+    table.close()
+    os.close(read)
+    os.close(write)
 
 
 def test_what_is_known_before_anything_is_opened(pack: Path, entry: ModelEntry) -> None:
