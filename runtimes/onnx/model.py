@@ -66,18 +66,17 @@ class OnnxModel:
             footprint=footprint,
             budget=budget,
         )
-        inputs = [value.name for value in session.get_inputs()]
-        self._biases = Biases(self._buffers, inputs=inputs, window=entry.window)
-        self._opened = opened
-        self._heads = Heads(
-            engine,
-            self._buffers,
-            card=card,
-            inputs=inputs,
-            columns=entry.hidden_size,
-            trimmed=opened.trimmed,
-        )
-        self._adapters = Adapters(engine, session, entry=entry, card=card, budget=budget)
+        try:
+            inputs = [value.name for value in session.get_inputs()]
+            self._biases = Biases(self._buffers, inputs=inputs, window=entry.window)
+            self._opened = opened
+            self._heads = Heads(
+                engine, self._buffers, card=card, inputs=inputs, columns=entry.hidden_size, trimmed=opened.trimmed
+            )
+            self._adapters = Adapters(engine, session, entry=entry, card=card, budget=budget)
+        except BaseException:
+            self._buffers.close()
+            raise
         self._leases = list(leases)
         self._states: WeakSet[OnnxState] = WeakSet()
         self._lock = Lock()
@@ -246,14 +245,7 @@ class OnnxModel:
         return 1 if total == 0 and state.tree is not None else self._footprint.rows_after(total)
 
     def _pass(
-        self,
-        state: OnnxState,
-        tokens: Sequence[int],
-        *,
-        start: int,
-        rows: Sequence[int],
-        outlet: Outlet,
-        slot: int = 0,
+        self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int], outlet: Outlet, slot: int = 0
     ) -> None:
         """Run one pass over the pending rows from `start`; the logits of `rows` go to the buffer's rows from `slot`."""
         buffers, binding = self._buffers, state.binding
