@@ -487,6 +487,17 @@ def test_what_does_not_fit_is_one_line(case: str, pack: Path, entry: ModelEntry)
     assert budget.leases == ()
 
 
+def test_the_file_says_what_it_is(gguf_opener: GgufOpener, tmp_path: Path) -> None:
+    """The manifest may name a class that nobody knows."""
+    shape = ToyShape()
+    entry = replace(gguf_opener.entry(shape, "mamba"), architecture="UnheardOfForCausalLM")
+    root = Path(shutil.copytree(gguf_opener.root(shape, "mamba"), tmp_path / "mamba"))
+    budget = Budget()
+    with pytest.raises(CapabilityError, match=r"cannot be fed with embeddings of the model target \(mamba\)"):
+        open_gguf(kept_entry(entry, root, file=False), root, budget=budget, needs=("trim",))
+    assert budget.leases == ()
+
+
 def test_an_engine_that_takes_rows_otherwise_is_refused(
     gguf_opener: GgufOpener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
