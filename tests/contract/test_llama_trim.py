@@ -49,7 +49,7 @@ KEPT = np.array([0, 1, 2, 5, *range(40, 77), 99, 110, 126], np.int64)
 """Forty-four: a number that the engine's kernels for several rows at once do not like."""
 TOKENS = [int(token) for token in np.random.default_rng(6).integers(0, ROWS, 200)]
 MAP, FILE = "trim.ids", "trim.gguf"
-ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite"]
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "phi3", "smollm3"]
 
 
 def kept_entry(entry: ModelEntry, root: Path, *, ids: np.ndarray = KEPT, file: bool = True) -> ModelEntry:
@@ -264,6 +264,9 @@ def test_stock_llama_cpp_takes_it_as_a_model_of_its_own(
     whole, wanted = stock(tmp_path / entry.gguf, [int(kept[row]) for row in rows], tmp_path / "whole.npy")
     trimmed, found = stock(tmp_path / FILE, rows, tmp_path / "trimmed.npy")
     assert trimmed["texts"] == [whole["texts"][id] for id in kept]
+    letters = "".join(letter for letter in "quick" if letter in trimmed["texts"])
+    for told, text in ((whole, "quick"), (trimmed, letters)):
+        assert "".join(told["texts"][row] for row in told["read"]).strip() == text
     assert kept[trimmed["end"]] == whole["end"] == size - 1
     assert found.shape == (len(rows), len(kept))
     close(found, wanted[:, kept])

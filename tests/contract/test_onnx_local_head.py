@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import onnx
@@ -106,7 +108,9 @@ def test_ids_change_between_passes(model: OnnxModel, expected: FloatArray) -> No
     state.close()
 
 
-def test_choices_that_change_a_little(model: OnnxModel, expected: FloatArray) -> None:
+def test_choices_that_change_a_little(model: OnnxModel, expected: FloatArray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many new rows are read in several pieces."""
+    monkeypatch.setattr("edgedecode.runtimes.onnx.local_rows.ROWS_AT_ONCE", 8)
     head, state, draw = local_of(model), fresh(model, 20), np.random.default_rng(8)
     held = set(range(30))
     for row in range(20, 120):
@@ -253,6 +257,20 @@ def test_the_head_of_a_closed_model(entry: ModelEntry, folder: Path) -> None:
     for call in (lambda: head.choose(KEPT), lambda: head.forward([1], state), lambda: trimmed.forward([1], state)):
         with pytest.raises(CapabilityError, match="closed"):
             call()
+
+
+def test_a_closed_state_lets_go_of_the_rows(entry: ModelEntry, folder: Path) -> None:
+    """Whoever forgets to drop it holds no memory that the budget thinks is free."""
+    model: Any = open_headed(entry, folder)
+    head, state = local_of(model), model.new_state(8)
+    head.choose(KEPT)
+    head.forward([1], state)
+    rows = ref(model._opened.local._rows)
+    assert rows() is not None
+    model.close()
+    gc.collect()
+    assert state.closed
+    assert rows() is None
 
 
 def test_its_memory_is_leased_when_it_is_asked_for(entry: ModelEntry, folder: Path) -> None:
