@@ -44,7 +44,7 @@ class StoredArray:
         """Map it, read-only. Raises ManifestError where the file is too short or cannot be read."""
         try:
             return np.asarray(np.memmap(weights, self.kind, mode="r", offset=self.offset, shape=self.shape))
-        except (OSError, ValueError) as error:
+        except (OSError, OverflowError, ValueError) as error:
             raise ManifestError(f"{weights} does not hold the head ({error}): run `edgedecode trim` again") from None
 
 
@@ -72,7 +72,7 @@ class HeadLayout:
         """Read what `to_json` made. Raises ManifestError naming `where`."""
         try:
             fields = Fields.of(json.loads(text), where)
-        except ValueError:
+        except (RecursionError, ValueError):
             raise ManifestError(f"{where} is not JSON: run `edgedecode trim` again") from None
         layout = cls(
             rows=fields.integer("rows", low=1),

@@ -32,6 +32,8 @@ _SPECIAL = ("tokenizer.ggml.", "_token_id")
 """How names of special tokens' ids begin and end."""
 _LEFT_OUT = ("tokenizer.huggingface.json", "tokenizer.rwkv.world")
 """Whole tokenizers in another form."""
+_ARRAYS = (TOKENS, _MERGES, *_ONE_A_TOKEN, _SPECIAL_LIST)
+_INTEGERS = frozenset(kind for kind, letter in FORMATS.items() if letter in "BbHhIiQq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,9 @@ class _Trimming:
     """What becomes of each field."""
 
     def __init__(self, vocabulary: TrimmedVocabulary, fields: Mapping[str, _Field]) -> None:
+        for name in _ARRAYS:
+            if name in fields and fields[name].kind != ARRAY:
+                raise Truncated(f"{name} is no array")
         self._ids = vocabulary.ids
         self._rows = {int(id): row for row, id in enumerate(vocabulary.ids)}
         self._texts = self._picked_texts(fields[TOKENS]) if TOKENS in fields else []
@@ -89,7 +94,7 @@ class _Trimming:
             return self._array(field)
         if name.endswith(".vocab_size") and not name.startswith(_SPECIAL[0]):
             return field.named + _number(field, len(self._ids))
-        if name.startswith(_SPECIAL[0]) and name.endswith(_SPECIAL[1]) and field.kind in FORMATS:
+        if name.startswith(_SPECIAL[0]) and name.endswith(_SPECIAL[1]):
             return self._special(field)
         return b"" if name in _LEFT_OUT else field.content
 
@@ -101,11 +106,13 @@ class _Trimming:
         if field.name in _ONE_A_TOKEN:
             return _joined(field, [number.tobytes() for number in _numbers(field)[self._checked(field)]])
         if field.name == _SPECIAL_LIST:
+            _check_integers(field, field.element)
             rows = [self._rows[id] for id in _numbers(field).tolist() if id in self._rows]
             return _joined(field, [struct.pack(f"<{FORMATS[field.element]}", row) for row in rows])
         return field.content
 
     def _special(self, field: _Field) -> bytes:
+        _check_integers(field, field.kind)
         (id,) = struct.unpack_from(f"<{FORMATS[field.kind]}", field.content, field.value)
         row = self._rows.get(int(id))
         return b"" if row is None else field.named + _number(field, row)
@@ -139,8 +146,10 @@ def _walk(content: mmap.mmap) -> Iterator[_Field]:
 
 def _texts(field: _Field) -> Iterator[bytes]:
     """Yield an array's texts, each with its length before it, as they are encoded."""
+    if field.element != TEXT:
+        raise Truncated(f"{field.name} holds no texts")
     content, start = field.content, field.first
-    for _ in range(field.count if field.element == TEXT else 0):
+    for _ in range(field.count):
         end = start + _LENGTH.size + _LENGTH.unpack_from(content, start)[0]
         yield content[start:end]
         start = end
@@ -158,5 +167,15 @@ def _joined(field: _Field, elements: Sequence[bytes]) -> bytes:
     return field.named + _ARRAY.pack(field.element, len(elements)) + b"".join(elements)
 
 
+def _check_integers(field: _Field, kind: int) -> None:
+    if kind not in _INTEGERS:
+        raise Truncated(f"{field.name} holds no integers")
+
+
 def _number(field: _Field, value: int) -> bytes:
-    return struct.pack(f"<{FORMATS[field.kind]}", value)
+    """Encode a field's new value, of the same integer type. Raises Truncated where that is another, or too small."""
+    _check_integers(field, field.kind)
+    try:
+        return struct.pack(f"<{FORMATS[field.kind]}", value)
+    except struct.error:
+        raise Truncated(f"{field.name} is too small for {value}") from None

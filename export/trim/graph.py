@@ -43,13 +43,14 @@ def write_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: I
     if _CONCAT in base.capabilities:
         raise ExportError(f"{base.file} joins past and present itself: heads are added to graphs of `export` alone")
     model = _read(root / base.file)
-    head = find_head(model, name=base.file)
+    weights = root / entry.weights
+    head = find_head(model, name=base.file, weights=weights)
     if (head.layout.rows, head.layout.columns) != (entry.rows, entry.hidden_size):
         raise ExportError(
             f"the head of {base.file} is {head.layout.rows} by {head.layout.columns}, the manifest says "
             f"{entry.rows} by {entry.hidden_size}: export the pack again"
         )
-    drawing = _Drawing(model, head, weights=root / entry.weights)
+    drawing = _Drawing(model, head, weights=weights)
     drawing.add_local()
     if ids is not None:
         drawing.add_trimmed(TrimmedVocabulary(ids, entry.rows).ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 
 import onnx_ir as ir
 
@@ -40,15 +41,18 @@ class FoundHead:
         return _input(self.node, place)
 
 
-def find_head(model: ir.Model, *, name: str) -> FoundHead:
-    """Return the head of a graph; `name` is the graph's in errors. Raises ExportError for one of another form."""
+def find_head(model: ir.Model, *, name: str, weights: PurePath) -> FoundHead:
+    """Return the head of a graph whose rows lie in the file `weights`; `name` is the graph's in errors.
+
+    Raises ExportError for a head of another form.
+    """
     if not any(value.name == "rows" for value in model.graph.inputs):
         raise ExportError(f"{name} computes the logits of every row: its head cannot be trimmed; export the model anew")
     node = head_of(model)
     hidden = node.inputs[0]
     if hidden is None or hidden.dtype not in (None, ir.DataType.FLOAT):
         raise ExportError(f"{name} has a head that reads no float32 values: unsupported")
-    return FoundHead(node, _tail(model, node, name), _Layouts(name).of(node))
+    return FoundHead(node, _tail(model, node, name), _Layouts(name, weights.name).of(node))
 
 
 def is_wide(value: ir.Value, rows: int) -> bool:
@@ -66,6 +70,8 @@ class _Layouts:
     """Reads from a head's node how its rows are stored."""
 
     name: str
+    weights: str
+    """The one file that is read, as graphs name it: the engine looks for that name wherever the file lies."""
 
     def of(self, node: ir.Node) -> HeadLayout:
         if node.op_type == "MatMulNBits":
@@ -110,7 +116,7 @@ class _Layouts:
     def _stored(self, value: ir.Value | None, shape: tuple[int, int], *, kinds: tuple[str, ...]) -> StoredArray:
         """Return where an initializer lies in the weights file, in a shape of two dimensions."""
         tensor = None if value is None else value.const_value
-        if not isinstance(tensor, ir.ExternalTensor):
+        if not isinstance(tensor, ir.ExternalTensor) or PurePath(tensor.location) != PurePath(self.weights):
             raise self._unsupported("does not lie in the model's weights file")
         kind = _KINDS.get(tensor.dtype, "")
         if kind not in kinds:

@@ -101,8 +101,13 @@ class RowReader:
         table = self._table
         file, start, nbytes = table.file, table.start, table.stored_nbytes
         for view, token in zip(self._views, tokens, strict=False):
-            file.seek(start + int(token) * nbytes)
-            if file.readinto(view) != nbytes:
+            try:
+                file.seek(start + int(token) * nbytes)
+                count = file.readinto(view)
+            except OSError as error:
+                reason = error.strerror or error
+                raise RuntimeUnavailable(f"{file.name} cannot be read any more ({reason}): start again") from None
+            if count != nbytes:
                 raise RuntimeUnavailable(f"{file.name} became shorter while it was used: put it back, and start again")
         if table.decoder is not None:
             table.decoder(*self._addresses, len(tokens) * table.width)

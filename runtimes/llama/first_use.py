@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 
 import edgedecode
 from edgedecode.digests import file_sha256
@@ -31,6 +31,8 @@ from edgedecode.registry import find_maker
 __all__ = ["Recipe", "file_key", "gguf_path", "kept_file", "write_made"]
 
 FOLDER = "gguf"
+MAKING = ".making"
+STALE_SECONDS = 3600
 CHILD_NBYTES = 44 * 2**20
 TOKEN_NBYTES = 1500
 """A child's memory: the interpreter with its libraries, and what a token and its merges take (measured: 56 MB with
@@ -135,8 +137,9 @@ def _make(path: Path, recipe: Recipe, *, budget: Budget) -> None:
     """Make the file aside and rename it: a process that reads the old one, or makes it too, does not notice."""
     started = perf_counter()
     name = recipe.name
+    _sweep(path.parent)
     try:
-        handle, title = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".making")
+        handle, title = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=MAKING)
         os.close(handle)
     except OSError as error:
         raise _unkept(name, error.strerror or str(error)) from None
@@ -210,6 +213,14 @@ def _stamp(path: Path) -> str:
 def _store(path: Path, record: _Record) -> None:
     """Keep the record; without one the file is made again."""
     keep_json(path.with_suffix(".json"), asdict(record))
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed makers left; one that is at work has written within the hour."""
+    for path in folder.glob(f"*{MAKING}"):
+        with suppress(OSError):
+            if time() - path.stat().st_mtime > STALE_SECONDS:
+                path.unlink()
 
 
 def _prune(path: Path, owner: str) -> None:

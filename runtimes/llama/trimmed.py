@@ -51,7 +51,12 @@ def check_trim(entry: ModelEntry, *, name: str) -> None:
             f"the pack has no trimmed vocabulary of the model {name}: run `edgedecode trim` on it first"
         )
     architecture = gguf_name(entry.architecture)
-    if architecture is not None and architecture not in FED:
+    if architecture is not None:
+        _check_fed(architecture, name=name)
+
+
+def _check_fed(architecture: str, *, name: str) -> None:
+    if architecture not in FED:
         raise CapabilityError(
             f"llama.cpp cannot be fed with embeddings of the model {name} ({architecture}), as its trimmed draft must "
             f"be: use --runtime onnx"
@@ -70,7 +75,9 @@ def find_trimmed(entry: ModelEntry, root: Path, *, name: str, vocabulary_size: i
     vocabulary = read_token_ids(root / trim.token_ids, rows=trim.size, vocabulary_size=min(entry.rows, vocabulary_size))
     whole = gguf_path(entry, root, name=name, budget=budget)
     contents = read_contents(whole)
-    check_header(header_of(contents, whole), entry, path=whole)
+    header = header_of(contents, whole)
+    check_header(header, entry, path=whole)
+    _check_fed(header.architecture, name=name)  # the manifest may name a class that nobody knows
     path = root / trim.gguf
     if not trim.gguf:
         path = _made(entry, root, whole, vocabulary=vocabulary, name=name, budget=budget)

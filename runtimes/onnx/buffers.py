@@ -6,6 +6,7 @@ The engine's values share these arrays' memory, so an input is changed by writin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -30,29 +31,28 @@ class Buffers:
         self._rows, self._hidden_size = rows, hidden
         width = footprint.rows_per_pass
         self._bias_nbytes = footprint.bias_nbytes
-        self._lease = budget.reserve(f"buffers:{name}", footprint.bias_nbytes + INDEX_NBYTES * (context + 4 * width))
-        try:
-            self._logits_lease = budget.reserve(f"logits:{name}", 0)
-        except BaseException:
-            self._lease.release()
-            raise
-        self.ids: IntArray = np.zeros(width, np.int64)
-        self.positions: IntArray = np.zeros(width, np.int64)
-        self.picked: IntArray = np.zeros(width, np.int64)
-        self.last_slot = np.zeros(1, np.int32)
-        self.total = np.zeros(1, np.int32)
-        self.last_slot_value = self._value(self.last_slot)
-        self.total_value = self._value(self.total)
-        self.counter: IntArray = np.arange(context, dtype=np.int64)
-        self._zeros: FloatArray = np.zeros(footprint.bias_nbytes // FLOAT_NBYTES, np.float32)
-        self._tree_bias: FloatArray | None = None
-        self._window_bias: FloatArray | None = None
-        self.logits: FloatArray = np.empty((0, rows), np.float32)
-        self.hidden: FloatArray = np.empty((0, hidden), np.float32)
-        self.logits_pointer = self.hidden_pointer = 0
-        self._widths: dict[int, tuple[Untyped, Untyped]] = {}
-        self._picks: dict[int, Untyped] = {}
-        self.zeros_pointer: int = self._zeros.ctypes.data
+        with ExitStack() as undo:  # gives the leases back when an array cannot be made
+            nbytes = footprint.bias_nbytes + INDEX_NBYTES * (context + 4 * width)
+            self._lease = undo.enter_context(budget.reserve(f"buffers:{name}", nbytes))
+            self._logits_lease = undo.enter_context(budget.reserve(f"logits:{name}", 0))
+            self.ids: IntArray = np.zeros(width, np.int64)
+            self.positions: IntArray = np.zeros(width, np.int64)
+            self.picked: IntArray = np.zeros(width, np.int64)
+            self.last_slot = np.zeros(1, np.int32)
+            self.total = np.zeros(1, np.int32)
+            self.last_slot_value = self._value(self.last_slot)
+            self.total_value = self._value(self.total)
+            self.counter: IntArray = np.arange(context, dtype=np.int64)
+            self._zeros: FloatArray = np.zeros(footprint.bias_nbytes // FLOAT_NBYTES, np.float32)
+            self._tree_bias: FloatArray | None = None
+            self._window_bias: FloatArray | None = None
+            self.logits: FloatArray = np.empty((0, rows), np.float32)
+            self.hidden: FloatArray = np.empty((0, hidden), np.float32)
+            self.logits_pointer = self.hidden_pointer = 0
+            self._widths: dict[int, tuple[Untyped, Untyped]] = {}
+            self._picks: dict[int, Untyped] = {}
+            self.zeros_pointer: int = self._zeros.ctypes.data
+            undo.pop_all()
 
     @property
     def leases(self) -> tuple[Lease, ...]:

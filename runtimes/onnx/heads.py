@@ -80,7 +80,7 @@ class Heads:
             self._bind_local(binding, outlet, rows=rows, slot=slot)
         if self._hidden_size:
             width = self._hidden_size
-            hidden = self._buffers.hidden_pointer + slot * width * FLOAT_NBYTES
+            _, hidden = self.places(outlet, slot)
             binding.bind_output("hidden", "cpu", 0, np.float32, (rows, width), hidden)
 
     def share(self, outlet: Outlet, rows: int) -> None:
@@ -88,9 +88,11 @@ class Heads:
         self._counts.fill(0)
         self._counts[outlet.place] = rows
 
-    def pointer(self, outlet: Outlet, slot: int) -> int:
-        """Return where the logits of the buffer's row `slot` lie."""
-        return self._buffers.logits_pointer + slot * outlet.width * FLOAT_NBYTES
+    def places(self, outlet: Outlet, slot: int) -> tuple[int, int]:
+        """Return where the logits and the hidden states of the buffer's row `slot` lie: one may move alone."""
+        row_nbytes = slot * FLOAT_NBYTES
+        logits = self._buffers.logits_pointer + row_nbytes * outlet.width
+        return logits, self._buffers.hidden_pointer + row_nbytes * self._hidden_size
 
     def logits(self, outlet: Outlet, count: int) -> FloatArray:
         """Return the buffer's first rows as a head has written them."""
@@ -100,7 +102,7 @@ class Heads:
         return logits if outlet.order is None else logits.take(outlet.order, axis=1)
 
     def _bind_logits(self, binding: Untyped, outlet: Outlet, *, rows: int, slot: int) -> None:
-        place = self.pointer(outlet, slot)
+        place, _ = self.places(outlet, slot)
         binding.bind_output(outlet.output, "cpu", 0, np.float32, (rows, outlet.width), place)
 
     def _bind_local(self, binding: Untyped, outlet: Outlet, *, rows: int, slot: int) -> None:

@@ -41,12 +41,16 @@ class LocalRows:
         rows = self.most + 3 * ROWS_AT_ONCE
         indices = 5 * self.most + vocabulary_size
         self._lease: Lease = budget.reserve(f"local:{name}", rows * columns * FLOAT_NBYTES + indices * INDEX_NBYTES)
-        self._rows: FloatArray = np.empty((self.most, columns), np.float32)
-        self._read: FloatArray = np.empty((ROWS_AT_ONCE, columns), np.float32)
-        self._ids: IntArray = np.zeros(self.most, np.int64)
-        """Whose row is in each slot."""
-        self._slots: IntArray = np.full(vocabulary_size, self.most, np.int64)
-        """The slot of each id; one that does not exist for ids whose row is not here."""
+        try:
+            self._rows: FloatArray = np.empty((self.most, columns), np.float32)
+            self._read: FloatArray = np.empty((ROWS_AT_ONCE, columns), np.float32)
+            self._ids: IntArray = np.zeros(self.most, np.int64)
+            """Whose row is in each slot."""
+            self._slots: IntArray = np.full(vocabulary_size, self.most, np.int64)
+            """The slot of each id; one that does not exist for ids whose row is not here."""
+        except BaseException:
+            self._lease.release()
+            raise
         self._values: dict[int, tuple[Untyped, Untyped]] = {}
         """The engine's values over the first slots and their ids, by how many."""
         self.chosen: IntArray = self._ids[:0]

@@ -66,18 +66,17 @@ class OnnxModel:
             footprint=footprint,
             budget=budget,
         )
-        inputs = [value.name for value in session.get_inputs()]
-        self._biases = Biases(self._buffers, inputs=inputs, window=entry.window)
-        self._opened = opened
-        self._heads = Heads(
-            engine,
-            self._buffers,
-            card=card,
-            inputs=inputs,
-            columns=entry.hidden_size,
-            trimmed=opened.trimmed,
-        )
-        self._adapters = Adapters(engine, session, entry=entry, card=card, budget=budget)
+        try:
+            inputs = [value.name for value in session.get_inputs()]
+            self._biases = Biases(self._buffers, inputs=inputs, window=entry.window)
+            self._opened = opened
+            self._heads = Heads(
+                engine, self._buffers, card=card, inputs=inputs, columns=entry.hidden_size, trimmed=opened.trimmed
+            )
+            self._adapters = Adapters(engine, session, entry=entry, card=card, budget=budget)
+        except BaseException:
+            self._buffers.close()
+            raise
         self._leases = list(leases)
         self._states: WeakSet[OnnxState] = WeakSet()
         self._lock = Lock()
@@ -89,21 +88,21 @@ class OnnxModel:
 
     def new_state(self, capacity: int, *, rows: int = 1) -> State:
         check_capacity(capacity, self._card)
-        if self._session is None:
-            raise CapabilityError(f"the model {self._card.name} is closed")
-        lease = self._budget.reserve(
-            f"kv:{self._card.name}", state_nbytes(self._entry, capacity, kv_type=self._kv_type)
-        )
-        try:
-            self._buffers.hold_rows(rows + LEAST_ROWS)
-            self._biases.plan(capacity)
-            state = OnnxState(self._entry, capacity=capacity, lease=lease, owner=self, kv_type=self._kv_type)
-            finalize(state, lease.release)  # a state that is dropped, not closed
-            state.binding = self._bind(state)
-        except BaseException:
-            lease.release()
-            raise
-        self._states.add(state)
+        nbytes = state_nbytes(self._entry, capacity, kv_type=self._kv_type)
+        with self._lock:  # the buffers that grow may be those that a pass is writing
+            if self._session is None:
+                raise CapabilityError(f"the model {self._card.name} is closed")
+            lease = self._budget.reserve(f"kv:{self._card.name}", nbytes)
+            try:
+                self._buffers.hold_rows(rows + LEAST_ROWS)
+                self._biases.plan(capacity)
+                state = OnnxState(self._entry, capacity=capacity, lease=lease, owner=self, kv_type=self._kv_type)
+                finalize(state, lease.release)  # a state that is dropped, not closed
+                state.binding = self._bind(state)
+            except BaseException:
+                lease.release()
+                raise
+            self._states.add(state)
         return state
 
     def forward(
@@ -145,6 +144,7 @@ class OnnxModel:
         wanted = wanted_rows(rows, count=count)
         with self._lock:
             own = self._own(state)
+            self._opened.check_chosen(outlet, name=self._card.name)
             check_tokens(tokens, self._card)
             tree = own.tree
             try:
@@ -245,14 +245,7 @@ class OnnxModel:
         return 1 if total == 0 and state.tree is not None else self._footprint.rows_after(total)
 
     def _pass(
-        self,
-        state: OnnxState,
-        tokens: Sequence[int],
-        *,
-        start: int,
-        rows: Sequence[int],
-        outlet: Outlet,
-        slot: int = 0,
+        self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int], outlet: Outlet, slot: int = 0
     ) -> None:
         """Run one pass over the pending rows from `start`; the logits of `rows` go to the buffer's rows from `slot`."""
         buffers, binding = self._buffers, state.binding
@@ -266,11 +259,11 @@ class OnnxModel:
             binding.bind_ortvalue_input("input_ids", ids)
             binding.bind_ortvalue_input("position_ids", positions)
             state.bound_width = width
-        output = self._heads.pointer(outlet, slot)
-        if state.bound_rows != len(rows) or state.bound_output != output or state.bound_outlet is not outlet:
+        places = self._heads.places(outlet, slot)
+        if state.bound_rows != len(rows) or state.bound_places != places or state.bound_outlet is not outlet:
             state.bound_rows = -1
             self._heads.bind(binding, outlet, rows=len(rows), slot=slot)
-            state.bound_rows, state.bound_output, state.bound_outlet = len(rows), output, outlet
+            state.bound_rows, state.bound_places, state.bound_outlet = len(rows), places, outlet
         self._heads.share(outlet, len(rows))
         buffers.ids[:width] = tokens
         buffers.pick(rows)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedecode.errors import ManifestError
+from edgedecode.errors import InputError, ManifestError
 from edgedecode.head_table import HEAD_PROPERTY, HeadLayout, HeadTable
 from edgedecode.manifest import Graph, ModelEntry
 from edgedecode.memory import Budget
@@ -14,6 +14,7 @@ from edgedecode.types import ModelCard
 from edgedecode.vocabulary import TrimmedVocabulary, read_token_ids
 
 from .graph import TRIM_LOGITS, Untyped
+from .heads import LOCAL, Outlet
 from .local_rows import LocalRows
 
 __all__ = ["OpenedHeads", "open_heads"]
@@ -25,6 +26,13 @@ class OpenedHeads:
 
     trimmed: TrimmedVocabulary | None = None
     local: LocalRows | None = None
+
+    def check_chosen(self, outlet: Outlet, *, name: str) -> None:
+        """Raise InputError for a choice of the local head's ids that another one has replaced, with its rows."""
+        if outlet.place == LOCAL and (self.local is None or outlet is not self.local.outlet):
+            raise InputError(
+                f"the local head of {name} got other ids before its pass could start: choose its ids again"
+            )
 
     def close(self) -> None:
         """Give the local head's memory back. Idempotent."""
@@ -72,8 +80,12 @@ def _check_width(session: Untyped, rows: int, *, path: Path) -> None:
 
 
 def _open_table(session: Untyped, entry: ModelEntry, *, root: Path, path: Path) -> HeadTable:
-    text = session.get_modelmeta().custom_metadata_map.get(HEAD_PROPERTY, "")
-    layout = HeadLayout.parse(text, f"{path}: {HEAD_PROPERTY}")
+    where = f"{path}: {HEAD_PROPERTY}"
+    try:
+        text = session.get_modelmeta().custom_metadata_map.get(HEAD_PROPERTY, "")
+    except UnicodeDecodeError:
+        raise ManifestError(f"{where} is no text: run `edgedecode trim` again") from None
+    layout = HeadLayout.parse(text, where)
     if (layout.rows, layout.columns) != (entry.rows, entry.hidden_size):
         raise ManifestError(
             f"{path} speaks of a head of {layout.rows} by {layout.columns}, the manifest of {entry.rows} by "

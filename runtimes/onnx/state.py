@@ -49,7 +49,7 @@ class OnnxState:
         """The engine's binding; below, what it is bound to now."""
         self.bound_width = 0
         self.bound_rows = -1
-        self.bound_output = 0
+        self.bound_places = (0, 0)
         self.bound_outlet: object = None
         self.bound_adapter: object = None
 

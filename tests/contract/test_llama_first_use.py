@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import time
 
 import pytest
 
@@ -17,7 +19,7 @@ from edgedecode.manifest import MANIFEST_NAME, Manifest
 from edgedecode.memory import Budget
 from edgedecode.pair import load
 from edgedecode.runtimes.llama import first_use
-from edgedecode.runtimes.llama.first_use import gguf_path
+from edgedecode.runtimes.llama.first_use import Recipe, gguf_path, kept_file
 from edgedecode.runtimes.llama.probe import Finding
 
 pytest.importorskip("gguf", reason="the llama extra is not installed")
@@ -150,6 +152,17 @@ def test_a_child_that_fails_leaves_nothing(
     with pytest.raises(CapabilityError, match=message):
         path_of(bundled)
     assert list(cache.iterdir()) == []
+
+
+def test_what_a_killed_maker_left_is_removed(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    old, young = cache / "one.abc.making", cache / "one.def.making"
+    for path, seconds in ((old, 2 * 3600), (young, 60)):
+        path.write_bytes(b"GGUF")
+        os.utime(path, (time() - seconds,) * 2)
+    recipe = Recipe(name="draft", owner="test", nbytes=1, make=lambda out: None)
+    made = kept_file("two", recipe, budget=Budget())
+    assert {path.name for path in cache.iterdir()} == {young.name, made.name, "two.json"}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,14 @@ import numpy as np
 import pytest
 
 from edgedecode.digests import file_sha256
-from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, ManifestError
+from edgedecode.errors import (
+    BudgetExceeded,
+    CapabilityError,
+    EdgeDecodeError,
+    InputError,
+    ManifestError,
+    RuntimeUnavailable,
+)
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
 from edgedecode.gguf.encoding import F32
 from edgedecode.gguf.header import EMBEDDING
@@ -41,7 +49,7 @@ KEPT = np.array([0, 1, 2, 5, *range(40, 77), 99, 110, 126], np.int64)
 """Forty-four: a number that the engine's kernels for several rows at once do not like."""
 TOKENS = [int(token) for token in np.random.default_rng(6).integers(0, ROWS, 200)]
 MAP, FILE = "trim.ids", "trim.gguf"
-ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite"]
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "phi3", "smollm3"]
 
 
 def kept_entry(entry: ModelEntry, root: Path, *, ids: np.ndarray = KEPT, file: bool = True) -> ModelEntry:
@@ -256,6 +264,9 @@ def test_stock_llama_cpp_takes_it_as_a_model_of_its_own(
     whole, wanted = stock(tmp_path / entry.gguf, [int(kept[row]) for row in rows], tmp_path / "whole.npy")
     trimmed, found = stock(tmp_path / FILE, rows, tmp_path / "trimmed.npy")
     assert trimmed["texts"] == [whole["texts"][id] for id in kept]
+    letters = "".join(letter for letter in "quick" if letter in trimmed["texts"])
+    for told, text in ((whole, "quick"), (trimmed, letters)):
+        assert "".join(told["texts"][row] for row in told["read"]).strip() == text
     assert kept[trimmed["end"]] == whole["end"] == size - 1
     assert found.shape == (len(rows), len(kept))
     close(found, wanted[:, kept])
@@ -479,6 +490,17 @@ def test_what_does_not_fit_is_one_line(case: str, pack: Path, entry: ModelEntry)
     assert budget.leases == ()
 
 
+def test_the_file_says_what_it_is(gguf_opener: GgufOpener, tmp_path: Path) -> None:
+    """The manifest may name a class that nobody knows."""
+    shape = ToyShape()
+    entry = replace(gguf_opener.entry(shape, "mamba"), architecture="UnheardOfForCausalLM")
+    root = Path(shutil.copytree(gguf_opener.root(shape, "mamba"), tmp_path / "mamba"))
+    budget = Budget()
+    with pytest.raises(CapabilityError, match=r"cannot be fed with embeddings of the model target \(mamba\)"):
+        open_gguf(kept_entry(entry, root, file=False), root, budget=budget, needs=("trim",))
+    assert budget.leases == ()
+
+
 def test_an_engine_that_takes_rows_otherwise_is_refused(
     gguf_opener: GgufOpener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -509,6 +531,20 @@ def test_a_table_that_shrinks_is_an_error_and_no_crash(pack: Path, entry: ModelE
     assert (state.length, state.pending) == (5, 0)
     close(model.forward([126], state).logits, logits_of(model, [*TOKENS[:5], 126])[-1:])
     model.close()
+
+
+def test_a_table_that_cannot_be_read_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    path.write_bytes(bytes(64))
+    contents = Contents({}, {}, {}, {EMBEDDING: Tensor(EMBEDDING, (4, 4), F32, 0)}, None, end=0)
+    table = EmbeddingTable(path, contents, library=Engine().block_library())
+    read, write = os.pipe()
+    os.dup2(read, table.file.fileno())  # what refuses to seek
+    with pytest.raises(RuntimeUnavailable, match=r"table cannot be read any more \(Illegal seek\): start again"):
+        RowReader(table, np.empty((2, 4), np.float32)).read([1])
+    table.close()
+    os.close(read)
+    os.close(write)
 
 
 def test_what_is_known_before_anything_is_opened(pack: Path, entry: ModelEntry) -> None:

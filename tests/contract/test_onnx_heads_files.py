@@ -101,8 +101,8 @@ def test_a_map_that_does_not_fit(entry: ModelEntry, pack: Path) -> None:
     assert "nothing that maps it" in refused(replace(entry, trim=None), pack)
     more = replace(entry, trim=TrimEntry(size=len(KEPT) + 1, token_ids=MAP))
     assert f"maps {len(KEPT)} rows" in refused(more, pack)
-    write_token_ids(pack / MAP, np.append(KEPT, 127 if KEPT[-1] < 127 else 128))
-    refused(more, pack)
+    write_token_ids(pack / MAP, np.append(KEPT, 128))
+    assert "from 0 to below 128" in refused(more, pack)
     write_token_ids(pack / MAP, np.append(KEPT[:-1], 128))
     assert "does not fit the draft" in refused(entry, pack)
     (pack / MAP).unlink()
@@ -127,6 +127,7 @@ def test_a_map_of_another_size_than_the_graph(entry: ModelEntry, pack: Path) -> 
         ({"values": {"kind": "float64", "offset": 0, "shape": [128, 64]}}, "kind must be one of"),
         ({"values": {"kind": "uint8", "offset": -1, "shape": [128, 64]}}, "offset"),
         ({"values": {"kind": "uint8", "offset": 10**9, "shape": [128, 64]}}, "does not hold the head"),
+        ({"values": {"kind": "uint8", "offset": 10**30, "shape": [128, 64]}}, "does not hold the head"),
     ],
     ids=str,
 )
@@ -140,6 +141,19 @@ def test_a_graph_that_tells_its_head_wrong(
     onnx.save(graph, path)
     assert words in refused(entry, pack, "local")
     open_headed(entry, pack, needs=("trim",)).close()
+
+
+def test_what_a_graph_tells_of_its_head_is_damaged(entry: ModelEntry, pack: Path) -> None:
+    path = pack / "heads.onnx"
+    whole = path.read_bytes()
+    assert whole.count(b'{"rows": 128') == 1
+    path.write_bytes(whole.replace(b'{"rows": 128', b'{"rows": \xff28'))
+    assert "edgedecode.head is no text" in refused(entry, pack, "local")
+    graph = onnx.load_from_string(whole)
+    (told,) = [told for told in graph.metadata_props if told.key == HEAD_PROPERTY]
+    told.value = "[" * 10**6
+    onnx.save(graph, path)
+    assert "is not JSON" in refused(entry, pack, "local")
 
 
 def test_a_graph_without_what_the_manifest_says(entry: ModelEntry, pack: Path) -> None:
@@ -206,6 +220,19 @@ def test_graphs_that_cannot_be_cut(entry: ModelEntry, pack: Path) -> None:
         add_heads(entry, pack)
     with pytest.raises(ExportError, match="the manifest says 130 by 64"):
         add_heads(replace(write_toy(pack, SHAPE), rows=130), pack)
+
+
+@pytest.mark.parametrize("part", ["head.packed", "head.scales"])
+def test_a_head_in_two_files(entry: ModelEntry, pack: Path, part: str) -> None:
+    """Of the second file nothing but the offset would be known."""
+    graph = onnx.load(pack / "base.onnx", load_external_data=False)
+    (tensor,) = [each for each in graph.graph.initializer if each.name == part]
+    (location,) = [each for each in tensor.external_data if each.key == "location"]
+    location.value = "head.bin"
+    onnx.save(graph, pack / "base.onnx")
+    shutil.copyfile(pack / WEIGHTS, pack / "head.bin")
+    with pytest.raises(ExportError, match="does not lie in the model's weights file"):
+        add_heads(entry, pack)
 
 
 def test_a_head_inside_the_graph_s_file(entry: ModelEntry, pack: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import onnx
@@ -106,7 +108,9 @@ def test_ids_change_between_passes(model: OnnxModel, expected: FloatArray) -> No
     state.close()
 
 
-def test_choices_that_change_a_little(model: OnnxModel, expected: FloatArray) -> None:
+def test_choices_that_change_a_little(model: OnnxModel, expected: FloatArray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many new rows are read in several pieces."""
+    monkeypatch.setattr("edgedecode.runtimes.onnx.local_rows.ROWS_AT_ONCE", 8)
     head, state, draw = local_of(model), fresh(model, 20), np.random.default_rng(8)
     held = set(range(30))
     for row in range(20, 120):
@@ -204,6 +208,27 @@ def test_an_interrupted_choice_is_no_choice(
     model.close()
 
 
+def test_ids_that_change_before_the_pass_are_refused(model: OnnxModel, expected: FloatArray) -> None:
+    """As by another thread, between the look at the choice and the model's lock."""
+    head, state = local_of(model), fresh(model, 20)
+    passes = head._passes  # type: ignore[attr-defined]
+
+    def crossed(*given: Any, **how: Any) -> Any:
+        local_of(model).choose(np.arange(50, 70))
+        return passes(*given, **how)
+
+    head.choose(np.arange(20))
+    head._passes = crossed  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=r"local head of target got other ids .*: choose its ids again") as caught:
+        head.forward([TOKENS[20]], state)
+    assert "\n" not in str(caught.value)
+    assert (state.length, state.pending) == (20, 0)
+    head._passes = passes  # type: ignore[attr-defined]
+    found = head.forward([TOKENS[20]], state).logits
+    np.testing.assert_allclose(found[0], expected[20, 50:70], rtol=0, atol=TIGHT)
+    state.close()
+
+
 def test_an_interrupted_pass_leaves_the_heads_usable(entry: ModelEntry, folder: Path, expected: FloatArray) -> None:
     model: Any = open_headed(entry, folder)
     head, state, session = local_of(model), fresh(model, 20), model._session
@@ -232,6 +257,20 @@ def test_the_head_of_a_closed_model(entry: ModelEntry, folder: Path) -> None:
     for call in (lambda: head.choose(KEPT), lambda: head.forward([1], state), lambda: trimmed.forward([1], state)):
         with pytest.raises(CapabilityError, match="closed"):
             call()
+
+
+def test_a_closed_state_lets_go_of_the_rows(entry: ModelEntry, folder: Path) -> None:
+    """Whoever forgets to drop it holds no memory that the budget thinks is free."""
+    model: Any = open_headed(entry, folder)
+    head, state = local_of(model), model.new_state(8)
+    head.choose(KEPT)
+    head.forward([1], state)
+    rows = ref(model._opened.local._rows)
+    assert rows() is not None
+    model.close()
+    gc.collect()
+    assert state.closed
+    assert rows() is None
 
 
 def test_its_memory_is_leased_when_it_is_asked_for(entry: ModelEntry, folder: Path) -> None:

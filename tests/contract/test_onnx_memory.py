@@ -16,6 +16,7 @@ from edgedecode.errors import BudgetExceeded
 from edgedecode.memory import Budget
 from tests.contract.conftest import Opener
 from tests.contract.toy_graph import ToyShape
+from tests.contract.toy_heads import open_headed, write_headed
 
 MIB = 2**20
 
@@ -47,6 +48,44 @@ print(json.dumps({"used": peak - before, "planned": budget.used_nbytes}))
 
 def sum_of(budget: Budget, prefix: str) -> int:
     return sum(lease.nbytes for lease in budget.leases if lease.name.startswith(prefix))
+
+
+class NoRoom:
+    """Numpy without memory for arrays."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def empty(self, *shape: Any) -> Any:
+        raise MemoryError
+
+    zeros = full = arange = empty
+
+
+def no_room(*given: Any, **how: Any) -> Any:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [
+        ("buffers.np", NoRoom()),
+        ("local_rows.np", NoRoom()),
+        ("model.Biases", no_room),
+        ("model.Heads", no_room),
+        ("model.Adapters", no_room),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_a_part_that_cannot_be_made_leaves_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, what: object
+) -> None:
+    entry = write_headed(tmp_path, ToyShape())
+    monkeypatch.setattr(f"edgedecode.runtimes.onnx.{place}", what)
+    budget = Budget()
+    with pytest.raises(MemoryError):
+        open_headed(entry, tmp_path, budget=budget)
+    assert budget.leases == ()
 
 
 def test_states_are_charged_whole_and_at_once(opener: Opener) -> None:

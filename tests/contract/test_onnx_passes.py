@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,61 @@ def test_a_long_tree_pass_is_split(opener: Opener, long_tokens: list[int]) -> No
     found = model.forward(long_tokens, state, parents=parents, rows=[LONG - 1]).logits[0].copy()
     assert spy.passes == 3  # the first row alone: a tree without a past
     assert_close(found, logits_of(model, long_tokens[1::2])[-1])
+    model.close()
+
+
+class SameLogits:
+    """Numpy as the buffers see it, with an allocator that puts the logits back to the same place."""
+
+    def __init__(self, rows: int) -> None:
+        self._place = np.empty((1000, rows), np.float32)
+        self._kept: list[Any] = []  # so that nothing else comes back to its place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def empty(self, shape: Any, kind: Any) -> Any:
+        logits = isinstance(shape, tuple) and shape[1] == self._place.shape[1]
+        array = self._place[: shape[0]] if logits else np.empty(shape, kind)
+        self._kept.append(array)
+        return array
+
+
+def test_hidden_states_that_move_alone_are_followed(
+    opener: Opener, long_tokens: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgedecode.runtimes.onnx.buffers.np", SameLogits(128))
+    model: Any = opener(ToyShape(graphs=("base", "hidden")), needs=("hidden",))
+    state = settled(model, long_tokens[:9], capacity=20)
+    wanted = model.forward(long_tokens[9:11], state, rows="all").hidden.copy()
+    state.crop(9)
+    before = model._buffers.logits_pointer, model._buffers.hidden_pointer
+    model.new_state(20, rows=100)
+    after = model._buffers.logits_pointer, model._buffers.hidden_pointer
+    assert (before[0] == after[0], before[1] == after[1]) == (True, False)
+    assert_close(model.forward(long_tokens[9:11], state, rows="all").hidden, wanted)
+    model.close()
+
+
+def test_a_state_made_in_another_thread_waits_for_the_pass(opener: Opener) -> None:
+    """More rows for it move the logits that the pass writes."""
+    model: Any = opener()
+    state, session, made = settled(model, [1, 2, 3], capacity=20), model._session, []
+
+    class Crossed(Spy):
+        def run_with_iobinding(self, binding: Any) -> None:
+            place = model._buffers.logits_pointer
+            other.start()
+            other.join(0.5)
+            assert (other.is_alive(), model._buffers.logits_pointer) == (True, place)
+            super().run_with_iobinding(binding)
+
+    other = Thread(target=lambda: made.append(model.new_state(20, rows=200)))
+    model._session = Crossed(session)
+    model.forward([4, 5], state, rows="all")
+    model._session = session
+    other.join(60)
+    assert_close(model.forward([1, 2], made[0], rows="all").logits.copy(), logits_of(model, [1, 2]))
     model.close()
 
 

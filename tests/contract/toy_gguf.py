@@ -42,7 +42,8 @@ def write_toy_gguf(
     architecture: llama and qwen2 are the very model of the graph; gemma2 has windows in even layers, gemma3 in all but
     every sixth; these, gemma and qwen3 have one matrix as embedding and output; granite multiplies its embedding; mamba
     is recurrent and takes only hidden size, layers and rows from the shape; lfm2 has convolutions in even layers,
-    attention in odd ones. quantization: Q4_0 or Q8_0 for the GGUF's matrices. tokenizer: the vocabulary; else none.
+    attention in odd ones; phi3 stacks matrices, smollm3 rotates nothing in every fourth layer. quantization: Q4_0 or
+    Q8_0 for the GGUF's matrices. tokenizer: the vocabulary; else none.
     """
     shape = shape or ToyShape()
     assert shape.bits == 32
@@ -131,9 +132,12 @@ def _transformer(shape: ToyShape, *, architecture: str) -> dict[str, Floats]:
 
 def _block(tensors: Mapping[str, Floats], shape: ToyShape, *, layer: int, architecture: str) -> dict[str, Floats]:
     block = {NAMES[name]: tensors[f"layer{layer}.{name}.weight"].T for name in NAMES}
-    if architecture == "llama":
+    if architecture in ("llama", "smollm3"):
         block["attn_q"] = _interleaved(block["attn_q"], shape.heads)
         block["attn_k"] = _interleaved(block["attn_k"], shape.kv_heads)
+    if architecture == "phi3":
+        block["attn_qkv"] = np.concatenate([block.pop(f"attn_{name}") for name in "qkv"])
+        block["ffn_up"] = np.concatenate([block.pop("ffn_gate"), block["ffn_up"]])
     found = {f"blk.{layer}.{name}.weight": values for name, values in block.items()}
     if architecture in ("gemma3", "lfm2", "qwen3"):
         found |= {f"blk.{layer}.attn_{name}_norm.weight": np.ones(shape.head_size, np.float32) for name in "qk"}

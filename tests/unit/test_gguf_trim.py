@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,9 +15,10 @@ from edgedecode.errors import CapabilityError, EdgeDecodeError, ExportError, Man
 from edgedecode.gguf import trim
 from edgedecode.gguf.contents import BLOCKS, Contents, read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_encoded
-from edgedecode.gguf.fields import ARRAY, FLOAT32, TEXT, UINT32
+from edgedecode.gguf.fields import ARRAY, FLOAT32, TEXT, UINT32, Truncated
 from edgedecode.gguf.header import read_header
 from edgedecode.gguf.trim import TRIM_KEY, map_sha256, trim_gguf
+from edgedecode.gguf.trimmed_fields import trimmed_fields
 from edgedecode.vocabulary import TrimmedVocabulary, write_token_ids
 
 INT32 = 5
@@ -228,6 +230,48 @@ REFUSED: dict[str, tuple[Callable[[Callable[..., Path]], Path], TrimmedVocabular
         "scores holds no numbers",
     ),
 }
+MISTYPED: dict[str, tuple[str, bytes, str]] = {
+    "tokens that are numbers": (
+        "tokenizer.ggml.tokens",
+        numbers("tokenizer.ggml.tokens", INT32, "i", range(1, ROWS + 1)),
+        "tokens holds no texts",
+    ),
+    "merges that are numbers": (
+        "tokenizer.ggml.merges",
+        numbers("tokenizer.ggml.merges", INT32, "i", range(ROWS)),
+        "merges holds no texts",
+    ),
+    "merges that are one text": (
+        "tokenizer.ggml.merges",
+        encoded_field("tokenizer.ggml.merges", "a b"),
+        "merges is no array",
+    ),
+    "a special token that is no number": (
+        "tokenizer.ggml.eos_token_id",
+        text("tokenizer.ggml.eos_token_id") + struct.pack("<If", FLOAT32, float("nan")),
+        "eos_token_id holds no integers",
+    ),
+    "a special token that is a text": (
+        "tokenizer.ggml.eos_token_id",
+        encoded_field("tokenizer.ggml.eos_token_id", "17"),
+        "eos_token_id holds no integers",
+    ),
+    "suppressed tokens that are fractions": (
+        "tokenizer.ggml.suppress_tokens",
+        numbers("tokenizer.ggml.suppress_tokens", FLOAT32, "f", [1.0, 5.0]),
+        "suppress_tokens holds no integers",
+    ),
+    "a size that is a text": (
+        "llama.vocab_size",
+        encoded_field("llama.vocab_size", str(ROWS)),
+        "vocab_size holds no integers",
+    ),
+}
+"""A field's name, what stands there instead, and what is said."""
+REFUSED |= {
+    case: (lambda write, name=name, field=field: write(told=damaged(name, field)), vocabulary(), ManifestError, words)
+    for case, (name, field, words) in MISTYPED.items()
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -238,6 +282,19 @@ def test_what_cannot_be_trimmed_is_one_line_and_no_file(case: str, write: Callab
         trim_gguf(source, tmp_path / "trim.gguf", kept)
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["whole.gguf"]
+
+
+def test_a_size_of_too_small_a_type(tmp_path: Path) -> None:
+    """A byte counts no 300 tokens."""
+    size = text("llama.vocab_size") + struct.pack("<IB", 0, 200)
+    path = tmp_path / "fields"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + size)
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        pytest.raises(Truncated, match="vocab_size is too small for 300"),
+    ):
+        trimmed_fields(content, vocabulary(range(300), 400))
 
 
 def test_what_is_interrupted_leaves_the_old_file(
