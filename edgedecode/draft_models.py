@@ -77,7 +77,7 @@ def default_heads(entry: ModelEntry | None, *, runtime: str) -> tuple[str, ...]:
     """Return the smaller heads that sessions draft with by default; a drafter and a need are named alike.
 
     The trimmed one where its report recommends it on this engine. The local one where the pack was given that and no
-    trim: one graph is opened for either, and rows that are gathered cost more than sliced ones.
+    trim: beside one it was worth less (42 to 75% of its first tokens accepted against 75 to 100%).
     """
     if entry is None:
         return ()

@@ -17,7 +17,7 @@ from edgedecode.rank_survival import Branching
 from edgedecode.sampling import Noise
 from edgedecode.tree import depths, is_chain
 from edgedecode.types import EMPTY_DRAFT, Draft, Offer, Plan, RankRates, RoundCost, Score, Signals
-from edgedecode.variants import HeadDrafter, would_have
+from edgedecode.variants import HeadDrafter, head_groups, would_have
 from edgedecode.verify import Verdict
 
 __all__ = ["Drafting"]
@@ -63,7 +63,7 @@ class Drafting:
         self._draft_seconds = 0.0
         self._told: dict[str, RankRates] = {}
         """The rates that the policy knows."""
-        self._heads = _heads(drafters) if offers else {}
+        self._heads = _other_heads(drafters) if offers else {}
         self._head_scores: list[Score] = []
         """What heads that did not draft would have been worth."""
 
@@ -191,13 +191,11 @@ class Drafting:
                 yield drafter.name, rates
 
 
-def _heads(drafters: Sequence[Drafter]) -> dict[str, list[HeadDrafter]]:
-    """Return, per drafter that shares its reading, those that draft with another head of the same model."""
-    heads: list[HeadDrafter] = [drafter for drafter in drafters if isinstance(drafter, HeadDrafter)]
-    others = {
-        head.name: [other for other in heads if other is not head and other.reading is head.reading] for head in heads
+def _other_heads(drafters: Sequence[Drafter]) -> dict[str, list[HeadDrafter]]:
+    """Return, by name, the drafters that draft with another head of the same model."""
+    return {
+        head.name: [other for other in group if other is not head] for group in head_groups(drafters) for head in group
     }
-    return {name: found for name, found in others.items() if found}
 
 
 def _levels(draft: Draft) -> int:

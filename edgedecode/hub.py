@@ -13,7 +13,17 @@ __all__ = ["BUNDLED_PACK", "find_pack", "is_downloaded"]
 BUNDLED_PACK = Path(__file__).parent / "packs" / "demo"
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_PACK_FILES = ["edgedecode.json", "*.json", "*.jinja", "*.onnx", "*.ids", "weights.bin", "*/weights.bin", "licenses/*"]
+_PACK_FILES = [
+    "edgedecode.json",
+    "*.json",
+    "*.jinja",
+    "*.onnx",
+    "*.ids",
+    "*.gguf",
+    "weights.bin",
+    "*/weights.bin",
+    "licenses/*",
+]
 
 
 def find_pack(name: str | Path | None) -> Path:

@@ -18,6 +18,7 @@ from edgedecode.protocols import Drafter, DraftSetting, Policy
 from edgedecode.sampling import Noise
 from edgedecode.scheduler import Scheduler, SchedulerOptions
 from edgedecode.trace import Recorder
+from edgedecode.variants import head_groups
 from edgedecode.verify import Rule
 
 if TYPE_CHECKING:
@@ -120,20 +121,11 @@ def _scheduler(pair: Pair, options: SessionOptions, drafters: Sequence[Drafter],
     scheduler = Scheduler(
         free=[drafter.name for drafter in drafters if drafter.free],
         models=[drafter.name for drafter in drafters if not drafter.free],
-        heads=_heads(drafters),
+        heads=[[head.name for head in group] for group in head_groups(drafters)],
         experience=experience,
         options=SchedulerOptions(draft_max=longest, floor_stop=options.rule is not Rule.RATIO),
     )
     return scheduler if options.trace is None else _recorder(scheduler, options.trace, pair)
-
-
-def _heads(drafters: Sequence[Drafter]) -> list[list[str]]:
-    """Return the names of drafters that read one model together, where there are several."""
-    groups: dict[int, list[str]] = {}
-    for drafter in drafters:
-        if (reading := getattr(drafter, "reading", None)) is not None:
-            groups.setdefault(id(reading), []).append(drafter.name)
-    return [group for group in groups.values() if len(group) > 1]
 
 
 def _recorder(scheduler: Scheduler, path: Path, pair: Pair) -> Recorder:

@@ -6,7 +6,7 @@ have drafted: no head must draft to be known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from edgedecode.cost import CostModel, DraftCost
@@ -14,7 +14,7 @@ from edgedecode.types import Outcome
 from edgedecode.verify import Verdict
 from edgedecode.vocabulary import TrimmedVocabulary
 
-__all__ = ["HeadDrafter", "Variants", "would_have"]
+__all__ = ["HeadDrafter", "Variants", "head_groups", "would_have"]
 
 TURN = 128
 """Rounds of an arm, after which the head that drafted least lately drafts one: costs change, and not all can be told
@@ -40,6 +40,15 @@ class HeadDrafter(Protocol):
     def vocabulary(self) -> TrimmedVocabulary | None:
         """What it can say; None: everything."""
         ...
+
+
+def head_groups(drafters: Iterable[object]) -> list[list[HeadDrafter]]:
+    """Return the drafters that draft with heads of one model, model by model, where there are several of one."""
+    groups: dict[int, list[HeadDrafter]] = {}
+    for drafter in drafters:
+        if isinstance(drafter, HeadDrafter):
+            groups.setdefault(id(drafter.reading), []).append(drafter)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 class Variants:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from edgedecode.notices import NOTICES
+from edgedecode.notices import NOTICES, NoticeLines
 
 __all__ = ["notices_shown", "quiet"]
 
@@ -39,7 +38,7 @@ def notices_shown() -> Iterator[None]:
     if logger.handlers:
         yield
         return
-    lines = _Lines()
+    lines = NoticeLines()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(lines)
     logger.setLevel(logging.INFO)
@@ -50,13 +49,6 @@ def notices_shown() -> Iterator[None]:
         logger.removeHandler(lines)
         logger.setLevel(level)
         logger.propagate = propagate
-
-
-class _Lines(logging.Handler):
-    """Writes to whatever standard error is at that moment: a live display puts lines above its bars."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(f"edgedecode: {record.getMessage()}\n")
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -39,19 +39,18 @@ class LocalVocabulary:
         self._become(self._always)
         self.add(context[-WINDOW:])
 
-    def add(self, tokens: Sequence[int] | IntArray) -> bool:
-        """Add these ids, newest last, and return whether any was new. The oldest go where there is no room."""
+    def add(self, tokens: Sequence[int] | IntArray) -> None:
+        """Add these ids, newest last. The oldest go where there is no room."""
         given = np.asarray(tokens, np.int64)
         self._recent += given.tolist()
         if len(self._recent) > 2 * WINDOW:
             del self._recent[:-WINDOW]
         fresh = given[~self._inside[given]]
         if not len(fresh):
-            return False
+            return
         self._inside[fresh] = True
         ids = np.flatnonzero(self._inside).astype(np.int64)
         self._become(ids if len(ids) <= self._most else self._newest())
-        return True
 
     def _newest(self) -> IntArray:
         """Return what is always there and the newest of the others; an eighth of the room is left to the next ones."""

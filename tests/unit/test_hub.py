@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -93,3 +94,11 @@ def test_no_name_means_the_bundled_pack(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(hub, "BUNDLED_PACK", tmp_path / "absent")
     with pytest.raises(ManifestError, match="no bundled pack: give one with -m"):
         find_pack(None)
+
+
+def test_everything_that_a_pack_may_list_is_downloaded() -> None:
+    """A listed file that did not come would be refused as missing."""
+    names = ["draft/heads.onnx", "draft/trim.ids", "draft/trim.gguf", "target/target.gguf", "target/gguf.json"]
+    names += ["tokenizer.json", "chat_template.jinja", "target/weights.bin", "licenses/target/LICENSE"]
+    for name in names:
+        assert any(fnmatch(name, pattern) for pattern in hub._PACK_FILES), name
