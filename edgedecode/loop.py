@@ -11,6 +11,7 @@ from time import perf_counter
 
 from edgedecode.drafting import Drafting
 from edgedecode.errors import ContextExceeded, InputError
+from edgedecode.padding import draft_room, padded_rows, prompt_rows, usable_context
 from edgedecode.protocols import LanguageModel, State
 from edgedecode.sampling import Noise, Sampler
 from edgedecode.stats import Stats
@@ -27,8 +28,9 @@ PREFILL_CHUNK = 512
 class DecodeSetting:
     """The parts of one generation. Without drafting, or with plans of 0, it is plain decoding.
 
-    min_width 2 pads one-row passes with a row that is dropped, so that every pass uses the engine's many-row kernels
-    and chains of any length give bit-identical text.
+    widths pads every pass to the next of these numbers of rows, ascending, with rows that are dropped, and asks for
+    as many logits rows as one of them. Where the rows of such passes have identical bits, chains of any length give
+    the same text. Drafts that no width can hold are cut. Empty: no pass is padded.
     """
 
     sampler: Sampler
@@ -38,7 +40,7 @@ class DecodeSetting:
     ends: frozenset[int] = frozenset()
     adapter: AdapterUse | None = None
     """What the target reads every row with; what the state holds was read with it too."""
-    min_width: int = 1
+    widths: tuple[int, ...] = ()
 
 
 def decode(
@@ -53,36 +55,43 @@ def decode(
     """Generate after `tokens`, appending to them; yield each round's verdict once its tokens are appended.
 
     `state` must hold a prefix of `tokens` (its length may be anything up to theirs; pending rows are dropped). Ends
-    after a token of `setting.ends`, after `max_tokens`, or when the context (`state.capacity`) is full. Closing the
-    iterator at any point leaves `tokens` and `state` usable: the state's settled positions are a prefix of the tokens.
+    after a token of `setting.ends`, after `max_tokens`, or when the context is full: at `state.capacity`, or at the
+    last length that leaves room for padding. Closing the iterator at any point leaves `tokens` and `state` usable: the
+    state's settled positions are a prefix of the tokens.
     Raises ContextExceeded when the tokens leave no room, InputError when there are none. The loop is Leviathan's
     (2211.17192) with any drafter.
     """
     if not tokens:
         raise InputError("there are no tokens to continue: a prompt has at least one")
-    if len(tokens) >= state.capacity:
-        raise ContextExceeded(f"{len(tokens)} tokens leave no room in a context of {state.capacity}")
+    sampler, noise, drafting, widths = setting.sampler, setting.noise, setting.drafting, setting.widths
+    context = usable_context(state.capacity, widths)
+    if len(tokens) >= context:
+        raise ContextExceeded(f"{len(tokens)} tokens leave no room in a context of {context}")
     started = perf_counter()
-    limit = min(len(tokens) + max_tokens, state.capacity)
-    sampler, noise, drafting = setting.sampler, setting.noise, setting.drafting
+    limit = min(len(tokens) + max_tokens, context)
     sampler.begin(tokens)
     length = min(state.length, len(tokens) - 1)
     state.crop(length if length >= state.oldest_crop else 0)  # a recurrent memory may have to be read again
     stats.prompt_tokens, stats.cached_tokens = len(tokens), state.length
     if drafting is not None:
         drafting.begin(tokens)
-    while len(tokens) - state.length > PREFILL_CHUNK:
-        chunk = tokens[state.length : state.length + PREFILL_CHUNK]
+    while True:
+        unread, room = len(tokens) - state.length, state.capacity - state.length
+        count = prompt_rows(unread, widths=widths, room=room, most=PREFILL_CHUNK)
+        if count == unread:
+            break
+        chunk = tokens[state.length : state.length + count]
         target.forward(chunk, state, rows="none", adapter=setting.adapter)
-        state.keep(range(PREFILL_CHUNK))
+        state.keep(range(count))
 
     verdict: Verdict | None = None
     now = started
     while len(tokens) < limit:
         # Propose. The prompt's own pass carries no draft: nothing may delay the first token.
-        draft = EMPTY_DRAFT
+        draft, room = EMPTY_DRAFT, state.capacity - state.length
         if drafting is not None and verdict is not None:
-            draft = drafting.propose(tokens, room=limit - len(tokens) - 1)
+            left = limit - len(tokens) - 1
+            draft = drafting.propose(tokens, room=min(left, draft_room(room, widths=widths)) if widths else left)
         proposed = perf_counter()
 
         # Score: one pass over what the state has not read, and the draft after it.
@@ -91,16 +100,17 @@ def decode(
         parents = None
         if draft.parents is not None:
             parents = [*range(-1, unread - 1), *(parent + unread for parent in draft.parents)]
-        rows = range(unread - 1, len(row_tokens))
-        if (padding := setting.min_width - len(row_tokens)) > 0:
+        width, rows = padded_rows(unread, len(draft), widths=widths, room=room)
+        if (padding := width - len(row_tokens)) > 0:
             row_tokens += row_tokens[-1:] * padding
             parents = None if parents is None else [*parents, *[-1] * padding]
         output = target.forward(row_tokens, state, parents=parents, rows=rows, adapter=setting.adapter)
+        logits = output.logits[unread - 1 - rows.start :][: 1 + len(draft)]
         scored = perf_counter()
 
         # Verify, and settle the accepted path.
         noise.position = len(tokens)
-        verdict = verify(draft, TargetRows(output.logits, sampler), noise, ends=setting.ends, rule=setting.rule)
+        verdict = verify(draft, TargetRows(logits, sampler), noise, ends=setting.ends, rule=setting.rule)
         verified = perf_counter()
         state.keep([*range(unread), *(unread + node for node in verdict.path)])
         tokens += verdict.tokens

@@ -22,6 +22,7 @@ from edgedecode.errors import (
 from edgedecode.experience import Experience
 from edgedecode.experience_file import experience_path, load_experience, store_experience
 from edgedecode.hub import find_pack, is_downloaded
+from edgedecode.identical_widths import IdenticalWidths
 from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget, parse_nbytes, peak_nbytes, resident_nbytes
 from edgedecode.messages import Message
@@ -148,7 +149,7 @@ class Pair:
         self.budget = budget
         self.runtime = runtime.name
         self._engine = runtime
-        self._provider, self._threads, self._kv_type = provider, threads, kv_type
+        self.provider, self._threads, self._kv_type = provider, threads, kv_type
         self._heads = default_heads(manifest.models.get("draft"), runtime=runtime.name)
         self.drafts = DraftModels(self._load_draft if "draft" in manifest.models else None, likely=self._heads)
         """The draft model, loaded by the first session that uses it."""
@@ -156,6 +157,7 @@ class Pair:
         self.experience = Experience()
         """What passes cost here and drafts are worth: every session's scheduler learns in it."""
         self._experience_path: Path | None = None
+        self.identical_widths: dict[str, IdenticalWidths] = {}
         self._sessions: WeakSet[Session] = WeakSet()
         self.tokenizer = tokenizer
         self._process = budget.reserve("process (interpreter, engine, tokenizer)", _process_nbytes(budget))
@@ -250,7 +252,7 @@ class Pair:
         if self.target.card.rollback:
             return True
         drafts = options.drafter != "none" and (options.drafter is not None or options.draft_max)
-        if drafts or options.reproducible:
+        if drafts or (options.reproducible and not self.target.card.row_invariant):
             wanted = "--reproducible pads its passes with rows" if options.reproducible else "drafts are rows"
             raise CapabilityError(
                 f"{wanted} that this target's recurrent layers cannot drop again: decode it plainly (--drafter none)"
@@ -273,9 +275,9 @@ class Pair:
 
     def _open_with(self, role: str, *, needs: Sequence[str]) -> LanguageModel:
         entry = self.manifest.located(role)
-        if self._provider != "cpu" and self._provider not in {device.provider for device in self._engine.devices()}:
+        if self.provider != "cpu" and self.provider not in {device.provider for device in self._engine.devices()}:
             known = ", ".join(device.provider for device in self._engine.devices())
-            raise CapabilityError(f"the runtime {self.runtime!r} has no provider {self._provider!r}; it has: {known}")
+            raise CapabilityError(f"the runtime {self.runtime!r} has no provider {self.provider!r}; it has: {known}")
         return self._engine.open(
             entry,
             self.root,
@@ -283,7 +285,7 @@ class Pair:
             vocabulary_size=self.tokenizer.size,
             budget=self.budget,
             threads=self._threads,
-            provider=self._provider,
+            provider=self.provider,
             needs=needs,
         )
 

@@ -15,8 +15,10 @@ from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import peak_nbytes
 from edgedecode.messages import Message
 from edgedecode.options import SessionOptions
+from edgedecode.padding import next_width, usable_context
 from edgedecode.protocols import DraftSetting
 from edgedecode.reply import TARGET_SOURCE, Chunk, Completion, Reply
+from edgedecode.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
 from edgedecode.session_drafting import open_drafting
 from edgedecode.stats import Stats
@@ -45,7 +47,6 @@ class Session:
 
     def __init__(self, pair: Pair, options: SessionOptions, *, messages: Sequence[Message] = ()) -> None:
         self._pair = pair
-        self.options = options
         self.sampling = options.sampling or SamplingOptions.from_generation(pair.manifest.generation)
         self.seed = secrets.randbits(63) if options.seed is None else options.seed
         self.stats = Stats()
@@ -57,11 +58,17 @@ class Session:
         self._running: Iterator[Chunk] | None = None
         self._closed = False
         self._adapter = None if options.adapter is None else pair.adapter(options.adapter)
+        draft_max = pair.draft_max(options)
+        widths = session_widths(pair, options, self._adapter)
+        self.options = options = limited_drafts(options, widths, draft_max=draft_max)
+        rows = pair.draft_max(options) + 1
+        rows = next_width(widths.drafts, rows, room=context) or rows
         with ExitStack() as undo:
             scratch_nbytes = SCRATCH_NBYTES * pair.target.card.vocabulary_size
             self._scratch = undo.enter_context(pair.budget.reserve("sampling", scratch_nbytes))
-            self._state = pair.target.new_state(context, rows=pair.draft_max(options) + 1)
+            self._state = pair.target.new_state(context, rows=rows)
             undo.callback(self._state.close)
+            self._widths = fitting_widths(widths, self._state, rows=rows)
             self._drafting = open_drafting(pair, options, self._draft_setting(), noise=self._draft_noise)
             undo.pop_all()
         finalize(self, self._scratch.release)  # a session that is dropped, not closed
@@ -79,7 +86,7 @@ class Session:
     @property
     def context(self) -> int:
         """How many tokens the conversation may hold."""
-        return self._state.capacity
+        return usable_context(self._state.capacity, self._widths)
 
     @property
     def drafter_name(self) -> str:
@@ -185,7 +192,7 @@ class Session:
             drafting=self._drafting,
             rule=self.options.rule,
             ends=self._ends,
-            min_width=2 if self.options.reproducible else 1,
+            widths=self._widths,
         )
         rounds = decode(self._pair.target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats)
         verdict: Verdict | None = None
@@ -202,7 +209,7 @@ class Session:
         rest = reply.rest()
         reason = FinishReason.STOP
         if reply.stops.matched is None and (verdict is None or verdict.outcome is not Outcome.ENDED):
-            reason = FinishReason.CONTEXT if len(tokens) >= self._state.capacity else FinishReason.LENGTH
+            reason = FinishReason.CONTEXT if len(tokens) >= self.context else FinishReason.LENGTH
         stats.planned_nbytes, stats.peak_nbytes = self._pair.budget.used_nbytes, peak_nbytes()
         stats.plain_seconds = self._pair.experience.costs.step_seconds(len(tokens))
         yield Chunk(rest, (), TARGET_SOURCE, reason)
@@ -247,16 +254,16 @@ class Session:
         most = 4 * self._state.capacity * self._pair.tokenizer.longest_token  # 4: characters to bytes, normalizers
         if len(text) > most:
             raise ContextExceeded(
-                f"the prompt has {len(text)} characters, a context of {self._state.capacity} tokens cannot hold more "
+                f"the prompt has {len(text)} characters, a context of {self.context} tokens cannot hold more "
                 f"than {most}: shorten it, or raise --ctx-size"
             )
 
     def _check_fits(self, tokens: Sequence[int]) -> None:
         if self._closed:
             raise InputError("this session is closed: open another with Pair.session")
-        if len(tokens) >= self._state.capacity:
+        if len(tokens) >= self.context:
             raise ContextExceeded(
-                f"the prompt has {len(tokens)} tokens, the context holds {self._state.capacity}: shorten it, "
+                f"the prompt has {len(tokens)} tokens, the context holds {self.context}: shorten it, "
                 f"or raise --ctx-size (this model allows {self._pair.target.card.context})"
             )
 

@@ -104,7 +104,9 @@ class TableModel:
         self.passes: list[int] = []
         self.rows_made = 0
         rows = self._first.shape[1]
-        self.card = ModelCard(name="table", rows=rows, vocabulary_size=len(self._first), context=context)
+        self.card = ModelCard(
+            name="table", rows=rows, vocabulary_size=len(self._first), context=context, row_invariant=True
+        )
 
     def new_state(self, capacity: int, *, rows: int = 1) -> TableState:
         if capacity > self.card.context:

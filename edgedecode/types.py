@@ -159,6 +159,8 @@ class ModelCard:
     """Largest rank of an adapter's matrices; 0: it takes no adapter."""
     lora_modules: tuple[str, ...] = ()
     """The projections an adapter may change, by their names in PEFT's `target_modules`."""
+    row_invariant: bool = False
+    """A row's bits depend on the row and its past alone, whatever goes with it in a pass."""
     kernel_noise: float | None = None
     """99.9th percentile of how far a gap between two leading logits moves between one-row and many-row kernels."""
     notes: tuple[str, ...] = ()

@@ -168,7 +168,7 @@ def run(
     mask: Mask | None = None,
     rule: Rule = Rule.MATCH,
     ends: frozenset[int] = frozenset(),
-    min_width: int = 1,
+    widths: tuple[int, ...] = (),
     capacity: int | None = None,
 ) -> Run:
     """Decode after `prompt` with a fresh state, checking after every round that the state is a prefix of the tokens."""
@@ -181,7 +181,7 @@ def run(
         drafting=None if drafter is None else Drafting.fixed(drafter, draft_max, noise=Noise(seed, stream=1)),
         rule=rule,
         ends=ends,
-        min_width=min_width,
+        widths=widths,
     )
     stats = Stats()
     verdicts = []
@@ -287,3 +287,52 @@ def reference_row(
         weights = [weight if id in kept else 0.0 for id, weight in enumerate(weights)]
     weights = [weight if weight >= options.min_p * max(weights) else 0.0 for weight in weights]
     return [weight / sum(weights) for weight in weights]
+
+
+class RoundingModel(TableModel):
+    """A toy whose kernels round by the number of rows: `kernels` names the kernel of a row, and each rounds otherwise.
+
+    It is asked for the row's place and the number of rows, first of the pass, then of the logits computed.
+    """
+
+    def __init__(
+        self, tables: tuple[FloatArray, ...], *, kernels: Callable[[int, int], int], context: int = 512
+    ) -> None:
+        super().__init__(tables, context=context)
+        self.card = replace(self.card, row_invariant=False)
+        self.kernels = kernels
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: RowRequest = "last",
+        adapter: AdapterUse | None = None,
+    ) -> Output:
+        places = {"none": range(0), "last": [len(tokens) - 1], "all": range(len(tokens))}
+        asked = places[rows] if isinstance(rows, str) else rows
+        logits = super().forward(tokens, state, parents=parents, rows=rows, adapter=adapter).logits
+        for index, row in enumerate(asked):
+            kernel = 10 * self.kernels(row, len(tokens)) + self.kernels(index, len(asked))
+            logits[index] += 2 * np.random.default_rng(kernel).standard_normal(self.card.rows) if kernel else 0.0
+        return Output(logits)
+
+
+def even_pairs(place: int, count: int) -> int:
+    """The kernel of rows two by two: an odd number of them ends with one that is computed alone."""
+    return int(count % 2 == 1 and place == count - 1)
+
+
+def each_its_own(place: int, count: int) -> int:
+    """A kernel for every number of rows."""
+    return count
+
+
+def rounding_pair(kernels: Callable[[int, int], int], *, context: int = 512) -> Pair:
+    """Return `ascii_pair` with a target whose kernels round by the number of rows."""
+    pair = ascii_pair(context=context)
+    pair.target.close()
+    pair.target = RoundingModel(ascii_tables(pair.tokenizer, seed=0), kernels=kernels, context=context)
+    return pair

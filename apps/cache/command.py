@@ -17,6 +17,7 @@ __all__ = ["command"]
 
 AREAS = {
     "costs": "what passes cost on this device",
+    "widths": "which pass widths --reproducible pads to",
     "trim": "answers that vocabularies were trimmed on",
     "store": "past outputs that --remember keeps, to draft from",
     "engines": "which engines run here",

@@ -79,7 +79,8 @@ class ConcatModel:
         try:
             self._reserve_logits(rows + LEAST_ROWS)
             binding = self._session.io_binding()
-            state = ConcatState(self._entry, capacity=capacity, lease=lease, owner=self, binding=binding)
+            width = self._footprint.rows_after(capacity)
+            state = ConcatState(self._entry, capacity=capacity, lease=lease, owner=self, width=width, binding=binding)
             finalize(state, lease.release)  # a state that is dropped, not closed
         except BaseException:
             lease.release()

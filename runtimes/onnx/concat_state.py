@@ -33,8 +33,12 @@ class ConcatState:
     which first copies what is left, because rows are inside a head and not behind all heads.
     """
 
-    def __init__(self, entry: ModelEntry, *, capacity: int, lease: Lease, owner: object, binding: object) -> None:
+    def __init__(
+        self, entry: ModelEntry, *, capacity: int, lease: Lease, owner: object, width: int, binding: object
+    ) -> None:
         self.owner = owner
+        self.width = width
+        """How many rows one pass may have at any length of the state; wider ones are split."""
         self._lease = lease
         self._capacity = capacity
         self._length = 0

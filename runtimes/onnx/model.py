@@ -96,7 +96,14 @@ class OnnxModel:
             try:
                 self._buffers.hold_rows(rows + LEAST_ROWS)
                 self._biases.plan(capacity)
-                state = OnnxState(self._entry, capacity=capacity, lease=lease, owner=self, kv_type=self._kv_type)
+                state = OnnxState(
+                    self._entry,
+                    capacity=capacity,
+                    lease=lease,
+                    owner=self,
+                    width=self._footprint.rows_after(capacity),
+                    kv_type=self._kv_type,
+                )
                 finalize(state, lease.release)  # a state that is dropped, not closed
                 state.binding = self._bind(state)
             except BaseException:

@@ -34,9 +34,18 @@ class OnnxState:
     """
 
     def __init__(
-        self, entry: ModelEntry, *, capacity: int, lease: Lease, owner: object, kv_type: str = "float32"
+        self,
+        entry: ModelEntry,
+        *,
+        capacity: int,
+        lease: Lease,
+        owner: object,
+        width: int,
+        kv_type: str = "float32",
     ) -> None:
         self.owner = owner
+        self.width = width
+        """How many rows one pass may have at any length of the state; wider ones are split."""
         self._lease = lease
         self._capacity = capacity
         self._length = 0

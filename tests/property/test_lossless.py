@@ -161,10 +161,10 @@ def test_it_equals_plain_decoding_token_for_token(kind: str, quality: str, name:
     expected = plain(options).tokens
     seen = Seen()
     for length in LENGTHS:
-        for min_width in (1, 2):
+        for widths in ((), (2, *range(4, 18, 2), 18)):
             proposer = drafter(kind, quality=quality, truth=PROMPT + expected, options=options)
-            found = plain(options, drafter=proposer, draft_max=length, min_width=min_width)
-            assert found.tokens == expected, (length, min_width)
+            found = plain(options, drafter=proposer, draft_max=length, widths=widths)
+            assert found.tokens == expected, (length, widths)
             seen.add(found)
     if kind in ("model", "chain") and quality == "equal":  # sampled too: the model draws with the target's noise
         assert seen.full == seen.bonuses > 0
@@ -318,13 +318,13 @@ def test_a_mask_sees_the_drafted_path() -> None:
     seed=st.integers(0, 2**32),
     prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12),
     length=st.integers(1, 12),
-    width=st.integers(1, 3),
+    widths=st.sampled_from([(), (1, 3, 8, 40), (2, 4, 6, 16), tuple(range(2, 30))]),
     options=st.sampled_from(list(PROCESSING.values())),
     data=st.data(),
 )
 @settings(max_examples=60)
 def test_any_drafts_at_all_change_nothing(
-    seed: int, prompt: list[int], length: int, width: int, options: SamplingOptions, data: st.DataObject
+    seed: int, prompt: list[int], length: int, widths: tuple[int, ...], options: SamplingOptions, data: st.DataObject
 ) -> None:
     expected = run(target(), prompt, max_tokens=16, sampling=options, seed=seed).tokens
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
@@ -347,7 +347,7 @@ def test_any_drafts_at_all_change_nothing(
         seed=seed,
         drafter=proposer,
         draft_max=length,
-        min_width=width,
+        widths=widths,
     )
     assert found.tokens == expected
 
@@ -440,5 +440,5 @@ def test_drawing_with_the_targets_noise_is_accepted_more_often_than_the_arg_max(
 def test_width_two_pads_every_pass() -> None:
     model = target()
     proposer = drafter("chain", quality="differs", truth=PROMPT + plain(GREEDY).tokens, options=GREEDY)
-    run(model, PROMPT, max_tokens=NEW, drafter=proposer, draft_max=1, min_width=2)
-    assert min(model.passes) == 2
+    run(model, PROMPT, max_tokens=NEW, drafter=proposer, draft_max=1, widths=(2, len(PROMPT)))
+    assert set(model.passes) == {2, len(PROMPT)}

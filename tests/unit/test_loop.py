@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from edgedecode.drafting import Drafting
 from edgedecode.errors import ContextExceeded, InputError
 from edgedecode.loop import PREFILL_CHUNK, DecodeSetting, decode
+from edgedecode.padding import usable_context
 from edgedecode.policy import FixedLength
 from edgedecode.sampling import Noise, Sampler
 from edgedecode.stats import Stats
@@ -115,17 +118,43 @@ def test_the_context_is_filled_to_the_last_place() -> None:
         assert found.tokens == reference([1, 2], 14)
 
 
-@pytest.mark.parametrize("min_width", [2, 3, 5])
+@pytest.mark.parametrize("widths", [(2, 3), (2, 4), (3,), (5, 8)], ids=str)
 @pytest.mark.parametrize("parents", [None, (), (-1, -1)])
-def test_narrow_passes_are_padded_and_the_padding_is_dropped(min_width: int, parents: tuple[int, ...] | None) -> None:
+def test_passes_are_padded_and_the_padding_is_dropped(widths: tuple[int, ...], parents: tuple[int, ...] | None) -> None:
     model = toy_model(VOCABULARY)
     tokens = () if parents == () else (4, 5)
     drafter = CallDrafter(
         lambda context, limit, rng: Draft(tokens[:limit], None if parents is None else parents[:limit])
     )
-    found = run(model, [3], max_tokens=8, min_width=min_width, drafter=drafter, draft_max=2)
+    found = run(model, [3], max_tokens=8, widths=widths, drafter=drafter, draft_max=2)
     assert found.tokens == reference([3], 8)
-    assert min(model.passes) >= min_width
+    assert set(model.passes) <= set(widths)
+
+
+@pytest.mark.parametrize("widths", [(2, 3, 4), (2, 4, 8, 32), (4, 8), (5, 6)], ids=str)
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 30, 33, 60, 61, 62, 63])
+def test_padded_passes_fill_the_context_from_any_prompt(widths: tuple[int, ...], length: int) -> None:
+    """Also where the last passes have no room for a wide one."""
+    prompt = [index % VOCABULARY for index in range(length)]
+    context = usable_context(64, widths)
+    for draft_max in (0, min(3, max(widths) - 1)):
+        model, asked = toy_model(VOCABULARY), []
+        forward = model.forward
+
+        def counted(*given: Any, rows: Any, asked: list[int] = asked, forward: Any = forward, **named: Any) -> Any:
+            asked.append(0 if rows == "none" else len(rows))
+            return forward(*given, rows=rows, **named)
+
+        model.forward = counted  # type: ignore[method-assign]
+        drafter = CallDrafter(lambda context, limit, rng: Draft(tuple(reference(list(context), limit))))
+        if length >= context:
+            with pytest.raises(ContextExceeded):
+                run(model, prompt, max_tokens=64, capacity=64, widths=widths)
+            continue
+        found = run(model, prompt, max_tokens=64, capacity=64, widths=widths, drafter=drafter, draft_max=draft_max)
+        assert found.tokens == reference(prompt, context - length)
+        assert set(model.passes) <= set(widths)
+        assert set(asked) <= {0, *widths}
 
 
 def test_closing_the_iterator_leaves_tokens_and_state_usable() -> None:

@@ -44,7 +44,7 @@ def test_a_target_alone_drafts_with_what_needs_no_model() -> None:
 
 def test_a_target_that_cannot_drop_rows_is_decoded_without_drafts() -> None:
     pair: Any = ascii_pair()
-    pair.target.card = replace(pair.target.card, rollback=False)
+    pair.target.card = replace(pair.target.card, rollback=False, row_invariant=False)
     session = pair.session()
     assert session.drafter_name == "none"
     assert session.generate("hello", max_tokens=8).stats.proposed == 0

@@ -1,0 +1,171 @@
+"""Finds the pass widths whose rows have identical bits on this device. Knows no engine, text or file.
+
+Engines choose kernels by the number of rows, and kernels round differently: on one processor all widths from two on
+agree, on another the even ones only, since an odd pass ends with a row that is computed alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from edgedecode.padding import next_width
+from edgedecode.protocols import LanguageModel
+from edgedecode.types import AdapterUse, FloatArray
+
+__all__ = ["LONGEST_PASS", "NARROW", "WIDE", "BoundedState", "IdenticalWidths", "best_class", "measure_widths"]
+
+NARROW = (*range(1, 19), 20, 24)
+"""Widths of passes with drafts, every row of which may be asked for."""
+WIDE = (32, 64)
+"""Further widths to read prompts in."""
+LONGEST_PASS = 17
+"""Rows of a pass with the longest usual draft, 16 tokens."""
+TOKENS = 48
+BEFORE = 128
+"""Tokens in the state before those that are compared, so that sums over the context are long ones."""
+SLOW_SECONDS = 1.0
+
+
+@runtime_checkable
+class BoundedState(Protocol):
+    """A state whose engine splits wide passes."""
+
+    @property
+    def width(self) -> int:
+        """How many rows one pass may have at any length of the state; wider ones are split."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class IdenticalWidths:
+    """Widths in which a row has the same bits, ascending. `drafts` is empty where no two widths agree."""
+
+    drafts: tuple[int, ...]
+    """Of `NARROW`."""
+    prompts: tuple[int, ...] = ()
+    """Of `WIDE`: they agree with `drafts` where few of their rows are asked for."""
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        return self.drafts + self.prompts
+
+
+def measure_widths(
+    model: LanguageModel, *, adapter: AdapterUse | None = None, slow: Callable[[], None] = lambda: None
+) -> IdenticalWidths:
+    """Read the same 48 tokens in passes of each width, and compare every row's logits bit by bit.
+
+    Takes about 1,100 rows. `slow` is called once when it takes longer than a second. The model must be able to drop
+    rows. Raises BudgetExceeded where a state of some 200 positions and 24 rows of logits do not fit.
+    """
+    started, told = perf_counter(), False
+    reading = _Reading(model, adapter=adapter)
+    try:
+        classes: dict[tuple[bytes, ...], list[int]] = {}
+        for width in reading.narrow:
+            classes.setdefault(reading.read(width), []).append(width)
+            if not told and perf_counter() - started > SLOW_SECONDS:
+                told = True
+                slow()
+        drafts = best_class(classes.values())
+        if not drafts:
+            return IdenticalWidths(())
+        expected = next(rows for rows, widths in classes.items() if widths[0] == drafts[0])
+        wide = (width for width in reading.wide if reading.read_wide(width, rows=max(drafts)) == expected)
+        return IdenticalWidths(drafts, tuple(wide))
+    finally:
+        reading.close()
+
+
+def best_class(classes: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Return the class of equal widths to pad to; none where every class has one member.
+
+    It is the class that holds the longest drafts, up to 16 tokens; of several the one that pads them with the fewest
+    rows, which favours many and small widths.
+    """
+    usable = [tuple(sorted(each)) for each in classes if len(each) > 1]
+    return max(usable, key=lambda widths: (min(max(widths), LONGEST_PASS), -_padding(widths)), default=())
+
+
+def _padding(widths: Sequence[int]) -> int:
+    """Return the rows that are added to passes of 1, 2, … up to the longest."""
+    most = max(widths)
+    padded = ((next_width(widths, count, room=most), count) for count in range(1, min(most, LONGEST_PASS) + 1))
+    return sum(width - count for width, count in padded if width is not None)
+
+
+class _Reading:
+    """Reads fixed tokens again and again on one state, and keeps a digest of each row's logits."""
+
+    def __init__(self, model: LanguageModel, *, adapter: AdapterUse | None) -> None:
+        card = model.card
+        count = min(TOKENS, card.context // 2)
+        widest = min(max(NARROW), card.context - count)
+        length = max(0, min(BEFORE, card.context - count - widest))
+        capacity = min(card.context, length + max(count + widest, *WIDE))
+        ids = np.random.default_rng(0).integers(0, min(card.rows, card.vocabulary_size), length + count).tolist()
+        self._model, self._adapter = model, adapter
+        self._before, self._tokens = ids[:length], ids[length:]
+        self._state = model.new_state(capacity, rows=widest)
+        most = self._state.width if isinstance(self._state, BoundedState) else capacity
+        self.narrow = [width for width in NARROW if width <= min(widest, most)]
+        self.wide = [width for width in WIDE if width <= min(capacity - length, most) and count == TOKENS]
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, width: int) -> tuple[bytes, ...]:
+        """Read the tokens in passes of this width, all rows asked for; the last pass is padded."""
+        found = self._passes(self._tokens, width)
+        self._start()
+        return tuple(found)
+
+    def read_wide(self, width: int, *, rows: int) -> tuple[bytes, ...]:
+        """Read a wide pass several times, `rows` of its rows asked for each time, and what is left in narrow passes."""
+        here = min(width, 2 * TOKENS // 3)
+        found: dict[int, bytes] = {}
+        for start in (*range(0, here - rows, rows), here - rows):
+            asked = range(start, start + rows)
+            found |= zip(asked, self._pass(self._tokens[:here], width, rows=asked), strict=True)
+            if start < here - rows:
+                self._start()
+        self._state.keep(range(here))
+        rest = self._passes(self._tokens[here:], rows)
+        self._start()
+        return (*(found[row] for row in sorted(found)), *rest)
+
+    def close(self) -> None:
+        self._state.close()
+
+    def _passes(self, tokens: Sequence[int], width: int) -> list[bytes]:
+        found: list[bytes] = []
+        for start in range(0, len(tokens), width):
+            part = tokens[start : start + width]
+            found += self._pass(part, width, rows=range(width))[: len(part)]
+            self._state.keep(range(len(part)))
+        return found
+
+    def _pass(self, tokens: Sequence[int], width: int, *, rows: range) -> list[bytes]:
+        padded = [*tokens, *[tokens[-1]] * (width - len(tokens))]
+        logits = self._model.forward(padded, self._state, rows=rows, adapter=self._adapter).logits
+        return [_digest(row) for row in logits]
+
+    def _start(self) -> None:
+        """Go back to where the tokens begin; a window's memory may have to be read again from the first token."""
+        length = len(self._before)
+        self._state.crop(length if self._state.oldest_crop <= length <= self._state.length else 0)
+        if self._state.length < length:
+            self._model.forward(self._before, self._state, rows="none", adapter=self._adapter)
+            self._state.keep(range(length))
+
+
+def _digest(row: FloatArray) -> bytes:
+    return hashlib.blake2b(row.tobytes(), digest_size=16).digest()

@@ -1,0 +1,162 @@
+"""What `--reproducible` pads its passes to: widths that are measured once for a pack on a device, and kept.
+
+One small file in the user's cache for these weights, this engine and its version, these threads and this processor.
+What cannot be read there is measured again with a notice, what cannot be written is measured every time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import edgedecode
+from edgedecode.digests import pack_digest
+from edgedecode.engines import engine_version
+from edgedecode.errors import CapabilityError
+from edgedecode.folders import cache_folder, keep_json
+from edgedecode.identical_widths import NARROW, WIDE, BoundedState, IdenticalWidths, measure_widths
+from edgedecode.manifest import Manifest
+from edgedecode.notices import notice
+from edgedecode.options import SessionOptions
+from edgedecode.processor import cores, processor_facts
+from edgedecode.protocols import State
+from edgedecode.types import AdapterUse, ModelCard
+
+if TYPE_CHECKING:
+    from edgedecode.pair import Pair
+
+__all__ = [
+    "FOLDER",
+    "fitting_widths",
+    "limited_drafts",
+    "load_widths",
+    "session_widths",
+    "store_widths",
+    "widths_path",
+]
+
+FOLDER = "widths"
+FORMAT = 1
+_MOST_NBYTES = 1 << 14
+
+
+def session_widths(pair: Pair, options: SessionOptions, adapter: AdapterUse | None) -> IdenticalWidths:
+    """Return the widths that these options pad to; none where nothing needs padding.
+
+    Raises CapabilityError where reproducible text is wanted and no two widths agree.
+    """
+    if not options.reproducible or pair.target.card.row_invariant:
+        return IdenticalWidths(())
+    key = "" if adapter is None else f"{adapter.digest} {adapter.scale!r}"
+    if key not in pair.identical_widths:
+        pair.identical_widths[key] = _known_widths(pair, adapter)
+    found = pair.identical_widths[key]
+    if not found.drafts:
+        raise CapabilityError(
+            f"--reproducible needs passes of several widths whose rows have identical bits: on this device the engine "
+            f"{pair.runtime!r} rounds this pack differently in every width; try the other engine (--runtime), "
+            "--threads 1, or an export with another --block-size"
+        )
+    return found
+
+
+def limited_drafts(options: SessionOptions, widths: IdenticalWidths, *, draft_max: int) -> SessionOptions:
+    """Return the options with a draft length whose passes can be padded; `draft_max` is the one they mean.
+
+    Raises CapabilityError for a length that was asked for and is too long.
+    """
+    if not widths.drafts or draft_max < (most := max(widths.drafts)):
+        return options
+    if options.draft_max is not None:
+        raise CapabilityError(
+            f"drafts of {draft_max} tokens need passes of {draft_max + 1} rows: with --reproducible this device allows "
+            f"{most}, so give --draft-max {most - 1} at most"
+        )
+    return replace(options, draft_max=most - 1)
+
+
+def fitting_widths(widths: IdenticalWidths, state: State, *, rows: int) -> tuple[int, ...]:
+    """Return the widths that the engine reads in one pass on this state, `rows` being the widest pass with a draft.
+
+    Raises CapabilityError where the engine splits those too.
+    """
+    if not isinstance(state, BoundedState):
+        return widths.all
+    found = tuple(width for width in widths.all if width <= state.width)
+    if widths.drafts and max(found, default=0) < rows:
+        raise CapabilityError(
+            f"in a context of {state.capacity} tokens the engine reads {state.width} rows a pass at most, and "
+            f"--reproducible needs {rows}: give a smaller --ctx-size or --draft-max"
+        )
+    return found
+
+
+def widths_path(
+    manifest: Manifest, card: ModelCard, *, engine: str, version: str, provider: str, adapter: AdapterUse | None = None
+) -> Path | None:
+    """Return where the widths of this pack's target on this engine are kept; None: nothing can be kept."""
+    folder = cache_folder(FOLDER)
+    if folder is None:
+        return None
+    graph = (card.rows, card.context, card.tree, card.kv_types, card.hidden_size, card.lora_rank, card.lora_modules)
+    use = None if adapter is None else (adapter.digest, adapter.scale)
+    settings = map(repr, (provider, card.threads, graph, use, NARROW, WIDE))
+    facts = [edgedecode.__version__, pack_digest(manifest), engine, version, *settings, str(cores())]
+    digest = hashlib.sha256("\n".join([*facts, *processor_facts()]).encode()).hexdigest()
+    return folder / f"{digest[:24]}.json"
+
+
+def load_widths(path: Path | None) -> IdenticalWidths | None:
+    """Return what is kept at `path`; None for nothing, and with a notice for damage or another program's file."""
+    try:
+        if path is None or not path.exists():
+            return None
+        if path.stat().st_size > _MOST_NBYTES:
+            raise ValueError("it is far too large")
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict) or value.get("edgedecode_widths") != FORMAT:
+            raise ValueError("it is not what this version writes")
+        return IdenticalWidths(_some(value.get("drafts"), NARROW), _some(value.get("prompts"), WIDE))
+    except (OSError, ValueError, RecursionError) as error:
+        notice(f"the widths measured earlier ({path}) cannot be used and are measured again: {error}")
+        return None
+
+
+def store_widths(path: Path, widths: IdenticalWidths) -> None:
+    """Keep widths; where they cannot be written they are measured again."""
+    keep_json(path, {"edgedecode_widths": FORMAT, "drafts": widths.drafts, "prompts": widths.prompts})
+
+
+def _known_widths(pair: Pair, adapter: AdapterUse | None) -> IdenticalWidths:
+    """Return what is kept, or measure now and keep it."""
+    version, path = engine_version(pair.runtime), None
+    if version is not None:
+        path = widths_path(
+            pair.manifest,
+            pair.target.card,
+            engine=pair.runtime,
+            version=version,
+            provider=pair.provider,
+            adapter=adapter,
+        )
+    known = load_widths(path)
+    if known is not None:
+        return known
+    found = measure_widths(
+        pair.target,
+        adapter=adapter,
+        slow=lambda: notice("measuring which widths of a pass give identical bits on this device, once"),
+    )
+    if path is not None:
+        store_widths(path, found)
+    return found
+
+
+def _some(value: object, known: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a list of known widths, ascending. Raises ValueError for anything else."""
+    if not isinstance(value, list) or value != [width for width in known if width in value]:
+        raise ValueError(f"{str(value)[:80]} are no widths")
+    return tuple(value)

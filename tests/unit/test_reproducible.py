@@ -1,0 +1,193 @@
+"""Reproducible sessions on a target whose kernels round by the number of rows, and the file that keeps its widths."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgedecode.errors import CapabilityError
+from edgedecode.identical_widths import IdenticalWidths
+from edgedecode.options import SessionOptions
+from edgedecode.pair import Pair
+from edgedecode.reproducible import FOLDER, load_widths, store_widths, widths_path
+from edgedecode.sampling import SamplingOptions
+from edgedecode.testing import TableState
+from edgedecode.types import AdapterUse
+from tests.toys import each_its_own, even_pairs, rounding_pair
+
+WARM = SamplingOptions(temperature=0.9, top_k=30)
+FOUND = IdenticalWidths((2, 4, 8), (32,))
+PROMPTS = ["hello", "a longer prompt, " * 9]
+
+
+def text(pair: Pair, prompt: str, *, sampling: SamplingOptions, **options: object) -> str:
+    whole = SessionOptions(seed=5, ignore_eos=True, sampling=sampling, **options)  # type: ignore[arg-type]
+    with pair.session(whole) as session:
+        return session.generate(prompt, max_tokens=60).text
+
+
+@pytest.mark.parametrize("sampling", [SamplingOptions(), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("prompt", PROMPTS, ids=["short", "long"])
+def test_any_draft_gives_the_same_text(prompt: str, sampling: SamplingOptions) -> None:
+    pair = rounding_pair(even_pairs)
+    plain = text(pair, prompt, sampling=sampling, drafter="none", reproducible=True)
+    for drafter in ("model", "ngram", "suffix", "recycle"):
+        for length in (1, 2, 3, 8, 16):
+            options = {"drafter": drafter, "draft_max": length}
+            assert text(pair, prompt, sampling=sampling, reproducible=True, **options) == plain
+    assert text(pair, prompt, sampling=sampling, reproducible=True) == plain
+    assert text(pair, prompt, sampling=sampling, drafter="model", draft_max=2) != plain  # else it would show nothing
+
+
+def test_text_after_an_abandoned_answer_is_that_of_a_fresh_session() -> None:
+    """What is kept of the conversation is read in other passes than it is where nothing is kept."""
+    pair = rounding_pair(even_pairs)
+    options = SessionOptions(seed=5, ignore_eos=True, reproducible=True, drafter="model", draft_max=3)
+    with pair.session(options) as fresh:
+        fresh.generate(PROMPTS[1], max_tokens=7)
+        messages, expected = fresh.messages, fresh.generate("and now?", max_tokens=40).text
+    for taken in (1, 3, 5):
+        with pair.session(options) as session:
+            stream = session.stream(PROMPTS[0], max_tokens=60)
+            for _ in range(taken):
+                next(stream)
+            stream.close()  # type: ignore[attr-defined]
+            session.reset()
+            session.generate(PROMPTS[1], max_tokens=7)
+            assert session.messages == messages
+            assert session.generate("and now?", max_tokens=40).text == expected
+
+
+def test_every_width_of_its_own_is_refused() -> None:
+    pair = rounding_pair(each_its_own)
+    with pytest.raises(CapabilityError, match=r"identical bits.*--runtime.*--threads 1.*--block-size") as caught:
+        pair.session(SessionOptions(reproducible=True))
+    assert "\n" not in str(caught.value)
+    assert pair.session().generate("hello", max_tokens=5).tokens  # ordinary sessions measure nothing
+
+
+def test_it_is_measured_once_a_pair_and_never_for_ordinary_sessions() -> None:
+    pair = rounding_pair(even_pairs)
+    pair.session()
+    passes: list[int] = pair.target.passes  # type: ignore[attr-defined]
+    assert passes == []
+    pair.session(SessionOptions(reproducible=True))
+    measured = len(passes)
+    assert measured > 0
+    pair.session(SessionOptions(reproducible=True, draft_max=4))
+    assert len(passes) == measured
+
+
+def test_drafts_are_limited_to_what_can_be_padded() -> None:
+    pair = rounding_pair(lambda place, rows: 0 if rows <= 2 else rows)
+    session = pair.session(SessionOptions(reproducible=True))
+    assert session.options.draft_max == 1
+    session.generate("hello", max_tokens=8)
+    assert max(pair.target.passes[-8:]) <= 2  # type: ignore[attr-defined]
+    with pytest.raises(CapabilityError, match=r"5 tokens need passes of 6 rows.*--draft-max 1 at most"):
+        pair.session(SessionOptions(reproducible=True, draft_max=5))
+    assert pair.session(SessionOptions(reproducible=True, draft_max=0)).options.draft_max == 0
+
+
+def test_an_engine_that_splits_passes_of_a_long_context_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = rounding_pair(even_pairs)
+    pair.session(SessionOptions(reproducible=True))
+    monkeypatch.setattr(TableState, "width", 3, raising=False)
+    pair.session(SessionOptions(reproducible=True, draft_max=1)).generate("hello", max_tokens=4)
+    with pytest.raises(CapabilityError, match=r"512 tokens the engine reads 3 rows a pass.*--ctx-size"):
+        pair.session(SessionOptions(reproducible=True, draft_max=2))
+
+
+def test_a_full_context_ends_the_answer() -> None:
+    pair = rounding_pair(lambda place, rows: 0 if rows % 4 == 0 else rows)
+    session = pair.session(SessionOptions(reproducible=True, context=64, ignore_eos=True, drafter="none"))
+    assert session.context == 62
+    done = session.generate("hello", max_tokens=100)
+    assert (done.finish_reason, len(session.tokens)) == ("context", 62)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the pair whose odd widths differ, on an engine that has a version."""
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
+    monkeypatch.setattr("edgedecode.reproducible.engine_version", lambda name: "1")
+    pair = rounding_pair(even_pairs)
+    path = widths_path(pair.manifest, pair.target.card, engine="table", version="1", provider="cpu")
+    assert path is not None
+    return path
+
+
+def test_what_is_kept_is_used(place: Path) -> None:
+    rounding_pair(even_pairs).session(SessionOptions(reproducible=True))
+    kept = load_widths(place)
+    assert kept is not None
+    assert [path.name for path in place.parent.iterdir()] == [place.name]
+    again = rounding_pair(even_pairs)
+    again.session(SessionOptions(reproducible=True))
+    assert again.target.passes == []  # type: ignore[attr-defined]
+    assert again.identical_widths == {"": kept}
+
+
+def test_that_no_widths_agree_is_kept_too(place: Path) -> None:
+    store_widths(place, IdenticalWidths(()))
+    pair = rounding_pair(even_pairs)
+    with pytest.raises(CapabilityError, match="identical bits"):
+        pair.session(SessionOptions(reproducible=True))
+    assert pair.target.passes == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "nonsense",
+        "[]",
+        "{}",
+        "[" * 5000,
+        "\x00",
+        " " * 20_000,
+        '{"edgedecode_costs": 1}',
+        '{"edgedecode_widths": 99, "drafts": [2, 4], "prompts": []}',
+        '{"edgedecode_widths": 1, "drafts": [4, 2], "prompts": []}',
+        '{"edgedecode_widths": 1, "drafts": [2, 4000], "prompts": []}',
+        '{"edgedecode_widths": 1, "drafts": "2", "prompts": []}',
+        '{"edgedecode_widths": 1, "drafts": [2, 4]}',
+    ],
+    ids=range(13),
+)
+def test_damage_is_told_and_measured_again(place: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    place.write_text(content, encoding="utf-8")
+    with caplog.at_level(logging.INFO, logger="edgedecode.notices"):
+        rounding_pair(even_pairs).session(SessionOptions(reproducible=True))
+    assert "measured again" in caplog.text
+    assert caplog.text.count("\n") == 1
+    assert json.loads(place.read_text(encoding="utf-8"))["drafts"][:2] == [2, 4]
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr("edgedecode.reproducible.engine_version", lambda name: "1")
+    for _ in range(2):
+        pair = rounding_pair(even_pairs)
+        pair.session(SessionOptions(reproducible=True))
+        assert pair.target.passes  # type: ignore[attr-defined]
+    store_widths(tmp_path / "no" / FOLDER, FOUND)
+
+
+def test_engines_graphs_and_adapters_have_files_of_their_own(place: Path) -> None:
+    pair = rounding_pair(even_pairs)
+    card, uses = pair.target.card, [None, AdapterUse("a", "d"), AdapterUse("a", "d", 0.5)]
+    cards = [card, replace(card, threads=2), replace(card, kv_types=("int8",)), replace(card, tree=False)]
+    paths = {
+        widths_path(pair.manifest, each, engine=engine, version=version, provider="cpu", adapter=use)
+        for each in cards
+        for use in uses
+        for engine, version in (("table", "1"), ("table", "2"), ("other", "1"))
+    }
+    assert len(paths) == len(cards) * len(uses) * 3
+    assert place in paths
