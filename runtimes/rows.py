@@ -20,8 +20,8 @@ __all__ = [
 ]
 
 LEAST_ROWS = 2
-"""Kernels for one row round differently from those for several. Of a pass of two and more, two rows are computed where
-one is asked for, so that a row's logits do not depend on how many of its neighbours' were wanted."""
+"""Kernels for one row round differently from those for several: of a pass of two and more, two rows are computed where
+one is asked for, so that it does not meet the one-row kernel."""
 
 
 def check_capacity(capacity: int, card: ModelCard) -> None:
