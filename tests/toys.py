@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from edgedecode.drafting import Drafting
+from edgedecode.errors import CapabilityError
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.manifest import Generation
 from edgedecode.memory import Budget
+from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
 from edgedecode.protocols import Drafter, DraftSetting, State, UniformSource
 from edgedecode.sampling import Mask, Noise, Sampler, SamplingOptions
@@ -336,3 +338,12 @@ def rounding_pair(kernels: Callable[[int, int], int], *, context: int = 512) -> 
     pair.target.close()
     pair.target = RoundingModel(ascii_tables(pair.tokenizer, seed=0), kernels=kernels, context=context)
     return pair
+
+
+def why_refused(pair: Pair, draft_max: int) -> str | None:
+    """Return why this processor cannot decode reproducibly with drafts of this length; None: it can."""
+    try:
+        pair.session(SessionOptions(drafter="ngram", draft_max=draft_max, reproducible=True)).close()
+    except CapabilityError as error:
+        return str(error)
+    return None

@@ -23,6 +23,7 @@ from edgedecode.export.stages import Stages
 from edgedecode.manifest import Manifest
 from tests.shared_paths import SHARED
 from tests.small_tokenizers import byte_fallback
+from tests.toys import why_refused
 
 from .genai import build
 from .tiny import TinyModel, write_model
@@ -90,6 +91,8 @@ def test_a_pair_decodes_as_its_target_alone(built: Path, tmp_path: Path) -> None
     manifest = imported(built, tmp_path / "pack", draft=built)
     assert set(manifest.models) == {"target", "draft"}
     with edgedecode.load(tmp_path / "pack") as pair:
+        if refusal := why_refused(pair, 2):
+            pytest.skip(refusal)
         texts = [
             pair.session(SessionOptions(drafter=drafter, reproducible=True)).generate("hello", max_tokens=24).tokens
             for drafter in ("none", "model", "ngram")

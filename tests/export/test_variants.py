@@ -24,6 +24,7 @@ from edgedecode.protocols import AdapterModel, LanguageModel
 from edgedecode.registry import find_runtime
 from edgedecode.types import AdapterUse, LowRank
 from tests.shared_paths import SHARED
+from tests.toys import why_refused
 
 from .conftest import export, recipe
 from .tiny import TinyModel, write_model
@@ -259,10 +260,12 @@ def test_four_graphs_are_hardly_larger_than_one(tmp_path: Path) -> None:
 
 
 def test_speculation_with_an_int8_cache_says_what_plain_decoding_says(llama: Path, tmp_path: Path) -> None:
-    """Lossless against the model as it is run: its own int8 graph, two rows wide, bit for bit."""
+    """Lossless against the model as it is run: its own int8 graph, in passes of widths that round alike."""
     export(llama, tmp_path / "pack", draft=llama, graphs=GraphRequest(("base", "kv8")))
     said = set()
     with edgedecode.load(tmp_path / "pack", kv_type="int8") as pair:
+        if refusal := why_refused(pair, 8):
+            pytest.skip(refusal)
         for length in (0, 1, 2, 4, 8):
             options = SessionOptions(draft_max=length, reproducible=True, ignore_eos=True)
             with pair.session(options) as session:

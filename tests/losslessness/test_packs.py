@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
+import edgedecode
 import edgedecode.loop as loop
 from edgedecode import Completion, Pair, Rule, SamplingOptions, Session, SessionOptions
 from edgedecode.drafting import Drafting
 from edgedecode.errors import CapabilityError
+from edgedecode.hub import BUNDLED_PACK
+from edgedecode.identical_widths import measure_widths
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.protocols import UniformSource
 from edgedecode.rescore import rescore
@@ -18,6 +21,7 @@ from edgedecode.stats import Stats
 from edgedecode.testing import ScriptedDrafter
 from edgedecode.types import WHOLE, Draft, Plan
 from edgedecode.verify import Verdict
+from tests.toys import why_refused
 
 GREEDY = SamplingOptions()
 WARM = SamplingOptions(temperature=0.8, top_p=0.95)
@@ -93,10 +97,13 @@ def test_float_texts_are_equal_token_for_token(
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("pack", ["int4_pair", "bundled_pair"])
 @pytest.mark.parametrize("length", range(1, 17))
-def test_chains_are_bitwise_plain_decoding_two_rows_wide(
+def test_reproducible_text_is_the_same_with_any_chain_or_refused(
     request: pytest.FixtureRequest, prompts: list[str], pack: str, length: int, sampling: SamplingOptions
 ) -> None:
     pair: Pair = request.getfixturevalue(pack)
+    if (refusal := why_refused(pair, length)) is not None:
+        assert "identical bits" in refusal or "--draft-max" in refusal
+        return
     accepted = dict.fromkeys(DRAFTERS, 0)
     for prompt in prompts[length % 4 : 24 : 4]:
         plain = answer(pair, prompt, sampling=sampling, drafter="none", reproducible=True)
@@ -105,6 +112,39 @@ def test_chains_are_bitwise_plain_decoding_two_rows_wide(
             assert drafted.tokens == plain.tokens
             accepted[drafter] += drafted.stats.accepted
     assert min(accepted[name] for name in ("model", "chain", "trim", "local")) > 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_reproducible_text_on_llama_is_the_same_with_any_chain_or_refused(
+    prompts: list[str], sampling: SamplingOptions
+) -> None:
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    accepted = 0
+    with edgedecode.load(BUNDLED_PACK, runtime="llama") as pair:
+        if (refusal := why_refused(pair, 12)) is not None:
+            assert "identical bits" in refusal or "--draft-max" in refusal
+            return
+        for prompt in prompts[:6]:
+            plain = answer(pair, prompt, sampling=sampling, drafter="none", reproducible=True)
+            for drafter in ("model", "suffix"):
+                for length in (1, 3, 6, 12):
+                    options = {"drafter": drafter, "draft_max": length, "reproducible": True}
+                    drafted = answer(pair, prompt, sampling=sampling, **options)
+                    assert drafted.tokens == plain.tokens
+                    accepted += drafted.stats.accepted
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "llama"])
+def test_widths_that_round_alike_after_a_short_text_do_after_a_long_one(
+    runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if runtime == "llama":
+        pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    with edgedecode.load(BUNDLED_PACK, runtime=runtime) as pair:
+        short = measure_widths(pair.target)
+        monkeypatch.setattr("edgedecode.identical_widths.BEFORE", 1500)
+        assert set(short.all) <= set(measure_widths(pair.target).all)
 
 
 def test_bundled_text_of_200_prompts_is_plain_decodings_own_within_kernel_noise(
