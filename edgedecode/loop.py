@@ -30,7 +30,7 @@ class DecodeSetting:
 
     widths pads every pass to the next of these numbers of rows, ascending, with rows that are dropped, and asks for
     as many logits rows as one of them. Where the rows of such passes have identical bits, chains of any length give
-    the same text. Drafts that no width can hold are cut. Empty: no pass is padded.
+    the same text. Drafts are limited to what a width can hold. Empty: no pass is padded.
     """
 
     sampler: Sampler

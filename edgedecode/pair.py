@@ -158,6 +158,7 @@ class Pair:
         """What passes cost here and drafts are worth: every session's scheduler learns in it."""
         self._experience_path: Path | None = None
         self.identical_widths: dict[str, IdenticalWidths] = {}
+        """By adapter: the pass widths that round alike here, once a reproducible session asked."""
         self._sessions: WeakSet[Session] = WeakSet()
         self.tokenizer = tokenizer
         self._process = budget.reserve("process (interpreter, engine, tokenizer)", _process_nbytes(budget))
