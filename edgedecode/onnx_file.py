@@ -83,7 +83,7 @@ class GraphFile:
     def parse(cls, data: bytes | memoryview) -> GraphFile:
         """Read a file's bytes.
 
-        Raises ValueError with a short reason for bytes that are cut off or garbled, and for names that stand twice
+        Raises ValueError with a short reason for bytes that are cut off or garbled, and for names that appear twice
         (initializers, attributes, domains). Takes memory in proportion to the bytes, whatever sizes they claim.
         """
         file, graphs = cls(), 0
@@ -137,7 +137,7 @@ class GraphFile:
 
 
 def _ordered(parts: list[tuple[int, bytes]]) -> list[bytes]:
-    """Return encoded fields in the order of their numbers, those of one number as they stand."""
+    """Return encoded fields in the order of their numbers, those of one number in the order given."""
     return [encoded for _, encoded in sorted(parts, key=lambda part: part[0])]
 
 

@@ -54,7 +54,7 @@ class Node:
 
     @classmethod
     def parse(cls, data: memoryview) -> Node:
-        """Read a NodeProto. Raises ValueError for garbled bytes and an attribute that stands twice."""
+        """Read a NodeProto. Raises ValueError for garbled bytes and an attribute that appears twice."""
         node, rest = cls(""), []
         for item in read_fields(data):
             match item.number:

@@ -1,4 +1,4 @@
-"""A tensor of an ONNX graph, read and written: its values stand in the graph or in a file beside it."""
+"""A tensor of an ONNX graph, read and written: its values are in the graph or in an external file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DIGITS = 19
 
 @dataclass(frozen=True, slots=True)
 class ExternalData:
-    """Where a tensor's bytes stand: a file beside the graph's, an offset, and a length (None: up to the end)."""
+    """Where a tensor's bytes are: a file in the graph's folder, an offset, and a length (None: up to the end)."""
 
     location: str
     offset: int = 0
@@ -110,7 +110,7 @@ def _raw(items: Mapping[int, list[Field]], kind: int) -> bytes:
 
 
 def _external(items: list[Field]) -> ExternalData:
-    """Read where external data stands. Raises ValueError without a location and for sizes that are no numbers."""
+    """Read where external data is. Raises ValueError without a location and for sizes that are not numbers."""
     entries = dict(map(read_pair, items))
     location, offset, length = (entries.pop(key, "") for key in ("location", "offset", "length"))
     if not location:

@@ -138,7 +138,7 @@ def integer_values(field: Field) -> npt.NDArray[np.int64]:
 
 
 def _unpacked(packed: npt.NDArray[np.uint8], ends: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
-    """Return the varints whose last bytes stand at `ends`."""
+    """Return the varints whose last bytes are at `ends`."""
     starts = np.concatenate((np.zeros(1, np.intp), ends[:-1] + 1))
     lengths = ends - starts + 1
     longest = int(lengths.max())
@@ -155,7 +155,7 @@ def _unpacked(packed: npt.NDArray[np.uint8], ends: npt.NDArray[np.intp]) -> npt.
 def add_once(values: dict[str, _Value], name: str, value: _Value, *, what: str) -> None:
     """Add a named value. Raises ValueError, which calls it `what`, for a name that is taken."""
     if name in values:
-        raise ValueError(f"the {what} {name[:60]!r} stands there twice")
+        raise ValueError(f"the {what} {name[:60]!r} appears twice")
     values[name] = value
 
 

@@ -14,6 +14,7 @@ _ELEMENTWISE = {"Mul", "Sigmoid", "Gelu", "FastGelu", "QuickGelu", "Silu", "Swis
 _DEEPEST = 8
 """Elementwise nodes between a projection and the product; an activation takes three at most."""
 _BITS = (4, 8)
+_LEAST_BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,12 @@ class Projection:
 
     @classmethod
     def of(cls, node: Node) -> Projection | None:
-        """Read a node; None for one with zero points, a bias, an order of inputs, or neither 4 nor 8 bits."""
+        """Read a node; None if it has zero points, a bias, an order of inputs, or neither 4 nor 8 bits."""
         sizes = [node.attributes.get(name) for name in ("K", "N", "bits", "block_size")]
         if any(node.inputs[3:]) or len(node.inputs) < 3:
             return None
         numbers = [size for size in sizes if isinstance(size, int) and size > 0]
-        if len(numbers) < len(sizes) or numbers[2] not in _BITS:
+        if len(numbers) < len(sizes) or numbers[2] not in _BITS or numbers[3] % _LEAST_BLOCK:
             return None
         return cls(node, *numbers)
 
@@ -94,5 +95,5 @@ def _projections(name: str, producers: Mapping[str, Node], depth: int = 0) -> It
     if node.op_type == _PRODUCT:
         yield node
     elif node.op_type in _ELEMENTWISE:
-        for source in node.inputs:
+        for source in node.inputs[:2]:
             yield from _projections(source, producers, depth + 1)

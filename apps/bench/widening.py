@@ -73,8 +73,10 @@ class Widening:
 
     def __init__(self, graphs: Mapping[str, GraphFile], weights: Path, *, layers: int, name: str) -> None:
         self._graphs = graphs
-        self._weights: Bytes = np.memmap(weights, np.uint8, mode="r")
         self._name = name
+        if not weights.stat().st_size:
+            raise self._foreign("the weights file is empty")
+        self._weights: Bytes = np.memmap(weights, np.uint8, mode="r")
         self._mlps = {key: find_mlps(graph) for key, graph in graphs.items()}
         for mlps in self._mlps.values():
             if len(mlps) != layers:
@@ -102,7 +104,7 @@ class Widening:
         return step * min(near, key=lambda steps: abs(self.nbytes(steps * step) - nbytes))
 
     def nbytes(self, units: int) -> int:
-        """Return the size of the weights file with so many more units in every layer."""
+        """Return the size of the weights file with `units` more units in every layer."""
         return max(place.offset + place.nbytes for place in self._places(units).values())
 
     def widen_graphs(self, units: int) -> dict[str, bytes]:

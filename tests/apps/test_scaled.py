@@ -1,4 +1,4 @@
-"""`bench --scale`: a widened pack says what the pack says, weighs what was asked for, and is made once."""
+"""`bench --scale`: the widened pack gives the same text, has the size that was asked for, and is made once."""
 
 from __future__ import annotations
 
