@@ -24,7 +24,7 @@ MIRROR := build/typecheck/edgedecode
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo   the light runtime in $(DEMO_VENV), then generate and bench on the bundled pack'
+	@echo 'make demo   the light runtime in $(DEMO_VENV), then generate and bench on the bundled pack, widened to 300 MB'
 	@echo 'make test   everything the tests need in $(VENV), then lint and all tests'
 	@echo 'make lint   ruff and mypy'
 	@echo 'make pack   export the bundled pack again: make pack DEMO_PAIR=folder with target/ and draft/'
@@ -33,7 +33,7 @@ help:
 demo: $(DEMO_STAMP)
 	@echo "Environment $(DEMO_VENV): $$(du -sm $(DEMO_VENV) | cut -f1) MB, no torch, no compiler."
 	$(DEMO_BIN)/edgedecode generate -p '$(STORY)' --max-tokens 160 --color always --stats
-	$(DEMO_BIN)/edgedecode bench --quick
+	$(DEMO_BIN)/edgedecode bench --quick --scale 300MB
 
 # Bytecode is written at first use and setuptools is not needed to run: both would only make the environment larger.
 $(DEMO_STAMP): pyproject.toml

@@ -7,7 +7,7 @@ from argparse import ArgumentTypeError, Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["NamedPath", "check_adapter_names", "count", "named_path", "positive", "positive_count"]
+__all__ = ["NamedPath", "check_adapter_names", "count", "named_path", "positive_count"]
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
 
@@ -33,14 +33,6 @@ def positive_count(text: str) -> int:
     value = count(text)
     if value < 1:
         raise ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
-    return value
-
-
-def positive(text: str) -> float:
-    """Parse a number above 0."""
-    value = _number(text)
-    if not 0 < value < 1e9:
-        raise ArgumentTypeError(f"{text!r} is no positive number")
     return value
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.errors import ExportError, ManifestError
+from edgedecode.new_folder import check_place
 
 from .gguf.model import floats_nbytes, mixture_notes
 from .graph.architectures import Shape, check_engine
 from .graph.checkpoint import has_weights, weight_files
 from .job import weights_nbytes
-from .new_folder import check_place
 from .pair import PairRequest, plan_pair
 from .source import Texts, open_texts
 

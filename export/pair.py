@@ -11,6 +11,7 @@ import edgedecode
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError, ManifestError, RuntimeUnavailable
 from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
+from edgedecode.new_folder import check_place, new_folder
 from edgedecode.noise import POSITIONS
 
 from .adapters import adapter_entries, check_adapters, write_adapters
@@ -22,7 +23,6 @@ from .graph.recipe import Recipe
 from .graph.span import LEAST_CONTEXT, WHOLE, Span
 from .job import ModelJob
 from .model import export_model
-from .new_folder import check_place, new_folder
 from .pack_texts import (
     NO_TEMPLATE,
     TEMPLATE,

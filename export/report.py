@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -17,19 +17,7 @@ from edgedecode.memory import format_nbytes
 
 from .stages import StageRecord
 
-if TYPE_CHECKING:
-    from .inflate import Inflation
-
-__all__ = [
-    "LiveDisplay",
-    "Report",
-    "inflation_report",
-    "pair_report",
-    "show_inflation",
-    "show_pair",
-    "stage_table",
-    "timings",
-]
+__all__ = ["LiveDisplay", "Report", "pair_report", "show_pair", "stage_table", "timings"]
 
 _LEGEND = (
     "parity: largest logit error of the wiring; kernels: root mean square error of the 8-bit activations, loss: of the "
@@ -117,31 +105,6 @@ def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path
     }
     nbytes = sum(entry.nbytes for entry in manifest.files.values())
     return {"pack": str(out), "nbytes": nbytes, "models": models, **timings(records)}
-
-
-def show_inflation(result: Inflation, records: Sequence[StageRecord]) -> None:
-    """Print the sizes before and after."""
-    console = Console(soft_wrap=True)
-    console.print(stage_table(records))
-    console.print()
-    console.print(
-        f"{result.out}: MLP {result.mlp_before} → {result.mlp}, {result.parameters / 1e6:.1f}M parameters, "
-        f"{format_nbytes(result.weights_nbytes)} in int4 (block 32, 8-bit head)",
-        highlight=False,
-        markup=False,
-    )
-
-
-def inflation_report(result: Inflation, records: Sequence[StageRecord]) -> Report:
-    """Return the same as values for one JSON line."""
-    return {
-        "out": str(result.out),
-        "mlp_before": result.mlp_before,
-        "mlp": result.mlp,
-        "parameters": result.parameters,
-        "weights_nbytes": result.weights_nbytes,
-        **timings(records),
-    }
 
 
 def timings(records: Sequence[StageRecord]) -> Report:

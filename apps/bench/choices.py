@@ -49,7 +49,8 @@ def read_choices(arguments: Namespace) -> Prompts:
         families = QUICK_FAMILIES
     per_family = arguments.per_family
     if per_family is None:
-        per_family = 1 if arguments.synthetic is not None or arguments.calibrate else 2 if short else 5
+        one = arguments.synthetic is not None or arguments.calibrate or (short and arguments.scale is not None)
+        per_family = 1 if one else 2 if short else 5
     measured = choose(prompts, families=families, per_family=per_family)
     return Prompts(tuple(measured), tuple(_others(measured, prompts)))
 

@@ -11,6 +11,10 @@ from .peers.options import add_peer_options, check_peer_options
 
 __all__ = ["command"]
 
+REPETITIONS = 9
+QUICK_REPETITIONS = 3
+"""Of a quick look at a widened pack, whose tokens take ten times as long as the bundled pack's."""
+
 
 class BenchCommand:
     """Tables first; with --json one line with every figure last."""
@@ -34,6 +38,11 @@ class BenchCommand:
         )
         kind.add_argument("--replay", metavar="TRACE", help="whether a recorded trace gives the same plans again")
         add_peer_options(parser)
+        parser.add_argument(
+            "--scale",
+            metavar="SIZE",
+            help="widen the pack first, until its target weighs SIZE (300MB): same text, the cost of a real model",
+        )
         what = parser.add_argument_group("prompts and arms")
         what.add_argument("--quick", action="store_true", help="few prompts and short answers: a look of some seconds")
         what.add_argument("--families", type=_names, metavar="A,B", help="only these task families")
@@ -48,7 +57,12 @@ class BenchCommand:
         what.add_argument(
             "--lengths", type=_numbers, metavar="N,N", help="fixed draft lengths (default: 1,2,4,8); as --fixed"
         )
-        what.add_argument("--repetitions", type=int, default=9, metavar="N", help="of every run (default: %(default)s)")
+        what.add_argument(
+            "--repetitions",
+            type=int,
+            metavar="N",
+            help=f"of every run (default: {REPETITIONS}; {QUICK_REPETITIONS} with --quick --scale)",
+        )
         what.add_argument(
             "-n", "--max-tokens", type=int, metavar="N", help="tokens of an answer at most (default: 128)"
         )
@@ -66,6 +80,10 @@ class BenchCommand:
             arguments.usage_error("--top-p says what is drawn from: give --temp with it")
         if arguments.plot is not None and (arguments.overhead or arguments.replay is not None):
             arguments.usage_error("--plot draws costs and speed-ups, which this does not measure")
+        if arguments.scale is not None and arguments.replay is not None:
+            arguments.usage_error("--replay runs no model: leave out --scale")
+        if arguments.repetitions is None:
+            arguments.repetitions = QUICK_REPETITIONS if arguments.quick and arguments.scale else REPETITIONS
         from .run import run
 
         return run(arguments)

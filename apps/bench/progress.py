@@ -10,7 +10,7 @@ __all__ = ["progress"]
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
     """Show a bar while the block runs; it redraws only when it is advanced, never during a run."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,8 +21,8 @@ def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     with bar:
         task = bar.add_task(what, total=total)
 
-        def advance() -> None:
-            bar.advance(task)
+        def advance(steps: float = 1) -> None:
+            bar.advance(task, steps)
             bar.refresh()
 
         yield advance

@@ -27,6 +27,7 @@ from .replaying import replay_trace
 from .report import Report
 from .requests import Requests
 from .results import ArmResult, FamilyResult
+from .scaled import scaled_pack
 from .settings import Settings, arms_of
 from .synthetic import SyntheticSource
 from .timed import TimedPair, TimedRuntime
@@ -61,6 +62,8 @@ def run(arguments: Namespace) -> int:
     check_names(arguments.against)
     synthetic = None if arguments.synthetic is None else SyntheticSource(arguments.synthetic, seed=arguments.seed)
     prompts = read_choices(arguments)
+    if arguments.scale is not None:
+        arguments.model = str(scaled_pack(arguments))
     with open_pair(arguments, wrap=TimedRuntime) as pair:
         if not arguments.calibrate:  # a measurement begins afresh, and prompts of a bench are nobody's experience
             pair.keep_experience(None)

@@ -25,6 +25,11 @@ AREAS = {
     "exports": "finished steps of interrupted exports",
     "compare": "exports made for --compare",
     "optimum": "environment of --exporter optimum",
+    "gguf": "GGUF files made of packs for llama.cpp",
+    "scaled": "packs widened by bench --scale",
+    "scratch": "files that llama.cpp reads once",
+    "peers": "what bench --against wrote for other engines",
+    "locks": "locks of running benches",
     "packs": "downloaded packs",
 }
 """Folder → what is in it. Other names in the cache are not ours to clear one by one; --all takes them too."""

@@ -19,9 +19,9 @@ from edgedecode.errors import ExportError, RuntimeUnavailable
 from edgedecode.fields import JsonValue
 from edgedecode.folders import user_cache
 from edgedecode.manifest import Manifest
+from edgedecode.new_folder import check_place
 
 from ..graph.checkpoint import weight_files
-from ..new_folder import check_place
 from ..source import copy_text_files, fetch_model, read_json
 from ..stages import Stages
 

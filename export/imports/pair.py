@@ -8,11 +8,11 @@ from pathlib import Path
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError
 from edgedecode.manifest import Generation, Manifest
+from edgedecode.new_folder import check_place, new_folder
 from edgedecode.noise import POSITIONS
 
 from ..generation import read_generation
 from ..graph.span import LEAST_CONTEXT
-from ..new_folder import check_place, new_folder
 from ..pack_texts import check_tokenizers, copy_licenses, copy_texts, open_template
 from ..proof.checks import CheckTexts
 from ..stages import Stages

@@ -17,6 +17,7 @@ from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError
 from edgedecode.folders import cache_folder
 from edgedecode.manifest import Generation, ModelEntry
+from edgedecode.new_folder import process_runs
 
 from ..generation import read_generation
 from ..graph.onnx import WEIGHTS_FILE
@@ -25,7 +26,6 @@ from ..graph.recipe import UNROUNDED, Recipe
 from ..graph.span import WHOLE, Span
 from ..job import ModelJob
 from ..model import export_model
-from ..new_folder import process_runs
 from ..pack_texts import open_template
 from ..pair import PairRequest, model_job
 from ..proof.checks import opened

@@ -18,8 +18,7 @@ from edgedecode.digests import file_sha256
 from edgedecode.errors import ManifestError
 from edgedecode.hub import is_downloaded
 from edgedecode.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, ModelEntry, TrimEntry
-
-from ..new_folder import process_runs
+from edgedecode.new_folder import process_runs
 
 __all__ = ["HEADS", "Workplace", "check_writable", "remove_trim", "save_entry", "save_trim", "trim_files", "workplace"]
 

@@ -17,7 +17,6 @@ from edgedecode import SessionOptions
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.architectures import ARCHITECTURES
 from edgedecode.export.graph.span import Span
-from edgedecode.export.inflate import inflate_model
 from edgedecode.export.pair import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from edgedecode.manifest import Manifest
@@ -271,20 +270,6 @@ def test_configurations_of_older_files(
     tokens = random_tokens(64)
     expected = framework_logits(folder, tokens)
     assert np.abs(engine_logits(manifest, tmp_path / "pack", tokens) - expected).max() < 1e-3
-
-
-def test_a_fused_model_is_not_inflated(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "model", SHAPES["phi3"])
-    with pytest.raises(ExportError, match="gate and up projection in one matrix"):
-        inflate_model(str(folder), tmp_path / "out", weights_nbytes=10**7, seed=0, stages=Stages())
-
-
-@pytest.mark.parametrize("family", ["gemma3", "qwen3", "smollm3"])
-def test_other_families_are_inflated(family: str, tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "model", SHAPES[family])
-    inflate_model(str(folder), tmp_path / "out", weights_nbytes=10**6, seed=0, stages=Stages())
-    tokens = random_tokens(40)
-    assert np.abs(framework_logits(tmp_path / "out", tokens) - framework_logits(folder, tokens)).max() < 1e-4
 
 
 def test_a_head_that_is_the_embedding_once_more_is_tied(tmp_path: Path) -> None:

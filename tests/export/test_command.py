@@ -48,13 +48,6 @@ def test_the_builders_chatter_is_for_debug(llama: Path, tmp_path: Path, capfd: p
     assert Manifest.load(tmp_path / "pack").models["target"].kernel_noise is None
 
 
-def test_inflate_and_export(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("inflate", llama, "--weights-mb", "0.3", "--out", tmp_path / "big", "--json") == 0
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert report["weights_nbytes"] >= 300_000
-    assert run("export", "--target", tmp_path / "big", "--out", tmp_path / "pack", "--noise-positions", "0") == 0
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -79,13 +72,6 @@ def test_floats_have_no_blocks(bits: str, capsys: pytest.CaptureFixture[str], tm
     assert caught.value.code == 2
     assert f"argument --block-size: float{bits} weights have no blocks" in capsys.readouterr().err
     assert run("export", *words, "--head-bits", "8") == 1  # now for the target
-
-
-def test_inflate_to_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as caught:
-        run("inflate", "x", "--weights-mb", "nan", "--out", tmp_path / "big")
-    assert caught.value.code == 2
-    assert "no positive number" in capsys.readouterr().err
 
 
 def test_a_refusal_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

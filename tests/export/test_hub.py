@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from edgedecode.errors import EdgeDecodeError, ExportError
-from edgedecode.export.inflate import inflate_model
 from edgedecode.export.pair import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from tests.small_tokenizers import byte_fallback
@@ -129,15 +128,7 @@ def test_nothing_large_for_a_refused_pair(name: str, hub: Hub, tmp_path: Path) -
 def test_nothing_at_all_for_a_refused_place(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="is not empty"):
         export(Path("some/target"), tmp_path)
-    with pytest.raises(ExportError, match="is not empty"):
-        inflate_model("some/target", tmp_path, weights_nbytes=400_000, seed=0, stages=Stages())
     assert not hub.calls
-
-
-def test_nothing_large_for_a_refused_inflation(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="already weighs"):
-        inflate_model("some/target", tmp_path / "big", weights_nbytes=1000, seed=0, stages=Stages())
-    assert not hub.weights_asked
 
 
 class Shown:

@@ -16,8 +16,8 @@ import pytest
 
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.weights import Weights
-from edgedecode.export.new_folder import check_place, new_folder
 from edgedecode.manifest import Manifest
+from edgedecode.new_folder import check_place, new_folder
 
 from .conftest import export
 
@@ -42,7 +42,7 @@ def test_a_folder_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.Monkey
         if folder == tmp_path:
             raise OSError(errno.EIO, "the flush of the parent fails")
 
-    monkeypatch.setattr("edgedecode.export.new_folder._flush_folder", flush)
+    monkeypatch.setattr("edgedecode.new_folder._flush_folder", flush)
     with new_folder(tmp_path / "out") as folder:
         (folder / "file").write_text("text")
     assert flushed[-1] == tmp_path

@@ -10,11 +10,11 @@ from edgedecode.adapter_entry import AdapterEntry
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import IncompatiblePair
 from edgedecode.manifest import Generation, Manifest, ModelEntry
+from edgedecode.new_folder import check_place, new_folder
 from edgedecode.noise import POSITIONS
 from edgedecode.pack_files import OutsideFile
 from edgedecode.tokenizer import Tokenizer
 
-from ...new_folder import check_place, new_folder
 from ...pack_texts import TEMPLATE, TOKENIZER
 from ...stages import Stages
 from ..pack import Imported, PackTexts, place_file, write_manifest

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgedecode.errors import ExportError
 
-__all__ = ["check_place", "new_folder", "process_runs"]
+__all__ = ["check_place", "new_folder", "process_runs", "remove_abandoned"]
 
 
 def check_place(out: Path, *, nbytes: int) -> None:
@@ -39,7 +39,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     made = [parent for parent in out.parents if not parent.exists()]
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     try:
-        _remove_abandoned(out)
+        remove_abandoned(out.parent, name=out.name)
         partial.mkdir(parents=True)
         yield partial
         _flush(partial)
@@ -69,9 +69,9 @@ def _existing(folder: Path) -> Path:
     return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
-def _remove_abandoned(out: Path) -> None:
-    """Remove what a killed process left of the same folder."""
-    for folder in out.parent.glob(f".{glob.escape(out.name)}.partial-*"):
+def remove_abandoned(parent: Path, *, name: str | None = None) -> None:
+    """Remove what killed processes left in `parent` of the folder `name`, or of any."""
+    for folder in parent.glob(f".{'*' if name is None else glob.escape(name)}.partial-*"):
         owner = folder.name.rpartition("-")[2]
         if owner.isdecimal() and not process_runs(int(owner)):
             shutil.rmtree(folder, ignore_errors=True)

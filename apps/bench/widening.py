@@ -1,0 +1,265 @@
+"""Widens a model's MLPs with units that change nothing: their output weights are zero, their input weights are not.
+
+Works on the quantized graphs and their one weights file, which is written in a stream. A new unit's gate and up weights
+are drawn with the deviation of the old ones, since zeros may be cheaper to multiply; the scales of its output weights
+are zero, so that its products are exactly zero whatever a kernel does with the values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import lcm
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.errors import CapabilityError
+from edgedecode.onnx_file import ExternalData, GraphFile, Tensor
+
+from .mlps import Mlp, Projection, find_mlps
+
+__all__ = ["Widening"]
+
+_UNITS = 128
+_FINE = 0.01
+"""Units come by 128; by whole blocks where 128 of them would be more than this share of the file."""
+_PAGE, _LINE = 4096, 64
+"""Where tensors begin, as an export has it: large ones at a page, others at a cache line."""
+_CHUNK_NBYTES = 1 << 22
+_VALUE_INFO = 13
+"""The graph's field with the shapes of values between nodes, which change; onnxruntime finds them out itself."""
+_FLOATS: Mapping[int, str] = {1: "<f4", 10: "<f2"}
+_SEED = 0
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """A stretch of the old weights file, in bytes."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """How a tensor grows with each new unit: by rows, or by bytes at the end of every row."""
+
+    rows: int
+    """Rows that are there; a unit adds one, or none where rows get longer."""
+    unit_nbytes: float
+    """Bytes that a unit adds to every row; 0: it adds a row."""
+    fill: bytes
+    """Repeated in what is new; empty: drawn at random."""
+
+    def nbytes(self, old: int, units: int) -> int:
+        """Return the size of the tensor that was `old` bytes."""
+        if self.unit_nbytes:
+            return old + self.rows * round(self.unit_nbytes * units)
+        return old // self.rows * (self.rows + units)
+
+
+class Widening:
+    """A model to widen: its graphs by name, its weights file, and how many layers it has.
+
+    Raises CapabilityError where not every layer has an MLP that can be widened in every graph.
+    """
+
+    def __init__(self, graphs: Mapping[str, GraphFile], weights: Path, *, layers: int, name: str) -> None:
+        self._graphs = graphs
+        self._name = name
+        if not weights.stat().st_size:
+            raise self._foreign("the weights file is empty")
+        self._weights: Bytes = np.memmap(weights, np.uint8, mode="r")
+        self._mlps = {key: find_mlps(graph) for key, graph in graphs.items()}
+        for mlps in self._mlps.values():
+            if len(mlps) != layers:
+                raise CapabilityError(
+                    f"{len(mlps)} of the {layers} MLPs of the {name} can be widened: --scale needs gate, up and down "
+                    f"projections that are three matrices, quantized symmetrically in blocks of 4 or 8 bits"
+                )
+        self._regions = self._find_regions(weights.name)
+        self._growths = self._find_growths()
+
+    @property
+    def parameters_of_unit(self) -> int:
+        """Weights that one more unit in every layer adds."""
+        mlps = next(iter(self._mlps.values()))
+        return sum(sum(side.inputs for side in mlp.sides) + mlp.down.outputs for mlp in mlps)
+
+    def units_for(self, nbytes: int) -> int:
+        """Return how many units every layer gets, so that the weights file comes closest to `nbytes`."""
+        block = lcm(*(mlp.down.block for mlps in self._mlps.values() for mlp in mlps))
+        step = lcm(block, _UNITS)
+        if self.nbytes(step) - self.nbytes(0) > _FINE * nbytes:
+            step = block
+        enough = bisect_left(range(nbytes), nbytes, key=lambda steps: self.nbytes(steps * step))
+        near = (max(0, enough - 1), enough)
+        return step * min(near, key=lambda steps: abs(self.nbytes(steps * step) - nbytes))
+
+    def nbytes(self, units: int) -> int:
+        """Return the size of the weights file with `units` more units in every layer."""
+        return max(place.offset + place.nbytes for place in self._places(units).values())
+
+    def widen_graphs(self, units: int) -> dict[str, bytes]:
+        """Return the graphs' files by name. To be called once: it changes the graphs."""
+        places = self._places(units)
+        return {key: self._widened_graph(graph, self._mlps[key], units, places) for key, graph in self._graphs.items()}
+
+    def write(self, file: BinaryIO, units: int, *, progress: Callable[[int], None]) -> str:
+        """Write the weights file and return its sha256 in hex; `progress` is called with the bytes of each piece."""
+        digest, at = hashlib.sha256(), 0
+        for region, place in self._places(units).items():
+            pieces = self._pieces(region, units, np.random.default_rng((_SEED, region.offset)))
+            for piece in ([bytes(place.offset - at)], pieces):
+                for content in piece:
+                    file.write(content)
+                    digest.update(content)
+                    progress(len(content))
+            at = place.offset + place.nbytes
+        return digest.hexdigest()
+
+    def _places(self, units: int) -> dict[_Region, _Region]:
+        """Return where each region of the old file goes, in the file's order."""
+        places, end = {}, 0
+        for region in self._regions:
+            growth = self._growths.get(region)
+            nbytes = region.nbytes if growth is None else growth.nbytes(region.nbytes, units)
+            alignment = _PAGE if nbytes >= _PAGE else _LINE
+            places[region] = place = _Region(-(-end // alignment) * alignment, nbytes)
+            end = place.offset + nbytes
+        return places
+
+    def _pieces(self, region: _Region, units: int, rng: np.random.Generator) -> Iterator[bytes | memoryview]:
+        """Yield the new content of a region, some megabytes at a time."""
+        old = self._weights[region.offset : region.offset + region.nbytes]
+        growth = self._growths.get(region)
+        if growth is not None and growth.unit_nbytes:
+            yield from _longer_rows(old.reshape(growth.rows, -1), round(growth.unit_nbytes * units), growth.fill)
+            return
+        for start in range(0, len(old), _CHUNK_NBYTES):
+            yield old[start : start + _CHUNK_NBYTES].data
+        if growth is not None:
+            rest = growth.nbytes(region.nbytes, units) - region.nbytes
+            while rest:
+                nbytes = min(rest, _CHUNK_NBYTES)
+                yield growth.fill * (nbytes // len(growth.fill)) if growth.fill else rng.bytes(nbytes)
+                rest -= nbytes
+
+    def _find_regions(self, location: str) -> list[_Region]:
+        found = {
+            self._region(tensor, location)
+            for graph in self._graphs.values()
+            for tensor in graph.initializers.values()
+            if tensor.external is not None
+        }
+        regions = sorted(found, key=lambda region: region.offset)
+        end = 0
+        for region in regions:
+            if region.offset < end or region.offset + region.nbytes > len(self._weights):
+                raise self._foreign(f"tensors overlap or end beyond the file at byte {region.offset}")
+            end = region.offset + region.nbytes
+        return regions
+
+    def _region(self, tensor: Tensor, location: str) -> _Region:
+        external = tensor.external
+        if external is None or external.location != location or not external.length:
+            raise self._foreign(f"the tensor {tensor.name[:60]!r} has no place in {location}")
+        return _place(external)
+
+    def _find_growths(self) -> dict[_Region, _Growth]:
+        growths: dict[_Region, _Growth] = {}
+        for key, mlps in self._mlps.items():
+            for mlp in mlps:
+                for side in mlp.sides:
+                    growths |= self._side_growths(self._graphs[key], side)
+                growths |= self._down_growths(self._graphs[key], mlp.down)
+        return growths
+
+    def _side_growths(self, graph: GraphFile, side: Projection) -> dict[_Region, _Growth]:
+        packed, scales = self._matrix(graph, side)
+        kind = _FLOATS[graph.initializers[side.scales].data_type]
+        fill = np.array(self._deviation(side, packed, scales, kind) / _drawn_deviation(side.bits), kind)
+        return {packed: _Growth(side.outputs, 0, b""), scales: _Growth(side.outputs, 0, fill.tobytes())}
+
+    def _down_growths(self, graph: GraphFile, down: Projection) -> dict[_Region, _Growth]:
+        packed, scales = self._matrix(graph, down)
+        width = np.dtype(_FLOATS[graph.initializers[down.scales].data_type]).itemsize
+        zero = b"\x88" if down.bits == 4 else b"\x80"
+        return {
+            packed: _Growth(down.outputs, down.bits / 8, zero),
+            scales: _Growth(down.outputs, width / down.block, b"\0"),
+        }
+
+    def _matrix(self, graph: GraphFile, projection: Projection) -> tuple[_Region, _Region]:
+        """Return where values and scales lie, their sizes checked."""
+        packed, scales = (graph.initializers.get(name) for name in (projection.packed, projection.scales))
+        if not packed or not scales or not packed.external or not scales.external or scales.data_type not in _FLOATS:
+            raise self._foreign(f"the matrix {projection.packed[:60]!r} is not in the weights file")
+        count = projection.outputs * projection.blocks
+        width = np.dtype(_FLOATS[scales.data_type]).itemsize
+        sizes = packed.external.length, scales.external.length
+        if sizes != (count * projection.block * projection.bits // 8, count * width):
+            raise self._foreign(f"the matrix {projection.packed[:60]!r} has another size than its node")
+        return _place(packed.external), _place(scales.external)
+
+    def _deviation(self, side: Projection, packed: _Region, scales: _Region, kind: str) -> float:
+        """Return the standard deviation of a matrix's weights."""
+        values = self._weights[packed.offset : packed.offset + packed.nbytes].reshape(-1, side.block * side.bits // 8)
+        if side.bits == 4:
+            values = np.concatenate((values & 15, values >> 4), axis=1)
+        raw = self._weights[scales.offset : scales.offset + scales.nbytes]
+        factors = np.frombuffer(raw.tobytes(), kind).astype(np.float32)
+        weights = (values.astype(np.float32) - float(1 << side.bits - 1)) * factors[:, None]
+        return float(weights.std())
+
+    def _widened_graph(self, graph: GraphFile, mlps: list[Mlp], units: int, places: Mapping[_Region, _Region]) -> bytes:
+        for mlp in mlps:
+            for side in mlp.sides:
+                side.node.attributes["N"] = side.outputs + units
+                for name in (side.packed, side.scales):
+                    _grow(graph, name, axis=0, old=side.outputs, new=side.outputs + units)
+            down = mlp.down
+            down.node.attributes["K"] = down.inputs + units
+            for name in (down.packed, down.scales):
+                _grow(graph, name, axis=1, old=down.blocks, new=down.blocks + units // down.block)
+        for name, tensor in graph.initializers.items():
+            if (external := tensor.external) is not None:
+                place = places[_place(external)]
+                moved = ExternalData(external.location, place.offset, place.nbytes)
+                graph.initializers[name] = replace(tensor, external=moved)
+        graph.graph_rest = [(number, field) for number, field in graph.graph_rest if number != _VALUE_INFO]
+        return graph.serialize()
+
+    def _foreign(self, what: str) -> CapabilityError:
+        return CapabilityError(f"the {self._name}'s graphs cannot be widened: {what}")
+
+
+def _place(external: ExternalData) -> _Region:
+    return _Region(external.offset, external.length or 0)
+
+
+def _longer_rows(rows: Bytes, more_nbytes: int, fill: bytes) -> Iterator[bytes]:
+    step = max(1, _CHUNK_NBYTES // (rows.shape[1] + more_nbytes))
+    for start in range(0, len(rows), step):
+        piece = rows[start : start + step]
+        yield np.pad(piece, ((0, 0), (0, more_nbytes)), constant_values=fill[0]).tobytes()
+
+
+def _grow(graph: GraphFile, name: str, *, axis: int, old: int, new: int) -> None:
+    """Change a tensor's dimensions; a tensor that is flat grows as a whole."""
+    tensor = graph.initializers[name]
+    axis = min(axis, len(tensor.dims) - 1)
+    dims = tuple(size // old * new if at == axis else size for at, size in enumerate(tensor.dims))
+    graph.initializers[name] = replace(tensor, dims=dims)
+
+
+def _drawn_deviation(bits: int) -> float:
+    """Return the deviation of integers that are drawn evenly."""
+    return float((((1 << bits) ** 2 - 1) / 12) ** 0.5)

@@ -1,0 +1,183 @@
+"""Reads, changes and writes ONNX graph files without the onnx package. Knows the format, not what nodes compute.
+
+What is not modelled here (value infos, functions, doc strings, subgraphs, …) is kept as its bytes and written back, and
+so is every tensor and value description that was not replaced. Field numbers are those of ONNX's onnx.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .onnx_node import AttributeValue, Node, RawAttribute
+from .onnx_tensor import ExternalData, Tensor
+from .wire_format import Field, add_once, integer_field, message_field, pair_field, read_fields, read_pair, text_field
+
+__all__ = ["AttributeValue", "ExternalData", "GraphFile", "Node", "RawAttribute", "Tensor", "ValueInfo"]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueInfo:
+    """An input or output of the graph: name, element type (ONNX's number) and dimensions.
+
+    A dimension is a size, a name or None (unknown); dims None: of unknown rank, or no tensor at all (elem_type 0).
+    """
+
+    name: str
+    elem_type: int
+    dims: Sequence[int | str | None] | None
+    rest: bytes = field(default=b"", repr=False)
+    """Fields that are not modelled, encoded."""
+    _source: bytes | None = field(default=None, init=False, repr=False, compare=False)
+    """The message that was read; a description made by `replace` has none."""
+
+    @classmethod
+    def parse(cls, data: memoryview) -> ValueInfo:
+        """Read a ValueInfoProto. Raises ValueError for garbled bytes."""
+        name, kind, rest = "", 0, []
+        dims: Sequence[int | str | None] | None = None
+        for item in read_fields(data):
+            if item.number == 1:
+                name = item.text()
+            elif item.number == 2 and (tensor := _tensor_type(item.message())) is not None:
+                kind, dims = _element_and_dims(tensor)
+            else:
+                rest.append(item.encoded)
+        value = cls(name, kind, dims, b"".join(rest))
+        object.__setattr__(value, "_source", bytes(data))
+        return value
+
+    def fields(self) -> list[bytes]:
+        """Return the encoded fields of the ValueInfoProto."""
+        if self._source is not None:
+            return [self._source]
+        parts = [text_field(1, self.name)]
+        if self.elem_type or self.dims is not None:
+            tensor = [integer_field(1, self.elem_type)]
+            if self.dims is not None:
+                tensor.append(message_field(2, [message_field(1, _dimension(size)) for size in self.dims]))
+            parts.append(message_field(2, [message_field(1, tensor)]))
+        return [*parts, self.rest]
+
+
+@dataclass(slots=True)
+class GraphFile:
+    """A model file. Lists and dicts may be changed in place; `serialize` writes what they then hold."""
+
+    nodes: list[Node] = field(default_factory=list)
+    initializers: dict[str, Tensor] = field(default_factory=dict)
+    """By name, which must be the tensor's own."""
+    inputs: list[ValueInfo] = field(default_factory=list)
+    outputs: list[ValueInfo] = field(default_factory=list)
+    opset: dict[str, int] = field(default_factory=dict)
+    """Versions by domain; the standard domain is ''."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    graph_rest: list[tuple[int, bytes]] = field(default_factory=list, repr=False)
+    """The graph's fields that are not modelled: number and encoding."""
+    model_rest: list[tuple[int, bytes]] = field(default_factory=list, repr=False)
+    """The same of the model."""
+    _opset_source: dict[tuple[str, int], bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Entries that were read: the standard domain may be there as '' or left out."""
+
+    @classmethod
+    def parse(cls, data: bytes | memoryview) -> GraphFile:
+        """Read a file's bytes.
+
+        Raises ValueError with a short reason for bytes that are cut off or garbled, and for names that appear twice
+        (initializers, attributes, domains). Takes memory in proportion to the bytes, whatever sizes they claim.
+        """
+        file, graphs = cls(), 0
+        for item in read_fields(memoryview(data).cast("B")):
+            if item.number == 7:
+                graphs += 1
+                file._read_graph(item.message())
+            elif item.number == 8:
+                domain, version = _opset(item)
+                add_once(file.opset, domain, version, what="opset of the domain")
+                file._opset_source[domain, version] = bytes(item.encoded)
+            elif item.number == 14:
+                add_once(file.metadata, *read_pair(item), what="metadata entry")
+            else:
+                file.model_rest.append((item.number, bytes(item.encoded)))
+        if graphs != 1:
+            raise ValueError(f"an ONNX file holds one graph, this one {graphs}")
+        return file
+
+    def serialize(self) -> bytes:
+        """Return the file's bytes."""
+        parts = [*self.model_rest, (7, message_field(7, self._graph()))]
+        for domain, version in self.opset.items():
+            fresh = message_field(8, [text_field(1, domain), integer_field(2, version)])
+            parts.append((8, self._opset_source.get((domain, version), fresh)))
+        parts += [(14, pair_field(14, pair)) for pair in self.metadata.items()]
+        return b"".join(_ordered(parts))
+
+    def _read_graph(self, data: memoryview) -> None:
+        for item in read_fields(data):
+            if item.number == 1:
+                self.nodes.append(Node.parse(item.message()))
+            elif item.number == 5:
+                tensor = Tensor.parse(item.message())
+                add_once(self.initializers, tensor.name, tensor, what="initializer")
+            elif item.number == 11:
+                self.inputs.append(ValueInfo.parse(item.message()))
+            elif item.number == 12:
+                self.outputs.append(ValueInfo.parse(item.message()))
+            else:
+                self.graph_rest.append((item.number, bytes(item.encoded)))
+
+    def _graph(self) -> list[bytes]:
+        parts = [*self.graph_rest, *((1, message_field(1, node.fields())) for node in self.nodes)]
+        for name, tensor in self.initializers.items():
+            assert tensor.name == name, f"the initializer {name!r} is called {tensor.name!r}"
+            parts.append((5, message_field(5, tensor.fields())))
+        for number, values in ((11, self.inputs), (12, self.outputs)):
+            parts += [(number, message_field(number, value.fields())) for value in values]
+        return _ordered(parts)
+
+
+def _ordered(parts: list[tuple[int, bytes]]) -> list[bytes]:
+    """Return encoded fields in the order of their numbers, those of one number in the order given."""
+    return [encoded for _, encoded in sorted(parts, key=lambda part: part[0])]
+
+
+def _opset(item: Field) -> tuple[str, int]:
+    domain, version = "", 0
+    for part in read_fields(item.message()):
+        if part.number == 1:
+            domain = part.text()
+        elif part.number == 2:
+            version = part.integer()
+    return domain, version
+
+
+def _tensor_type(data: memoryview) -> memoryview | None:
+    """Return the tensor type inside a type; None for any other (a sequence, an optional, one with a denotation, …)."""
+    items = list(read_fields(data))
+    return items[0].message() if len(items) == 1 and items[0].number == 1 else None
+
+
+def _element_and_dims(data: memoryview) -> tuple[int, tuple[int | str | None, ...] | None]:
+    kind, dims = 0, None
+    for item in read_fields(data):
+        if item.number == 1:
+            kind = item.integer()
+        elif item.number == 2:
+            dims = tuple(_size(part.message()) for part in read_fields(item.message()) if part.number == 1)
+    return kind, dims
+
+
+def _size(data: memoryview) -> int | str | None:
+    size: int | str | None = None
+    for item in read_fields(data):
+        if item.number == 1:
+            size = item.integer()
+        elif item.number == 2:
+            size = item.text()
+    return size
+
+
+def _dimension(size: int | str | None) -> list[bytes]:
+    if size is None:
+        return []
+    return [text_field(2, size) if isinstance(size, str) else integer_field(1, size)]

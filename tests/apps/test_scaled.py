@@ -1,0 +1,315 @@
+"""`bench --scale`: the widened pack gives the same text, has the size that was asked for, and is made once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgedecode
+from edgedecode import CapabilityError, EdgeDecodeError, InputError, Pair, SamplingOptions, SessionOptions
+from edgedecode.apps.bench import scaled
+from edgedecode.apps.bench.mlps import find_mlps
+from edgedecode.apps.bench.scaled import scaled_pack
+from edgedecode.apps.bench.widening import Widening
+from edgedecode.cli import main
+from edgedecode.digests import check_files
+from edgedecode.hub import BUNDLED_PACK
+from edgedecode.manifest import MANIFEST_NAME, Manifest, ModelEntry
+from edgedecode.memory import Budget
+from edgedecode.onnx_file import GraphFile, Node
+
+PROMPTS = (
+    "Write a story with a frog, a pebble and a harbor.",
+    "77 + 47 =",
+    "What is the capital of France?",
+    "Tell me a short story about a squirrel named Elsa.",
+)
+SIZE = 40_000_000
+
+
+def widen(scale: str = "40MB", *, model: Path | None = None, runtime: str | None = None) -> Path:
+    return scaled_pack(Namespace(scale=scale, model=model, runtime=runtime))
+
+
+def load(pack: Path | None, **options: object) -> Pair:
+    return edgedecode.load(pack, runtime="onnx", threads=1, **options)  # type: ignore[arg-type]
+
+
+def answers(pair: Pair, **options: object) -> list[str]:
+    found = []
+    for prompt in PROMPTS:
+        with pair.session(SessionOptions(sampling=SamplingOptions(temperature=0), **options)) as session:
+            found.append(session.generate(prompt, max_tokens=48).text)
+    return found
+
+
+def logits(pair: Pair) -> np.ndarray:
+    tokens = [token for prompt in PROMPTS for token in pair.tokenizer.encode(prompt)]
+    state = pair.target.new_state(len(tokens))
+    rows = pair.target.forward(tokens, state, rows="all").logits.copy()
+    state.close()
+    return rows
+
+
+@pytest.fixture(scope="module")
+def module_cache(pack: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    del pack
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def wide(module_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The bundled pack at 40 MB, made by the first test that asks."""
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(module_cache))
+    return widen()
+
+
+@pytest.fixture
+def cache(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh cache; nothing but whole packs may be left in it."""
+    del pack
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+    folder = tmp_path / "cache" / "scaled"
+    assert [path for path in (folder.iterdir() if folder.is_dir() else ()) if path.name.startswith(".")] == []
+
+
+def test_the_text_is_the_same(wide: Path) -> None:
+    with load(None) as own, load(wide) as larger:
+        for options in ({"drafter": "none"}, {"drafter": "model", "draft_max": 4}):
+            assert answers(larger, **options) == answers(own, **options)
+        before, after = logits(own), logits(larger)
+    assert np.array_equal(before.argmax(-1), after.argmax(-1))
+    assert np.abs(before - after).max() < 0.02  # sums in another order
+
+
+def test_other_graphs_are_widened_too(wide: Path) -> None:
+    with load(None, kv_type="int8") as own, load(wide, kv_type="int8") as larger:
+        assert np.array_equal(logits(own).argmax(-1), logits(larger).argmax(-1))
+    with load(None) as own, load(wide) as larger:
+        for drafter in ("trim", "chain"):
+            assert answers(larger, drafter=drafter, draft_max=2) == answers(own, drafter=drafter, draft_max=2)
+
+
+def test_the_sizes_are_what_was_asked_for(wide: Path) -> None:
+    manifest, own = Manifest.load(wide), Manifest.load(BUNDLED_PACK)
+    check_files(manifest, wide, full=True)
+    assert abs(manifest.weights_nbytes("target") / SIZE - 1) < 0.02
+    assert abs(manifest.weights_nbytes("draft") / (SIZE / 10) - 1) < 0.02
+    for role, entry in manifest.models.items():
+        grown = manifest.weights_nbytes(role) - own.weights_nbytes(role)
+        parameters = entry.parameters - own.models[role].parameters
+        assert 1.1 < grown / parameters < 1.15  # 8 bits, and a float for each block of 32
+        assert "lora" not in entry.graphs
+        assert (entry.gguf_plan, entry.equality) == ("", None)
+        assert entry.kernel_noise == own.models[role].kernel_noise
+
+
+def test_a_size_that_the_draft_has_already_leaves_it_alone(cache: Path) -> None:
+    manifest, own = Manifest.load(widen("20MB")), Manifest.load(BUNDLED_PACK)
+    assert abs(manifest.weights_nbytes("target") / 20e6 - 1) < 0.02
+    assert manifest.files["draft/weights.bin"] == own.files["draft/weights.bin"]
+
+
+def test_new_units_are_drawn_and_weigh_nothing(wide: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(wide / "target" / "base.onnx")
+    values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    name = "model.layers.3.mlp.{}_proj.{}"
+    for side in ("gate", "up"):
+        packed = values[name.format(side, "packed")].astype(np.float32) - 128
+        weights = packed * values[name.format(side, "scales")][..., None]
+        assert 0.98 < weights[768:].std() / weights[:768].std() < 1.02
+    blocks = 768 // 32
+    assert (values[name.format("down", "packed")][:, blocks:] == 128).all()
+    assert not values[name.format("down", "scales")][:, blocks:].any()
+    assert values[name.format("down", "scales")][:, :blocks].all()
+
+
+def test_it_is_made_once(wide: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(scaled, "_make", None)
+    assert widen() == wide
+    assert "Widened to 40 MB" in capsys.readouterr().out
+
+
+def test_a_damaged_one_is_made_again(cache: Path) -> None:
+    folder = widen("20MB")
+    (folder / "target" / "weights.bin").write_bytes(b"")
+    assert widen("20MB") == folder
+    check_files(Manifest.load(folder), folder, full=True)
+
+
+def test_an_interrupted_one_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Widening, "widen_graphs", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            widen("20MB")
+    assert list((cache / "scaled").iterdir()) == []
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    (cache / "scaled" / f".some.partial-{killed.pid}").mkdir()
+    folder = widen("20MB")
+    assert list((cache / "scaled").iterdir()) == [folder]
+
+
+def _interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Return the one line with which `bench --scale` ends."""
+    assert main(["bench", "--runtime", "onnx", "--quick", *words]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("edgedecode: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def test_what_cannot_be_is_one_line(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "less than the target's own 11.8 MB" in refusal(capsys, "--scale", "11MB")
+    assert "is no size" in refusal(capsys, "--scale", "large")
+    with monkeypatch.context() as patch:
+        patch.setattr(Widening, "write", _full)
+        assert "the disk became full" in refusal(capsys, "--scale", "20MB")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: Namespace(free=1000))
+        assert "make room" in refusal(capsys, "--scale", "20MB")
+    with monkeypatch.context() as patch:
+        (tmp_path / "file").write_text("")
+        patch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file"))
+        assert "cannot be written: set EDGEDECODE_CACHE" in refusal(capsys, "--scale", "20MB")
+    with pytest.raises(CapabilityError, match="leave out --runtime llama"):
+        widen("20MB", runtime="llama")
+    with pytest.raises(SystemExit):
+        main(["bench", "--scale", "20MB", "--replay", "trace.jsonl"])
+
+
+def test_bench_measures_the_widened_pack(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--families", "edit", "--repetitions", "1", "-n", "4", "--json", "--runtime", "onnx"]
+    assert main(["bench", "--quick", "--scale", "20MB", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "Widened to 20 MB with MLP units whose output weights are zero: same text, the cost of a real model."
+    )
+    figures = json.loads(lines[-1])
+    assert "demo, widened to 20 MB" in figures["conditions"]["pack"]
+    assert [family["prompts"] for family in figures["families"]] == [1]
+    assert main(["cache", "show"]) == 0
+    assert "packs widened by bench --scale" in capsys.readouterr().out
+    assert main(["cache", "clear", "--scaled"]) == 0
+    assert not (cache / "scaled").exists()
+
+
+def test_it_needs_numpy_and_onnxruntime_alone(wide: Path) -> None:
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys(("onnx", "onnx_ir", "torch", "transformers")))
+from argparse import Namespace
+from edgedecode.apps.bench.scaled import scaled_pack
+scaled_pack(Namespace(scale="13MB", model={str(BUNDLED_PACK)!r}, runtime=None))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("bits", "block"), [(4, 32), (4, 128), (8, 128)])
+def test_toys_of_other_schemes_keep_their_logits(bits: int, block: int, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from tests.contract.conftest import open_entry
+    from tests.contract.toy_graph import ToyShape, write_toy
+
+    shape = ToyShape(bits=bits, block=block, mlp=256, hidden=128, head_size=32, graphs=("base", "kv8"))
+    entry = write_toy(tmp_path / "own", shape)
+    larger = widened_toy(entry, tmp_path, nbytes=1_500_000)
+    assert abs((tmp_path / "larger" / "weights.bin").stat().st_size / 1_500_000 - 1) < 0.02
+    tokens = [int(token) for token in np.random.default_rng(1).integers(0, shape.rows, 100)]
+    for needs in ((), ("kv:int8",)):
+        rows = []
+        for folder, opened in (("own", entry), ("larger", larger)):
+            model = open_entry(opened, tmp_path / folder, budget=Budget(), needs=needs)
+            state = model.new_state(len(tokens))
+            rows.append(model.forward(tokens, state, rows="all").logits.copy())
+            state.close()
+            model.close()
+        assert np.abs(rows[0] - rows[1]).max() < 1e-3 * rows[0].std()
+
+
+def widened_toy(entry: ModelEntry, folder: Path, *, nbytes: int) -> ModelEntry:
+    paths = {name: folder / "own" / graph.file for name, graph in entry.graphs.items()}
+    graphs = {name: GraphFile.parse(path.read_bytes()) for name, path in paths.items()}
+    widening = Widening(graphs, folder / "own" / entry.weights, layers=entry.layers, name="target")
+    units = widening.units_for(nbytes)
+    assert units > 0
+    (folder / "larger").mkdir()
+    written: list[int] = []
+    with (folder / "larger" / entry.weights).open("wb") as file:
+        widening.write(file, units, progress=written.append)
+        assert file.tell() == sum(written) == widening.nbytes(units)
+    for name, content in widening.widen_graphs(units).items():
+        (folder / "larger" / entry.graphs[name].file).write_bytes(content)
+    return replace(entry, parameters=entry.parameters + units * widening.parameters_of_unit)
+
+
+def test_models_without_such_mlps_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from tests.contract.toy_graph import ToyShape, write_toy
+
+    floats = write_toy(tmp_path, ToyShape())
+    graphs = {"base": GraphFile.parse((tmp_path / "base.onnx").read_bytes())}
+    with pytest.raises(CapabilityError, match="0 of the 2 MLPs of the target can be widened"):
+        Widening(graphs, tmp_path / floats.weights, layers=2, name="target")
+
+
+def test_one_matrix_for_gate_and_up_is_no_such_mlp() -> None:
+    sizes = {"K": 64, "N": 256, "bits": 8, "block_size": 32}
+    graph = GraphFile(
+        nodes=[
+            Node("MatMulNBits", inputs=["x", "w", "s"], outputs=["both"], attributes={**sizes}),
+            Node("Split", inputs=["both"], outputs=["gate", "up"]),
+            Node("Sigmoid", inputs=["gate"], outputs=["sigmoid"]),
+            Node("Mul", inputs=["gate", "sigmoid"], outputs=["silu"]),
+            Node("Mul", inputs=["silu", "up"], outputs=["product"]),
+            Node("MatMulNBits", inputs=["product", "v", "t"], outputs=["y"], attributes={**sizes, "K": 128, "N": 64}),
+        ]
+    )
+    assert find_mlps(graph) == []
+    graph.nodes[1:2] = [
+        Node("MatMulNBits", inputs=["x", "w", "s"], outputs=[name], attributes={**sizes, "N": 128})
+        for name in ("gate", "up")
+    ]
+    assert [mlp.units for mlp in find_mlps(graph)] == [128]
+
+
+def test_broken_graphs_and_packs_are_one_error(cache: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(BUNDLED_PACK, copy)
+    value = json.loads((copy / MANIFEST_NAME).read_text())
+    (copy / "draft" / "base.onnx").write_bytes(b"\x3a\xff")
+    value["files"]["draft/base.onnx"] = {"nbytes": 2, "sha256": _sha256(b"\x3a\xff")}
+    (copy / MANIFEST_NAME).write_text(json.dumps(value))
+    with pytest.raises(EdgeDecodeError, match="a graph of the draft cannot be read"):
+        widen("20MB", model=copy)
+    with pytest.raises(InputError):
+        widen("20", model=copy)
+
+
+def _sha256(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
