@@ -64,6 +64,7 @@ def rows(size: int, *, generator: np.random.Generator) -> Iterator[FloatArray]:
     for scale in (0.01, 2.5, 30.0, 1e10):
         yield (scale * normal).astype(np.float32)
     yield np.round(normal).astype(np.float32)  # ties
+    yield (np.round(3 * normal) * math.log(2)).astype(np.float32)  # weights that are powers of 2: exact shares
     yield np.full(size, generator.standard_normal(), np.float32)
     yield (normal * 1e-42).astype(np.float32)  # subnormal
     yield (np.sign(normal) * 3.4e38).astype(np.float32)

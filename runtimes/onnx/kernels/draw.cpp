@@ -205,7 +205,7 @@ template <Measure MEASURE>
 INLINE float cut(const float* values, int64_t count, uint64_t enough, float low, float top, float* spare,
                  uint64_t* bins) {
     int32_t low_key = sortable(low), top_key = sortable(top);
-    while (low_key != top_key) {
+    while (count > 1 && low_key != top_key) {
         const unsigned shift = shift_for(low_key, top_key);
         fill_bins<MEASURE>(values, count, low_key, top_key, shift, bins);
         uint32_t bin = 0;
