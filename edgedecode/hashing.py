@@ -38,24 +38,38 @@ def exponentials(key: int, ids: IntArray) -> _Doubles:
     return np.negative(_logarithm(_uniforms(_hashes(key, ids))))
 
 
-def first_arrivals(key: int, ids: IntArray, rates: npt.NDArray[np.floating], *, count: int = 1) -> list[int]:
+def first_arrivals(key: int, ids: IntArray | None, rates: npt.NDArray[np.floating], *, count: int = 1) -> list[int]:
     """Return the indices of the first `count` arrivals, in order, where id i takes exponential(i) / rate(i).
 
     The first is a draw from the distribution proportional to `rates` (the arg-max of log rate + Gumbel noise), all of
-    them are draws without replacement. Of equal arrivals the smaller index comes first. rates: positive, of any sum.
+    them are draws without replacement. Of equal arrivals the smaller index comes first. ids: None: the indices.
+    rates: positive, of any sum.
     """
-    bounds = np.empty(len(ids))
-    for start in range(0, len(ids), _PIECE):  # an exponential, -log u, is above 1 - u, which is much cheaper
-        piece = slice(start, start + _PIECE)
-        np.divide(_uniforms(~_hashes(key, ids[piece])), rates[piece], out=bounds[piece])
-    likely = np.arange(len(ids))
+    likely, times = np.empty(0, np.int64), np.empty(0)
+    for start in range(0, len(rates), _PIECE):
+        piece = rates[start : start + _PIECE].astype(np.float64)
+        known = np.arange(start, start + len(piece)) if ids is None else ids[start : start + _PIECE]
+        limit = times[-1] if len(times) == count else np.inf
+        near, arrived = _arrivals(key, known, piece, count=count, limit=limit)
+        if len(near):
+            likely, times = np.concatenate((likely, start + near)), np.concatenate((times, arrived))
+            first = np.argsort(times, kind="stable")[:count]
+            likely, times = likely[first], times[first]
+    found: list[int] = likely.tolist()
+    return found
+
+
+def _arrivals(key: int, ids: IntArray, rates: _Doubles, *, count: int, limit: float) -> tuple[IntArray, _Doubles]:
+    """Return places, ascending, and times of those that may be among the first `count`, or arrive by `limit`."""
+    bounds = _uniforms(~_hashes(key, ids))  # an exponential, -log u, is above 1 - u, which is much cheaper
+    bounds /= rates
     if count < len(ids):
         lowest = np.argpartition(bounds, count - 1)[:count] if count > 1 else np.array([bounds.argmin()])
-        last = (exponentials(key, ids[lowest]) / rates[lowest]).max()
-        likely = np.flatnonzero(bounds <= last * _MARGIN)
-    times = exponentials(key, ids[likely]) / rates[likely]
-    found: list[int] = likely[np.argsort(times, kind="stable")[:count]].tolist()
-    return found
+        if bounds[lowest].min() > limit * _MARGIN:
+            return lowest[:0], bounds[:0]
+        limit = min(limit, float((exponentials(key, ids[lowest]) / rates[lowest]).max()))
+    near = np.flatnonzero(bounds <= limit * _MARGIN)
+    return near, exponentials(key, ids[near]) / rates[near]
 
 
 def _hashes(key: int, ids: IntArray) -> npt.NDArray[np.uint64]:

@@ -18,8 +18,8 @@ from edgedecode.weights import (
     damaged_logits,
     exponent_scale,
     largest,
-    masses,
     penalised,
+    total_mass,
     unnormalised,
     weighted,
 )
@@ -105,7 +105,7 @@ class NumpyRowDraw:
         top = row[best]
         if not np.isfinite(top):
             raise damaged_logits()
-        mass = int(masses(unnormalised(row, top, exponent_scale(1.0))).sum()) - int(MASS_UNIT)
+        mass = total_mass(unnormalised(row, top, exponent_scale(1.0))) - int(MASS_UNIT)
         second = max(row[:best].max(initial=-np.inf), row[best + 1 :].max(initial=-np.inf))
         return Leading(best, mass / MASS_UNIT, float(top) - float(second))
 
@@ -118,5 +118,6 @@ class NumpyRowDraw:
             index = largest(row)
             return index if ids is None else int(ids[index])
         indices, weights = weighted(row, options)
-        drawn = indices if ids is None else ids[indices]
-        return int(drawn[first_arrivals(key, drawn, weights)[0]]) if len(drawn) > 1 else int(drawn[0])
+        drawn = indices if ids is None else ids if indices is None else ids[indices]
+        place = first_arrivals(key, drawn, weights)[0] if len(weights) > 1 else 0
+        return place if drawn is None else int(drawn[place])

@@ -197,7 +197,7 @@ class Sampler:
         ids, weights = weighted(logits, self.options)
         p = weights.astype(np.float64)
         p /= p.sum()
-        return Probs(ids, p)
+        return Probs(np.arange(len(p)) if ids is None else ids, p)
 
     def _allowed(self, logits: FloatArray, path: Sequence[int], ids: IntArray | None) -> FloatArray:
         allowed = self._mask(path) if self._mask is not None else None

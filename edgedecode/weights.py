@@ -18,7 +18,17 @@ from edgedecode.types import FloatArray, IntArray
 if TYPE_CHECKING:
     from edgedecode.sampling import SamplingOptions
 
-__all__ = ["damaged_logits", "exponent_scale", "largest", "masses", "penalised", "unnormalised", "weighted"]
+__all__ = [
+    "MASS_UNIT",
+    "damaged_logits",
+    "exponent_scale",
+    "largest",
+    "masses",
+    "penalised",
+    "total_mass",
+    "unnormalised",
+    "weighted",
+]
 
 MASS_UNIT = 2.0**40
 _PIECE = 16384
@@ -65,8 +75,10 @@ def penalised(logits: FloatArray, seen: IntArray, penalty: float) -> FloatArray:
     return result
 
 
-def weighted(logits: FloatArray, options: SamplingOptions) -> tuple[IntArray, FloatArray]:
+def weighted(logits: FloatArray, options: SamplingOptions) -> tuple[IntArray | None, FloatArray]:
     """Return the indices that may be drawn, ascending, and their weights, which are positive and do not sum to 1.
+
+    None stands for all indices.
 
     Indices that tie with the last one of top-k or top-p are kept. Raises CapabilityError for a NaN, or where the
     largest logit is infinite.
@@ -84,6 +96,8 @@ def weighted(logits: FloatArray, options: SamplingOptions) -> tuple[IntArray, Fl
     floor = np.float32(options.min_p)
     if options.top_p < 1:
         floor = max(floor, _nucleus_floor(weights, options.top_p))
+    if floor <= 0 and weights.all():
+        return indices, weights
     kept = np.flatnonzero(weights >= floor) if floor > 0 else np.flatnonzero(weights)
     return (kept if indices is None else indices[kept]), weights[kept]
 
@@ -91,11 +105,20 @@ def weighted(logits: FloatArray, options: SamplingOptions) -> tuple[IntArray, Fl
 def unnormalised(logits: FloatArray, top: np.float32, scale: np.float32) -> FloatArray:
     """Return 2**((logit - top) * scale) for logits up to `top`, as float32; 0 below 2**-125."""
     weights = np.empty(len(logits), np.float32)
+    spare = np.empty((3, min(_PIECE, len(logits))), np.float32)
     with np.errstate(over="ignore"):  # infinitely far below the top is far enough
         for start in range(0, len(logits), _PIECE):
-            piece = slice(start, start + _PIECE)
-            weights[piece] = _powers((logits[piece] - top) * scale)
+            piece = logits[start : start + _PIECE]
+            exponents, rounded, f = spare[:, : len(piece)]
+            np.subtract(piece, top, out=exponents)
+            exponents *= scale
+            _powers(exponents, rounded, f, out=weights[start : start + _PIECE])
     return weights
+
+
+def total_mass(weights: FloatArray) -> int:
+    """Return the sum of the weights' masses."""
+    return sum(int(masses(weights[start : start + _PIECE]).sum()) for start in range(0, len(weights), _PIECE))
 
 
 def masses(weights: FloatArray) -> npt.NDArray[np.int64]:
@@ -105,25 +128,30 @@ def masses(weights: FloatArray) -> npt.NDArray[np.int64]:
     return np.rint(units, out=units).astype(np.int64)
 
 
-def _powers(exponents: FloatArray) -> FloatArray:
-    """Return 2**exponent for exponents up to 0, to within 1.0e-7 of it."""
-    there = exponents >= _LEAST_EXPONENT
-    exponents = np.where(there, exponents, np.float32(0))
-    rounded = exponents + _ROUNDER
-    f = exponents - (rounded - _ROUNDER)
-    power = np.full_like(f, _COEFFICIENTS[0])
-    for coefficient in (*_COEFFICIENTS[1:], np.float32(1)):
-        power *= f
-        power += coefficient
-    bits = power.view(np.uint32)
-    bits += (rounded.view(np.uint32) - _ROUNDER_BITS) << _23
-    power *= there
-    return power
+def _powers(exponents: FloatArray, rounded: FloatArray, f: FloatArray, *, out: FloatArray) -> None:
+    """Write 2**exponent for exponents up to 0, to within 1.0e-7 of it; the other three arrays are overwritten."""
+    gone = exponents < _LEAST_EXPONENT if exponents.min() < _LEAST_EXPONENT else None
+    if gone is not None:
+        exponents[gone] = 0
+    np.add(exponents, _ROUNDER, out=rounded)
+    np.subtract(rounded, _ROUNDER, out=f)
+    np.subtract(exponents, f, out=f)
+    np.multiply(f, _COEFFICIENTS[0], out=out)
+    for coefficient in _COEFFICIENTS[1:]:
+        out += coefficient
+        out *= f
+    out += np.float32(1)
+    bits, shifts = out.view(np.uint32), rounded.view(np.uint32)
+    shifts -= _ROUNDER_BITS
+    shifts <<= _23
+    bits += shifts
+    if gone is not None:
+        out[gone] = 0
 
 
 def _nucleus_floor(weights: FloatArray, top_p: float) -> np.float32:
     """Return the smallest weight inside the nucleus: of the fewest likeliest indices whose share reaches `top_p`."""
-    total = sum(int(masses(weights[start : start + _PIECE]).sum()) for start in range(0, len(weights), _PIECE))
+    total = total_mass(weights)
     enough = max(1, int(top_p * float(total)))
     # Weights below an even share of what may be left out are, together, less than that.
     share = (total - enough) / len(weights) / MASS_UNIT * (1 - 2.0**-20) - 1 / MASS_UNIT

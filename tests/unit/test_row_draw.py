@@ -72,6 +72,7 @@ def test_the_nucleus_is_the_fewest_likeliest_with_ties(size: int, top_p: float) 
         wanted = top_p * float(every.sum())
         least = weights.min()
         inside = unnormalised(row, row.max(), exponent_scale(1.0)) >= least
+        indices = np.arange(size) if indices is None else indices
         assert indices.tolist() == np.flatnonzero(inside).tolist()
         assert every[inside].sum() >= math.floor(wanted)
         assert every[indices[weights > least]].sum() < wanted or len(indices) == 1
