@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edgedecode.errors import CapabilityError
-from edgedecode.row_draw import NumpyRowDraw
+from edgedecode.memory import Budget
+from edgedecode.options import SessionOptions
+from edgedecode.pair import Pair
+from edgedecode.row_draw import Leading, NumpyRowDraw, RowDraw
 from edgedecode.runtimes.onnx.kernels.draw import INSTRUCTION_SETS, NativeRowDraw
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
+from edgedecode.testing import TableRuntime, byte_tokenizer, toy_pair, toy_tables
 from edgedecode.types import FloatArray, IntArray
 
 ROOT = Path(__file__).parents[2]
@@ -216,3 +221,41 @@ def test_helpers_of_several_threads_do_not_disturb_each_other(library: ctypes.CD
 
 def test_unknown_instruction_sets_are_refused(library: ctypes.CDLL) -> None:
     assert not NativeRowDraw(library).force("sse9")
+
+
+@pytest.mark.parametrize("sampling", [SamplingOptions(), SamplingOptions(0.9, 0, 0.9, repetition_penalty=1.1)], ids=str)
+def test_a_session_uses_what_the_runtime_brings(library: ctypes.CDLL, sampling: SamplingOptions) -> None:
+    """The target's rows and the draft's, and the budget is charged; the text is that of numpy."""
+    draws: list[int] = []
+
+    class Counting(NativeRowDraw):
+        def draw(self, row: FloatArray, *arguments: Any, **more: Any) -> int:
+            draws.append(len(row))
+            return super().draw(row, *arguments, **more)
+
+        def leading(self, row: FloatArray) -> Leading:
+            draws.append(0)
+            return super().leading(row)
+
+    class Bringing(TableRuntime):
+        def row_draw(self) -> RowDraw:
+            return Counting(library)
+
+    def said(runtime: TableRuntime) -> tuple[tuple[int, ...], int]:
+        plain = toy_pair()
+        pair = Pair(plain.manifest, Path(), tokenizer=plain.tokenizer, runtime=runtime, budget=Budget())
+        with pair, pair.session(SessionOptions(sampling=sampling, seed=5, drafter="model", draft_max=3)) as session:
+            session.generate("hello", max_tokens=60)
+            charged = next(lease.nbytes for lease in pair.budget.leases if lease.name == "sampling")
+            assert session.stats.accepted > 0
+            return session.tokens, charged
+
+    size = byte_tokenizer().size
+    target = toy_tables(size, seed=0)
+    tables = {"target": target, "draft": toy_tables(size, seed=1, scale=0.5, near=target)}
+    tokens, charged = said(Bringing(tables))
+    count = len(draws)
+    assert count > 60
+    expected, without = said(TableRuntime(tables))
+    assert (tokens, charged - without) == (expected, NativeRowDraw(library).scratch_nbytes(size))
+    assert len(draws) == count
