@@ -466,6 +466,7 @@ COPY(avx512, __attribute__((target(WIDE))))
                       : FUNCTION##_plain(__VA_ARGS__))
 
 bool offers(Isa isa) {
+    __builtin_cpu_init();  // asked when the library is loaded: its own initialisation may come later
     if (isa == AVX512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
