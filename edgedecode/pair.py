@@ -31,6 +31,7 @@ from edgedecode.options import TREE, SessionOptions
 from edgedecode.pack_adapters import PackAdapters
 from edgedecode.protocols import DrafterSource, LanguageModel, Runtime
 from edgedecode.registry import find_drafter, find_runtime
+from edgedecode.row_draw import RowDraw, row_draw_of
 from edgedecode.session import Session
 from edgedecode.tokenizer import Tokenizer
 from edgedecode.types import AdapterUse
@@ -198,8 +199,7 @@ class Pair:
             return ("model",) if has_draft else ("ngram",)
         if not has_draft:
             return ALONE
-        names = (*self._heads, *SCHEDULED)
-        return (*names, "recycle", TREE) if branching else names
+        return (*self._heads, *SCHEDULED, *(("recycle", TREE) if branching else ()))
 
     def draft_max(self, options: SessionOptions) -> int:
         """Return the longest draft these options mean; a fixed length where `options.fixed`."""
@@ -216,6 +216,10 @@ class Pair:
         if name not in self._sources:
             self._sources[name] = find_drafter(name)
         return self._sources[name]
+
+    def row_draw(self) -> RowDraw:
+        """Return a new helper that draws tokens from rows of logits, for one session."""
+        return row_draw_of(self._engine)
 
     def add_drafter_source(self, source: DrafterSource) -> None:
         """Let sessions name a drafter that no entry point names; the pair closes its source."""

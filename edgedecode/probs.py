@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Exponentials", "Probs"]
-
-Exponentials = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]
-"""ids → an exponential of mean 1 for each, the same whenever it is asked for."""
-_PIECE = 8192
+__all__ = ["Probs"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,27 +40,6 @@ class Probs:
             return int(self.ids[0])
         index = int(np.searchsorted(np.cumsum(self.p), uniform, side="right"))
         return int(self.ids[min(index, len(self.ids) - 1)])
-
-    def race(self, exponentials: Exponentials) -> int:
-        """Return the first arrival, where id i takes exponentials(ids)[i] / p[i]: a draw from this distribution.
-
-        The same as the arg-max of log p + Gumbel noise. Near distributions with the same noise mostly draw the same id.
-        """
-        winner, first = 0, np.inf
-        for start in range(0, len(self.ids), _PIECE):  # pieces stay in the cache: a quarter of the time at 152,000 ids
-            arrivals = exponentials(self.ids[start : start + _PIECE])
-            arrivals /= self.p[start : start + _PIECE]
-            best = int(arrivals.argmin())
-            if arrivals[best] < first:
-                winner, first = start + best, arrivals[best]
-        return int(self.ids[winner])
-
-    def arrivals(self, exponentials: Exponentials, *, count: int) -> list[int]:
-        """Return the first arrivals of the `race`, in order, at most `count`: draws without replacement."""
-        times = exponentials(self.ids) / self.p
-        first = np.argpartition(times, count - 1)[:count] if count < len(times) else np.arange(len(times))
-        ranked: list[int] = self.ids[first[np.argsort(times[first], kind="stable")]].tolist()
-        return ranked
 
     def of(self, token: int) -> float:
         """Return the probability of one token."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from edgedecode.row_draw import NumpyRowDraw, RowDraw
 from edgedecode.types import WHOLE, AdapterUse, Draft, LowRank, ModelCard, Output, Plan, RowRequest, Signals
 
 if TYPE_CHECKING:
@@ -145,18 +146,18 @@ class UniformSource(Protocol):
 
 
 class NoiseSource(UniformSource, Protocol):
-    """A stream of uniforms that also draws whole tokens, one per position."""
+    """A stream of uniforms that also has noise per id, a position for each token."""
 
-    def draw(self, probs: Probs) -> int:
-        """Draw a token with the current position's noise and advance."""
+    def take(self) -> int:
+        """Return the key of the current position's noise per id, and advance."""
         ...
 
 
 class SharedNoise(Protocol):
     """The noise of a stream as a function of the position: whoever asks consumes nothing."""
 
-    def draw_at(self, probs: Probs, position: int) -> int:
-        """Return the token that this position's noise draws from `probs`."""
+    def key_at(self, position: int) -> int:
+        """Return the key of this position's noise per id, for `Sampler.draw`."""
         ...
 
     def ranked_at(self, probs: Probs, position: int, *, count: int) -> list[int]:
@@ -221,6 +222,8 @@ class DraftSetting:
     """Whether outputs may be kept on disk, in the user's cache."""
     tree: bool = False
     """Whether trees are wanted, and the target reads them."""
+    row_draw: RowDraw = field(default_factory=NumpyRowDraw)
+    """What draws a token from a row of logits."""
     opened: Mapping[str, Drafter] = field(default_factory=dict)
     """The session's drafters that are open already, by name: one that is made of others uses these."""
 

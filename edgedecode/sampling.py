@@ -12,11 +12,13 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.errors import CapabilityError, InputError
-from edgedecode.hashing import exponentials, mixed
+from edgedecode.errors import InputError
+from edgedecode.hashing import first_arrivals, mixed
 from edgedecode.manifest import Generation
 from edgedecode.probs import Probs
-from edgedecode.types import FloatArray
+from edgedecode.row_draw import NumpyRowDraw, RowDraw
+from edgedecode.types import FloatArray, IntArray
+from edgedecode.weights import largest, penalised, weighted
 
 __all__ = ["Mask", "Noise", "Sampler", "SamplingOptions"]
 
@@ -101,34 +103,43 @@ class Noise:
         self.position += 1
         return uniform
 
-    def draw(self, probs: Probs) -> int:
-        """Draw a token with the current position's noise and advance."""
-        token = self.draw_at(probs, self.position)
+    def take(self) -> int:
+        """Return the key of the current position's noise per id, and advance."""
         self.position += 1
-        return token
+        return self.key_at(self.position - 1)
+
+    def key_at(self, position: int) -> int:
+        """Return the key of this position's noise per id; nothing is consumed."""
+        return mixed(self._hash_key + position)
 
     def draw_at(self, probs: Probs, position: int) -> int:
         """Return the token that this position's noise draws from `probs`; nothing is consumed."""
-        if len(probs.ids) == 1:
-            return int(probs.ids[0])
-        key = mixed(self._hash_key + position)
-        return probs.race(lambda ids: exponentials(key, ids))
+        return self.ranked_at(probs, position, count=1)[0]
 
     def ranked_at(self, probs: Probs, position: int, *, count: int) -> list[int]:
         """Return what this position's noise would draw first, then without that, and so on; at most `count` tokens."""
-        if len(probs.ids) == 1:
-            return [int(probs.ids[0])]
-        key = mixed(self._hash_key + position)
-        return probs.arrivals(lambda ids: exponentials(key, ids), count=count)
+        ranked: list[int] = probs.ids[first_arrivals(self.key_at(position), probs.ids, probs.p, count=count)].tolist()
+        return ranked
 
 
 class Sampler:
-    """Turns logits into `Probs` for one sequence; knows which ids the sequence already holds."""
+    """Turns logits into tokens, or into `Probs`, for one sequence; knows which ids the sequence already holds.
 
-    __slots__ = ("_count", "_known", "_length", "_mask", "_seen", "options", "vocabulary_size")
+    row_draw: what draws a token from a row; None: numpy.
+    """
 
-    def __init__(self, options: SamplingOptions, *, vocabulary_size: int, mask: Mask | None = None) -> None:
+    __slots__ = ("_count", "_known", "_length", "_mask", "_row_draw", "_seen", "options", "vocabulary_size")
+
+    def __init__(
+        self,
+        options: SamplingOptions,
+        *,
+        vocabulary_size: int,
+        mask: Mask | None = None,
+        row_draw: RowDraw | None = None,
+    ) -> None:
         self.options = options
+        self._row_draw = row_draw or NumpyRowDraw()
         self.vocabulary_size = vocabulary_size
         self._mask = mask
         self._known: set[int] = set()
@@ -153,74 +164,54 @@ class Sampler:
                 self._seen[self._count] = token
                 self._count += 1
 
+    @property
+    def takes_largest(self) -> bool:
+        """Whether it draws the arg-max of every row as it is."""
+        return self.options.greedy and self.options.repetition_penalty == 1 and self._mask is None
+
+    def draw(self, row: FloatArray, path: Sequence[int] = (), *, key: int, ids: IntArray | None = None) -> int:
+        """Draw a token with the noise of `key`: the one that `Noise.draw_at` draws from `probs`, without making these.
+
+        ids: int64, ascending, the ids that the row's elements are the logits of; None: their indices.
+        Raises as `probs`.
+        """
+        logits = self._allowed(row[: self.vocabulary_size if ids is None else len(ids)], path, ids)
+        seen = self._seen_with(path)
+        if ids is not None and len(seen):
+            places = np.searchsorted(ids, seen)
+            places[places == len(ids)] = 0
+            seen = places[ids[places] == seen]
+        return self._row_draw.draw(logits, self.options, key=key, seen=seen, ids=ids)
+
     def probs(self, row: FloatArray, path: Sequence[int] = ()) -> Probs:
         """Process one row of logits, [rows]; `path` are the drafted tokens between the sequence and this row.
 
-        Ids at and above the tokenizer's size are padding and get nothing. Raises InputError when the mask allows none.
+        Ids at and above the tokenizer's size are padding and get nothing. Raises InputError when the mask allows none,
+        CapabilityError for logits that are not numbers.
         """
-        options = self.options
-        logits = row[: self.vocabulary_size]
+        logits = self._allowed(row[: self.vocabulary_size], path, None)
+        if self.options.repetition_penalty != 1:
+            logits = penalised(logits, self._seen_with(path), self.options.repetition_penalty)
+        if self.options.greedy:
+            return Probs.point(largest(logits))
+        ids, weights = weighted(logits, self.options)
+        p = weights.astype(np.float64)
+        p /= p.sum()
+        return Probs(np.arange(len(p)) if ids is None else ids, p)
+
+    def _allowed(self, logits: FloatArray, path: Sequence[int], ids: IntArray | None) -> FloatArray:
         allowed = self._mask(path) if self._mask is not None else None
-        if allowed is not None:
-            if not allowed.any():
-                raise InputError("the grammar allows no token here")
-            logits = np.where(allowed, logits, -np.inf)
-        if options.repetition_penalty != 1:
-            logits = self._penalised(logits, path)
-        best = int(logits.argmax())
-        if logits[best] != logits[best]:  # numpy's arg-max is the first NaN where there is one
-            raise CapabilityError(
-                "the model's logits are not numbers: its weights are damaged (check with --verify), or the engine's "
-                "kernels fail on this machine"
-            )
-        if options.greedy:
-            return Probs.point(best)
-        return _truncated(logits, options)
+        if allowed is None:
+            return logits
+        if ids is not None:
+            allowed = allowed[ids]
+        if not allowed.any():
+            raise InputError("the grammar allows no token here")
+        return np.where(allowed, logits, np.float32(-np.inf))
 
-    def _penalised(self, logits: FloatArray, path: Sequence[int]) -> FloatArray:
-        """Divide positive and multiply negative logits of every id seen (CTRL, 1909.05858), each id once."""
+    def _seen_with(self, path: Sequence[int]) -> IntArray:
+        """Return the ids that a penalty counts after `path`: those of the sequence once, then the path's."""
+        if self.options.repetition_penalty == 1 or not path:
+            return self._seen[: self._count]
         drafted = [token for token in path if token < self.vocabulary_size]
-        seen = np.concatenate((self._seen[: self._count], np.array(drafted, dtype=np.int64)))
-        result = logits.copy()
-        values = result[seen]
-        penalty = np.float32(self.options.repetition_penalty)
-        result[seen] = np.where(values > 0, values / penalty, values * penalty)
-        return result
-
-
-def _truncated(logits: FloatArray, options: SamplingOptions) -> Probs:
-    """Apply temperature, top-k, top-p and min-p; the whole vocabulary is sorted only where the nucleus is that wide."""
-    ids: npt.NDArray[np.int64] | None = None
-    if 0 < options.top_k < len(logits):
-        least = np.partition(logits, -options.top_k)[-options.top_k]
-        ids = np.flatnonzero(logits >= least)  # with those that tie with the last one, as transformers does
-        logits = logits[ids]
-    weights = logits - logits.max()
-    weights /= np.float32(options.temperature)
-    np.exp(weights, out=weights)
-    # The largest weight is 1 and top-p keeps it, so min-p is a floor on the weights whatever top-p removes.
-    floor = options.min_p
-    if options.top_p < 1:
-        floor = max(floor, _nucleus_floor(weights, options.top_p))
-    if floor > 0 or not weights.all():
-        kept = np.flatnonzero(weights >= floor) if floor > 0 else np.flatnonzero(weights)
-        weights = weights[kept]
-        ids = kept if ids is None else ids[kept]
-    p = weights.astype(np.float64)
-    p /= p.sum()
-    return Probs(np.arange(len(p)) if ids is None else ids, p)
-
-
-def _nucleus_floor(weights: FloatArray, top_p: float) -> float:
-    """Return the smallest weight inside the nucleus: the fewest likeliest ids whose share reaches `top_p`.
-
-    Ids that tie with the last one are kept too. Looks at the largest few, then at eight times as many, and so on.
-    """
-    wanted = top_p * float(weights.sum(dtype=np.float64))
-    size = min(64, len(weights))
-    while True:
-        head = np.sort(weights if size == len(weights) else np.partition(weights, -size)[-size:])[::-1]
-        mass = np.cumsum(head, dtype=np.float64)
-        if mass[-1] >= wanted or size == len(weights):
-            return float(head[min(int(np.searchsorted(mass, wanted)), size - 1)])
-        size = min(8 * size, len(weights))
+        return np.concatenate((self._seen[: self._count], np.array(drafted, dtype=np.int64)))

@@ -35,7 +35,7 @@ __all__ = ["Session"]
 DEFAULT_CONTEXT = 4096
 DEFAULT_MAX_TOKENS = 512
 SCRATCH_NBYTES = 3 * 8
-"""Per id: processing a row holds at most three float64 arrays of the vocabulary's size at once."""
+"""Per id: processing a row in numpy holds at most three float64 arrays of the vocabulary's size at once."""
 
 
 class Session:
@@ -53,6 +53,7 @@ class Session:
         self._transcript = Transcript(pair.tokenizer, messages)
         self._ends = frozenset[int]() if options.ignore_eos else frozenset(pair.manifest.generation.end_token_ids)
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
+        self._row_draw = pair.row_draw()
         context = _context(options.context, pair.target.card.context)
         self._drafting: Drafting | None = None
         self._running: Iterator[Chunk] | None = None
@@ -64,7 +65,8 @@ class Session:
         rows = pair.draft_max(options) + 1
         rows = next_width(widths.drafts, rows, room=context) or rows
         with ExitStack() as undo:
-            scratch_nbytes = SCRATCH_NBYTES * pair.target.card.vocabulary_size
+            size = pair.target.card.vocabulary_size
+            scratch_nbytes = SCRATCH_NBYTES * size + self._row_draw.scratch_nbytes(size)
             self._scratch = undo.enter_context(pair.budget.reserve("sampling", scratch_nbytes))
             self._state = pair.target.new_state(context, rows=rows)
             undo.callback(self._state.close)
@@ -185,9 +187,10 @@ class Session:
     def _chunks(self, tokens: list[int], reply: Reply, *, limit: int) -> Iterator[Chunk]:
         self.stats = stats = Stats(mode=self._mode())
         stats.planned_nbytes, stats.peak_nbytes = self._pair.budget.used_nbytes, peak_nbytes()
+        size = self._pair.target.card.vocabulary_size
         setting = DecodeSetting(
             adapter=self._adapter,
-            sampler=Sampler(self.sampling, vocabulary_size=self._pair.target.card.vocabulary_size),
+            sampler=Sampler(self.sampling, vocabulary_size=size, row_draw=self._row_draw),
             noise=self._noise,
             drafting=self._drafting,
             rule=self.options.rule,
@@ -241,6 +244,7 @@ class Session:
             noise=self._noise,
             tokenizer_digest=self._pair.manifest.tokenizer_digest,
             remember=self.options.remember,
+            row_draw=self._row_draw,
         )
 
     def _limit(self, max_tokens: int | None) -> int:

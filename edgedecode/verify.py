@@ -46,6 +46,10 @@ class TargetRows:
         """Return the processed distribution after draft node `node` (-1: the context), reached by `path` tokens."""
         return self._sampler.probs(self._logits[node + 1], path)
 
+    def draw(self, node: int, path: Sequence[int], rng: NoiseSource) -> int:
+        """Draw the token after draft node `node`, reached by `path`, with the noise of the current position."""
+        return self._sampler.draw(self._logits[node + 1], path, key=rng.take())
+
     def top(self, k: int, rows: Sequence[int] | None = None) -> IntArray:
         """Return the ids of the k largest raw logits of these rows (None: all), likeliest first, [rows, k].
 
@@ -109,7 +113,7 @@ def _match(draft: Draft, target: TargetRows, rng: NoiseSource, *, ends: frozense
     path: list[int] = []
     node = -1
     while True:
-        token = rng.draw(target.at(node, tokens))
+        token = target.draw(node, tokens, rng)
         tokens.append(token)
         child = next((child for child in branches[node] if draft.tokens[child] == token), None)
         if child is not None:
@@ -139,7 +143,7 @@ def _ratio(draft: Draft, target: TargetRows, rng: NoiseSource, *, ends: frozense
         tokens.append(token)
         if token in ends:
             return Verdict(draft, tuple(tokens), tuple(range(index + 1)), Outcome.ENDED, target)
-    tokens.append(rng.draw(target.at(len(draft) - 1, tokens)))
+    tokens.append(target.draw(len(draft) - 1, tokens, rng))
     outcome = Outcome.ENDED if tokens[-1] in ends else Outcome.BONUS
     return Verdict(draft, tuple(tokens), tuple(range(len(draft))), outcome, target)
 

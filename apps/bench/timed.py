@@ -12,6 +12,7 @@ from edgedecode.heads import Head, HeadedModel, LocalHead
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
 from edgedecode.protocols import Device, LanguageModel, Runtime, State
+from edgedecode.row_draw import RowDraw, row_draw_of
 from edgedecode.types import AdapterUse, IntArray, ModelCard, Output, RowRequest
 
 __all__ = ["Pass", "Script", "TimedModel", "TimedPair", "TimedRuntime"]
@@ -152,6 +153,9 @@ class TimedRuntime:
 
     def devices(self) -> Sequence[Device]:
         return self._runtime.devices()
+
+    def row_draw(self) -> RowDraw:
+        return row_draw_of(self._runtime)
 
     def open(
         self,

@@ -1,6 +1,6 @@
 """When a draft model should stop: the chance that its token is accepted, learnt online from what became of its drafts.
 
-A logistic over three features (in the spirit of SpecDec++, 2405.19715, without its trained head). Knows logits only.
+A logistic over three features (in the spirit of SpecDec++, 2405.19715, without its trained head). Knows no logits.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from edgedecode.types import FloatArray
+from edgedecode.row_draw import Leading
 
 __all__ = ["Confidence", "Features", "features"]
 
 _RATE, _LEAST_RATE = 0.2, 0.02
 """Step of the gradient descent: at first, and what it falls to; above 0, so that a changed text is followed."""
-_PIECE = 16384
 _LARGEST = 6.0
 """Features are cut here: a logit of 6 is a chance of 0.9975."""
 
@@ -30,23 +27,11 @@ class Features(NamedTuple):
     position: float
 
 
-def features(logits: FloatArray, position: int) -> Features:
-    """Look at a row of logits, without padding, that may be infinitely low. Two maxima and a sum: nothing is sorted."""
-    best = int(logits.argmax())
-    top = float(logits[best])
-    second = max(
-        float(logits[:best].max(initial=-math.inf)), float(logits[best + 1 :].max(initial=-math.inf)), top - _LARGEST
-    )
-    others = _sum_of_exponentials(logits, top) - 1.0
+def features(leading: Leading, position: int) -> Features:
+    """Look at the likeliest token of a row of logits, without padding, and at its place in the draft."""
+    others = leading.others
     logit = _LARGEST if others <= 0 else min(max(-math.log(others), -_LARGEST), _LARGEST)
-    return Features(logit, top - second, min(position, _LARGEST))
-
-
-def _sum_of_exponentials(logits: FloatArray, top: float) -> float:
-    """Sum e^(logit - top) in pieces that stay in the cache."""
-    return sum(
-        float(np.exp(logits[start : start + _PIECE] - np.float32(top)).sum()) for start in range(0, len(logits), _PIECE)
-    )
+    return Features(logit, min(leading.margin, _LARGEST), min(position, _LARGEST))
 
 
 class Confidence:

@@ -11,6 +11,7 @@ from edgedecode.errors import CapabilityError
 from edgedecode.heads import Head
 from edgedecode.probs import Probs
 from edgedecode.protocols import Drafter, DraftSetting, LanguageModel, UniformSource
+from edgedecode.row_draw import Leading
 from edgedecode.sampling import Sampler
 from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, DraftMode, FloatArray, Plan
 from edgedecode.verify import Verdict
@@ -98,7 +99,7 @@ class ModelDrafter:
         self._wide: FloatArray | None = None
         draws = setting.sampled or setting.noise is not None
         options = setting.sampling if draws else replace(setting.sampling, temperature=0.0)
-        self._sampler = Sampler(options, vocabulary_size=setting.vocabulary_size)
+        self._sampler = Sampler(options, vocabulary_size=setting.vocabulary_size, row_draw=setting.row_draw)
         self._sampler_length = 0
         self._confidence = Confidence()
         self._guess = _Guess()
@@ -173,14 +174,13 @@ class ModelDrafter:
         tokens: list[int] = []
         alive = 1.0
         while True:
-            full = self.full(row)
             if self.watch is not None:
-                self.watch(full, tokens, context)
-            q = self._sampler.probs(full, tokens)
-            token = int(q.ids[0]) if self._setting.noise is None else self._setting.noise.draw_at(q, at + len(tokens))
-            if floor > 0:
+                self.watch(self.full(row), tokens, context)
+            leading = self._setting.row_draw.leading(row[:known]) if floor > 0 else None
+            token = self._drawn(row, tokens, leading, at=at)
+            if leading is not None:
                 guess.tokens.append(token)
-                guess.seen.append(features(row[:known], len(tokens) + 1))
+                guess.seen.append(features(leading, len(tokens) + 1))
                 alive *= self._confidence.chance(guess.seen[-1])
             if alive < floor:
                 break
@@ -189,6 +189,15 @@ class ModelDrafter:
                 break
             row = self.reading.follow([token], self._head)
         return self._draft(tokens) if tokens else EMPTY_DRAFT
+
+    def _drawn(self, row: FloatArray, path: Sequence[int], leading: Leading | None, *, at: int) -> int:
+        """Draw from the head's row after `path`; where that is its arg-max, which is known already, look no further."""
+        ids = None if self.vocabulary is None else self.vocabulary.ids
+        if leading is not None and self._sampler.takes_largest:
+            return leading.index if ids is None else int(ids[leading.index])
+        noise = self._setting.noise
+        key = 0 if noise is None else noise.key_at(at + len(path))  # without noise the options are greedy
+        return self._sampler.draw(row, path, key=key, ids=ids)
 
     def _sampled(self, row: FloatArray, limit: int, rng: UniformSource) -> Draft:
         """Draw each token, and tell from what: no look at the token may decide whether it is kept (2607.05147)."""

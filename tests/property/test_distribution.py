@@ -423,6 +423,9 @@ def test_wrong_by_a_stale_penalty_is_found_out() -> None:
         def probs(self, row, path=()):  # type: ignore[no-untyped-def, override]
             return super().probs(row)
 
+        def draw(self, row, path=(), *, key, ids=None):  # type: ignore[no-untyped-def, override]
+            return super().draw(row, key=key, ids=ids)
+
     model, proposer = target(), random_tree()
     sequences: Sequences = Counter()
     for seed in range(DRAWS):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edgedecode.drafters.confidence import Confidence, Features, features
+from edgedecode.row_draw import NumpyRowDraw
 
 
 @pytest.mark.parametrize("width", [2, 50, 40_000])
@@ -15,7 +16,7 @@ def test_features_are_those_of_the_softmax(width: int) -> None:
     row = (2 * np.random.default_rng(width).standard_normal(width)).astype(np.float32)
     p = np.exp(row.astype(np.float64) - row.max())
     p /= p.sum()
-    seen = features(row, 3)
+    seen = features(NumpyRowDraw().leading(row), 3)
     top, second = np.sort(row)[[-1, -2]]
     assert seen.logit == pytest.approx(math.log(p.max() / (1 - p.max())), abs=1e-3)
     assert seen.margin == pytest.approx(float(top - second), abs=1e-5)
@@ -27,7 +28,7 @@ def test_features_are_those_of_the_softmax(width: int) -> None:
     "row", [[5.0], [1000.0, -1000.0], [0.0, -math.inf, -math.inf], [2.0, 2.0], [-math.inf, 3.0]], ids=str
 )
 def test_extreme_rows_give_finite_features(row: list[float]) -> None:
-    seen = features(np.array(row, dtype=np.float32), 40)
+    seen = features(NumpyRowDraw().leading(np.array(row, dtype=np.float32)), 40)
     assert all(math.isfinite(value) and abs(value) <= 6 for value in seen)
 
 

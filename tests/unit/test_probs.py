@@ -76,20 +76,3 @@ def test_a_residual_ignores_what_lies_outside_the_support() -> None:
     residual = Probs.point(4).minus(Probs.point(9))
     assert residual is not None
     assert residual.ids.tolist() == [4]
-
-
-@given(masses, st.integers(0, 1000))
-def test_a_race_is_the_arg_max_of_log_p_and_gumbel_noise(values: list[float], seed: int) -> None:
-    probs = dense([round(value, 6) for value in [*values, 1.0]])  # an exponential over the least of numbers is infinite
-    noise = np.random.default_rng(seed).exponential(size=len(values) + 1)
-    gumbel = -np.log(noise)
-    expected = max(probs.ids.tolist(), key=lambda token: np.log(probs.of(token)) + gumbel[token])
-    assert probs.race(lambda ids: noise[ids]) == expected
-
-
-def test_a_race_of_many_is_the_race_of_its_pieces() -> None:
-    p = np.random.default_rng(0).random(30_000)
-    probs = Probs.dense(p)
-    for seed in range(20):
-        noise = np.random.default_rng(seed).exponential(size=len(p))
-        assert probs.race(lambda ids, noise=noise: noise[ids]) == int((noise / p).argmin())

@@ -318,7 +318,7 @@ def test_a_draw_is_a_function_of_seed_stream_position_and_distribution(
     noise.position = position
     token = noise.draw_at(probs, position)
     assert noise.position == position
-    assert noise.draw(probs) == token
+    assert noise.take() == noise.key_at(position)
     assert noise.position == position + 1
     # An id's noise does not depend on what else is in the support: without the others it wins still.
     if len(values) > 2:
@@ -330,10 +330,10 @@ def test_a_draw_is_a_function_of_seed_stream_position_and_distribution(
 def test_draws_follow_the_distribution_and_streams_differ() -> None:
     probs = Probs(np.array([3, 70, 71, 9000]), np.array([0.05, 0.15, 0.3, 0.5]))
     noise, other = Noise(9), Noise(9, stream=1)
-    draws = [noise.draw(probs) for _ in range(20_000)]
+    draws = [noise.draw_at(probs, position) for position in range(20_000)]
     counts = np.array([draws.count(token) for token in probs.ids.tolist()])
     assert (((counts - 20_000 * probs.p) ** 2) / (20_000 * probs.p)).sum() < 21.1  # 3 degrees of freedom, 0.01%
-    same = sum(other.draw(probs) == token for token in draws) / 20_000
+    same = sum(other.draw_at(probs, position) == token for position, token in enumerate(draws)) / 20_000
     assert same == pytest.approx(float((probs.p**2).sum()), abs=0.02)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgedecode.errors import CapabilityError
 from edgedecode.probs import Probs
+from edgedecode.protocols import NoiseSource
 from edgedecode.sampling import Sampler, SamplingOptions
 from edgedecode.tree import path_to
 from edgedecode.types import Draft, DraftMode, FloatArray, Outcome
@@ -30,12 +31,12 @@ class Uniforms:
         self.drawn += 1
         return self.values[self.drawn - 1]
 
-    def draw(self, probs: Probs) -> int:
-        return probs.draw(self.random())
+    def take(self) -> int:
+        raise AssertionError("the rows of these tests draw with uniforms")
 
 
 class CountingRows(TargetRows):
-    """Remembers which rows were processed."""
+    """Remembers which rows were processed; draws by inverting the cumulative sum."""
 
     __slots__ = ("reached",)
 
@@ -46,6 +47,9 @@ class CountingRows(TargetRows):
     def at(self, node: int, path: Sequence[int]) -> Probs:
         self.reached.append(node)
         return super().at(node, path)
+
+    def draw(self, node: int, path: Sequence[int], rng: NoiseSource) -> int:
+        return self.at(node, path).draw(rng.random())
 
 
 def rows_saying(*tokens: int) -> CountingRows:
@@ -137,7 +141,7 @@ def test_any_tree_gives_what_drawing_from_the_rows_gives(data: st.DataObject) ->
     assert tuple(draft.tokens[node] for node in verdict.path) == verdict.tokens[: verdict.accepted]
     assert len(verdict.tokens) == verdict.accepted + 1
     node = -1
-    for step, token in enumerate(verdict.tokens):  # with noise that inverts the cumulative sum
+    for step, token in enumerate(verdict.tokens):
         assert TargetRows.at(rows, node, ()).draw(uniforms[step]) == token
         if step < verdict.accepted:
             node = verdict.path[step]

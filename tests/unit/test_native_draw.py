@@ -1,0 +1,261 @@
+"""The native draw gives what numpy's gives, to the last token, on every instruction set that this processor has."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from edgedecode.errors import CapabilityError
+from edgedecode.memory import Budget
+from edgedecode.options import SessionOptions
+from edgedecode.pair import Pair
+from edgedecode.row_draw import Leading, NumpyRowDraw, RowDraw
+from edgedecode.runtimes.onnx.kernels.draw import INSTRUCTION_SETS, NativeRowDraw
+from edgedecode.sampling import Noise, Sampler, SamplingOptions
+from edgedecode.testing import TableRuntime, byte_tokenizer, toy_pair, toy_tables
+from edgedecode.types import FloatArray, IntArray
+
+ROOT = Path(__file__).parents[2]
+COMPILER = next((name for name in ("g++", "clang++") if shutil.which(name)), None)
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared")
+NUMPY = NumpyRowDraw()
+NOTHING = np.empty(0, np.int64)
+SIZES = (1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 1000, 1023, 1024, 1025, 4999)
+OPTIONS = [
+    SamplingOptions(temperature, top_k, top_p, min_p, penalty)
+    for temperature, top_k, top_p, min_p, penalty in itertools.product(
+        (0.0, 1e-6, 0.7, 1.0, 100.0), (0, 1, 5, 70, 900), (1.0, 0.9, 0.4, 1e-9), (0.0, 0.05, 1.0), (1.0, 1.3, 0.8)
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The one file, compiled without the flag that forbids fused operations: the source itself forbids them."""
+    if COMPILER is None:
+        pytest.skip("neither g++ nor clang++ is here to compile draw.cpp")
+    made = tmp_path_factory.mktemp("draw") / "draw.so"
+    source = ROOT / "runtimes" / "onnx" / "kernels" / "draw.cpp"
+    warnings = ("-Wall", "-Wextra", "-Werror", *(("-Wno-pass-failed",) if COMPILER == "clang++" else ()))
+    subprocess.run([COMPILER, *FLAGS, *warnings, "-o", str(made), str(source)], check=True)
+    return ctypes.CDLL(str(made))
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def native(library: ctypes.CDLL, request: pytest.FixtureRequest) -> Iterator[NativeRowDraw]:
+    helper = NativeRowDraw(library)
+    if not helper.force(request.param):
+        pytest.skip(f"this processor has no {request.param}")
+    yield helper
+    assert helper.force("")
+
+
+def rows(size: int, *, generator: np.random.Generator) -> Iterator[FloatArray]:
+    """Rows of every kind that may upset an order, a bin or an exponent; the largest logit is finite."""
+    normal = generator.standard_normal(size)
+    for scale in (0.01, 2.5, 30.0, 1e10):
+        yield (scale * normal).astype(np.float32)
+    yield np.round(normal).astype(np.float32)  # ties
+    yield (np.round(3 * normal) * math.log(2)).astype(np.float32)  # weights that are powers of 2: exact shares
+    yield np.full(size, generator.standard_normal(), np.float32)
+    yield (normal * 1e-42).astype(np.float32)  # subnormal
+    yield (np.sign(normal) * 3.4e38).astype(np.float32)
+    yield np.where(normal > 0, 0.0, -0.0).astype(np.float32)
+    yield np.sort(normal).astype(np.float32)
+    yield np.sort(normal)[::-1].astype(np.float32)
+    masked = (3 * normal).astype(np.float32)
+    masked[generator.random(size) < 0.7] = -np.inf
+    masked[generator.integers(size)] = 0.5
+    yield masked
+    peaked = normal.astype(np.float32)
+    peaked[generator.integers(size, size=3)] += 20
+    yield peaked
+
+
+def outcome(call: Callable[[], object]) -> object:
+    """Return what the call gives; None where it refuses the row."""
+    try:
+        return call()
+    except CapabilityError:
+        return None
+
+
+def same(
+    native: NativeRowDraw, row: FloatArray, options: SamplingOptions, *, key: int, seen: IntArray, ids: IntArray | None
+) -> bool:
+    with np.errstate(over="ignore"):  # a penalty may make a logit infinite
+        expected = outcome(lambda: NUMPY.draw(row, options, key=key, seen=seen, ids=ids))
+    return outcome(lambda: native.draw(row, options, key=key, seen=seen, ids=ids)) == expected
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_it_draws_what_numpy_draws(native: NativeRowDraw, size: int) -> None:
+    generator = np.random.default_rng(size)
+    for row in rows(size, generator=generator):
+        before = row.copy()
+        seen = generator.integers(0, size, 9)
+        some = np.sort(generator.choice(5 * size, size, replace=False))
+        assert native.argmax(row) == NUMPY.argmax(row)
+        assert native.leading(row) == NUMPY.leading(row)
+        for place in generator.choice(len(OPTIONS), 60, replace=False).tolist():
+            key = int(generator.integers(2**64, dtype=np.uint64))
+            ids = some if place % 2 else None
+            assert same(native, row, OPTIONS[place], key=key, seen=seen, ids=ids), (OPTIONS[place], key)
+        np.testing.assert_array_equal(row, before)
+
+
+@pytest.mark.parametrize("size", [151_936, 200_000])
+def test_it_draws_what_numpy_draws_from_large_vocabularies(native: NativeRowDraw, size: int) -> None:
+    generator = np.random.default_rng(size)
+    options = [
+        SamplingOptions(1.0, repetition_penalty=1.1),
+        SamplingOptions(0.7, 40, 0.9),
+        SamplingOptions(1.0, 2000, 0.95, 0.001),
+        SamplingOptions(1.0, 5000),
+        SamplingOptions(1.0, 50_000, 0.99),
+        SamplingOptions(1.2, 0, 0.95),
+    ]
+    for row in rows(size, generator=generator):
+        assert native.leading(row) == NUMPY.leading(row)
+        assert native.argmax(row) == NUMPY.argmax(row)
+        chosen = options[int(generator.integers(len(options)))]
+        seen = generator.integers(0, size, 500)
+        for key in range(2):
+            assert same(native, row, chosen, key=key, seen=seen, ids=None), chosen
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    row=arrays.arrays(np.float32, st.integers(1, 300), elements=st.floats(width=32)),
+    options=st.sampled_from(OPTIONS),
+    key=st.integers(0, 2**64 - 1),
+    data=st.data(),
+)
+def test_it_draws_what_numpy_draws_from_any_floats(
+    native: NativeRowDraw, row: FloatArray, options: SamplingOptions, key: int, data: st.DataObject
+) -> None:
+    """NaN and infinities included: both refuse, or both draw the same."""
+    seen = np.array(data.draw(st.lists(st.integers(0, len(row) - 1), max_size=5)), dtype=np.int64)
+    assert same(native, row, options, key=key, seen=seen, ids=None)
+    assert outcome(lambda: native.argmax(row)) == outcome(lambda: NUMPY.argmax(row))
+    assert outcome(lambda: native.leading(row)) == outcome(lambda: NUMPY.leading(row))
+
+
+def test_draws_follow_the_softmax(native: NativeRowDraw) -> None:
+    row = np.random.default_rng(0).standard_normal(40).astype(np.float32)
+    expected = np.exp(row / 0.8)
+    expected *= 20_000 / expected.sum()
+    sampler = Sampler(SamplingOptions(temperature=0.8), vocabulary_size=40, row_draw=native)
+    noise = Noise(3)
+    counts = np.bincount([sampler.draw(row, key=noise.take()) for _ in range(20_000)], minlength=40)
+    assert ((counts - expected) ** 2 / expected).sum() < 78  # 39 degrees of freedom, once in ten thousand
+
+
+@pytest.mark.parametrize("at", [0, 20, 63, 64, 99, 1024, 1049])
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf])
+def test_what_is_not_a_number_is_refused_wherever_it_stands(native: NativeRowDraw, at: int, value: float) -> None:
+    row = np.zeros(1050, np.float32)
+    row[at] = np.copysign(np.float32(value), np.float32(math.copysign(1, value)))
+    for options in (SamplingOptions(0.9), SamplingOptions(0.9, 3), SamplingOptions(0.9, 50, 0.5, 0.1, 1.2)):
+        with pytest.raises(CapabilityError, match="not numbers"):
+            native.draw(row, options, key=1, seen=NOTHING)
+    with pytest.raises(CapabilityError, match="not numbers"):
+        native.leading(row)
+    if math.isnan(value):
+        with pytest.raises(CapabilityError, match="not numbers"):
+            native.argmax(row)
+        with pytest.raises(CapabilityError, match="not numbers"):
+            native.draw(row, SamplingOptions(repetition_penalty=1.5), key=1, seen=NOTHING)
+
+
+def test_rows_of_any_layout_are_read(native: NativeRowDraw) -> None:
+    whole = np.random.default_rng(1).standard_normal((6, 400)).astype(np.float32)
+    whole.flags.writeable = False
+    options = SamplingOptions(1.0, 20, 0.9)
+    for row in (whole[3], whole[2, 5:300], whole[:, 7], whole[1, ::-3]):
+        assert native.argmax(row) == row.argmax()
+        assert native.leading(row) == NUMPY.leading(row)
+        assert same(native, row, options, key=9, seen=NOTHING, ids=None)
+    with pytest.raises(ValueError, match="without logits"):
+        native.argmax(whole[0, :0])
+
+
+def test_scratch_memory_is_what_is_declared(native: NativeRowDraw) -> None:
+    assert native.scratch_nbytes(151_936) < 24 * 151_936
+    held = native._scratch.nbytes
+    native.draw(np.zeros(5000, np.float32), SamplingOptions(1.0), key=0, seen=NOTHING)
+    assert held < native._scratch.nbytes <= native.scratch_nbytes(5000) + 8
+
+
+def test_helpers_of_several_threads_do_not_disturb_each_other(library: ctypes.CDLL) -> None:
+    generator = np.random.default_rng(5)
+    options = SamplingOptions(1.0, 0, 0.9, repetition_penalty=1.1)
+    wide = [generator.standard_normal(20_000).astype(np.float32) for _ in range(2)]
+    expected = [[NUMPY.draw(row, options, key=key, seen=NOTHING) for key in range(20)] for row in wide]
+    found: list[list[int]] = [[], []]
+
+    def draws(place: int) -> None:
+        helper = NativeRowDraw(library)
+        found[place] += [helper.draw(wide[place], options, key=key, seen=NOTHING) for key in range(20)]
+
+    threads = [threading.Thread(target=draws, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == expected
+
+
+def test_unknown_instruction_sets_are_refused(library: ctypes.CDLL) -> None:
+    assert not NativeRowDraw(library).force("sse9")
+
+
+@pytest.mark.parametrize("sampling", [SamplingOptions(), SamplingOptions(0.9, 0, 0.9, repetition_penalty=1.1)], ids=str)
+def test_a_session_uses_what_the_runtime_brings(library: ctypes.CDLL, sampling: SamplingOptions) -> None:
+    """The target's rows and the draft's, and the budget is charged; the text is that of numpy."""
+    draws: list[int] = []
+
+    class Counting(NativeRowDraw):
+        def draw(self, row: FloatArray, *arguments: Any, **more: Any) -> int:
+            draws.append(len(row))
+            return super().draw(row, *arguments, **more)
+
+        def leading(self, row: FloatArray) -> Leading:
+            draws.append(0)
+            return super().leading(row)
+
+    class Bringing(TableRuntime):
+        def row_draw(self) -> RowDraw:
+            return Counting(library)
+
+    def said(runtime: TableRuntime) -> tuple[tuple[int, ...], int]:
+        plain = toy_pair()
+        pair = Pair(plain.manifest, Path(), tokenizer=plain.tokenizer, runtime=runtime, budget=Budget())
+        with pair, pair.session(SessionOptions(sampling=sampling, seed=5, drafter="model", draft_max=3)) as session:
+            session.generate("hello", max_tokens=60)
+            charged = next(lease.nbytes for lease in pair.budget.leases if lease.name == "sampling")
+            assert session.stats.accepted > 0
+            return session.tokens, charged
+
+    size = byte_tokenizer().size
+    target = toy_tables(size, seed=0)
+    tables = {"target": target, "draft": toy_tables(size, seed=1, scale=0.5, near=target)}
+    tokens, charged = said(Bringing(tables))
+    count = len(draws)
+    assert count > 60
+    expected, without = said(TableRuntime(tables))
+    assert (tokens, charged - without) == (expected, NativeRowDraw(library).scratch_nbytes(size))
+    assert len(draws) == count

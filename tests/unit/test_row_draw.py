@@ -1,0 +1,219 @@
+"""Drawing from a row: numpy's definition against the obvious way, and the distribution it draws from."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgedecode.errors import CapabilityError
+from edgedecode.hashing import exponentials, first_arrivals, mixed
+from edgedecode.row_draw import Leading, NumpyRowDraw, RowDraw, row_draw_of
+from edgedecode.sampling import Noise, Sampler, SamplingOptions
+from edgedecode.types import FloatArray
+from edgedecode.weights import exponent_scale, masses, unnormalised, weighted
+from tests.toys import reference_row
+
+VOCABULARY = 12
+NUMPY = NumpyRowDraw()
+NOTHING = np.empty(0, np.int64)
+PROCESSING = [
+    SamplingOptions(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty)
+    for temperature, top_k, top_p, min_p, penalty in itertools.product(
+        (0.7, 1.6), (0, 4), (1.0, 0.8), (0.0, 0.15), (1.0, 1.4)
+    )
+]
+
+
+def random_row(size: int = VOCABULARY, *, seed: int, scale: float = 1.5) -> FloatArray:
+    return (scale * np.random.default_rng(seed).standard_normal(size)).astype(np.float32)
+
+
+# -- the weights -------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_exponentials() -> None:
+    logits = np.concatenate((np.linspace(-88, 0, 20_001), [-1e-30, -0.0, 0.0])).astype(np.float32)
+    found = unnormalised(logits, np.float32(0), exponent_scale(1.0))
+    expected = np.exp2(logits.astype(np.float64) * math.log2(math.e))
+    near = logits > -80
+    np.testing.assert_allclose(found[near], expected[near], rtol=2e-5)  # the exponent is a float32
+    small = logits > -1
+    np.testing.assert_allclose(found[small], expected[small], rtol=2.5e-7)
+    assert (found[-3:] == 1).all()
+    assert found.max() == 1
+
+
+def test_far_below_the_top_weights_are_zero_and_never_subnormal() -> None:
+    logits = np.array([0, -86.6, -86.7, -1e30, -3.4e38, -np.inf], dtype=np.float32)
+    found = unnormalised(logits, np.float32(0), exponent_scale(1.0))
+    assert found[1] >= np.finfo(np.float32).tiny
+    assert (found[2:] == 0).all()
+    assert unnormalised(np.float32([-3e38]), np.float32(3e38), exponent_scale(1e-6)) == 0
+
+
+def test_masses_are_weights_to_the_nearest_unit() -> None:
+    weights = np.float32([1, 0.5, 2.0**-40, 1.5 * 2.0**-40, 2.5 * 2.0**-40, 2.0**-41, 2.0**-60, 0])
+    assert masses(weights).tolist() == [2**40, 2**39, 1, 2, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize("size", [70, 5000])
+@pytest.mark.parametrize("top_p", [0.999, 0.9, 0.5, 0.01, 1e-9])
+def test_the_nucleus_is_the_fewest_likeliest_with_ties(size: int, top_p: float) -> None:
+    for seed, scale in itertools.product(range(5), (0.05, 1.0, 8.0)):
+        row = np.round(random_row(size, seed=seed, scale=scale), 1 if seed % 2 else 6)
+        indices, weights = weighted(row, SamplingOptions(temperature=1.0, top_p=top_p))
+        every = masses(unnormalised(row, row.max(), exponent_scale(1.0)))
+        wanted = top_p * float(every.sum())
+        least = weights.min()
+        inside = unnormalised(row, row.max(), exponent_scale(1.0)) >= least
+        indices = np.arange(size) if indices is None else indices
+        assert indices.tolist() == np.flatnonzero(inside).tolist()
+        assert every[inside].sum() >= math.floor(wanted)
+        assert every[indices[weights > least]].sum() < wanted or len(indices) == 1
+
+
+# -- the race ----------------------------------------------------------------------------------------------------------
+
+
+@given(rates=st.lists(st.floats(1e-30, 1), min_size=1, max_size=200), key=st.integers(0, 2**64 - 1), data=st.data())
+def test_first_arrivals_are_those_of_all_exponentials(rates: list[float], key: int, data: st.DataObject) -> None:
+    ids = np.cumsum(data.draw(st.lists(st.integers(1, 1000), min_size=len(rates), max_size=len(rates))))
+    count = data.draw(st.integers(1, len(rates) + 2))
+    times = exponentials(key, ids) / np.array(rates)
+    found = first_arrivals(key, ids, np.array(rates), count=count)
+    assert found == np.argsort(times, kind="stable")[:count].tolist()
+
+
+def test_first_arrivals_of_many() -> None:
+    rates = np.random.default_rng(0).random(30_000)
+    ids = np.arange(len(rates))
+    for key in range(20):
+        times = exponentials(key, ids) / rates
+        assert first_arrivals(key, ids, rates) == [int(times.argmin())]
+        assert first_arrivals(key, ids, rates, count=9) == np.argsort(times)[:9].tolist()
+
+
+def test_of_equal_arrivals_the_first_wins() -> None:
+    assert first_arrivals(3, np.array([7, 7, 7]), np.ones(3), count=2) == [0, 1]
+
+
+def test_exponentials_are_the_negative_logarithms_of_the_hashes() -> None:
+    key, step = 5, 0x9E3779B97F4A7C15
+    found = exponentials(key, np.arange(20_000))
+    uniforms = [((mixed((key + id * step) % 2**64) >> 12) + 0.5) * 2.0**-52 for id in range(20_000)]
+    np.testing.assert_array_max_ulp(found, np.array([-math.log(uniform) for uniform in uniforms]), maxulp=1)
+
+
+# -- the draw ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", PROCESSING, ids=str)
+def test_draws_follow_the_processed_row(options: SamplingOptions) -> None:
+    row, seen = random_row(seed=1), [2, 5, 5]
+    expected = np.array(reference_row(row, vocabulary=VOCABULARY, options=options, seen=seen))
+    draws = 2000
+    sampler = Sampler(options, vocabulary_size=VOCABULARY)
+    sampler.begin(seen)
+    noise = Noise(11)
+    counts = np.bincount([sampler.draw(row, key=noise.key_at(at)) for at in range(draws)], minlength=VOCABULARY)
+    assert counts[expected == 0].sum() == 0
+    inside = expected > 0
+    statistic = ((counts - draws * expected)[inside] ** 2 / (draws * expected[inside])).sum()
+    freedom = int(inside.sum()) - 1
+    spread = 2 / (9 * max(freedom, 1))
+    assert statistic < freedom * (1 - spread + 3.719 * math.sqrt(spread)) ** 3 + 1e-9  # once in ten thousand
+
+
+@pytest.mark.parametrize("options", [SamplingOptions(), *PROCESSING[::3]], ids=str)
+def test_it_is_what_the_noise_draws_from_the_distribution(options: SamplingOptions) -> None:
+    noise = Noise(4)
+    sampler = Sampler(options, vocabulary_size=900)
+    sampler.begin([3, 8])
+    for at in range(60):
+        row = random_row(1000, seed=at)  # with padding
+        assert sampler.draw(row, [9, 950], key=noise.key_at(at)) == noise.draw_at(sampler.probs(row, [9, 950]), at)
+
+
+@pytest.mark.parametrize(
+    "options", [SamplingOptions(), SamplingOptions(repetition_penalty=1.7), *PROCESSING[::3]], ids=str
+)
+def test_a_row_of_some_ids_is_the_whole_row_without_the_others(options: SamplingOptions) -> None:
+    noise, generator = Noise(4), np.random.default_rng(0)
+    sampler = Sampler(options, vocabulary_size=900)
+    sampler.begin([0, 3, 8, 899])
+    for at in range(60):
+        ids = np.sort(generator.choice(900, 300, replace=False))
+        row = random_row(310, seed=at)
+        whole = np.full(900, -np.inf, np.float32)
+        whole[ids] = row[:300]
+        path = generator.integers(0, 950, 4).tolist()
+        assert sampler.draw(row, path, key=at, ids=ids) == sampler.draw(whole, path, key=at)
+    assert noise.position == 0
+
+
+def test_a_mask_holds_for_draws() -> None:
+    allowed = np.zeros(VOCABULARY, dtype=np.bool_)
+    allowed[[4, 7]] = True
+    for options in (SamplingOptions(), SamplingOptions(temperature=2.0)):
+        sampler = Sampler(options, vocabulary_size=VOCABULARY, mask=lambda path: allowed)
+        drawn = {sampler.draw(random_row(seed=3), key=key) for key in range(50)}
+        assert drawn <= {4, 7}
+        ids = np.array([1, 4, 6])
+        assert sampler.draw(random_row(3, seed=3), key=0, ids=ids) == 4
+
+
+def test_the_likeliest_with_its_share() -> None:
+    for seed in range(20):
+        row = random_row(50, seed=seed)
+        p = np.exp(row.astype(np.float64) - row.max())
+        p /= p.sum()
+        found = NUMPY.leading(row)
+        assert found.index == NUMPY.argmax(row) == row.argmax()
+        assert found.probability == pytest.approx(p.max(), rel=1e-6)
+        assert found.margin == pytest.approx(float(np.diff(np.sort(row)[-2:])[0]), abs=1e-6)
+    assert NUMPY.leading(np.float32([4])) == Leading(0, 0.0, math.inf)
+    assert NUMPY.leading(np.float32([-200, 4, 4])) == Leading(1, 1.0, 0.0)
+
+
+BROKEN: list[Sequence[float]] = [[math.nan], [1, math.nan, 3], [math.nan, math.inf]]
+INFINITE: list[Sequence[float]] = [[math.inf, 1], [-math.inf, -math.inf]]
+
+
+@pytest.mark.parametrize("values", [*BROKEN, *INFINITE], ids=str)
+def test_rows_that_are_not_numbers_are_refused(values: Sequence[float]) -> None:
+    row = np.array(values, dtype=np.float32)
+    for options in (SamplingOptions(temperature=1.0), SamplingOptions(temperature=1.0, top_k=1, top_p=0.5)):
+        with pytest.raises(CapabilityError, match="not numbers"):
+            NUMPY.draw(row, options, key=0, seen=NOTHING)
+    with pytest.raises(CapabilityError, match="not numbers"):
+        NUMPY.leading(row)
+    if values in BROKEN:
+        with pytest.raises(CapabilityError, match="not numbers"):
+            NUMPY.argmax(row)
+    else:
+        assert NUMPY.argmax(row) == 0
+
+
+# -- the seam ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_runtime_may_bring_a_helper() -> None:
+    helper = NumpyRowDraw()
+
+    class Bringing:
+        def row_draw(self) -> RowDraw | None:
+            return helper
+
+    class Lacking:
+        def row_draw(self) -> RowDraw | None:
+            return None
+
+    assert row_draw_of(Bringing()) is helper
+    assert isinstance(row_draw_of(Lacking()), NumpyRowDraw)
+    assert isinstance(row_draw_of(object()), NumpyRowDraw)
