@@ -1,0 +1,135 @@
+// What the parts of the library share: the arguments of each kernel, the table of kernels of one instruction set,
+// and the thread pool. Every kernel keeps one contract: the bits of a row depend on that row and its past alone,
+// never on how many rows, branches or threads a pass has, and they are the same on every instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edgedecode {
+
+// Weights are stored in tiles of 16 output columns, K in sub-blocks of 32 (see prepare.cpp).
+constexpr size_t kTile = 16;
+constexpr size_t kSubBlock = 32;
+// Attention handles this many query vectors at once; its score buffer is this many rows.
+constexpr size_t kQueries = 16;
+// Largest size of a head.
+constexpr size_t kMostSize = 512;
+
+// Rows rounded to integers, one scale for each row and sub-block of 32. With two planes a value is 256 * high + low.
+struct Rounded {
+  int8_t* values;   // [rows, planes, sub_blocks * 32]
+  float* scales;    // [rows, sub_blocks]
+  int32_t* starts;  // [rows, sub_blocks]: minus the zero point of the weights times the sum of the values
+  size_t sub_blocks;
+  int planes;  // 1: 8 bits, 2: 16 bits
+};
+
+enum class Gate : int { kNone = 0, kSilu = 1, kGeluTanh = 2 };
+
+// y[rows, columns] = x · W (+ bias), or gate(x · W) * (x · up) when `up` is given.
+struct Product {
+  const uint8_t* weights;
+  const uint8_t* up;  // null: no gate
+  const float* bias;  // null: none
+  Rounded x;
+  float* y;
+  size_t rows, columns, sub_blocks;
+  int bits;         // 4 or 8
+  int scale_every;  // sub-blocks that share a scale: block size / 32
+  bool wide_scales;  // float32 instead of float16
+  Gate gate;
+};
+
+// What `attend` reads and writes. Slot s of a head's keys is stored in tile s / 16, transposed: [tile][size][16].
+// Values are stored by slot: [slot][size]. A row sees slots 0 to settled - 1, then its path through the pending rows.
+struct Attention {
+  const float* queries;  // [rows, heads, size], rotated and scaled
+  void* keys;            // [kv_heads, capacity, size], float32 or int8
+  void* values;
+  const float* value_scales;  // int8: [kv_heads, size]
+  const int32_t* parents;     // [pending] or null for a chain
+  float* y;                   // [rows, heads * size]
+  size_t rows, heads, kv_heads, size, capacity;
+  size_t settled;   // slots that every row sees
+  size_t pending;   // slots behind them, the rows of this pass the last of them
+  size_t window;    // 0: none; else a row sees this many positions, its own included
+  float soft_cap;   // 0: none
+  bool int8_cache;
+};
+
+// Rotates the new rows, stores their keys and values, and leaves queries behind for `attend`.
+struct Intake {
+  const float *q, *k, *v;  // first row of each
+  size_t q_stride, k_stride, v_stride;
+  const float *cosines, *sines;  // [positions, rotary / 2] or null: positions are not encoded
+  const int64_t* positions;      // [rows]
+  size_t rotary;                 // how many values of a head are rotated, pairs (i, i + rotary / 2)
+  bool interleaved;              // pairs (2 i, 2 i + 1) instead
+  float scale;
+  const float *key_scales, *value_scales;  // int8: [kv_heads, size]
+  float* queries;                          // [rows, heads, size]
+};
+
+struct Norm {
+  const float *x, *skip, *weight;  // skip: null or added first
+  float *y, *sum;                  // sum: null or x + skip
+  size_t rows, columns;
+  float epsilon;
+};
+
+enum class Pointwise : int { kSigmoid = 0, kSilu = 1, kGeluTanh = 2, kTanh = 3 };
+
+struct Kernels {
+  const char* name;
+  int zero_point4, zero_point8;  // what this instruction set leaves in the weights, see Rounded::starts
+  void (*round_rows)(const float* x, size_t columns, size_t first, size_t last, int zero_point, const Rounded& out);
+  void (*product_tiles)(const Product& job, size_t first, size_t last);
+  void (*take_in)(const Intake& in, const Attention& job, size_t first, size_t last);
+  void (*attend)(const Attention& job, size_t kv_head, size_t first, size_t last, float* scores);
+  void (*norm_rows)(const Norm& job, size_t first, size_t last);
+  void (*pointwise)(Pointwise kind, const float* x, float* y, size_t count);
+  void (*float_product)(const float* x, const float* w, float* y, size_t rows, size_t inner, size_t columns,
+                        size_t first, size_t last);
+};
+
+// Floats of one query's scores: a whole number of tiles.
+inline size_t score_stride(const Attention& job) { return (job.settled + job.pending + kTile) / kTile * kTile; }
+
+// Floats that `attend` needs as scratch memory: scores, sums of values, and paths through a tree.
+inline size_t score_floats(const Attention& job) {
+  return kQueries * (score_stride(job) + job.size + (job.parents == nullptr ? 0 : job.pending));
+}
+
+// The tables; null where the compiler could not make one.
+const Kernels* kernels_avx512();
+const Kernels* kernels_avxvnni();
+const Kernels* kernels_avx2();
+const Kernels* kernels_neon();
+const Kernels* kernels_generic();
+
+// Returns the table in force: the best this processor has, or the one that `choose_kernels` has forced.
+const Kernels* kernels();
+const Kernels* kernels_named(const char* name);  // null: unknown, or this processor does not have it
+bool choose_kernels(const char* name);
+
+// Runs part 0 to parts - 1 on the calling thread and up to threads - 1 others. Parts may run in any order.
+void parallel(size_t parts, int threads, void (*run)(void* data, size_t part), void* data);
+
+// Calls body(part) for each part.
+template <class Body>
+void parallel_for(size_t parts, int threads, const Body& body) {
+  struct Call {
+    static void run(void* data, size_t part) { (*static_cast<const Body*>(data))(part); }
+  };
+  parallel(parts, threads, &Call::run, const_cast<Body*>(&body));
+}
+
+// Bytes of one tile of prepared weights, padded to 64: K / 32 sub-blocks of 4 or 8 bits, then the scales.
+inline size_t tile_nbytes(size_t sub_blocks, int bits, int scale_every, bool wide_scales) {
+  size_t quants = sub_blocks * kSubBlock * kTile * bits / 8;
+  size_t scales = (sub_blocks + scale_every - 1) / scale_every * kTile * (wide_scales ? 4 : 2);
+  return (quants + scales + 63) / 64 * 64;
+}
+
+}  // namespace edgedecode

@@ -1,0 +1,133 @@
+// The part of ONNX Runtime's C API that a custom operator needs. No package ships the header; the API is a table of
+// functions whose places never change, so the few entries used here are declared by their place (version 22 and later).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ort {
+
+struct Status;
+struct Value;
+struct Info;
+struct Context;
+struct KernelInfo;
+struct Domain;
+struct Options;
+
+constexpr uint32_t kVersion = 22;
+enum Type : int { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7 };
+enum Characteristic : int { kRequired = 0, kOptional = 1 };
+
+struct ApiBase {
+  const void* const* (*GetApi)(uint32_t version);
+  const char* (*GetVersionString)();
+};
+
+struct CustomOp {
+  uint32_t version;
+  void* (*CreateKernel)(const CustomOp*, const void*, const KernelInfo*);
+  const char* (*GetName)(const CustomOp*);
+  const char* (*GetProvider)(const CustomOp*);
+  int (*GetInputType)(const CustomOp*, size_t);
+  size_t (*GetInputCount)(const CustomOp*);
+  int (*GetOutputType)(const CustomOp*, size_t);
+  size_t (*GetOutputCount)(const CustomOp*);
+  void (*Compute)(void*, Context*);
+  void (*Destroy)(void*);
+  int (*GetInputCharacteristic)(const CustomOp*, size_t);
+  int (*GetOutputCharacteristic)(const CustomOp*, size_t);
+  int (*GetInputMemory)(const CustomOp*, size_t);
+  int (*GetVariadicInputMin)(const CustomOp*);
+  int (*GetVariadicInputSame)(const CustomOp*);
+  int (*GetVariadicOutputMin)(const CustomOp*);
+  int (*GetVariadicOutputSame)(const CustomOp*);
+  Status* (*CreateKernelV2)(const CustomOp*, const void*, const KernelInfo*, void**);
+  Status* (*ComputeV2)(void*, Context*);
+  Status* (*InferShapes)(const CustomOp*, void*);
+  int (*GetStartVersion)(const CustomOp*);
+  int (*GetEndVersion)(const CustomOp*);
+  void* more[4];
+};
+
+extern const void* const* api;
+
+template <class Function>
+Function entry(int place) {
+  return reinterpret_cast<Function>(const_cast<void*>(api[place]));
+}
+
+inline Status* fail(const char* message) { return entry<Status* (*)(int, const char*)>(0)(1, message); }
+inline void drop(Status* status) {
+  if (status != nullptr) entry<void (*)(Status*)>(93)(status);
+}
+
+// Reads an integer or float attribute; the default where the node has none.
+inline int64_t integer(const KernelInfo* info, const char* name, int64_t otherwise) {
+  int64_t value = otherwise;
+  if (Status* status = entry<Status* (*)(const KernelInfo*, const char*, int64_t*)>(86)(info, name, &value)) {
+    drop(status);
+    return otherwise;
+  }
+  return value;
+}
+inline float number(const KernelInfo* info, const char* name, float otherwise) {
+  float value = otherwise;
+  if (Status* status = entry<Status* (*)(const KernelInfo*, const char*, float*)>(85)(info, name, &value)) {
+    drop(status);
+    return otherwise;
+  }
+  return value;
+}
+
+constexpr size_t kMostDimensions = 4;
+
+// An input's memory and shape; data is null where an optional input is left out.
+struct Tensor {
+  void* data = nullptr;
+  size_t dimensions = 0;
+  int64_t shape[kMostDimensions] = {};
+  bool readable = true;  // false: more dimensions than any operator here takes
+
+  template <class T>
+  T* as() const { return static_cast<T*>(data); }
+  int64_t last() const { return dimensions == 0 ? 1 : shape[dimensions - 1]; }
+  int64_t rows() const {  // elements over the last dimension
+    int64_t count = 1;
+    for (size_t i = 0; i + 1 < dimensions; i++) count *= shape[i];
+    return count;
+  }
+  int64_t count() const { return rows() * last(); }
+};
+
+inline void* memory(const Value* value) {
+  void* data = nullptr;
+  drop(entry<Status* (*)(const Value*, void**)>(51)(value, &data));
+  return data;
+}
+
+inline Tensor input(const Context* context, size_t index) {
+  Tensor tensor;
+  size_t count = 0;
+  drop(entry<Status* (*)(const Context*, size_t*)>(88)(context, &count));
+  const Value* value = nullptr;
+  if (index < count) drop(entry<Status* (*)(const Context*, size_t, const Value**)>(90)(context, index, &value));
+  if (value == nullptr) return tensor;
+  Info* info = nullptr;
+  drop(entry<Status* (*)(const Value*, Info**)>(65)(value, &info));
+  drop(entry<Status* (*)(const Info*, size_t*)>(61)(info, &tensor.dimensions));
+  tensor.readable = tensor.dimensions <= kMostDimensions;
+  if (tensor.readable) drop(entry<Status* (*)(const Info*, int64_t*, size_t)>(62)(info, tensor.shape, tensor.dimensions));
+  entry<void (*)(Info*)>(99)(info);
+  tensor.data = memory(value);
+  return tensor;
+}
+
+// Makes an output; null where it is left out or cannot be made.
+inline void* output(Context* context, size_t index, const int64_t* shape, size_t dimensions) {
+  Value* value = nullptr;
+  drop(entry<Status* (*)(Context*, size_t, const int64_t*, size_t, Value**)>(91)(context, index, shape, dimensions, &value));
+  return value == nullptr ? nullptr : memory(value);
+}
+
+}  // namespace ort

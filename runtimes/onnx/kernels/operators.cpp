@@ -1,0 +1,405 @@
+// The library's operators as ONNX Runtime calls them: attributes, shapes, scratch memory and threads.
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "kernels.h"
+#include "onnxruntime.h"
+
+#if defined(_WIN32)
+#define EDGE_EXPORT extern "C" __declspec(dllexport)
+#else
+#define EDGE_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+const void* const* ort::api = nullptr;
+
+namespace edgedecode {
+namespace {
+
+// Below these amounts of work waking a second thread takes longer than it saves.
+constexpr size_t kProductNbytes = 24 << 10;
+constexpr size_t kPartNbytes = 96 << 10;
+constexpr size_t kRoundFloats = 16 << 10;
+constexpr size_t kNormFloats = 16 << 10;
+constexpr size_t kAttentionSteps = 32 << 10;
+constexpr size_t kMostParts = 4096;
+
+// Memory that a thread uses again for every operator; it keeps what the longest pass took.
+template <class T>
+T* scratch(size_t count) {
+  thread_local std::vector<T> memory;
+  if (memory.size() < count) memory.resize(count);
+  return memory.data();
+}
+struct Score { float value; };  // a memory of its own: a thread may hold rounded rows while it attends
+struct Query { float value; };
+
+// Splits `count` into `parts` and calls body(first, last).
+template <class Body>
+void split(size_t count, size_t parts, int threads, const Body& body) {
+  parts = parts > count ? count : parts;
+  parts = parts > kMostParts ? kMostParts : parts;
+  if (parts <= 1) {
+    body(size_t{0}, count);
+    return;
+  }
+  parallel_for(parts, threads, [&](size_t part) { body(count * part / parts, count * (part + 1) / parts); });
+}
+
+// ---- RowsProduct: x [.., K], tiles, bias [N]?, tiles of a second matrix? → y [.., N] --------------------------------
+
+struct RowsProduct {
+  int64_t inner, columns;
+  int bits, scale_every, planes, threads;
+  bool wide_scales;
+  Gate gate;
+
+  explicit RowsProduct(const ort::KernelInfo* info)
+      : inner(ort::integer(info, "inner", 0)),
+        columns(ort::integer(info, "columns", 0)),
+        bits(static_cast<int>(ort::integer(info, "bits", 4))),
+        scale_every(static_cast<int>(ort::integer(info, "scale_every", 1))),
+        planes(static_cast<int>(ort::integer(info, "planes", 1))),
+        threads(static_cast<int>(ort::integer(info, "threads", 1))),
+        wide_scales(ort::integer(info, "wide_scales", 0) != 0),
+        gate(static_cast<Gate>(ort::integer(info, "gate", 0))) {}
+
+  ort::Status* compute(ort::Context* context) const {
+    const ort::Tensor x = ort::input(context, 0), w = ort::input(context, 1), bias = ort::input(context, 2),
+                      up = ort::input(context, 3);
+    const size_t sub_blocks = (inner + kSubBlock * scale_every - 1) / (kSubBlock * scale_every) * scale_every;
+    const size_t tiles = (columns + kTile - 1) / kTile;
+    const size_t nbytes = tile_nbytes(sub_blocks, bits, scale_every, wide_scales);
+    if (!x.readable || x.last() != inner || w.count() != static_cast<int64_t>(tiles * nbytes) ||
+        (bias.data != nullptr && bias.count() != columns) || (up.data != nullptr && up.count() != w.count()))
+      return ort::fail("RowsProduct: a shape does not fit the node's attributes");
+    int64_t shape[ort::kMostDimensions];
+    memcpy(shape, x.shape, sizeof shape);
+    shape[x.dimensions - 1] = columns;
+    float* y = static_cast<float*>(ort::output(context, 0, shape, x.dimensions));
+    const size_t rows = x.rows();
+    if (rows == 0) return nullptr;
+    if (y == nullptr) return ort::fail("RowsProduct: no memory for the result");
+
+    const Kernels* table = kernels();
+    Product job{};
+    job.weights = w.as<const uint8_t>();
+    job.up = up.as<const uint8_t>();
+    job.bias = bias.as<const float>();
+    job.y = y;
+    job.rows = rows;
+    job.columns = columns;
+    job.sub_blocks = sub_blocks;
+    job.bits = bits;
+    job.scale_every = scale_every;
+    job.wide_scales = wide_scales;
+    job.gate = gate;
+    job.x = {scratch<int8_t>(rows * planes * sub_blocks * kSubBlock), scratch<float>(rows * sub_blocks),
+             scratch<int32_t>(rows * sub_blocks), sub_blocks, planes};
+    const int zero_point = bits == 4 ? table->zero_point4 : table->zero_point8;
+    const size_t floats = rows * inner;
+    split(rows, floats < kRoundFloats ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
+      table->round_rows(x.as<const float>(), inner, first, last, zero_point, job.x);
+    });
+    // Parts of equal size, several a thread, so that one that is held up leaves the rest to the other.
+    const size_t work = tiles * nbytes * (up.data == nullptr ? 1 : 2) * (rows < 8 ? 1 : rows / 4);
+    const size_t parts = work < kProductNbytes ? 1 : (work / kPartNbytes / threads + 1) * threads;
+    split(tiles, parts > size_t(8 * threads) ? 8 * threads : parts, threads,
+          [&](size_t first, size_t last) { table->product_tiles(job, first, last); });
+    return nullptr;
+  }
+};
+
+// ---- TreeAttention: see README's section on kernels for the inputs ------------------------------------------------
+
+template <class Cache>
+struct TreeAttention {
+  int64_t heads, kv_heads, window;
+  float scale, soft_cap;
+  bool interleaved;
+  int threads;
+
+  explicit TreeAttention(const ort::KernelInfo* info)
+      : heads(ort::integer(info, "num_heads", 1)),
+        kv_heads(ort::integer(info, "kv_num_heads", 1)),
+        window(ort::integer(info, "window", 0)),
+        scale(ort::number(info, "scale", 0.0f)),
+        soft_cap(ort::number(info, "softcap", 0.0f)),
+        interleaved(ort::integer(info, "rotary_interleaved", 0) != 0),
+        threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+
+  ort::Status* compute(ort::Context* context) const {
+    const ort::Tensor q = ort::input(context, 0), k = ort::input(context, 1), v = ort::input(context, 2),
+                      keys = ort::input(context, 3), values = ort::input(context, 4), total = ort::input(context, 5),
+                      cosines = ort::input(context, 6), sines = ort::input(context, 7),
+                      positions = ort::input(context, 8), parents = ort::input(context, 9),
+                      key_scales = ort::input(context, 10), value_scales = ort::input(context, 11);
+    const size_t size = keys.last(), capacity = keys.shape[2], rows = q.rows();
+    const int64_t width = size;
+    const bool packed = k.data == nullptr;
+    if (!q.readable || keys.dimensions != 4 || keys.shape[1] != kv_heads || values.count() != keys.count() ||
+        size > kMostSize || size % kTile != 0 || capacity % kTile != 0 || kv_heads < 1 || heads % kv_heads != 0 ||
+        q.last() != (packed ? heads + 2 * kv_heads : heads) * width ||
+        (!packed && (k.last() != kv_heads * width || v.last() != kv_heads * width || k.rows() != q.rows())) ||
+        total.count() != 1 || positions.count() != static_cast<int64_t>(rows))
+      return ort::fail("TreeAttention: a shape does not fit the node's attributes");
+    const size_t filled = *total.as<const int32_t>(), tree = parents.count();
+    if (filled < rows || filled > capacity || (tree != 0 && (tree < rows || tree > filled)))
+      return ort::fail("TreeAttention: the lengths do not fit the cache");
+    for (size_t i = 0; i < tree; i++) {
+      const int32_t parent = parents.as<const int32_t>()[i];
+      if (parent < -1 || parent >= static_cast<int32_t>(i)) return ort::fail("TreeAttention: a parent comes after its child");
+    }
+    const size_t rotary = cosines.data == nullptr ? 0 : 2 * cosines.last();
+    if (rotary > size || (cosines.data != nullptr && sines.count() != cosines.count()))
+      return ort::fail("TreeAttention: the rotary tables do not fit the heads");
+    for (size_t i = 0; rotary != 0 && i < rows; i++)
+      if (positions.as<const int64_t>()[i] < 0 || positions.as<const int64_t>()[i] >= cosines.rows())
+        return ort::fail("TreeAttention: a position is outside the rotary tables");
+    const bool int8_cache = sizeof(Cache) == 1;
+    if (int8_cache && (key_scales.count() != kv_heads * width || value_scales.count() != kv_heads * width))
+      return ort::fail("TreeAttention: the scales do not fit the heads");
+
+    int64_t shape[3] = {1, static_cast<int64_t>(rows), heads * width};
+    float* y = static_cast<float*>(ort::output(context, 0, shape, 3));
+    void* present_keys = ort::output(context, 1, keys.shape, 4);
+    void* present_values = ort::output(context, 2, values.shape, 4);
+    if (rows == 0) return nullptr;
+    if (y == nullptr || present_keys == nullptr || present_values == nullptr)
+      return ort::fail("TreeAttention: no memory for the result");
+    if (present_keys != keys.data) {  // unless past and present are bound to the same memory
+      memcpy(present_keys, keys.data, keys.count() * sizeof(Cache));
+      memcpy(present_values, values.data, values.count() * sizeof(Cache));
+    }
+
+    const Kernels* table = kernels();
+    Attention job{};
+    job.keys = present_keys;
+    job.values = present_values;
+    job.value_scales = value_scales.as<const float>();
+    job.parents = tree == 0 ? nullptr : parents.as<const int32_t>();
+    job.y = y;
+    job.rows = rows;
+    job.heads = heads;
+    job.kv_heads = kv_heads;
+    job.size = size;
+    job.capacity = capacity;
+    job.pending = tree == 0 ? rows : tree;
+    job.settled = filled - job.pending;
+    job.window = window;
+    job.soft_cap = soft_cap;
+    job.int8_cache = int8_cache;
+    Intake in{};
+    const size_t stride = q.last();
+    in.q = q.as<const float>();
+    in.k = packed ? in.q + heads * size : k.as<const float>();
+    in.v = packed ? in.k + kv_heads * size : v.as<const float>();
+    in.q_stride = stride;
+    in.k_stride = in.v_stride = packed ? stride : kv_heads * size;
+    in.cosines = cosines.as<const float>();
+    in.sines = sines.as<const float>();
+    in.positions = positions.as<const int64_t>();
+    in.rotary = rotary;
+    in.interleaved = interleaved;
+    in.scale = scale;
+    in.key_scales = key_scales.as<const float>();
+    in.value_scales = value_scales.as<const float>();
+    in.queries = &scratch<Query>(rows * heads * size)->value;
+    job.queries = in.queries;
+    split(rows, rows * stride < kRoundFloats ? 1 : 4 * threads, threads,
+          [&](size_t first, size_t last) { table->take_in(in, job, first, last); });
+
+    // Each part has one key/value head and some of its queries: at least four, which share what is read.
+    const size_t queries = rows * (heads / kv_heads), steps = queries * kv_heads * filled * size;
+    const size_t wanted = (queries > kQueries ? 4 : 1) * threads / kv_heads;
+    const size_t most = (queries + 3) / 4;
+    const size_t chunks = wanted < 1 ? 1 : wanted > most ? most : wanted;
+    const auto one = [&](size_t part) {
+      const size_t head = part / chunks, chunk = part % chunks;
+      const size_t first = queries * chunk / chunks, last = queries * (chunk + 1) / chunks;
+      if (first < last) table->attend(job, head, first, last, &scratch<Score>(score_floats(job))->value);
+    };
+    if (steps < kAttentionSteps) {
+      for (size_t part = 0; part < kv_heads * chunks; part++) one(part);
+    } else {
+      parallel_for(kv_heads * chunks, threads, one);
+    }
+    return nullptr;
+  }
+};
+
+// ---- RowsNorm: x [.., C], weight [C], skip? → y, x + skip? ----------------------------------------------------------
+
+struct RowsNorm {
+  float epsilon;
+  int threads;
+
+  explicit RowsNorm(const ort::KernelInfo* info)
+      : epsilon(ort::number(info, "epsilon", 1e-5f)), threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+
+  ort::Status* compute(ort::Context* context) const {
+    const ort::Tensor x = ort::input(context, 0), weight = ort::input(context, 1), skip = ort::input(context, 2);
+    if (!x.readable || weight.count() != x.last() || (skip.data != nullptr && skip.count() != x.count()))
+      return ort::fail("RowsNorm: shapes differ");
+    Norm job{};
+    job.x = x.as<const float>();
+    job.skip = skip.as<const float>();
+    job.weight = weight.as<const float>();
+    job.y = static_cast<float*>(ort::output(context, 0, x.shape, x.dimensions));
+    job.sum = static_cast<float*>(ort::output(context, 1, x.shape, x.dimensions));
+    job.rows = x.rows();
+    job.columns = x.last();
+    job.epsilon = epsilon;
+    if (job.rows == 0) return nullptr;
+    if (job.y == nullptr || (job.sum != nullptr && job.skip == nullptr)) return ort::fail("RowsNorm: a sum needs two inputs");
+    const Kernels* table = kernels();
+    split(job.rows, job.rows * job.columns < kNormFloats ? 1 : 4 * threads, threads,
+          [&](size_t first, size_t last) { table->norm_rows(job, first, last); });
+    return nullptr;
+  }
+};
+
+// ---- RowsPointwise: x → y, value by value ---------------------------------------------------------------------------
+
+struct RowsPointwise {
+  Pointwise kind;
+  int threads;
+
+  explicit RowsPointwise(const ort::KernelInfo* info)
+      : kind(static_cast<Pointwise>(ort::integer(info, "kind", 0))),
+        threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+
+  ort::Status* compute(ort::Context* context) const {
+    const ort::Tensor x = ort::input(context, 0);
+    if (!x.readable) return ort::fail("RowsPointwise: too many dimensions");
+    float* y = static_cast<float*>(ort::output(context, 0, x.shape, x.dimensions));
+    const size_t count = x.count();
+    if (count == 0) return nullptr;
+    if (y == nullptr) return ort::fail("RowsPointwise: no memory for the result");
+    const Kernels* table = kernels();
+    split(count, count < kNormFloats ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
+      table->pointwise(kind, x.as<const float>() + first, y + first, last - first);
+    });
+    return nullptr;
+  }
+};
+
+// ---- FloatProduct: x [.., K], w [K, N] → y [.., N], both float32 ----------------------------------------------------
+
+struct FloatProduct {
+  int threads;
+
+  explicit FloatProduct(const ort::KernelInfo* info) : threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+
+  ort::Status* compute(ort::Context* context) const {
+    const ort::Tensor x = ort::input(context, 0), w = ort::input(context, 1);
+    if (!x.readable || w.dimensions != 2 || x.last() != w.shape[0]) return ort::fail("FloatProduct: shapes differ");
+    int64_t shape[ort::kMostDimensions];
+    memcpy(shape, x.shape, sizeof shape);
+    shape[x.dimensions - 1] = w.last();
+    float* y = static_cast<float*>(ort::output(context, 0, shape, x.dimensions));
+    const size_t rows = x.rows(), inner = w.shape[0], columns = w.last();
+    if (rows * columns == 0) return nullptr;
+    if (y == nullptr) return ort::fail("FloatProduct: no memory for the result");
+    const Kernels* table = kernels();
+    const size_t tiles = (columns + kTile - 1) / kTile;
+    split(tiles, rows * inner * columns < kAttentionSteps ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
+      const size_t end = last * kTile < columns ? last * kTile : columns;
+      table->float_product(x.as<const float>(), w.as<const float>(), y, rows, inner, columns, first * kTile, end);
+    });
+    return nullptr;
+  }
+};
+
+// ---- Registration ---------------------------------------------------------------------------------------------------
+
+// What an operator takes and gives, by position: an element type, and whether it may be left out.
+struct Signature {
+  const char* name;
+  size_t input_count, output_count;
+  int inputs[12], outputs[3];
+  size_t first_optional_input, last_optional_input, first_optional_output;
+  size_t second_optional_input;  // optional from here to the end
+};
+
+struct Operator {
+  ort::CustomOp op;  // first: the engine hands back a pointer to it
+  Signature signature;
+};
+
+const Signature& signature_of(const ort::CustomOp* op) { return reinterpret_cast<const Operator*>(op)->signature; }
+
+template <class Kernel>
+ort::Status* create(const ort::CustomOp*, const void*, const ort::KernelInfo* info, void** made) {
+  *made = new (std::nothrow) Kernel(info);
+  return *made == nullptr ? ort::fail("no memory for an operator") : nullptr;
+}
+
+template <class Kernel>
+ort::Status* compute(void* kernel, ort::Context* context) {
+  try {
+    return static_cast<const Kernel*>(kernel)->compute(context);
+  } catch (const std::bad_alloc&) {
+    return ort::fail("no memory for an operator's intermediate values");
+  } catch (...) {
+    return ort::fail("an operator of edgedecode failed");
+  }
+}
+
+template <class Kernel>
+Operator* make(const Signature& signature) {
+  Operator* made = new Operator{};
+  ort::CustomOp& op = made->op;
+  made->signature = signature;
+  op.version = ort::kVersion;
+  op.GetName = [](const ort::CustomOp* self) { return signature_of(self).name; };
+  op.GetProvider = [](const ort::CustomOp*) { return "CPUExecutionProvider"; };
+  op.GetInputType = [](const ort::CustomOp* self, size_t i) { return signature_of(self).inputs[i]; };
+  op.GetInputCount = [](const ort::CustomOp* self) { return signature_of(self).input_count; };
+  op.GetOutputType = [](const ort::CustomOp* self, size_t i) { return signature_of(self).outputs[i]; };
+  op.GetOutputCount = [](const ort::CustomOp* self) { return signature_of(self).output_count; };
+  op.Destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+  op.GetInputCharacteristic = [](const ort::CustomOp* self, size_t i) -> int {
+    const Signature& s = signature_of(self);
+    const bool optional = (i >= s.first_optional_input && i <= s.last_optional_input) || i >= s.second_optional_input;
+    return optional ? ort::kOptional : ort::kRequired;
+  };
+  op.GetOutputCharacteristic = [](const ort::CustomOp* self, size_t i) -> int {
+    return i >= signature_of(self).first_optional_output ? ort::kOptional : ort::kRequired;
+  };
+  op.GetInputMemory = [](const ort::CustomOp*, size_t) { return 0; };
+  op.GetVariadicInputMin = op.GetVariadicInputSame = op.GetVariadicOutputMin = op.GetVariadicOutputSame =
+      [](const ort::CustomOp*) { return 1; };
+  op.CreateKernelV2 = create<Kernel>;
+  op.ComputeV2 = compute<Kernel>;
+  op.GetStartVersion = [](const ort::CustomOp*) { return 1; };
+  op.GetEndVersion = [](const ort::CustomOp*) { return 2147483647; };
+  return made;
+}
+
+constexpr int F = ort::kFloat, U = ort::kUint8, B = ort::kInt8, I = ort::kInt32, L = ort::kInt64;
+
+}  // namespace
+}  // namespace edgedecode
+
+// The engine calls this when a session's options name the library. The operators live as long as the process.
+EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::ApiBase* base) {
+  using namespace edgedecode;
+  ort::api = base->GetApi(ort::kVersion);
+  static Operator* const operators[] = {
+      make<RowsProduct>({"RowsProduct", 4, 1, {F, U, F, U}, {F}, 2, 3, 1, 12}),
+      make<TreeAttention<float>>({"TreeAttention", 12, 3, {F, F, F, F, F, I, F, F, L, I, F, F}, {F, F, F}, 1, 2, 3, 6}),
+      make<TreeAttention<int8_t>>(
+          {"TreeAttentionInt8", 12, 3, {F, F, F, B, B, I, F, F, L, I, F, F}, {F, B, B}, 1, 2, 3, 6}),
+      make<RowsNorm>({"RowsNorm", 3, 2, {F, F, F}, {F, F}, 2, 2, 1, 12}),
+      make<RowsPointwise>({"RowsPointwise", 1, 1, {F}, {F}, 12, 12, 1, 12}),
+      make<FloatProduct>({"FloatProduct", 2, 1, {F, F}, {F}, 12, 12, 1, 12}),
+  };
+  ort::Domain* domain = nullptr;
+  if (ort::Status* status = ort::entry<ort::Status* (*)(const char*, ort::Domain**)>(26)("edgedecode", &domain)) return status;
+  for (const Operator* each : operators)
+    if (ort::Status* status = ort::entry<ort::Status* (*)(ort::Domain*, const ort::CustomOp*)>(27)(domain, &each->op))
+      return status;
+  return ort::entry<ort::Status* (*)(ort::Options*, ort::Domain*)>(28)(options, domain);
+}

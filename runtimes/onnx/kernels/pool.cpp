@@ -1,0 +1,117 @@
+// One small pool of threads for all sessions of the process: a forward pass of the target and one of the draft use the
+// same threads, where two pools would wait for each other. Workers spin for a millisecond after their last part, which
+// covers the host's work between two passes, then sleep.
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#if !defined(_WIN32)
+#include <unistd.h>
+#endif
+
+#include "kernels.h"
+
+namespace edgedecode {
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(1000);
+constexpr int kMostThreads = 256;
+
+inline void pause_briefly() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+int process_id() {
+#if defined(_WIN32)
+  return 0;
+#else
+  return getpid();
+#endif
+}
+
+// A job's parts are claimed one by one, by workers and by the caller, who finishes a job that no worker takes part in:
+// nothing waits for a thread that the system does not run, or that a fork has left behind.
+class Pool {
+ public:
+  void run(size_t parts, int threads, void (*body)(void*, size_t), void* data) {
+    if (threads <= 1 || parts <= 1 || process_id() != process_ || busy_.exchange(true, std::memory_order_acquire)) {
+      for (size_t part = 0; part < parts; part++) body(data, part);
+      return;
+    }
+    grow(threads - 1);
+    body_ = body;
+    data_ = data;
+    done_.store(0, std::memory_order_relaxed);
+    const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+    ticket_.store(job << 32 | static_cast<uint64_t>(parts) << 16, std::memory_order_seq_cst);
+    if (sleeping_.load(std::memory_order_seq_cst) > 0) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      wake_.notify_all();
+    }
+    while (claim()) {
+    }
+    while (done_.load(std::memory_order_acquire) != parts) pause_briefly();
+    busy_.store(false, std::memory_order_release);
+  }
+
+ private:
+  // Takes one part of the job in force and runs it. The ticket holds the job's number, its parts and the next of them
+  // in one word, so that a part is never claimed of a job that has ended.
+  bool claim() {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    do {
+      if ((ticket & 0xffff) >= (ticket >> 16 & 0xffff)) return false;
+    } while (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel));
+    body_(data_, ticket & 0xffff);
+    done_.fetch_add(1, std::memory_order_release);
+    return true;
+  }
+
+  void work() {
+    for (;;) {
+      const uint64_t seen = ticket_.load(std::memory_order_acquire);
+      if (claim()) continue;
+      const auto until = std::chrono::steady_clock::now() + kSpin;
+      bool idle = true;
+      for (int i = 1; idle && (i % 64 != 0 || std::chrono::steady_clock::now() < until); i++) {
+        pause_briefly();
+        idle = ticket_.load(std::memory_order_relaxed) == seen;
+      }
+      if (!idle) continue;
+      std::unique_lock<std::mutex> lock(mutex_);
+      sleeping_.fetch_add(1, std::memory_order_seq_cst);
+      wake_.wait(lock, [&] { return ticket_.load(std::memory_order_seq_cst) != seen; });
+      sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+    }
+  }
+
+  void grow(int workers) {
+    for (; workers_ < workers && workers_ < kMostThreads; workers_++) std::thread([this] { work(); }).detach();
+  }
+
+  const int process_ = process_id();
+  int workers_ = 0;
+  std::atomic<bool> busy_{false};
+  std::atomic<uint64_t> ticket_{0};
+  std::atomic<size_t> done_{0};
+  std::atomic<int> sleeping_{0};
+  void (*body_)(void*, size_t) = nullptr;
+  void* data_ = nullptr;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+};
+
+}  // namespace
+
+void parallel(size_t parts, int threads, void (*run)(void*, size_t), void* data) {
+  static Pool* pool = new Pool;  // never destroyed: its threads run until the process ends
+  pool->run(parts, threads, run, data);
+}
+
+}  // namespace edgedecode

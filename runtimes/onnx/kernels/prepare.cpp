@@ -1,0 +1,112 @@
+// Turns block-quantized weights as MatMulNBits stores them into tiles, and what else Python calls by name.
+//
+// A tile holds 16 columns: for each sub-block of 32 of K the weights in vectors of 64 bytes, four bytes a column, then
+// the scales, 16 a block. 4 bits: four vectors; of vector v, column j, byte i the low nibble is k = 8 v + i and the high
+// one k = 8 v + 4 + i. 8 bits: eight vectors, byte i of vector v is k = 4 v + i. Columns behind the last are zeros.
+#include <cstring>
+
+#include "kernels.h"
+
+#if defined(_WIN32)
+#define EDGE_EXPORT extern "C" __declspec(dllexport)
+#else
+#define EDGE_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+namespace edgedecode {
+namespace {
+
+// The half-precision number of a float that is one exactly; false: it is none.
+bool to_half(float value, uint16_t& half) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  const uint32_t sign = bits >> 16 & 0x8000, exponent = bits >> 23 & 255, mantissa = bits & 0x7fffff;
+  if (exponent == 0 && mantissa == 0) {
+    half = static_cast<uint16_t>(sign);
+    return true;
+  }
+  if (exponent >= 113 && exponent <= 142) {
+    half = static_cast<uint16_t>(sign | (exponent - 112) << 10 | mantissa >> 13);
+    return (mantissa & 0x1fff) == 0;
+  }
+  if (exponent >= 103 && exponent < 113) {  // a denormal half
+    const uint32_t whole = mantissa | 0x800000, shift = 126 - exponent;
+    half = static_cast<uint16_t>(sign | whole >> shift);
+    return (whole & ((1u << shift) - 1)) == 0;
+  }
+  return false;
+}
+
+}  // namespace
+}  // namespace edgedecode
+
+using namespace edgedecode;
+
+// What a matrix is: columns N, K in blocks of `block` (32, 64 or 128), and its scales as float32 [N, blocks].
+struct EdgedecodeMatrix {
+  const uint8_t* packed;  // [N, blocks, block * bits / 8]
+  const float* scales;
+  int64_t columns, blocks, block, bits, wide_scales;
+};
+
+// Bytes of the matrix as tiles.
+EDGE_EXPORT int64_t edgedecode_prepared_nbytes(const EdgedecodeMatrix* matrix) {
+  const size_t every = matrix->block / kSubBlock;
+  const size_t tile = tile_nbytes(matrix->blocks * every, static_cast<int>(matrix->bits), static_cast<int>(every),
+                                  matrix->wide_scales != 0);
+  return static_cast<int64_t>((matrix->columns + kTile - 1) / kTile * tile);
+}
+
+// What the matrix needs: bit 0: scales that are no half-precision numbers, bit 1: an 8-bit weight of -128, bit 2: a
+// scale that is infinite or not a number.
+EDGE_EXPORT int32_t edgedecode_inspect(const EdgedecodeMatrix* matrix) {
+  int32_t found = 0;
+  const int64_t count = matrix->columns * matrix->blocks;
+  for (int64_t i = 0; i < count; i++) {
+    uint16_t half;
+    if (!to_half(matrix->scales[i], half)) found |= 1;
+    if (!(matrix->scales[i] - matrix->scales[i] == 0.0f)) found |= 4;
+  }
+  if (matrix->bits == 8 && memchr(matrix->packed, 0, static_cast<size_t>(count * matrix->block)) != nullptr) found |= 2;
+  return found;
+}
+
+// Writes tiles first to last - 1 of the matrix to `out`, where tile `first` begins.
+EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t first, int64_t last, uint8_t* out) {
+  const size_t every = matrix->block / kSubBlock, blocks = matrix->blocks, sub_blocks = blocks * every;
+  const size_t bits = matrix->bits, row_nbytes = sub_blocks * kSubBlock * bits / 8;
+  const size_t nbytes = tile_nbytes(sub_blocks, static_cast<int>(bits), static_cast<int>(every), matrix->wide_scales != 0);
+  for (int64_t tile = first; tile < last; tile++, out += nbytes) {
+    memset(out, bits == 4 ? 0x88 : 0x80, sub_blocks * kSubBlock * kTile * bits / 8);
+    uint8_t* scales = out + sub_blocks * kSubBlock * kTile * bits / 8;
+    memset(scales, 0, nbytes - static_cast<size_t>(scales - out));
+    for (size_t j = 0; j < kTile && tile * kTile + j < static_cast<size_t>(matrix->columns); j++) {
+      const size_t column = tile * kTile + j;
+      const uint8_t* from = matrix->packed + column * row_nbytes;
+      for (size_t k = 0; k < sub_blocks * kSubBlock; k++) {
+        uint8_t* to = out + k / kSubBlock * kSubBlock * kTile * bits / 8;
+        const size_t inside = k % kSubBlock;
+        if (bits == 8) {
+          to[inside / 4 * 64 + 4 * j + inside % 4] = from[k];
+        } else {
+          const uint8_t nibble = from[k / 2] >> (k % 2 * 4) & 15;
+          uint8_t& byte = to[inside / 8 * 64 + 4 * j + inside % 4];
+          byte = inside % 8 < 4 ? (byte & 0xf0) | nibble : (byte & 0x0f) | nibble << 4;
+        }
+      }
+      for (size_t block = 0; block < blocks; block++) {
+        const float scale = matrix->scales[column * blocks + block];
+        uint8_t* to = scales + (block * kTile + j) * (matrix->wide_scales ? 4 : 2);
+        uint16_t half = 0;
+        if (matrix->wide_scales)
+          memcpy(to, &scale, 4);
+        else if (to_half(scale, half))
+          memcpy(to, &half, 2);
+      }
+    }
+  }
+}
+
+EDGE_EXPORT const char* edgedecode_kernels() { return kernels()->name; }
+EDGE_EXPORT int32_t edgedecode_has_kernels(const char* name) { return kernels_named(name) != nullptr; }
+EDGE_EXPORT int32_t edgedecode_choose_kernels(const char* name) { return choose_kernels(name); }

@@ -1,0 +1,325 @@
+// Vectors of one instruction set under common names; included inside a namespace of its own by each kernels_*.cpp.
+//
+// Floats (VF), 32-bit integers (VI): kLanes of each. VW: 4 * kLanes bytes of weights, four of each lane's column.
+// Every operation is one IEEE operation a lane, so that the kernels written with them give the same bits everywhere.
+
+#if defined(EDGE_AVX512)
+
+constexpr size_t kLanes = 16;
+using VF = __m512;
+using VI = __m512i;
+using VW = __m512i;
+static inline VF vload(const float* p) { return _mm512_loadu_ps(p); }
+static inline void vstore(float* p, VF v) { _mm512_storeu_ps(p, v); }
+static inline VF vset(float x) { return _mm512_set1_ps(x); }
+static inline VF vadd(VF a, VF b) { return _mm512_add_ps(a, b); }
+static inline VF vsub(VF a, VF b) { return _mm512_sub_ps(a, b); }
+static inline VF vmul(VF a, VF b) { return _mm512_mul_ps(a, b); }
+static inline VF vdiv(VF a, VF b) { return _mm512_div_ps(a, b); }
+static inline VF vfma(VF a, VF b, VF c) { return _mm512_fmadd_ps(a, b, c); }
+static inline VF vmax(VF a, VF b) { return _mm512_max_ps(a, b); }
+static inline VF vmin(VF a, VF b) { return _mm512_min_ps(a, b); }
+static inline VF vabs(VF a) { return _mm512_abs_ps(a); }
+static inline VF vround(VF a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline VF vzero_below(VF v, VF x, VF floor) {  // 0 where x < floor, else v
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, floor, _CMP_NLT_UQ), v);
+}
+static inline VI vint(VF a) { return _mm512_cvtps_epi32(a); }
+static inline VF vfloat(VI a) { return _mm512_cvtepi32_ps(a); }
+static inline VF vpower2(VI n) {  // 2 to the n, -126 <= n <= 127
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+}
+static inline VF vhalf(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+static inline VF vbytes(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+static inline void vstore_bytes(int8_t* p, VI v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
+static inline VI vhigh(VI v) {  // the high plane of 16-bit values: (v + 128) >> 8
+  return _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8);
+}
+static inline VI vlow(VI v, VI high) { return _mm512_sub_epi32(v, _mm512_slli_epi32(high, 8)); }
+static inline VI vadd_int(VI a, VI b) { return _mm512_add_epi32(a, b); }
+static inline VI vjoin(VI high, VI low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
+static inline int32_t vsum_int(VI v) { return _mm512_reduce_add_epi32(v); }
+static inline void vnibbles(const uint8_t* p, VW& low, VW& high) {
+  VW x = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
+  low = _mm512_and_si512(x, mask);
+  high = _mm512_and_si512(_mm512_srli_epi16(x, 4), mask);
+}
+static inline VW vweights(const uint8_t* p) { return _mm512_loadu_si512(p); }
+template <int BITS>
+struct Dot {
+  static constexpr int kZeroPoint = BITS == 4 ? 8 : 128;
+  VI sum;
+  explicit Dot(int32_t start) : sum(_mm512_set1_epi32(start)) {}
+  inline void step(VW w, int32_t a) { sum = _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(a)); }
+  inline VI end() const { return sum; }
+};
+
+#elif defined(EDGE_AVX2) || defined(EDGE_AVXVNNI)
+
+constexpr size_t kLanes = 8;
+using VF = __m256;
+using VI = __m256i;
+using VW = __m256i;
+static inline VF vload(const float* p) { return _mm256_loadu_ps(p); }
+static inline void vstore(float* p, VF v) { _mm256_storeu_ps(p, v); }
+static inline VF vset(float x) { return _mm256_set1_ps(x); }
+static inline VF vadd(VF a, VF b) { return _mm256_add_ps(a, b); }
+static inline VF vsub(VF a, VF b) { return _mm256_sub_ps(a, b); }
+static inline VF vmul(VF a, VF b) { return _mm256_mul_ps(a, b); }
+static inline VF vdiv(VF a, VF b) { return _mm256_div_ps(a, b); }
+static inline VF vfma(VF a, VF b, VF c) { return _mm256_fmadd_ps(a, b, c); }
+static inline VF vmax(VF a, VF b) { return _mm256_max_ps(a, b); }
+static inline VF vmin(VF a, VF b) { return _mm256_min_ps(a, b); }
+static inline VF vabs(VF a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+static inline VF vround(VF a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline VF vzero_below(VF v, VF x, VF floor) { return _mm256_and_ps(v, _mm256_cmp_ps(x, floor, _CMP_NLT_UQ)); }
+static inline VI vint(VF a) { return _mm256_cvtps_epi32(a); }
+static inline VF vfloat(VI a) { return _mm256_cvtepi32_ps(a); }
+static inline VF vpower2(VI n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+static inline VF vhalf(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+static inline VF vbytes(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+static inline void vstore_bytes(int8_t* p, VI v) {
+  __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
+}
+static inline VI vhigh(VI v) { return _mm256_srai_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(128)), 8); }
+static inline VI vlow(VI v, VI high) { return _mm256_sub_epi32(v, _mm256_slli_epi32(high, 8)); }
+static inline VI vadd_int(VI a, VI b) { return _mm256_add_epi32(a, b); }
+static inline VI vjoin(VI high, VI low) { return _mm256_add_epi32(_mm256_slli_epi32(high, 8), low); }
+static inline int32_t vsum_int(VI v) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+static inline void vnibbles(const uint8_t* p, VW& low, VW& high) {
+  VW x = _mm256_loadu_si256((const __m256i*)p), mask = _mm256_set1_epi8(15);
+  low = _mm256_and_si256(x, mask);
+  high = _mm256_and_si256(_mm256_srli_epi16(x, 4), mask);
+}
+#if defined(EDGE_AVXVNNI)
+static inline VW vweights(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+template <int BITS>
+struct Dot {
+  static constexpr int kZeroPoint = BITS == 4 ? 8 : 128;
+  VI sum;
+  explicit Dot(int32_t start) : sum(_mm256_set1_epi32(start)) {}
+  inline void step(VW w, int32_t a) { sum = _mm256_dpbusd_avx_epi32(sum, w, _mm256_set1_epi32(a)); }
+  inline VI end() const { return sum; }
+};
+#else
+// 8-bit weights are made signed: see Dot<8>.
+static inline VW vweights(const uint8_t* p) {
+  return _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)p), _mm256_set1_epi8(-128));
+}
+template <int BITS>
+struct Dot;
+// Eight steps fit 16 bits: 15 * 128 * 2 * 8 = 30,720.
+template <>
+struct Dot<4> {
+  static constexpr int kZeroPoint = 8;
+  VI sum;
+  int32_t start;
+  explicit Dot(int32_t first) : sum(_mm256_setzero_si256()), start(first) {}
+  inline void step(VW w, int32_t a) {
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, _mm256_set1_epi32(a)));
+  }
+  inline VI end() const {
+    return _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), _mm256_set1_epi32(start));
+  }
+};
+// vpmaddubsw saturates at 16 bits, and 255 * 127 * 2 does not fit: |activation| is the unsigned side and the weight
+// takes its sign. 128 * 127 * 2 = 32,512 fits as long as no weight is -128, which has no negative (prepare.cpp looks).
+template <>
+struct Dot<8> {
+  static constexpr int kZeroPoint = 0;
+  VI sum;
+  explicit Dot(int32_t) : sum(_mm256_setzero_si256()) {}
+  inline void step(VW w, int32_t a) {
+    VI value = _mm256_set1_epi32(a);
+    VI pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(value), _mm256_sign_epi8(w, value));
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  inline VI end() const { return sum; }
+};
+#endif
+
+#elif defined(EDGE_NEON)
+
+constexpr size_t kLanes = 4;
+using VF = float32x4_t;
+using VI = int32x4_t;
+using VW = int8x16_t;
+static inline VF vload(const float* p) { return vld1q_f32(p); }
+static inline void vstore(float* p, VF v) { vst1q_f32(p, v); }
+static inline VF vset(float x) { return vdupq_n_f32(x); }
+static inline VF vadd(VF a, VF b) { return vaddq_f32(a, b); }
+static inline VF vsub(VF a, VF b) { return vsubq_f32(a, b); }
+static inline VF vmul(VF a, VF b) { return vmulq_f32(a, b); }
+static inline VF vdiv(VF a, VF b) { return vdivq_f32(a, b); }
+static inline VF vfma(VF a, VF b, VF c) { return vfmaq_f32(c, a, b); }
+// As x86 has it: the second operand where one is not a number.
+static inline VF vmax(VF a, VF b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+static inline VF vmin(VF a, VF b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+static inline VF vabs(VF a) { return vabsq_f32(a); }
+static inline VF vround(VF a) { return vrndnq_f32(a); }
+static inline VF vzero_below(VF v, VF x, VF floor) {
+  return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(v), vcltq_f32(x, floor)));
+}
+static inline VI vint(VF a) { return vcvtnq_s32_f32(a); }
+static inline VF vfloat(VI a) { return vcvtq_f32_s32(a); }
+static inline VF vpower2(VI n) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n, vdupq_n_s32(127)), 23)); }
+static inline VF vhalf(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+static inline VF vbytes(const int8_t* p) {
+  int32_t four;
+  memcpy(&four, p, 4);
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))))));
+}
+static inline void vstore_bytes(int8_t* p, VI v) {
+  int16x4_t words = vqmovn_s32(v);
+  int8x8_t bytes = vqmovn_s16(vcombine_s16(words, words));
+  int32_t four = vget_lane_s32(vreinterpret_s32_s8(bytes), 0);
+  memcpy(p, &four, 4);
+}
+static inline VI vhigh(VI v) { return vshrq_n_s32(vaddq_s32(v, vdupq_n_s32(128)), 8); }
+static inline VI vlow(VI v, VI high) { return vsubq_s32(v, vshlq_n_s32(high, 8)); }
+static inline VI vadd_int(VI a, VI b) { return vaddq_s32(a, b); }
+static inline VI vjoin(VI high, VI low) { return vaddq_s32(vshlq_n_s32(high, 8), low); }
+static inline int32_t vsum_int(VI v) { return vaddvq_s32(v); }
+// NEON multiplies signed by signed: the zero point is subtracted here.
+static inline void vnibbles(const uint8_t* p, VW& low, VW& high) {
+  uint8x16_t x = vld1q_u8(p);
+  low = vsubq_s8(vreinterpretq_s8_u8(vandq_u8(x, vdupq_n_u8(15))), vdupq_n_s8(8));
+  high = vsubq_s8(vreinterpretq_s8_u8(vshrq_n_u8(x, 4)), vdupq_n_s8(8));
+}
+static inline VW vweights(const uint8_t* p) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128))); }
+template <int BITS>
+struct Dot {
+  static constexpr int kZeroPoint = 0;
+  VI sum;
+  explicit Dot(int32_t) : sum(vdupq_n_s32(0)) {}
+  inline void step(VW w, int32_t a) { sum = vdotq_s32(sum, w, vreinterpretq_s8_s32(vdupq_n_s32(a))); }
+  inline VI end() const { return sum; }
+};
+
+#else  // plain C++
+
+constexpr size_t kLanes = 4;
+struct VF { float v[kLanes]; };
+struct VI { int32_t v[kLanes]; };
+struct VW { int8_t v[4 * kLanes]; };
+#define EDGE_LANES(kind, value) { kind r; for (size_t i = 0; i < kLanes; i++) r.v[i] = (value); return r; }
+static inline VF vload(const float* p) EDGE_LANES(VF, p[i])
+static inline void vstore(float* p, VF a) { memcpy(p, a.v, sizeof a.v); }
+static inline VF vset(float x) EDGE_LANES(VF, x)
+static inline VF vadd(VF a, VF b) EDGE_LANES(VF, a.v[i] + b.v[i])
+static inline VF vsub(VF a, VF b) EDGE_LANES(VF, a.v[i] - b.v[i])
+static inline VF vmul(VF a, VF b) EDGE_LANES(VF, a.v[i] * b.v[i])
+static inline VF vdiv(VF a, VF b) EDGE_LANES(VF, a.v[i] / b.v[i])
+static inline VF vfma(VF a, VF b, VF c) EDGE_LANES(VF, std::fma(a.v[i], b.v[i], c.v[i]))
+static inline VF vmax(VF a, VF b) EDGE_LANES(VF, a.v[i] > b.v[i] ? a.v[i] : b.v[i])
+static inline VF vmin(VF a, VF b) EDGE_LANES(VF, a.v[i] < b.v[i] ? a.v[i] : b.v[i])
+static inline VF vabs(VF a) EDGE_LANES(VF, std::fabs(a.v[i]))
+static inline VF vround(VF a) EDGE_LANES(VF, std::nearbyintf(a.v[i]))
+static inline VF vzero_below(VF a, VF x, VF floor) EDGE_LANES(VF, x.v[i] < floor.v[i] ? 0.0f : a.v[i])
+// Out of range and NaN give what x86 gives: the least integer.
+static inline int32_t integer_of(float x) {
+  return x >= -2147483648.0f && x < 2147483648.0f ? static_cast<int32_t>(std::nearbyintf(x)) : INT32_MIN;
+}
+static inline VI vint(VF a) EDGE_LANES(VI, integer_of(a.v[i]))
+static inline VF vfloat(VI a) EDGE_LANES(VF, static_cast<float>(a.v[i]))
+static inline float power2(int32_t n) {
+  uint32_t bits = static_cast<uint32_t>(n + 127) << 23;
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+static inline VF vpower2(VI n) EDGE_LANES(VF, power2(n.v[i]))
+static inline VF vhalf(const uint16_t* p) EDGE_LANES(VF, half_to_float(p[i]))
+static inline VF vbytes(const int8_t* p) EDGE_LANES(VF, static_cast<float>(p[i]))
+static inline void vstore_bytes(int8_t* p, VI a) {
+  for (size_t i = 0; i < kLanes; i++) p[i] = static_cast<int8_t>(a.v[i]);
+}
+static inline VI vhigh(VI a) EDGE_LANES(VI, (a.v[i] + 128) >> 8)
+static inline VI vlow(VI a, VI high) EDGE_LANES(VI, a.v[i] - high.v[i] * 256)
+static inline VI vadd_int(VI a, VI b) EDGE_LANES(VI, a.v[i] + b.v[i])
+static inline VI vjoin(VI high, VI low) EDGE_LANES(VI, high.v[i] * 256 + low.v[i])
+static inline int32_t vsum_int(VI a) {
+  int32_t sum = 0;
+  for (size_t i = 0; i < kLanes; i++) sum += a.v[i];
+  return sum;
+}
+static inline void vnibbles(const uint8_t* p, VW& low, VW& high) {
+  for (size_t i = 0; i < 4 * kLanes; i++) {
+    low.v[i] = static_cast<int8_t>((p[i] & 15) - 8);
+    high.v[i] = static_cast<int8_t>((p[i] >> 4) - 8);
+  }
+}
+static inline VW vweights(const uint8_t* p) {
+  VW w;
+  for (size_t i = 0; i < 4 * kLanes; i++) w.v[i] = static_cast<int8_t>(p[i] ^ 128);
+  return w;
+}
+template <int BITS>
+struct Dot {
+  static constexpr int kZeroPoint = 0;
+  VI sum;
+  explicit Dot(int32_t) { memset(sum.v, 0, sizeof sum.v); }
+  inline void step(VW w, int32_t a) {
+    int8_t four[4];
+    memcpy(four, &a, 4);
+    for (size_t i = 0; i < kLanes; i++)
+      for (size_t j = 0; j < 4; j++) sum.v[i] += w.v[4 * i + j] * four[j];
+  }
+  inline VI end() const { return sum; }
+};
+#undef EDGE_LANES
+
+#endif
+
+constexpr size_t kGroups = kTile / kLanes;  // vectors that hold 16 values
+
+// The sum of 16 values in one fixed order, whatever the width of a vector: halves are added until one is left.
+static inline float sum16(const VF (&v)[kGroups]) {
+  float x[kTile];
+  for (size_t g = 0; g < kGroups; g++) vstore(x + g * kLanes, v[g]);
+  for (size_t half = kTile / 2; half > 0; half /= 2)
+    for (size_t i = 0; i < half; i++) x[i] = x[i] + x[i + half];
+  return x[0];
+}
+
+// e to the x (Cephes expf: range reduction by ln 2 in two parts, a polynomial of degree 5). 0 below -87; NaN stays NaN:
+// the minimum and maximum return their second operand where one is not a number.
+static inline VF vexp(VF x) {
+  const VF floor = vset(-87.0f);
+  VF clamped = vmin(vset(88.0f), vmax(floor, x));
+  VF n = vround(vmul(clamped, vset(1.44269504088896341f)));
+  VF r = vfma(n, vset(-0.693359375f), clamped);
+  r = vfma(n, vset(2.12194440e-4f), r);
+  VF p = vset(1.9875691500e-4f);
+  p = vfma(p, r, vset(1.3981999507e-3f));
+  p = vfma(p, r, vset(8.3334519073e-3f));
+  p = vfma(p, r, vset(4.1665795894e-2f));
+  p = vfma(p, r, vset(1.6666665459e-1f));
+  p = vfma(p, r, vset(5.0000001201e-1f));
+  p = vadd(vfma(p, vmul(r, r), r), vset(1.0f));
+  return vzero_below(vmul(p, vpower2(vint(n))), x, floor);
+}
+
+static inline VF vsigmoid(VF x) { return vdiv(vset(1.0f), vadd(vset(1.0f), vexp(vsub(vset(0.0f), x)))); }
+
+// 1 - 2 / (e^2x + 1): absolute error below 2e-7.
+static inline VF vtanh(VF x) {
+  return vsub(vset(1.0f), vdiv(vset(2.0f), vadd(vexp(vadd(x, x)), vset(1.0f))));
+}
+
+static inline VF vgelu_tanh(VF x) {
+  VF cube = vmul(vmul(x, x), x);
+  VF inner = vmul(vset(0.7978845608028654f), vfma(vset(0.044715f), cube, x));
+  return vmul(vmul(vset(0.5f), x), vadd(vset(1.0f), vtanh(inner)));
+}

@@ -1,0 +1,45 @@
+"""Builds the kernels of the ONNX runtime as an optional library: without a compiler the installation goes on.
+
+Everything else is in pyproject.toml. EDGEDECODE_BUILD_KERNELS=0 leaves the library out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+FOLDER = Path("runtimes/onnx/kernels")
+# No contraction of a product and a sum: where one is wanted the source writes it, and every processor then rounds alike.
+FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-g0"]
+WINDOWS_FLAGS = ["/std:c++17", "/O2", "/fp:precise"]
+
+
+class BuildLibrary(build_ext):
+    """Builds a plain shared library: it is loaded by ctypes and the engine, and serves every version of Python."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        suffix = ".dll" if sys.platform == "win32" else ".so"
+        return str(Path(*fullname.split(".")).with_suffix(suffix))
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        return list(ext.export_symbols)
+
+
+windows = sys.platform == "win32"
+library = Extension(
+    "edgedecode.runtimes.onnx.kernels._rows",
+    sources=sorted(str(path) for path in FOLDER.glob("*.cpp")),
+    depends=sorted(str(path) for path in FOLDER.glob("*.h")),
+    extra_compile_args=WINDOWS_FLAGS if windows else FLAGS,
+    extra_link_args=[] if windows else ["-pthread"],
+    language="c++",
+    optional=True,
+)
+setup(
+    ext_modules=[] if os.environ.get("EDGEDECODE_BUILD_KERNELS") == "0" else [library],
+    cmdclass={"build_ext": BuildLibrary},
+)
