@@ -161,6 +161,8 @@ class ModelCard:
     """The projections an adapter may change, by their names in PEFT's `target_modules`."""
     row_invariant: bool = False
     """A row's bits depend on the row and its past alone, whatever goes with it in a pass."""
+    kernels: str = ""
+    """Our kernels' instruction set; empty: the engine's own kernels."""
     kernel_noise: float | None = None
     """99.9th percentile of how far a gap between two leading logits moves between one-row and many-row kernels."""
     notes: tuple[str, ...] = ()

@@ -50,6 +50,10 @@ class Ancestors:
         """Return the depths of rows start to stop; children of the last settled position have depth 0."""
         return self._depths[start:stop]
 
+    def parents(self, stop: int) -> list[int]:
+        """Return the parents of rows 0 to stop; -1: the last settled position."""
+        return self._parents[:stop]
+
     def fill_bias(self, bias: FloatArray, *, settled: int, start: int) -> None:
         """Write the bias of the rows from `start`: [rows, settled + start + rows], every settled position visible."""
         rows, total = bias.shape

@@ -10,7 +10,7 @@ from math import isqrt
 
 from edgedecode.manifest import ModelEntry
 
-__all__ = ["ENGINE_NBYTES", "Footprint", "plan_footprint"]
+__all__ = ["ENGINE_NBYTES", "Footprint", "plan_footprint", "plan_own_footprint", "rows_per_pass"]
 
 MIB = 2**20
 FLOAT_NBYTES = 4
@@ -32,14 +32,42 @@ class Footprint:
 
     weights_nbytes: int
     bias_nbytes: int
-    """Size of one bias buffer; there is one of zeros for chains and, once a tree is used, one for trees."""
+    """Size of one bias buffer; there is one of zeros for chains and, once a tree is used, one for trees. 0: our
+    attention, which takes none."""
     workspace_nbytes: int
     rows_per_pass: int
 
     def rows_after(self, total: int) -> int:
         """Return how many rows a pass may append when `total` rows are there: rows × (total + rows) fits the bias."""
+        if not self.bias_nbytes:
+            return self.rows_per_pass
         floats = self.bias_nbytes // FLOAT_NBYTES
         return max(1, min(self.rows_per_pass, (isqrt(total * total + 4 * floats) - total) // 2))
+
+
+def rows_per_pass(entry: ModelEntry, *, adapters: bool) -> int:
+    """Return the most rows of a pass, so that its intermediate values stay below their limit."""
+    return max(2, min(ROWS_PER_PASS, ACTIVATION_NBYTES // _row_nbytes(entry, adapters=adapters)))
+
+
+def plan_own_footprint(
+    entry: ModelEntry,
+    *,
+    weights_nbytes: int,
+    graph_nbytes: int,
+    tiles_nbytes: int,
+    scratch_nbytes: int,
+    adapters: bool,
+) -> Footprint:
+    """Plan a model on our kernels: weights as tiles, used in place, and the embedding's rows from the weights file."""
+    row, rows = _row_nbytes(entry, adapters=adapters), rows_per_pass(entry, adapters=adapters)
+    embedding = int(entry.rows * entry.hidden_size * _weight_nbytes(entry.head_bits, entry.block_size))
+    return Footprint(
+        weights_nbytes=tiles_nbytes + min(weights_nbytes, embedding) + 2 * graph_nbytes + SESSION_NBYTES,
+        bias_nbytes=0,
+        workspace_nbytes=rows * row * 5 // 4 + scratch_nbytes,
+        rows_per_pass=rows,
+    )
 
 
 def plan_footprint(entry: ModelEntry, *, weights_nbytes: int, graph_nbytes: int, adapters: bool = False) -> Footprint:
@@ -50,8 +78,7 @@ def plan_footprint(entry: ModelEntry, *, weights_nbytes: int, graph_nbytes: int,
     the peak of loading; a trimmed head of 32,768 rows in its graph's file adds 24 of 36 at 4 bits, 38 of 64 at 8.
     16-bit weights are an assumption, not measured.
     """
-    row = _row_nbytes(entry, adapters=adapters)
-    rows = max(2, min(ROWS_PER_PASS, ACTIVATION_NBYTES // row))
+    row, rows = _row_nbytes(entry, adapters=adapters), rows_per_pass(entry, adapters=adapters)
     bias = max(min(BIAS_NBYTES, rows * entry.context * FLOAT_NBYTES), entry.context * FLOAT_NBYTES)
     query_heads = -(-entry.hidden_size // entry.head_size)
     return Footprint(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from edgedecode.errors import ManifestError, RuntimeUnavailable
 from edgedecode.manifest import Graph, ModelEntry
 
+from .kernels.rewriting import PARENTS
 from .providers import Provider
 
 __all__ = [
@@ -19,6 +24,7 @@ __all__ = [
     "LOCAL_ROWS",
     "TRIM_LOGITS",
     "WINDOW_BIAS",
+    "OwnKernels",
     "Untyped",
     "cache_names",
     "check_concat_contract",
@@ -59,7 +65,18 @@ def import_engine() -> Untyped:
     return onnxruntime
 
 
-def open_session(path: Path, *, weights: Path, provider: Provider, threads: int) -> Untyped:
+@dataclass(frozen=True, slots=True)
+class OwnKernels:
+    """What opening a graph with our operators takes: their library, the rewritten graph and the weights as tiles."""
+
+    library: Path
+    data: bytes
+    tiles: Mapping[str, npt.NDArray[np.uint8]]
+
+
+def open_session(
+    path: Path, *, weights: Path, provider: Provider, threads: int, own: OwnKernels | None = None
+) -> Untyped:
     """Open the graph at `path` on exactly this provider; `weights` lie beside it or anywhere, under the name it knows.
 
     Raises ManifestError when it is missing or damaged.
@@ -79,7 +96,13 @@ def open_session(path: Path, *, weights: Path, provider: Provider, threads: int)
     if not path.is_file():
         raise ManifestError(f"the graph {path} is missing: export or import the pack again")
     source: str | bytes = str(path)
-    if weights.parent != path.parent:  # the engine looks beside the graph, unless it gets the graph as bytes
+    if own is not None:
+        options.register_custom_ops_library(str(own.library))
+        values = [engine.OrtValue.ortvalue_from_numpy(tiles) for tiles in own.tiles.values()]
+        options.add_external_initializers(list(own.tiles), values)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
+        source = own.data
+    elif weights.parent != path.parent:  # the engine looks beside the graph, unless it gets the graph as bytes
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
         source = path.read_bytes()
     try:
@@ -140,6 +163,8 @@ def _check_contract(
 
 def _biases(entry: ModelEntry, inputs: list[str]) -> list[str]:
     """Return the bias inputs the graph must have: a model of window layers only has no other."""
+    if PARENTS in inputs:
+        return [PARENTS]
     if not entry.window:
         return [FULL_BIAS]
     return [WINDOW_BIAS, FULL_BIAS] if FULL_BIAS in inputs else [WINDOW_BIAS]

@@ -28,6 +28,8 @@ from .graph import Untyped, cache_names, first_line
 from .heads import Heads, Outlet
 from .model_heads import LocalModelHead, TrimmedModelHead
 from .opened_heads import OpenedHeads
+from .paths import TreePaths
+from .kernels.rewriting import PARENTS
 from .state import OnnxState, state_nbytes
 
 __all__ = ["OnnxModel"]
@@ -68,7 +70,10 @@ class OnnxModel:
         )
         try:
             inputs = [value.name for value in session.get_inputs()]
-            self._biases = Biases(self._buffers, inputs=inputs, window=entry.window)
+            self._tiled = PARENTS in inputs
+            self._biases: Biases | TreePaths = (
+                TreePaths(engine) if self._tiled else Biases(self._buffers, inputs=inputs, window=entry.window)
+            )
             self._opened = opened
             self._heads = Heads(
                 engine, self._buffers, card=card, inputs=inputs, columns=entry.hidden_size, trimmed=opened.trimmed
@@ -88,7 +93,7 @@ class OnnxModel:
 
     def new_state(self, capacity: int, *, rows: int = 1) -> State:
         check_capacity(capacity, self._card)
-        nbytes = state_nbytes(self._entry, capacity, kv_type=self._kv_type)
+        nbytes = state_nbytes(self._entry, capacity, kv_type=self._kv_type, tiled=self._tiled)
         with self._lock:  # the buffers that grow may be those that a pass is writing
             if self._session is None:
                 raise CapabilityError(f"the model {self._card.name} is closed")
@@ -103,6 +108,7 @@ class OnnxModel:
                     owner=self,
                     width=self._footprint.rows_after(capacity),
                     kv_type=self._kv_type,
+                    tiled=self._tiled,
                 )
                 finalize(state, lease.release)  # a state that is dropped, not closed
                 state.binding = self._bind(state)
@@ -246,10 +252,11 @@ class OnnxModel:
     def _rows_next(self, state: OnnxState, start: int) -> int:
         """Return how many rows the pass from pending row `start` may have.
 
-        Without a past the engine counts positions by slot and ignores ours, so a tree's first row goes alone.
+        Without a past the engine's attention counts positions by slot, so a tree's first row goes alone there.
         """
         total = state.length + start
-        return 1 if total == 0 and state.tree is not None else self._footprint.rows_after(total)
+        alone = total == 0 and state.tree is not None and not self._tiled
+        return 1 if alone else self._footprint.rows_after(total)
 
     def _pass(
         self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int], outlet: Outlet, slot: int = 0
@@ -258,7 +265,7 @@ class OnnxModel:
         buffers, binding = self._buffers, state.binding
         width = len(tokens)
         total = state.length + start + width
-        if len(rows) == 1 and width > 1:
+        if len(rows) == 1 and width > 1 and not self._card.row_invariant:
             rows = (rows[0], rows[0])
         if state.bound_width != width:
             state.bound_width = 0  # an interrupt between the two bindings must not look like neither

@@ -17,9 +17,18 @@ class Provider:
     name: str
     engine_name: str
     description: str
+    own_kernels: bool = False
+    """Whether graphs may be opened with our operators."""
 
 
-PROVIDERS = (Provider(name="cpu", engine_name="CPUExecutionProvider", description="ONNX Runtime on the processor"),)
+PROVIDERS = (
+    Provider(
+        name="cpu",
+        engine_name="CPUExecutionProvider",
+        description="ONNX Runtime on the processor",
+        own_kernels=True,
+    ),
+)
 
 
 def choose_provider(name: str, *, installed: Sequence[str]) -> Provider:

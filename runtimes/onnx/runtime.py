@@ -15,14 +15,18 @@ from edgedecode.factories import Refusal
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import Device, LanguageModel
+from edgedecode.row_draw import RowDraw
 from edgedecode.types import ModelCard
 
 from ..threads import default_threads
 from .choice import choose_graph, file_nbytes
 from .concat_footprint import widen_footprint
 from .concat_model import CONCAT, ConcatModel
-from .footprint import ENGINE_NBYTES, plan_footprint
-from .graph import check_concat_contract, check_contract, import_engine, open_session
+from .footprint import ENGINE_NBYTES, plan_footprint, plan_own_footprint, rows_per_pass
+from .graph import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
+from .kernels.draw import NativeRowDraw
+from .kernels.library import load_kernels
+from .kernels.serving import Served, serve
 from .model import OnnxModel
 from .opened_heads import OpenedHeads, open_heads
 from .providers import PROVIDERS, choose_provider
@@ -71,6 +75,11 @@ class OnnxRuntime:
             return Refusal(str(error))
         return None
 
+    def row_draw(self) -> RowDraw | None:
+        """Return the library's drawing of tokens; None without the library, or where the engine's kernels were chosen."""
+        library = load_kernels()
+        return None if library is None else NativeRowDraw(library.handle)
+
     def devices(self) -> Sequence[Device]:
         """Return every provider this runtime knows, and whether this installation has it."""
         installed: Sequence[str] = self._engine.get_available_providers()
@@ -102,13 +111,24 @@ class OnnxRuntime:
             raise InputError(f"{threads} threads: give 1 or more")
         graph = choose_graph(entry, root, name=name, needs=needs)
         path, weights = root / graph.file, root / entry.weights
-        footprint = plan_footprint(
-            entry,
-            weights_nbytes=file_nbytes(weights),
-            graph_nbytes=file_nbytes(path),
-            adapters="lora" in graph.capabilities,
-        )
+        threads = threads or default_threads(file_nbytes(weights))
         concat = CONCAT in graph.capabilities
+        adapters = "lora" in graph.capabilities
+        sizes = {"weights_nbytes": file_nbytes(weights), "graph_nbytes": file_nbytes(path)}
+        served: Served | None = None
+        if chosen.own_kernels and not concat:
+            rows = rows_per_pass(entry, adapters=adapters)
+            served = serve(entry, path, weights=weights, threads=threads, rows=rows)
+        if served is not None:
+            footprint = plan_own_footprint(
+                entry,
+                **sizes,
+                tiles_nbytes=served.nbytes,
+                scratch_nbytes=served.scratch_nbytes,
+                adapters=adapters,
+            )
+        else:
+            footprint = plan_footprint(entry, **sizes, adapters=adapters)
         if concat:
             footprint = widen_footprint(footprint, entry)
         with ExitStack() as undo:  # gives every lease back when a later step fails
@@ -117,8 +137,13 @@ class OnnxRuntime:
                 undo.enter_context(budget.reserve(f"weights:{name}", footprint.weights_nbytes)),
                 undo.enter_context(budget.reserve(f"workspace:{name}", footprint.workspace_nbytes)),
             ]
-            threads = threads or default_threads(file_nbytes(weights))
-            session = open_session(path, weights=weights, provider=chosen, threads=threads)
+            own, engine_threads, invariant = None, threads, False
+            if served is not None:
+                invariant = served.rewritten.row_invariant
+                engine_threads = 1 if invariant else threads  # two pools would wait for each other
+                tiles = served.tiles(root, weights)
+                own = OwnKernels(served.library.path, served.rewritten.data, tiles.arrays)
+            session = open_session(path, weights=weights, provider=chosen, threads=engine_threads, own=own)
             if concat:
                 check_concat_contract(session, entry, path=path)
             else:
@@ -133,7 +158,9 @@ class OnnxRuntime:
                 hidden_size=entry.hidden_size if "hidden" in graph.capabilities else 0,
                 lora_rank=graph.lora_rank,
                 lora_modules=graph.lora_modules,
-                kernel_noise=entry.kernel_noise,
+                row_invariant=invariant,
+                kernel_noise=0.0 if invariant else entry.kernel_noise,
+                kernels="" if served is None else served.library.instruction_set,
                 notes=entry.notes,
                 weights_nbytes=footprint.weights_nbytes,
                 threads=threads,

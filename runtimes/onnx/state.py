@@ -20,10 +20,18 @@ TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of a bit a row), parent and depth."""
 
 
-def state_nbytes(entry: ModelEntry, capacity: int, *, kv_type: str = "float32") -> int:
-    """Return what a state of `capacity` rows takes."""
+KEY_TILE = 16
+"""Slots of a tile of keys, which our attention stores transposed."""
+
+
+def state_nbytes(entry: ModelEntry, capacity: int, *, kv_type: str = "float32", tiled: bool = False) -> int:
+    """Return what a state of `capacity` rows takes; tiled: for our attention."""
     width = np.dtype(kv_type).itemsize
-    return capacity * (2 * entry.layers * entry.kv_heads * entry.head_size * width + TREE_ROW_NBYTES)
+    return _slots(capacity, tiled) * (2 * entry.layers * entry.kv_heads * entry.head_size * width + TREE_ROW_NBYTES)
+
+
+def _slots(capacity: int, tiled: bool) -> int:
+    return -(-capacity // KEY_TILE) * KEY_TILE if tiled else capacity
 
 
 class OnnxState:
@@ -31,6 +39,7 @@ class OnnxState:
 
     All layers' keys and values are one array of the graph's KV type, [2 · layers, 1, kv heads, capacity, head size];
     the engine reads its past from the slots in use and writes its present into the following ones.
+    tiled: our attention's layout, whose keys are stored by tiles of 16 slots, [slots / 16, head size, 16].
     """
 
     def __init__(
@@ -42,6 +51,7 @@ class OnnxState:
         owner: object,
         width: int,
         kv_type: str = "float32",
+        tiled: bool = False,
     ) -> None:
         self.owner = owner
         self.width = width
@@ -50,7 +60,8 @@ class OnnxState:
         self._capacity = capacity
         self._length = 0
         self._pending = 0
-        shape = (2 * entry.layers, 1, entry.kv_heads, capacity, entry.head_size)
+        self._tiled = tiled
+        shape = (2 * entry.layers, 1, entry.kv_heads, _slots(capacity, tiled), entry.head_size)
         self.cache: npt.NDArray[np.float32 | np.int8] = np.zeros(shape, kv_type)
         self.tree: Ancestors | None = None
         """The pending rows' shape; None: a chain."""
@@ -61,6 +72,7 @@ class OnnxState:
         self.bound_places = (0, 0)
         self.bound_outlet: object = None
         self.bound_adapter: object = None
+        self.bound_chain = False
 
     @property
     def length(self) -> int:
@@ -125,7 +137,17 @@ class OnnxState:
         """Move the path's rows to the first pending slots, all layers at once; nothing moves when they are there."""
         if path[-1] >= len(path):
             start, sources = self._length, np.asarray(path, np.int64) + self._length
-            self.cache[:, :, :, start : start + len(path)] = self.cache[:, :, :, sources]
+            if not self._tiled:
+                self.cache[:, :, :, start : start + len(path)] = self.cache[:, :, :, sources]
+                return
+            values, slots = self.cache[1::2], np.arange(start, start + len(path))
+            values[:, :, :, slots] = values[:, :, :, sources]
+            layers, _, heads, room, size = values.shape
+            keys = self.cache[0::2].reshape(layers, heads, room // KEY_TILE, size, KEY_TILE)
+            assert np.shares_memory(keys, self.cache)
+            tiles, lanes = divmod(slots, KEY_TILE)
+            from_tiles, from_lanes = divmod(sources, KEY_TILE)
+            keys[:, :, tiles, :, lanes] = keys[:, :, from_tiles, :, from_lanes]
 
     def _settle(self, length: int) -> None:
         self._length, self._pending, self.tree = length, 0, None

@@ -1,0 +1,130 @@
+"""The product operator as a node, and the quantized matrices of a graph that it can serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+
+try:
+    from mmap import MADV_DONTNEED
+except ImportError:  # Windows has no such call
+    MADV_DONTNEED = 0
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.onnx_file import GraphFile, Node, Tensor
+
+from .library import BAD_SCALE, LEAST_WEIGHT, WIDE_SCALES, KernelLibrary, Matrix
+
+__all__ = ["DOMAIN", "FLOAT", "UINT8", "Stored", "WeightsFile", "product_node", "read_matrix"]
+
+DOMAIN = "edgedecode"
+FLOAT, UINT8 = 1, 2
+_TYPES: Mapping[int, type[np.generic]] = {FLOAT: np.float32, UINT8: np.uint8}
+_BLOCKS = (32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A matrix of a graph and where it is stored: offsets in the weights file, None where the graph itself holds it."""
+
+    name: str
+    matrix: Matrix
+    offsets: tuple[int, int] | None
+
+
+class WeightsFile:
+    """The arrays of a graph's initializers, read in place from the graph or from its mapped weights file."""
+
+    def __init__(self, path: Path) -> None:
+        self._map: mmap | None = None
+        if path.stat().st_size:
+            with path.open("rb") as file:
+                self._map = mmap(file.fileno(), 0, access=ACCESS_READ)
+        self._bytes = np.frombuffer(self._map or b"", np.uint8)
+
+    def release(self) -> None:
+        """Drop the pages read so far from this process: they are not planned beside the tiles."""
+        if self._map is not None and hasattr(self._map, "madvise"):
+            self._map.madvise(MADV_DONTNEED)
+
+    def array(self, tensor: Tensor) -> npt.NDArray[np.generic] | None:
+        """Return an initializer's values; None for a type that is not read here or bytes that do not fit its shape."""
+        kind = _TYPES.get(tensor.data_type)
+        if kind is None:
+            return None
+        count = int(np.prod(tensor.dims, dtype=np.int64))
+        nbytes = count * np.dtype(kind).itemsize
+        if tensor.external is None:
+            source = np.frombuffer(tensor.raw or b"", np.uint8)
+        else:
+            start = tensor.external.offset
+            source = self._bytes[start : start + nbytes]
+        if source.nbytes != nbytes:
+            return None
+        values: npt.NDArray[np.generic] = np.frombuffer(source, kind).reshape(tensor.dims)
+        return values
+
+
+def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: KernelLibrary) -> Stored | str:
+    """Return the matrix of a MatMulNBits node, or why the engine's kernel keeps the product."""
+    sizes = [node.attributes.get(name) for name in ("N", "K", "bits", "block_size")]
+    if not all(isinstance(size, int) for size in sizes):
+        return "its sizes are not whole numbers"
+    columns, inner, bits, block = (int(size) for size in sizes if isinstance(size, int))
+    if bits not in (4, 8) or block not in _BLOCKS:
+        return f"{bits} bits in blocks of {block}"
+    if any(node.inputs[3:5]):
+        return "zero points or an order of groups"
+    packed, scales = (file.initializers.get(name) for name in node.inputs[1:3])
+    if packed is None or scales is None or (packed.data_type, scales.data_type) != (UINT8, FLOAT):
+        return "weights that are computed, or scales that are not float32"
+    values, factors = weights.array(packed), weights.array(scales)
+    blocks = -(-inner // block)
+    shape = (columns, blocks, block * bits // 8)
+    if values is None or factors is None or values.size != int(np.prod(shape)) or factors.size != columns * blocks:
+        return "weights of another size than the node's"
+    floats = np.ascontiguousarray(factors.reshape(columns, blocks), np.float32)
+    matrix = Matrix(np.ascontiguousarray(values.reshape(shape), np.uint8), floats, bits, block)
+    found = library.inspect(matrix)
+    weights.release()
+    if found & (LEAST_WEIGHT | BAD_SCALE):
+        return "weights of -128" if found & LEAST_WEIGHT else "scales that are not finite"
+    offsets = None
+    if packed.external is not None and scales.external is not None:
+        offsets = packed.external.offset, scales.external.offset
+    return Stored(f"{packed.name}.tiles", replace(matrix, wide_scales=bool(found & WIDE_SCALES)), offsets)
+
+
+def product_node(
+    inputs: Sequence[str],
+    output: str,
+    *,
+    matrix: Matrix,
+    inner: int,
+    threads: int,
+    gate: int = 0,
+    planes: int = 1,
+    name: str = "",
+) -> Node:
+    """Return the node: inputs x, tiles, then a bias and the tiles of a second matrix where they are used."""
+    return Node(
+        "RowsProduct",
+        DOMAIN,
+        name,
+        list(inputs),
+        [output],
+        {
+            "inner": inner,
+            "columns": matrix.columns,
+            "bits": matrix.bits,
+            "scale_every": matrix.block // 32,
+            "wide_scales": int(matrix.wide_scales),
+            "planes": planes,
+            "gate": gate,
+            "threads": threads,
+        },
+    )

@@ -1,0 +1,277 @@
+"""Replaces a graph's operators by ours. The pack keeps the standard graph: other engines and providers read that one.
+
+What is left to the engine keeps its node; whether a row's bits then still depend on that row and its past alone is
+known from what is left: data that is moved, and single IEEE operations on each value, never change that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from edgedecode.onnx_file import ExternalData, GraphFile, Node, Tensor, ValueInfo
+
+from .library import KernelLibrary
+from .products import DOMAIN, FLOAT, UINT8, Stored, WeightsFile, product_node, read_matrix
+
+__all__ = ["PARENTS", "Rewritten", "rewrite"]
+
+PARENTS = "tree_parents"
+"""int32 [pending rows, or 0 for a chain]: each pending row's parent, -1 for the last settled position."""
+_INT32, _INT8 = 6, 3
+_FULL_BIAS, _WINDOW_BIAS = "attention_bias", "window_bias"
+_POINTWISE = {"Sigmoid": 0, "FastGelu": 2, "Gelu": 2, "Tanh": 3}
+_SILU, _GELU = 1, 2
+_EXACT = frozenset(
+    "Add Cast Concat Constant ConstantOfShape Div Expand Gather GatherBlockQuantized Identity Mul Neg Range Reshape "
+    "Shape Slice Split Squeeze Sub Transpose Unsqueeze Where".split()
+)
+"""Operators of the engine that move values or round each one alone."""
+_LOCAL_LOGITS = "local_logits"
+"""Of a draft's head, which serves guesses only."""
+
+
+@dataclass(slots=True)
+class Rewritten:
+    """The graph as the engine opens it, and the matrices it takes as tiles, by initializer."""
+
+    data: bytes = b""
+    stored: dict[str, Stored] = field(default_factory=dict)
+    left: Counter[str] = field(default_factory=Counter)
+    """Operators left to the engine whose bits may depend on the number of rows, with the reason."""
+
+    @property
+    def row_invariant(self) -> bool:
+        return not self.left
+
+
+def rewrite(file: GraphFile, library: KernelLibrary, weights: WeightsFile, *, window: int, threads: int) -> Rewritten | None:
+    """Return the graph with our operators; None where its attention cannot be ours: then the engine keeps all of it.
+
+    window: positions that layers with a window see.
+    """
+    work = _Rewriting(file, library, weights, window=window, threads=threads)
+    if not work.attention():
+        return None
+    work.norms()
+    work.products()
+    work.gates()
+    work.rest()
+    return work.finish()
+
+
+class _Rewriting:
+    def __init__(
+        self, file: GraphFile, library: KernelLibrary, weights: WeightsFile, *, window: int, threads: int
+    ) -> None:
+        self._file, self._library, self._weights = file, library, weights
+        self._window, self._threads = window, threads
+        self._outputs = {value.name for value in file.outputs}
+        self._made = Rewritten()
+
+    def attention(self) -> bool:
+        """Replace every attention node, or none."""
+        nodes = [node for node in self._file.nodes if node.op_type == "GroupQueryAttention"]
+        made = [self._tree_attention(node) for node in nodes]
+        if not nodes or any(node is None for node in made):
+            return False
+        for old, new in zip(nodes, made, strict=True):
+            assert new is not None
+            self._file.nodes[self._file.nodes.index(old)] = new
+        names = {_FULL_BIAS, _WINDOW_BIAS}
+        place = min(i for i, value in enumerate(self._file.inputs) if value.name in names)
+        self._file.inputs[:] = [value for value in self._file.inputs if value.name not in names]
+        self._file.inputs.insert(place, ValueInfo(PARENTS, _INT32, ["A"]))
+        return True
+
+    def norms(self) -> None:
+        """Replace RMS norms, with and without a sum in front."""
+        for index, node in enumerate(self._file.nodes):
+            if node.op_type in ("SimplifiedLayerNormalization", "RMSNormalization"):
+                inputs, outputs, weight = node.inputs[:2], node.outputs[:1], node.inputs[1]
+            elif node.op_type == "SkipSimplifiedLayerNormalization" and not any(node.inputs[3:]):
+                weight = node.inputs[2]
+                inputs = [node.inputs[0], weight, node.inputs[1]]
+                outputs = [node.outputs[0], *node.outputs[3:4]]
+            else:
+                continue
+            tensor = self._file.initializers.get(weight)
+            if tensor is None or tensor.data_type != FLOAT or len(tensor.dims) != 1 or any(node.outputs[1:3]):
+                continue
+            epsilon = node.attributes.get("epsilon", 1e-5)
+            self._replace(index, "RowsNorm", inputs, [name for name in outputs if name], {"epsilon": epsilon})
+
+    def products(self) -> None:
+        """Replace products with quantized matrices, and the sum with a bias behind them."""
+        for index, node in enumerate(self._file.nodes):
+            if node.op_type != "MatMulNBits":
+                continue
+            stored = read_matrix(node, self._file, self._weights, self._library)
+            if isinstance(stored, str):
+                self._made.left[f"MatMulNBits: {stored}"] += 1
+                continue
+            self._made.stored[stored.name] = stored
+            inner = node.attributes["K"]
+            assert isinstance(inner, int)
+            self._file.nodes[index] = product_node(
+                [node.inputs[0], stored.name, *node.inputs[5:6]],
+                node.outputs[0],
+                matrix=stored.matrix,
+                inner=inner,
+                threads=self._threads,
+                name=node.name,
+            )
+        self._join_biases()
+
+    def gates(self) -> None:
+        """Join gate and up projection with the activation between them into one product."""
+        for final in [node for node in self._file.nodes if node.op_type == "Mul"]:
+            for act, up in (final.inputs, final.inputs[::-1]):
+                if self._join_gate(final, act, up):
+                    break
+
+    def rest(self) -> None:
+        """Replace activations and the small float products of adapters; count what stays the engine's."""
+        for index, node in enumerate(self._file.nodes):
+            if node.domain == DOMAIN or _LOCAL_LOGITS in node.outputs:
+                continue
+            if node.op_type in _POINTWISE and self._is_plain(node):
+                kind = {"kind": _POINTWISE[node.op_type]}
+                self._replace(index, "RowsPointwise", node.inputs[:1], node.outputs, kind)
+            elif node.op_type == "MatMul" and node.inputs[1].startswith("lora."):
+                self._replace(index, "FloatProduct", node.inputs, node.outputs, {})
+            elif node.op_type not in _EXACT and node.op_type != "MatMulNBits":
+                self._made.left[node.op_type] += 1
+
+    def finish(self) -> Rewritten:
+        """Drop the initializers that no node reads, and add those that are given as tiles."""
+        inputs = {value.name for value in self._file.inputs}
+        read = {name for node in self._file.nodes for name in node.inputs} | inputs
+        self._file.initializers = {name: each for name, each in self._file.initializers.items() if name in read}
+        self._file.opset[DOMAIN] = 1
+        self._made.stored = {name: each for name, each in self._made.stored.items() if name in read}
+        for name, stored in self._made.stored.items():
+            nbytes = self._library.prepared_nbytes(stored.matrix)
+            self._file.initializers[name] = Tensor(name, UINT8, (nbytes,), external=ExternalData("tiles", 0, nbytes))
+        self._made.data = self._file.serialize()
+        return self._made
+
+    def _tree_attention(self, node: Node) -> Node | None:
+        """Return our node for the engine's; None for a form that ours does not have."""
+        inputs = [*node.inputs, *[""] * (14 - len(node.inputs))]
+        attributes = node.attributes
+        types = {value.name: value for value in self._file.inputs}
+        cache = types.get(inputs[3])
+        size = cache.dims[-1] if cache is not None and cache.dims else None
+        if cache is None or not isinstance(size, int) or size % 16 or size > 512 or not inputs[9] or inputs[11]:
+            return None
+        if inputs[10] not in (_FULL_BIAS, _WINDOW_BIAS) or attributes.get("smooth_softmax", 0) not in (0, -1):
+            return None
+        int8 = cache.elem_type == _INT8
+        kinds = {attributes.get("k_quant_type"), attributes.get("v_quant_type")}
+        if (int8 and kinds != {b"PER_CHANNEL"}) or cache.elem_type not in (FLOAT, _INT8):
+            return None
+        rotated = attributes.get("do_rotary", 0) == 1
+        scale = attributes.get("scale", 0.0) or size**-0.5
+        kept = {name: attributes[name] for name in ("num_heads", "kv_num_heads", "rotary_interleaved", "softcap") if name in attributes}
+        return Node(
+            "TreeAttentionInt8" if int8 else "TreeAttention",
+            DOMAIN,
+            node.name,
+            [
+                *inputs[:5],
+                inputs[6],
+                *(inputs[7:9] if rotated else ("", "")),
+                inputs[9],
+                PARENTS,
+                *(inputs[12:14] if int8 else ()),
+            ],
+            node.outputs[:3],
+            {
+                **kept,
+                "scale": scale,
+                "window": self._window if inputs[10] == _WINDOW_BIAS else 0,
+                "threads": self._threads,
+            },
+        )
+
+    def _join_biases(self) -> None:
+        for product in [node for node in self._file.nodes if node.op_type == "RowsProduct" and len(node.inputs) == 2]:
+            users = list(self._users(product.outputs[0]))
+            if len(users) != 1 or users[0].op_type != "Add" or product.outputs[0] in self._outputs:
+                continue
+            (add,) = users
+            (bias,) = [name for name in add.inputs if name != product.outputs[0]] or [""]
+            tensor = self._file.initializers.get(bias)
+            if tensor is not None and _is_bias(tensor, product):
+                product.inputs.append(bias)
+                product.outputs = add.outputs
+                self._file.nodes.remove(add)
+
+    def _join_gate(self, final: Node, act: str, up: str) -> bool:
+        activation, second = self._maker(act), self._maker(up)
+        if activation is None or second is None:
+            return False
+        removed, gate = [final], 0
+        if activation.op_type == "Mul":  # x · sigmoid(x)
+            sigmoids = [node for node in map(self._maker, activation.inputs) if node is not None and node.op_type == "Sigmoid"]
+            if len(sigmoids) != 1 or set(activation.inputs) != {sigmoids[0].inputs[0], sigmoids[0].outputs[0]}:
+                return False
+            removed, gate, source = [final, activation, sigmoids[0]], _SILU, sigmoids[0].inputs[0]
+        elif activation.op_type in ("FastGelu", "Gelu") and self._is_plain(activation):
+            removed, gate, source = [final, activation], _GELU, activation.inputs[0]
+        else:
+            return False
+        first = self._maker(source)
+        if first is None or not _joinable(first, second):
+            return False
+        inside = {source, act, up, *(name for node in removed[1:] for name in node.outputs)}
+        if any(node not in (*removed, first, second) for name in inside for node in self._users(name)) or inside & self._outputs:
+            return False
+        joined = Node(
+            "RowsProduct",
+            DOMAIN,
+            final.name,
+            [*first.inputs, "", second.inputs[1]],
+            final.outputs,
+            {**first.attributes, "gate": gate},
+        )
+        self._file.nodes[self._file.nodes.index(final)] = joined
+        for node in (*removed[1:], first, second):
+            self._file.nodes.remove(node)
+        return True
+
+    def _is_plain(self, node: Node) -> bool:
+        """Whether an activation has no bias and, where it has two forms, the one with tanh."""
+        if node.op_type == "Gelu":
+            return node.attributes.get("approximate") == b"tanh"
+        return not any(node.inputs[1:])
+
+    def _maker(self, name: str) -> Node | None:
+        return next((node for node in self._file.nodes if name in node.outputs), None)
+
+    def _users(self, name: str) -> Iterator[Node]:
+        return (node for node in self._file.nodes if name in node.inputs)
+
+    def _replace(
+        self, index: int, kind: str, inputs: list[str], outputs: list[str], attributes: dict[str, object]
+    ) -> None:
+        node = self._file.nodes[index]
+        all_attributes = {**attributes, "threads": self._threads}
+        self._file.nodes[index] = Node(kind, DOMAIN, node.name, list(inputs), list(outputs), all_attributes)  # type: ignore[arg-type]
+
+
+def _is_bias(tensor: Tensor, product: Node) -> bool:
+    return tensor.data_type == FLOAT and tensor.dims == (product.attributes["columns"],)
+
+
+def _joinable(first: Node, second: Node) -> bool:
+    """Whether two products without biases read the same rows and differ in their weights alone."""
+    return (
+        first.op_type == second.op_type == "RowsProduct"
+        and first is not second
+        and len(first.inputs) == len(second.inputs) == 2
+        and first.inputs[0] == second.inputs[0]
+        and first.attributes == second.attributes
+    )

@@ -1,0 +1,75 @@
+"""Whether a graph is opened with our kernels, and what that takes: the rewritten graph and the tiles it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgedecode.manifest import ModelEntry
+from edgedecode.notices import notice
+from edgedecode.onnx_file import GraphFile
+
+from .library import KernelLibrary, load_kernels
+from .prepared import Tiles, prepare_tiles, tiles_nbytes, weights_digest
+from .products import Stored, WeightsFile
+from .rewriting import Rewritten, rewrite
+
+__all__ = ["Served", "serve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A graph that our kernels can run. The engine's threads are not used where it keeps nothing that needs them."""
+
+    library: KernelLibrary
+    rewritten: Rewritten
+    nbytes: int
+    """Of the tiles."""
+    weights: WeightsFile
+    scratch_nbytes: int
+    """What the operators hold beside the engine's memory, all threads together."""
+
+    @property
+    def stored(self) -> Sequence[Stored]:
+        return list(self.rewritten.stored.values())
+
+    def tiles(self, root: Path, weights: Path) -> Tiles:
+        """Map or make the tiles; their bytes must be leased before."""
+        release = self.weights.release
+        return prepare_tiles(self.library, self.stored, digest=weights_digest(root, weights), release=release)
+
+
+def serve(entry: ModelEntry, path: Path, *, weights: Path, threads: int, rows: int) -> Served | None:
+    """Rewrite the graph at `path`; None where the engine's kernels run it, by choice or because ours cannot.
+
+    rows: the most rows of a pass. Raises InputError for an impossible `EDGEDECODE_KERNELS`.
+    """
+    library = load_kernels()
+    if library is None:
+        return None
+    try:
+        file = GraphFile.parse(path.read_bytes())
+        mapped = WeightsFile(weights)
+        rewritten = rewrite(file, library, mapped, window=entry.window, threads=threads)
+    except (OSError, ValueError) as error:  # the engine opens it, or says what is wrong with it
+        notice(f"{path} stays with the engine's kernels: {error}")
+        return None
+    if rewritten is None or not rewritten.stored:
+        return None
+    widest = max(stored.matrix.packed.shape[1] * stored.matrix.block for stored in rewritten.stored.values())
+    return Served(
+        library,
+        rewritten,
+        tiles_nbytes(library, rewritten.stored.values()),
+        mapped,
+        _scratch_nbytes(entry, rows=rows, widest=widest, threads=threads),
+    )
+
+
+def _scratch_nbytes(entry: ModelEntry, *, rows: int, widest: int, threads: int) -> int:
+    """Bound the operators' own memory: rounded rows (operators.cpp), queries, and scores of 16 queries a thread."""
+    rounded = rows * widest * 5 // 4
+    queries = rows * max(entry.hidden_size, entry.kv_heads * entry.head_size) * 4 * 2
+    scores = threads * 16 * 4 * (2 * (entry.context + 32) + entry.head_size)
+    return rounded + queries + scores
