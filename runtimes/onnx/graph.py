@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from edgedecode.errors import ManifestError, RuntimeUnavailable
 from edgedecode.manifest import Graph, ModelEntry
 
-from .kernels.rewriting import PARENTS
+from .kernels.rewriting import GRAPH_TILES, PARENTS, TILES
 from .providers import Provider
 
 __all__ = [
@@ -67,11 +64,10 @@ def import_engine() -> Untyped:
 
 @dataclass(frozen=True, slots=True)
 class OwnKernels:
-    """What opening a graph with our operators takes: their library, the rewritten graph and the weights as tiles."""
+    """What opening a graph with our operators takes: their library and the rewritten graph."""
 
     library: Path
     data: bytes
-    tiles: Mapping[str, npt.NDArray[np.uint8]]
 
 
 def open_session(
@@ -98,8 +94,6 @@ def open_session(
     source: str | bytes = str(path)
     if own is not None:
         options.register_custom_ops_library(str(own.library))
-        values = [engine.OrtValue.ortvalue_from_numpy(tiles) for tiles in own.tiles.values()]
-        options.add_external_initializers(list(own.tiles), values)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
         source = own.data
     elif weights.parent != path.parent:  # the engine looks beside the graph, unless it gets the graph as bytes
@@ -129,7 +123,7 @@ def check_contract(session: Untyped, entry: ModelEntry, graph: Graph, *, path: P
     hidden = ["hidden"] if "hidden" in graph.capabilities else []
     heads = [HEADS_INPUT, LOCAL_ROWS, LOCAL_LOGITS] if "local" in graph.capabilities else []
     heads += [TRIM_LOGITS] if "trim" in graph.capabilities else []
-    more = [LOCAL_IDS] if heads else []
+    more = [TILES, GRAPH_TILES, *([LOCAL_IDS] if heads else [])]
     _check_contract(session, entry, path=path, needed=[*SCALARS, *biases, *hidden, *heads], more=more)
     kinds = {value.name: value.type for value in session.get_inputs()}
     if (kind := kinds["past_key_values.0.key"]) != _KV_KINDS.get(graph.kv_type):

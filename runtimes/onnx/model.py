@@ -6,11 +6,12 @@ shape holds the total length), ids and positions when the width changes, logits 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from weakref import WeakSet, finalize
 
 import numpy as np
+import numpy.typing as npt
 
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.heads import Head, LocalHead
@@ -26,10 +27,10 @@ from .buffers import Buffers
 from .footprint import Footprint
 from .graph import Untyped, cache_names, first_line
 from .heads import Heads, Outlet
+from .kernels.rewriting import PARENTS
 from .model_heads import LocalModelHead, TrimmedModelHead
 from .opened_heads import OpenedHeads
 from .paths import TreePaths
-from .kernels.rewriting import PARENTS
 from .state import OnnxState, state_nbytes
 
 __all__ = ["OnnxModel"]
@@ -52,6 +53,7 @@ class OnnxModel:
         budget: Budget,
         leases: Sequence[Lease],
         opened: OpenedHeads,
+        tiles: Mapping[str, npt.NDArray[np.uint8]],
     ) -> None:
         self._engine = engine
         self._session = session
@@ -71,6 +73,8 @@ class OnnxModel:
         try:
             inputs = [value.name for value in session.get_inputs()]
             self._tiled = PARENTS in inputs
+            value = engine.OrtValue.ortvalue_from_numpy
+            self._tiles = {name: value(array) for name, array in tiles.items()}
             self._biases: Biases | TreePaths = (
                 TreePaths(engine) if self._tiled else Biases(self._buffers, inputs=inputs, window=entry.window)
             )
@@ -186,6 +190,7 @@ class OnnxModel:
             for state in list(self._states):
                 state.close()
             self._session = None
+            self._tiles.clear()
             self._buffers.close()
             self._adapters.close()
             self._opened.close()
@@ -224,6 +229,8 @@ class OnnxModel:
             binding.bind_ortvalue_output(present, value)
         binding.bind_ortvalue_input("seqlens_k", self._buffers.last_slot_value)
         binding.bind_ortvalue_input("total_length", self._buffers.total_value)
+        for name, tiles in self._tiles.items():
+            binding.bind_ortvalue_input(name, tiles)
         self._heads.bind_counts(binding)
         return binding
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
 
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.factories import Refusal
@@ -138,11 +141,12 @@ class OnnxRuntime:
                 undo.enter_context(budget.reserve(f"workspace:{name}", footprint.workspace_nbytes)),
             ]
             own, engine_threads, invariant = None, threads, False
+            tiles: Mapping[str, npt.NDArray[np.uint8]] = {}
             if served is not None:
                 invariant = served.rewritten.row_invariant
                 engine_threads = 1 if invariant else threads  # two pools would wait for each other
                 tiles = served.tiles(root, weights)
-                own = OwnKernels(served.library.path, served.rewritten.data, tiles.arrays)
+                own = OwnKernels(served.library.path, served.rewritten.data)
             session = open_session(path, weights=weights, provider=chosen, threads=engine_threads, own=own)
             if concat:
                 check_concat_contract(session, entry, path=path)
@@ -178,7 +182,9 @@ class OnnxRuntime:
                     budget=budget,
                 )
                 undo.callback(opened.close)
-            make: Callable[..., LanguageModel] = ConcatModel if concat else partial(OnnxModel, opened=opened)
+            make: Callable[..., LanguageModel] = (
+                ConcatModel if concat else partial(OnnxModel, opened=opened, tiles=tiles)
+            )
             model = make(
                 self._engine,
                 session=session,

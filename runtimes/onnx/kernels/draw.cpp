@@ -484,6 +484,9 @@ Isa chosen = best_isa();
 
 }  // namespace
 
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
 extern "C" {
 
 // Uses "avx512", "avx2" or "plain" from now on, in all threads; "" chooses by itself. 0: this processor has it not.

@@ -38,6 +38,7 @@ struct Product {
   int bits;         // 4 or 8
   int scale_every;  // sub-blocks that share a scale: block size / 32
   bool wide_scales;  // float32 instead of float16
+  bool full_range;   // 8 bits: a weight is -128, see Dot<8> for AVX2
   Gate gate;
 };
 

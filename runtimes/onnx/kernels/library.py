@@ -25,7 +25,16 @@ from edgedecode.notices import notice
 from edgedecode.processor import processor_facts
 from edgedecode.types import FloatArray
 
-__all__ = ["CHOICES", "INSTRUCTION_SETS", "KernelLibrary", "Matrix", "VARIABLE", "kernels_line", "load_kernels", "tried"]
+__all__ = [
+    "CHOICES",
+    "INSTRUCTION_SETS",
+    "VARIABLE",
+    "KernelLibrary",
+    "Matrix",
+    "kernels_line",
+    "load_kernels",
+    "tried",
+]
 
 VARIABLE = "EDGEDECODE_KERNELS"
 INSTRUCTION_SETS = ("avx512", "avxvnni", "avx2", "neon", "generic")
@@ -61,7 +70,7 @@ class Matrix:
     """A quantized matrix as MatMulNBits stores it.
 
     packed: uint8 [columns, blocks, block · bits / 8]. scales: float32 [columns, blocks]. wide_scales: the tiles keep
-    them as float32, where half precision would change one.
+    them as float32, where half precision would change one. full_range: a weight of 8 bits is -128.
     """
 
     packed: npt.NDArray[np.uint8]
@@ -69,6 +78,7 @@ class Matrix:
     bits: int
     block: int
     wide_scales: bool = False
+    full_range: bool = False
 
     @property
     def columns(self) -> int:
@@ -166,7 +176,9 @@ def kernels_line() -> str:
     if library is None:
         return f"ONNX Runtime's own kernels: {reason}"
     if choice != "auto" and choice not in library.instruction_sets:
-        return f"{VARIABLE}={choice} cannot be had here: this processor or build has {', '.join(library.instruction_sets)}"
+        return (
+            f"{VARIABLE}={choice} cannot be had here: this processor or build has {', '.join(library.instruction_sets)}"
+        )
     name = library.instruction_sets[0] if choice == "auto" else choice
     return f"edgedecode's kernels: {name} (of {', '.join(library.instruction_sets)})"
 

@@ -48,21 +48,25 @@ void split(size_t count, size_t parts, int threads, const Body& body) {
 }
 
 // ---- RowsProduct: x [.., K], tiles, bias [N]?, tiles of a second matrix? → y [.., N] --------------------------------
+// The tiles are those of many matrices, mapped as one; a matrix begins at its offset.
 
 struct RowsProduct {
-  int64_t inner, columns;
+  int64_t inner, columns, offset, up_offset;
   int bits, scale_every, planes, threads;
-  bool wide_scales;
+  bool wide_scales, full_range;
   Gate gate;
 
   explicit RowsProduct(const ort::KernelInfo* info)
       : inner(ort::integer(info, "inner", 0)),
         columns(ort::integer(info, "columns", 0)),
+        offset(ort::integer(info, "offset", 0)),
+        up_offset(ort::integer(info, "up_offset", 0)),
         bits(static_cast<int>(ort::integer(info, "bits", 4))),
         scale_every(static_cast<int>(ort::integer(info, "scale_every", 1))),
         planes(static_cast<int>(ort::integer(info, "planes", 1))),
         threads(static_cast<int>(ort::integer(info, "threads", 1))),
         wide_scales(ort::integer(info, "wide_scales", 0) != 0),
+        full_range(ort::integer(info, "full_range", 0) != 0),
         gate(static_cast<Gate>(ort::integer(info, "gate", 0))) {}
 
   ort::Status* compute(ort::Context* context) const {
@@ -71,8 +75,10 @@ struct RowsProduct {
     const size_t sub_blocks = (inner + kSubBlock * scale_every - 1) / (kSubBlock * scale_every) * scale_every;
     const size_t tiles = (columns + kTile - 1) / kTile;
     const size_t nbytes = tile_nbytes(sub_blocks, bits, scale_every, wide_scales);
-    if (!x.readable || x.last() != inner || w.count() != static_cast<int64_t>(tiles * nbytes) ||
-        (bias.data != nullptr && bias.count() != columns) || (up.data != nullptr && up.count() != w.count()))
+    const int64_t needed = static_cast<int64_t>(tiles * nbytes);
+    if (!x.readable || x.last() != inner || offset < 0 || w.count() - offset < needed ||
+        (bias.data != nullptr && bias.count() != columns) ||
+        (up.data != nullptr && (up_offset < 0 || up.count() - up_offset < needed)))
       return ort::fail("RowsProduct: a shape does not fit the node's attributes");
     int64_t shape[ort::kMostDimensions];
     memcpy(shape, x.shape, sizeof shape);
@@ -84,8 +90,8 @@ struct RowsProduct {
 
     const Kernels* table = kernels();
     Product job{};
-    job.weights = w.as<const uint8_t>();
-    job.up = up.as<const uint8_t>();
+    job.weights = w.as<const uint8_t>() + offset;
+    job.up = up.data == nullptr ? nullptr : up.as<const uint8_t>() + up_offset;
     job.bias = bias.as<const float>();
     job.y = y;
     job.rows = rows;
@@ -94,6 +100,7 @@ struct RowsProduct {
     job.bits = bits;
     job.scale_every = scale_every;
     job.wide_scales = wide_scales;
+    job.full_range = full_range;
     job.gate = gate;
     job.x = {scratch<int8_t>(rows * planes * sub_blocks * kSubBlock), scratch<float>(rows * sub_blocks),
              scratch<int32_t>(rows * sub_blocks), sub_blocks, planes};

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import time
@@ -26,13 +25,12 @@ from edgedecode.manifest import Manifest
 from edgedecode.notices import notice
 
 from .library import KernelLibrary
-from .products import Stored
+from .products import Stored, tile_offsets
 
-__all__ = ["FOLDER", "Tiles", "prepare_tiles", "tiles_nbytes", "weights_digest"]
+__all__ = ["FOLDER", "made_in_memory", "prepare_tiles", "tiles_nbytes", "weights_digest"]
 
 FOLDER = "tiles"
 LAYOUT = 1
-_ALIGNMENT = 4096
 _LONG_NBYTES = 64 * 2**20
 """Making more than this takes long enough to say so."""
 _MAKING = ".making"
@@ -41,17 +39,9 @@ _STALE_SECONDS = 3600
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """The tiles of each matrix by its name, views of one mapped file or of memory."""
-
-    arrays: dict[str, Bytes]
-    mapped: bool
-
-
-def tiles_nbytes(library: KernelLibrary, stored: Iterable[Stored]) -> int:
-    """Return the bytes of these matrices as tiles, each at the start of a page."""
-    return sum(_padded(library.prepared_nbytes(each.matrix)) for each in stored)
+def tiles_nbytes(library: KernelLibrary, stored: Sequence[Stored]) -> int:
+    """Return the bytes of these matrices as tiles."""
+    return tile_offsets(library, stored)[""]
 
 
 def weights_digest(root: Path, weights: Path) -> str:
@@ -67,22 +57,32 @@ def weights_digest(root: Path, weights: Path) -> str:
 
 def prepare_tiles(
     library: KernelLibrary, stored: Sequence[Stored], *, digest: str, release: Callable[[], None] = lambda: None
-) -> Tiles:
-    """Return the tiles of matrices: those of the weights file from the cache, those that the graph holds in memory.
+) -> Bytes:
+    """Return the tiles of matrices of a weights file, mapped from the cache; made in memory where they cannot be kept.
 
     digest: the weights file's content. release: called after each matrix, to drop the pages that were read.
     """
-    kept = sorted((each for each in stored if each.offsets is not None), key=lambda each: each.name)
-    own = [each for each in stored if each.offsets is None]
-    arrays = _views(library, own, np.empty(tiles_nbytes(library, own), np.uint8), fill=True)
     folder = cache_folder(FOLDER)
-    data = None
-    if folder is not None and kept:
-        data = _mapped(library, kept, folder / f"{_key(kept, digest)}.tiles", release=release)
-    if data is None:
-        data = np.empty(tiles_nbytes(library, kept), np.uint8)
-        return Tiles(arrays | _views(library, kept, data, fill=True), mapped=False)
-    return Tiles(arrays | _views(library, kept, data), mapped=True)
+    if folder is not None:
+        path = folder / f"{_key(stored, digest)}.tiles"
+        try:
+            if not _is_sound(path, tiles_nbytes(library, stored)):
+                _make(library, stored, path, release=release)
+            return np.memmap(path, np.uint8, "r")
+        except (OSError, ValueError) as error:  # a full or read-only disk, a file that was cut off meanwhile
+            notice(f"the prepared weights cannot be kept in {folder} ({error}): they are made in memory")
+    return made_in_memory(library, stored, release=release)
+
+
+def made_in_memory(
+    library: KernelLibrary, stored: Sequence[Stored], *, release: Callable[[], None] = lambda: None
+) -> Bytes:
+    """Return the tiles of matrices as an array of this process."""
+    tiles = np.zeros(tiles_nbytes(library, stored), np.uint8)
+    for each, start in zip(stored, tile_offsets(library, stored).values(), strict=False):
+        library.prepare(each.matrix, tiles[start : start + library.prepared_nbytes(each.matrix)])
+        release()
+    return tiles
 
 
 def _key(stored: Sequence[Stored], digest: str) -> str:
@@ -91,20 +91,6 @@ def _key(stored: Sequence[Stored], digest: str) -> str:
         matrix = each.matrix
         facts.append(f"{each.offsets} {matrix.packed.shape} {matrix.bits} {matrix.block} {matrix.wide_scales}")
     return sha256("\n".join(facts).encode()).hexdigest()[:32]
-
-
-def _mapped(
-    library: KernelLibrary, stored: Sequence[Stored], path: Path, *, release: Callable[[], None]
-) -> Bytes | None:
-    """Map the file, made first where it is missing or damaged; None where it cannot be kept."""
-    nbytes = tiles_nbytes(library, stored)
-    try:
-        if not _is_sound(path, nbytes):
-            _make(library, stored, path, release=release)
-        return np.memmap(path, np.uint8, "r")
-    except (OSError, ValueError) as error:  # a full or read-only disk; a file that another program has cut off
-        notice(f"the prepared weights cannot be kept in {path.parent} ({error}): they are made in memory")
-        return None
 
 
 def _is_sound(path: Path, nbytes: int) -> bool:
@@ -135,11 +121,9 @@ def _make(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, relea
     try:
         with fresh.open("wb") as file:
             for each in stored:
-                tiles = np.zeros(_padded(library.prepared_nbytes(each.matrix)), np.uint8)
-                library.prepare(each.matrix, tiles[: library.prepared_nbytes(each.matrix)])
+                tiles = made_in_memory(library, [each], release=release)
                 digest.update(tiles)
                 file.write(tiles)
-                release()
         fresh.replace(path)
     finally:
         with suppress(OSError):
@@ -158,18 +142,3 @@ def _remove_stale(folder: Path) -> None:
 def _stamp(path: Path) -> str:
     status = path.stat()
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ino if sys.platform != 'win32' else 0}"
-
-
-def _views(library: KernelLibrary, stored: Iterable[Stored], data: Bytes, *, fill: bool = False) -> dict[str, Bytes]:
-    found, start = {}, 0
-    for each in stored:
-        nbytes = library.prepared_nbytes(each.matrix)
-        found[each.name] = data[start : start + nbytes]
-        if fill:
-            library.prepare(each.matrix, found[each.name])
-        start += _padded(nbytes)
-    return found
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

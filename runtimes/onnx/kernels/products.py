@@ -19,12 +19,13 @@ from edgedecode.onnx_file import GraphFile, Node, Tensor
 
 from .library import BAD_SCALE, LEAST_WEIGHT, WIDE_SCALES, KernelLibrary, Matrix
 
-__all__ = ["DOMAIN", "FLOAT", "UINT8", "Stored", "WeightsFile", "product_node", "read_matrix"]
+__all__ = ["DOMAIN", "FLOAT", "UINT8", "Stored", "WeightsFile", "product_node", "read_matrix", "tile_offsets"]
 
 DOMAIN = "edgedecode"
 FLOAT, UINT8 = 1, 2
 _TYPES: Mapping[int, type[np.generic]] = {FLOAT: np.float32, UINT8: np.uint8}
 _BLOCKS = (32, 64, 128)
+_PAGE_NBYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,21 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
     matrix = Matrix(np.ascontiguousarray(values.reshape(shape), np.uint8), floats, bits, block)
     found = library.inspect(matrix)
     weights.release()
-    if found & (LEAST_WEIGHT | BAD_SCALE):
-        return "weights of -128" if found & LEAST_WEIGHT else "scales that are not finite"
+    if found & BAD_SCALE:
+        return "scales that are not finite"
     offsets = None
     if packed.external is not None and scales.external is not None:
         offsets = packed.external.offset, scales.external.offset
-    return Stored(f"{packed.name}.tiles", replace(matrix, wide_scales=bool(found & WIDE_SCALES)), offsets)
+    return Stored(f"{packed.name}.tiles", replace(matrix, wide_scales=bool(found & WIDE_SCALES), full_range=bool(found & LEAST_WEIGHT)), offsets)
+
+
+def tile_offsets(library: KernelLibrary, stored: Sequence[Stored]) -> dict[str, int]:
+    """Return where each matrix begins among the tiles of all, and under "" where the last one ends; pages are whole."""
+    found, start = {}, 0
+    for each in stored:
+        found[each.name] = start
+        start += -(-library.prepared_nbytes(each.matrix) // _PAGE_NBYTES) * _PAGE_NBYTES
+    return {**found, "": start}
 
 
 def product_node(
@@ -123,6 +133,7 @@ def product_node(
             "bits": matrix.bits,
             "scale_every": matrix.block // 32,
             "wide_scales": int(matrix.wide_scales),
+            "full_range": int(matrix.full_range),
             "planes": planes,
             "gate": gate,
             "threads": threads,

@@ -7,25 +7,49 @@ known from what is left: data that is moved, and single IEEE operations on each 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from edgedecode.onnx_file import ExternalData, GraphFile, Node, Tensor, ValueInfo
+from edgedecode.onnx_file import GraphFile, Node, Tensor, ValueInfo
 
 from .library import KernelLibrary
-from .products import DOMAIN, FLOAT, UINT8, Stored, WeightsFile, product_node, read_matrix
+from .products import DOMAIN, FLOAT, UINT8, Stored, WeightsFile, product_node, read_matrix, tile_offsets
 
-__all__ = ["PARENTS", "Rewritten", "rewrite"]
+__all__ = ["GRAPH_TILES", "PARENTS", "TILES", "Rewritten", "rewrite"]
 
 PARENTS = "tree_parents"
 """int32 [pending rows, or 0 for a chain]: each pending row's parent, -1 for the last settled position."""
+TILES, GRAPH_TILES = "tiles", "graph_tiles"
+"""uint8 [bytes]: the weights file's matrices as tiles, and those that the graph itself holds."""
 _INT32, _INT8 = 6, 3
 _FULL_BIAS, _WINDOW_BIAS = "attention_bias", "window_bias"
 _POINTWISE = {"Sigmoid": 0, "FastGelu": 2, "Gelu": 2, "Tanh": 3}
 _SILU, _GELU = 1, 2
 _EXACT = frozenset(
-    "Add Cast Concat Constant ConstantOfShape Div Expand Gather GatherBlockQuantized Identity Mul Neg Range Reshape "
-    "Shape Slice Split Squeeze Sub Transpose Unsqueeze Where".split()
+    [
+        "Add",
+        "Cast",
+        "Concat",
+        "Constant",
+        "ConstantOfShape",
+        "Div",
+        "Expand",
+        "Gather",
+        "GatherBlockQuantized",
+        "Identity",
+        "Mul",
+        "Neg",
+        "Range",
+        "Reshape",
+        "Shape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Sub",
+        "Transpose",
+        "Unsqueeze",
+        "Where",
+    ]
 )
 """Operators of the engine that move values or round each one alone."""
 _LOCAL_LOGITS = "local_logits"
@@ -45,8 +69,17 @@ class Rewritten:
     def row_invariant(self) -> bool:
         return not self.left
 
+    def sources(self) -> dict[str, list[Stored]]:
+        """Return the matrices by the input that brings their tiles: those of the weights file, the graph's own."""
+        found: dict[str, list[Stored]] = {}
+        for _, stored in sorted(self.stored.items()):
+            found.setdefault(GRAPH_TILES if stored.offsets is None else TILES, []).append(stored)
+        return found
 
-def rewrite(file: GraphFile, library: KernelLibrary, weights: WeightsFile, *, window: int, threads: int) -> Rewritten | None:
+
+def rewrite(
+    file: GraphFile, library: KernelLibrary, weights: WeightsFile, *, window: int, threads: int
+) -> Rewritten | None:
     """Return the graph with our operators; None where its attention cannot be ours: then the engine keeps all of it.
 
     window: positions that layers with a window see.
@@ -151,11 +184,22 @@ class _Rewriting:
         self._file.initializers = {name: each for name, each in self._file.initializers.items() if name in read}
         self._file.opset[DOMAIN] = 1
         self._made.stored = {name: each for name, each in self._made.stored.items() if name in read}
-        for name, stored in self._made.stored.items():
-            nbytes = self._library.prepared_nbytes(stored.matrix)
-            self._file.initializers[name] = Tensor(name, UINT8, (nbytes,), external=ExternalData("tiles", 0, nbytes))
+        for source, stored in self._made.sources().items():
+            places = tile_offsets(self._library, stored)
+            self._file.inputs.append(ValueInfo(source, UINT8, [f"{source}_nbytes"]))
+            for node in self._file.nodes:
+                self._place(node, source, places)
         self._made.data = self._file.serialize()
         return self._made
+
+    def _place(self, node: Node, source: str, places: Mapping[str, int]) -> None:
+        """Let a product read its matrices from the tiles of all of them."""
+        if node.op_type != "RowsProduct":
+            return
+        for index, attribute in ((1, "offset"), (3, "up_offset")):
+            if index < len(node.inputs) and node.inputs[index] in places:
+                node.attributes[attribute] = places[node.inputs[index]]
+                node.inputs[index] = source
 
     def _tree_attention(self, node: Node) -> Node | None:
         """Return our node for the engine's; None for a form that ours does not have."""
@@ -174,7 +218,11 @@ class _Rewriting:
             return None
         rotated = attributes.get("do_rotary", 0) == 1
         scale = attributes.get("scale", 0.0) or size**-0.5
-        kept = {name: attributes[name] for name in ("num_heads", "kv_num_heads", "rotary_interleaved", "softcap") if name in attributes}
+        kept = {
+            name: attributes[name]
+            for name in ("num_heads", "kv_num_heads", "rotary_interleaved", "softcap")
+            if name in attributes
+        }
         return Node(
             "TreeAttentionInt8" if int8 else "TreeAttention",
             DOMAIN,
@@ -215,7 +263,9 @@ class _Rewriting:
             return False
         removed, gate = [final], 0
         if activation.op_type == "Mul":  # x · sigmoid(x)
-            sigmoids = [node for node in map(self._maker, activation.inputs) if node is not None and node.op_type == "Sigmoid"]
+            sigmoids = [
+                node for node in map(self._maker, activation.inputs) if node is not None and node.op_type == "Sigmoid"
+            ]
             if len(sigmoids) != 1 or set(activation.inputs) != {sigmoids[0].inputs[0], sigmoids[0].outputs[0]}:
                 return False
             removed, gate, source = [final, activation, sigmoids[0]], _SILU, sigmoids[0].inputs[0]
@@ -227,7 +277,10 @@ class _Rewriting:
         if first is None or not _joinable(first, second):
             return False
         inside = {source, act, up, *(name for node in removed[1:] for name in node.outputs)}
-        if any(node not in (*removed, first, second) for name in inside for node in self._users(name)) or inside & self._outputs:
+        if (
+            any(node not in (*removed, first, second) for name in inside for node in self._users(name))
+            or inside & self._outputs
+        ):
             return False
         joined = Node(
             "RowsProduct",
@@ -235,7 +288,7 @@ class _Rewriting:
             final.name,
             [*first.inputs, "", second.inputs[1]],
             final.outputs,
-            {**first.attributes, "gate": gate},
+            {**first.attributes, "full_range": max(first.attributes["full_range"], second.attributes["full_range"]), "gate": gate},
         )
         self._file.nodes[self._file.nodes.index(final)] = joined
         for node in (*removed[1:], first, second):
@@ -273,5 +326,5 @@ def _joinable(first: Node, second: Node) -> bool:
         and first is not second
         and len(first.inputs) == len(second.inputs) == 2
         and first.inputs[0] == second.inputs[0]
-        and first.attributes == second.attributes
+        and {**first.attributes, "full_range": 0} == {**second.attributes, "full_range": 0}
     )

@@ -163,6 +163,9 @@ static void tiles_of(const Product& job, size_t first, size_t last) {
 }
 
 static void product_tiles(const Product& job, size_t first, size_t last) {
+#if defined(EDGE_AVX2)
+  if (job.bits == 8 && job.full_range) return kernels_generic()->product_tiles(job, first, last);
+#endif
   if (job.bits == 4)
     return job.x.planes == 1 ? tiles_of<4, 1>(job, first, last) : tiles_of<4, 2>(job, first, last);
   return job.x.planes == 1 ? tiles_of<8, 1>(job, first, last) : tiles_of<8, 2>(job, first, last);

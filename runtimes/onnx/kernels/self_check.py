@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgedecode.errors import RuntimeUnavailable
-from edgedecode.onnx_file import GraphFile, Node, ValueInfo
+from edgedecode.onnx_file import GraphFile, ValueInfo
 
 from .products import DOMAIN, product_node
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from edgedecode.manifest import ModelEntry
 from edgedecode.notices import notice
 from edgedecode.onnx_file import GraphFile
 
 from .library import KernelLibrary, load_kernels
-from .prepared import Tiles, prepare_tiles, tiles_nbytes, weights_digest
-from .products import Stored, WeightsFile
-from .rewriting import Rewritten, rewrite
+from .prepared import made_in_memory, prepare_tiles, tiles_nbytes, weights_digest
+from .products import WeightsFile
+from .rewriting import GRAPH_TILES, Rewritten, rewrite
 
 __all__ = ["Served", "serve"]
 
@@ -30,14 +32,16 @@ class Served:
     scratch_nbytes: int
     """What the operators hold beside the engine's memory, all threads together."""
 
-    @property
-    def stored(self) -> Sequence[Stored]:
-        return list(self.rewritten.stored.values())
-
-    def tiles(self, root: Path, weights: Path) -> Tiles:
-        """Map or make the tiles; their bytes must be leased before."""
-        release = self.weights.release
-        return prepare_tiles(self.library, self.stored, digest=weights_digest(root, weights), release=release)
+    def tiles(self, root: Path, weights: Path) -> dict[str, npt.NDArray[np.uint8]]:
+        """Map or make the tiles, by the graph's input; their bytes must be leased before."""
+        found = {}
+        for source, stored in self.rewritten.sources().items():
+            if source == GRAPH_TILES:
+                found[source] = made_in_memory(self.library, stored)
+            else:
+                digest = weights_digest(root, weights)
+                found[source] = prepare_tiles(self.library, stored, digest=digest, release=self.weights.release)
+        return found
 
 
 def serve(entry: ModelEntry, path: Path, *, weights: Path, threads: int, rows: int) -> Served | None:
@@ -61,7 +65,7 @@ def serve(entry: ModelEntry, path: Path, *, weights: Path, threads: int, rows: i
     return Served(
         library,
         rewritten,
-        tiles_nbytes(library, rewritten.stored.values()),
+        sum(tiles_nbytes(library, stored) for stored in rewritten.sources().values()),
         mapped,
         _scratch_nbytes(entry, rows=rows, widest=widest, threads=threads),
     )

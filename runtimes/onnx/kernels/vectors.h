@@ -134,7 +134,7 @@ struct Dot<4> {
   }
 };
 // vpmaddubsw saturates at 16 bits, and 255 * 127 * 2 does not fit: |activation| is the unsigned side and the weight
-// takes its sign. 128 * 127 * 2 = 32,512 fits as long as no weight is -128, which has no negative (prepare.cpp looks).
+// takes its sign. 128 * 127 * 2 = 32,512 fits as long as no weight is -128, which has no negative: see full_range.
 template <>
 struct Dot<8> {
   static constexpr int kZeroPoint = 0;
