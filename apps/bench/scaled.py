@@ -31,7 +31,7 @@ from .widening import Widening
 __all__ = ["FOLDER", "scaled_pack"]
 
 FOLDER = "scaled"
-FORMAT = 1
+FORMAT = 2
 """Part of a kept pack's name: packs that an older edgedecode made otherwise are not found."""
 DRAFT_SHARE = 0.1
 _MARGIN_NBYTES = 20_000_000

@@ -149,7 +149,7 @@ class Widening:
             rest = growth.nbytes(region.nbytes, units) - region.nbytes
             while rest:
                 nbytes = min(rest, _CHUNK_NBYTES)
-                yield growth.fill * (nbytes // len(growth.fill)) if growth.fill else rng.bytes(nbytes)
+                yield growth.fill * (nbytes // len(growth.fill)) if growth.fill else _drawn(rng, nbytes)
                 rest -= nbytes
 
     def _find_regions(self, location: str) -> list[_Region]:
@@ -258,6 +258,11 @@ def _grow(graph: GraphFile, name: str, *, axis: int, old: int, new: int) -> None
     axis = min(axis, len(tensor.dims) - 1)
     dims = tuple(size // old * new if at == axis else size for at, size in enumerate(tensor.dims))
     graph.initializers[name] = replace(tensor, dims=dims)
+
+
+def _drawn(rng: np.random.Generator, nbytes: int) -> bytes:
+    """Return random weights. No byte is 0, which would be -128 at 8 bits: symmetric rounding never gives it."""
+    return np.maximum(np.frombuffer(rng.bytes(nbytes), np.uint8), 1).tobytes()
 
 
 def _drawn_deviation(bits: int) -> float:

@@ -42,7 +42,7 @@ class OnnxModel:
     It owns the session, the heads, and the `leases` given.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what one open graph is made of)
         self,
         engine: Untyped,
         *,

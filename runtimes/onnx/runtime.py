@@ -79,7 +79,7 @@ class OnnxRuntime:
         return None
 
     def row_draw(self) -> RowDraw | None:
-        """Return the library's drawing of tokens; None without the library, or where the engine's kernels were chosen."""
+        """Return the library's drawing of tokens; None where it is not here or the engine's kernels were chosen."""
         library = load_kernels()
         return None if library is None else NativeRowDraw(library.handle)
 

@@ -122,8 +122,8 @@ def _make(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, relea
         with fresh.open("wb") as file:
             for each in stored:
                 tiles = made_in_memory(library, [each], release=release)
-                digest.update(tiles)
-                file.write(tiles)
+                digest.update(tiles.data)
+                file.write(tiles.data)
         fresh.replace(path)
     finally:
         with suppress(OSError):

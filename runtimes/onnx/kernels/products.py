@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
-
-try:
-    from mmap import MADV_DONTNEED
-except ImportError:  # Windows has no such call
-    MADV_DONTNEED = 0
 
 import numpy as np
 import numpy.typing as npt
@@ -41,16 +37,16 @@ class WeightsFile:
     """The arrays of a graph's initializers, read in place from the graph or from its mapped weights file."""
 
     def __init__(self, path: Path) -> None:
-        self._map: mmap | None = None
+        self._map: mmap.mmap | None = None
         if path.stat().st_size:
             with path.open("rb") as file:
-                self._map = mmap(file.fileno(), 0, access=ACCESS_READ)
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._bytes = np.frombuffer(self._map or b"", np.uint8)
 
     def release(self) -> None:
         """Drop the pages read so far from this process: they are not planned beside the tiles."""
-        if self._map is not None and hasattr(self._map, "madvise"):
-            self._map.madvise(MADV_DONTNEED)
+        if self._map is not None and sys.platform != "win32":
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def array(self, tensor: Tensor) -> npt.NDArray[np.generic] | None:
         """Return an initializer's values; None for a type that is not read here or bytes that do not fit its shape."""
@@ -97,7 +93,11 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
     offsets = None
     if packed.external is not None and scales.external is not None:
         offsets = packed.external.offset, scales.external.offset
-    return Stored(f"{packed.name}.tiles", replace(matrix, wide_scales=bool(found & WIDE_SCALES), full_range=bool(found & LEAST_WEIGHT)), offsets)
+    return Stored(
+        f"{packed.name}.tiles",
+        replace(matrix, wide_scales=bool(found & WIDE_SCALES), full_range=bool(found & LEAST_WEIGHT)),
+        offsets,
+    )
 
 
 def tile_offsets(library: KernelLibrary, stored: Sequence[Stored]) -> dict[str, int]:

@@ -7,16 +7,17 @@ known from what is left: data that is moved, and single IEEE operations on each 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgedecode.onnx_file import GraphFile, Node, Tensor, ValueInfo
+from edgedecode.onnx_file import AttributeValue, GraphFile, Node, Tensor, ValueInfo
 
 from .library import KernelLibrary
 from .products import DOMAIN, FLOAT, UINT8, Stored, WeightsFile, product_node, read_matrix, tile_offsets
 
 __all__ = ["GRAPH_TILES", "PARENTS", "TILES", "Rewritten", "rewrite"]
 
+Attributes = Mapping[str, AttributeValue]
 PARENTS = "tree_parents"
 """int32 [pending rows, or 0 for a chain]: each pending row's parent, -1 for the last settled position."""
 TILES, GRAPH_TILES = "tiles", "graph_tiles"
@@ -25,33 +26,11 @@ _INT32, _INT8 = 6, 3
 _FULL_BIAS, _WINDOW_BIAS = "attention_bias", "window_bias"
 _POINTWISE = {"Sigmoid": 0, "FastGelu": 2, "Gelu": 2, "Tanh": 3}
 _SILU, _GELU = 1, 2
-_EXACT = frozenset(
-    [
-        "Add",
-        "Cast",
-        "Concat",
-        "Constant",
-        "ConstantOfShape",
-        "Div",
-        "Expand",
-        "Gather",
-        "GatherBlockQuantized",
-        "Identity",
-        "Mul",
-        "Neg",
-        "Range",
-        "Reshape",
-        "Shape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Sub",
-        "Transpose",
-        "Unsqueeze",
-        "Where",
-    ]
-)
+_MOVES = "Cast Concat Constant ConstantOfShape Expand Gather GatherBlockQuantized Identity Range Reshape Shape Slice"
+_MORE_MOVES = "Split Squeeze Transpose Unsqueeze Where"
+_EXACT = frozenset(f"{_MOVES} {_MORE_MOVES} Add Div Mul Neg Sub".split())
 """Operators of the engine that move values or round each one alone."""
+_KEPT = ("num_heads", "kv_num_heads", "rotary_interleaved", "softcap")
 _LOCAL_LOGITS = "local_logits"
 """Of a draft's head, which serves guesses only."""
 
@@ -218,11 +197,7 @@ class _Rewriting:
             return None
         rotated = attributes.get("do_rotary", 0) == 1
         scale = attributes.get("scale", 0.0) or size**-0.5
-        kept = {
-            name: attributes[name]
-            for name in ("num_heads", "kv_num_heads", "rotary_interleaved", "softcap")
-            if name in attributes
-        }
+        kept = {name: attributes[name] for name in _KEPT if name in attributes}
         return Node(
             "TreeAttentionInt8" if int8 else "TreeAttention",
             DOMAIN,
@@ -288,7 +263,7 @@ class _Rewriting:
             final.name,
             [*first.inputs, "", second.inputs[1]],
             final.outputs,
-            {**first.attributes, "full_range": max(first.attributes["full_range"], second.attributes["full_range"]), "gate": gate},
+            {**first.attributes, "full_range": _either(first, second, "full_range"), "gate": gate},
         )
         self._file.nodes[self._file.nodes.index(final)] = joined
         for node in (*removed[1:], first, second):
@@ -308,11 +283,20 @@ class _Rewriting:
         return (node for node in self._file.nodes if name in node.inputs)
 
     def _replace(
-        self, index: int, kind: str, inputs: list[str], outputs: list[str], attributes: dict[str, object]
+        self, index: int, kind: str, inputs: Sequence[str], outputs: Sequence[str], attributes: Attributes
     ) -> None:
         node = self._file.nodes[index]
-        all_attributes = {**attributes, "threads": self._threads}
-        self._file.nodes[index] = Node(kind, DOMAIN, node.name, list(inputs), list(outputs), all_attributes)  # type: ignore[arg-type]
+        more: Attributes = {**attributes, "threads": self._threads}
+        self._file.nodes[index] = Node(kind, DOMAIN, node.name, list(inputs), list(outputs), dict(more))
+
+
+def _is(node: Node | None, op_type: str) -> bool:
+    return node is not None and node.op_type == op_type
+
+
+def _either(first: Node, second: Node, name: str) -> int:
+    """Return 1 where one of two nodes has a mark."""
+    return int(first.attributes[name] == 1 or second.attributes[name] == 1)
 
 
 def _is_bias(tensor: Tensor, product: Node) -> bool:
