@@ -13,9 +13,10 @@ static void round_planes(const float* x, size_t columns, size_t first, size_t la
     for (size_t block = 0; block < out.sub_blocks; block++) {
       const float* p = x + row * columns + block * kSubBlock;
       float padded[kSubBlock];
-      if (block * kSubBlock + kSubBlock > columns) {  // the last block of a width that is no multiple of 32
+      if (block * kSubBlock + kSubBlock > columns) {  // a width that is no multiple of the weights' blocks
+        const size_t left = columns > block * kSubBlock ? columns - block * kSubBlock : 0;
         memset(padded, 0, sizeof padded);
-        memcpy(padded, p, (columns - block * kSubBlock) * sizeof(float));
+        if (left != 0) memcpy(padded, p, left * sizeof(float));
         p = padded;
       }
       VF largest = vset(0.0f), poison = vset(0.0f);

@@ -1,0 +1,309 @@
+"""Our kernels: a row's bits depend on the row and its past alone, and they are the same on every instruction set."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from edgedecode.errors import InputError
+from edgedecode.onnx_file import GraphFile, ValueInfo
+from edgedecode.protocols import AdapterModel, LanguageModel
+from edgedecode.runtimes.onnx.kernels.library import (
+    INSTRUCTION_SETS,
+    VARIABLE,
+    KernelLibrary,
+    Matrix,
+    load_kernels,
+    tried,
+)
+from edgedecode.runtimes.onnx.kernels.prepared import FOLDER
+from edgedecode.runtimes.onnx.kernels.products import DOMAIN, product_node
+from edgedecode.types import AdapterUse, FloatArray, LowRank
+from tests.contract.conftest import Opener
+from tests.contract.toy_graph import ToyShape
+
+LIBRARY, REASON = tried()
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason=f"no kernels: {REASON}")
+SETS = LIBRARY.instruction_sets if LIBRARY is not None else ()
+SHAPES = list(product((4, 8), (32, 64, 128)))
+LENGTH = 150
+
+
+@pytest.fixture(autouse=True)
+def _best_afterwards() -> None:
+    yield  # type: ignore[misc]
+    if LIBRARY is not None:
+        LIBRARY.choose("auto")
+
+
+def shape(bits: int, block: int) -> ToyShape:
+    return ToyShape(hidden=256, head_size=64, mlp=384, rows=512, bits=bits, block=block)
+
+
+def tokens() -> list[int]:
+    return [int(token) for token in np.random.default_rng(2).integers(0, 512, LENGTH)]
+
+
+def read(model: LanguageModel, *, width: int, adapter: AdapterUse | None = None) -> FloatArray:
+    state, found = model.new_state(LENGTH), []
+    for start in range(0, LENGTH, width):
+        part = tokens()[start : start + width]
+        found.append(model.forward(part, state, rows="all", adapter=adapter).logits.copy())
+        state.keep(range(len(part)))
+    state.close()
+    return np.concatenate(found)
+
+
+def differing(model: LanguageModel, widths: Sequence[int], *, adapter: AdapterUse | None = None) -> list[int]:
+    """Return the widths of passes whose rows are not those of passes of one row."""
+    alone = read(model, width=1, adapter=adapter)
+    return [width for width in widths if not np.array_equal(read(model, width=width, adapter=adapter), alone)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("bits", "block"), SHAPES)
+def test_rows_of_every_width_are_bit_identical_from_one_on(opener: Opener, bits: int, block: int, threads: int) -> None:
+    model = opener(shape(bits, block), threads=threads)
+    assert model.card.kernels
+    assert model.card.row_invariant
+    assert model.card.kernel_noise == 0
+    alone = read(model, width=1)
+    assert [
+        width for width in (*range(2, 18), 33, 64, 150) if not np.array_equal(read(model, width=width), alone)
+    ] == []
+
+
+@pytest.mark.parametrize("needs", ["kv:int8", "lora", "hidden"])
+def test_other_graphs_are_row_invariant_too(opener: Opener, needs: str) -> None:
+    model = opener(replace(shape(8, 32), graphs=("base", "lora", "kv8", "hidden")), needs=(needs,))
+    adapter = None
+    if needs == "lora":
+        rng = np.random.default_rng(4)
+        adapter = AdapterUse(name="formal", digest="f0")
+        assert isinstance(model, AdapterModel)
+        down, up = (rng.standard_normal(size, np.float32) / 16 for size in ((8, 256), (256, 8)))
+        model.add_adapter("f0", [LowRank(0, "o_proj", down, up)])
+    assert model.card.row_invariant
+    alone = read(model, width=1, adapter=adapter)
+    assert [
+        width for width in (2, 3, 7, 16, 150) if not np.array_equal(read(model, width=width, adapter=adapter), alone)
+    ] == []
+
+
+@pytest.mark.parametrize("window", [0, 24])
+def test_a_row_of_a_tree_has_the_bits_of_the_chain_on_its_path(opener: Opener, window: int) -> None:
+    model = opener(replace(shape(4, 32), window=window, all_windows=True))
+    prompt = tokens()[:40]
+    branches = [[7, 8, 9], [7, 11, 12], [300, 301, 302]]
+    # The rows of a breadth-first tree: its slots are in another order than the positions of any branch but the first.
+    rows = [7, 300, 8, 11, 301, 9, 12, 302]
+    parents = [-1, -1, 0, 0, 1, 2, 3, 4]
+    paths = [[0, 2, 5], [0, 3, 6], [1, 4, 7]]
+    state = model.new_state(LENGTH)
+    model.forward(prompt, state, rows="none")
+    state.keep(range(len(prompt)))
+    tree = model.forward(rows, state, parents=parents, rows="all").logits.copy()
+    for branch, path in zip(branches, paths, strict=True):
+        lone = model.new_state(LENGTH)
+        model.forward(prompt, lone, rows="none")
+        lone.keep(range(len(prompt)))
+        for token, node in zip(branch, path, strict=True):
+            assert np.array_equal(model.forward([token], lone).logits[0], tree[node])
+            lone.keep((0,))
+        lone.close()
+    state.keep(paths[1])  # its keys move from scattered slots to the next positions
+    after = model.forward([5], state).logits.copy()
+    fresh = model.new_state(LENGTH)
+    model.forward([*prompt, *branches[1]], fresh, rows="none")
+    fresh.keep(range(len(prompt) + 3))
+    assert np.array_equal(model.forward([5], fresh).logits, after)
+    model.close()
+
+
+@pytest.mark.parametrize(("bits", "block"), SHAPES)
+def test_every_instruction_set_gives_the_same_bits_for_a_whole_model(opener: Opener, bits: int, block: int) -> None:
+    assert LIBRARY is not None
+    model = opener(shape(bits, block))
+    found = {}
+    for name in SETS:
+        LIBRARY.choose(name)
+        found[name] = read(model, width=5)
+    first = found[SETS[0]]
+    assert [name for name in SETS if not np.array_equal(found[name], first)] == []
+    assert np.isfinite(first).all()
+
+
+def multiply(matrix: Matrix, x: FloatArray) -> FloatArray:
+    """Return x times a matrix, computed by the operator alone."""
+    assert LIBRARY is not None
+    tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
+    LIBRARY.prepare(matrix, tiles)
+    inner = x.shape[1]
+    file = GraphFile(
+        nodes=[product_node(["x", "w"], "y", matrix=matrix, inner=inner, threads=2)],
+        inputs=[ValueInfo("x", 1, ["R", inner]), ValueInfo("w", 2, [tiles.size])],
+        outputs=[ValueInfo("y", 1, ["R", matrix.columns])],
+        opset={"": 21, DOMAIN: 1},
+        model_rest=[(1, b"\x08\x0a")],
+    )
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(LIBRARY.path))
+    session = onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x, "w": tiles})[0]
+
+
+def random_matrix(rng: np.random.Generator, *, bits: int, block: int, columns: int, inner: int, half: bool) -> Matrix:
+    blocks = -(-inner // block)
+    packed = rng.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8)
+    scales = rng.uniform(2.0**-12, 2.0**-6, (columns, blocks)).astype(np.float32)
+    if half:
+        scales = scales.astype(np.float16).astype(np.float32)
+    assert LIBRARY is not None
+    matrix = Matrix(packed, scales, bits, block)
+    found = LIBRARY.inspect(matrix)
+    return replace(matrix, wide_scales=bool(found & 1), full_range=bool(found & 2))
+
+
+def dense(matrix: Matrix, inner: int) -> np.ndarray:
+    """Return the matrix in float64, [columns, inner]."""
+    packed = matrix.packed.reshape(matrix.columns, -1)
+    if matrix.bits == 4:
+        packed = np.stack((packed & 15, packed >> 4), axis=-1).reshape(matrix.columns, -1)
+    values = packed.astype(np.float64) - (8 if matrix.bits == 4 else 128)
+    return (values.reshape(matrix.columns, -1, matrix.block) * matrix.scales[..., None]).reshape(matrix.columns, -1)[
+        :, :inner
+    ]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str) -> None:
+    """A rounded activation is off by half a step, 1/254 of its block's largest, beside the rounding of float32 sums."""
+    assert LIBRARY is not None
+    rng = np.random.default_rng(5)
+    for _ in range(25):
+        bits, block = SHAPES[rng.integers(len(SHAPES))]
+        columns, inner, rows = int(rng.integers(1, 70)), int(rng.integers(1, 300)), int(rng.integers(1, 20))
+        matrix = random_matrix(rng, bits=bits, block=block, columns=columns, inner=inner, half=bool(rng.integers(2)))
+        x = (rng.standard_normal((rows, inner)) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
+        weights = dense(matrix, inner)
+        LIBRARY.choose(name)
+        found = multiply(matrix, x)
+        padded = np.zeros((rows, -(-inner // 32) * 32))
+        padded[:, :inner] = np.abs(x)
+        steps = np.repeat(padded.reshape(rows, -1, 32).max(axis=2), 32, axis=1)[:, :inner] / 254
+        bound = 1.001 * (steps @ np.abs(weights).T) + 1e-5 * (np.abs(x) @ np.abs(weights).T)
+        assert (np.abs(found - x.astype(np.float64) @ weights.T) <= bound).all()
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_is_never_silent(name: str, bad: float) -> None:
+    assert LIBRARY is not None
+    rng = np.random.default_rng(6)
+    matrix = random_matrix(rng, bits=4, block=32, columns=40, inner=96, half=True)
+    x = rng.standard_normal((3, 96)).astype(np.float32)
+    x[1, 50] = bad
+    LIBRARY.choose(name)
+    found = multiply(matrix, x)
+    assert np.isnan(found[1]).all()
+    assert np.isfinite(found[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_zeros_and_denormals_give_zeros(name: str) -> None:
+    assert LIBRARY is not None
+    matrix = random_matrix(np.random.default_rng(7), bits=8, block=32, columns=20, inner=64, half=True)
+    LIBRARY.choose(name)
+    x = np.zeros((2, 64), np.float32)
+    x[1] = 1e-42
+    assert (multiply(matrix, x) == 0).all()
+
+
+def test_an_unknown_or_impossible_choice_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "avx1024")
+    with pytest.raises(InputError, match=r"EDGEDECODE_KERNELS=avx1024: give one of auto, avx512"):
+        load_kernels()
+    for name in set(INSTRUCTION_SETS) - set(SETS):
+        monkeypatch.setenv(VARIABLE, name)
+        with pytest.raises(InputError, match="this processor or build has no such kernels; it has: "):
+            load_kernels()
+
+
+def test_a_choice_below_what_the_processor_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SETS:
+        monkeypatch.setenv(VARIABLE, name)
+        library = load_kernels()
+        assert isinstance(library, KernelLibrary)
+        assert library.instruction_set == name
+    monkeypatch.setenv(VARIABLE, "engine")
+    assert load_kernels() is None
+
+
+def test_the_engines_kernels_serve_where_they_are_asked_for(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = read(opener(shape(4, 32)), width=5)
+    monkeypatch.setenv(VARIABLE, "engine")
+    model = opener(shape(4, 32))
+    assert model.card.kernels == ""
+    assert not model.card.row_invariant
+    assert np.abs(read(model, width=5) - ours).max() < 0.1 * ours.std()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / FOLDER
+
+
+def test_prepared_weights_are_made_once_and_mapped(opener: Opener, cache: Path) -> None:
+    first = read(opener(shape(4, 32)), width=5)
+    (made,) = cache.glob("*.tiles")
+    before = made.stat()
+    assert np.array_equal(read(opener(shape(4, 32)), width=5), first)
+    assert (made.stat().st_mtime_ns, made.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut off", "empty", "record", "no record"])
+def test_damaged_prepared_weights_are_made_again(
+    opener: Opener, cache: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = read(opener(shape(4, 32)), width=5)
+    (made,) = cache.glob("*.tiles")
+    (record,) = cache.glob("*.json")
+    data = made.read_bytes()
+    if damage == "flipped":
+        made.write_bytes(bytes([data[0] ^ 255]) + data[1:])
+    elif damage == "record":
+        record.write_text(json.dumps({"sha256": 3}), encoding="utf-8")
+    elif damage == "no record":
+        record.unlink()
+    else:
+        made.write_bytes(data[: len(data) // 2] if damage == "cut off" else b"")
+    with caplog.at_level("INFO", logger="edgedecode.notices"):
+        again = read(opener(shape(4, 32)), width=5)
+    assert np.array_equal(again, first)
+    assert made.read_bytes() == data
+    assert ("made again" in caplog.text) == (damage != "no record")
+
+
+def test_weights_that_cannot_be_kept_are_prepared_in_memory(
+    opener: Opener, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = read(opener(shape(4, 32)), width=5)
+    shutil.rmtree(cache)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("edgedecode.runtimes.onnx.kernels.prepared._make", full)
+    with caplog.at_level("INFO", logger="edgedecode.notices"):
+        assert np.array_equal(read(opener(shape(4, 32)), width=5), first)
+    assert "No space left on device" in caplog.text
+    assert list(cache.glob("*")) == []
