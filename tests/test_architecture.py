@@ -19,7 +19,7 @@ RINGS = {
     "edgedecode.apps": "apps",
 }
 OUTER = ("export", "runtimes", "apps")
-MAX_LINES = 320
+MAX_LINES = 400
 
 CORE = {"numpy", "tokenizers", "jinja2"}
 TRAINING = {"gguf", "onnx", "onnx_ir", "onnxruntime_genai", "optimum", "peft", "safetensors", "torch", "transformers"}

@@ -26,6 +26,8 @@ AREAS = {
     "compare": "exports made for --compare",
     "optimum": "environment of --exporter optimum",
     "gguf": "GGUF files made of packs for llama.cpp",
+    "tiles": "weights prepared for this machine's kernels",
+    "kernels": "whether edgedecode's kernels run here",
     "scaled": "packs widened by bench --scale",
     "scratch": "files that llama.cpp reads once",
     "peers": "what bench --against wrote for other engines",

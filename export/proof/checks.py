@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from .reference import Reference
 __all__ = ["CheckTexts", "check_noise", "check_parity", "noise_of", "opened", "with_noise"]
 
 _LENGTH = 48
+_KERNELS = "EDGEDECODE_KERNELS"
 _NARROW = 20
 _TEXT = (
     "The quick brown fox jumps over the lazy dog. A farmer has 12 apples and gives 5 of them to a neighbour: "
@@ -92,8 +94,8 @@ def with_noise(entry: ModelEntry, noise: KernelNoise) -> ModelEntry:
 
 
 def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: Callable[[int], None]) -> KernelNoise:
-    """Measure the noise of the shipped graph's kernels on text of the model's own."""
-    with opened(entry, pack, texts) as model:
+    """Measure the noise of the engine's kernels on text of the model's own: ours have none, and may not be there."""
+    with engine_kernels(), opened(entry, pack, texts) as model:
         return noise_of(model, texts, progress=progress)
 
 
@@ -106,6 +108,20 @@ def noise_of(model: LanguageModel, texts: CheckTexts, *, progress: Callable[[int
         positions=texts.noise_positions,
         progress=progress,
     )
+
+
+@contextmanager
+def engine_kernels() -> Iterator[None]:
+    """Open models with the engine's own kernels."""
+    before = os.environ.get(_KERNELS)
+    os.environ[_KERNELS] = "engine"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_KERNELS]
+        else:
+            os.environ[_KERNELS] = before
 
 
 @contextmanager

@@ -28,11 +28,11 @@ from .concat_model import CONCAT, ConcatModel
 from .footprint import ENGINE_NBYTES, plan_footprint, plan_own_footprint, rows_per_pass
 from .graph import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
 from .kernels.draw import NativeRowDraw
-from .kernels.library import load_kernels
+from .kernels.library import kernels_line, load_kernels
 from .kernels.serving import Served, serve
 from .model import OnnxModel
 from .opened_heads import OpenedHeads, open_heads
-from .providers import PROVIDERS, choose_provider
+from .providers import PROVIDERS, Provider, choose_provider
 
 __all__ = ["OnnxRuntime"]
 
@@ -90,7 +90,7 @@ class OnnxRuntime:
             Device(
                 runtime=self.name,
                 provider=provider.name,
-                description=f"{provider.description}, onnxruntime {self._engine.__version__}",
+                description=f"{provider.description}, onnxruntime {self._engine.__version__}{_kernels(provider)}",
                 available=provider.engine_name in installed,
                 reason="" if provider.engine_name in installed else f"this onnxruntime has no {provider.engine_name}",
             )
@@ -197,3 +197,7 @@ class OnnxRuntime:
             undo.pop_all()
             self._code[budget] = code
         return model
+
+
+def _kernels(provider: Provider) -> str:
+    return f"; {kernels_line()}" if provider.own_kernels else ""

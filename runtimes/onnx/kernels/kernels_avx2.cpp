@@ -1,5 +1,7 @@
 // The kernels for x86-64 with AVX2.
+#if defined(__x86_64__)
 #define EDGE_TARGET "avx2,fma,f16c"
+#endif
 #include "begin.h"
 
 #if defined(__x86_64__) || defined(_M_X64)

@@ -22,6 +22,8 @@ FLOAT, UINT8 = 1, 2
 _TYPES: Mapping[int, type[np.generic]] = {FLOAT: np.float32, UINT8: np.uint8}
 _BLOCKS = (32, 64, 128)
 _PAGE_NBYTES = 4096
+_ROUNDED_ACTIVATIONS = 4
+"""The accuracy level that rounds activations to 8 bits; another one asks for what the engine computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
     columns, inner, bits, block = (int(size) for size in sizes if isinstance(size, int))
     if bits not in (4, 8) or block not in _BLOCKS:
         return f"{bits} bits in blocks of {block}"
+    if node.attributes.get("accuracy_level") != _ROUNDED_ACTIVATIONS:
+        return "activations that are not to be rounded"
     if any(node.inputs[3:5]):
         return "zero points or an order of groups"
     packed, scales = (file.initializers.get(name) for name in node.inputs[1:3])

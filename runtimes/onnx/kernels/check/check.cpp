@@ -1,0 +1,249 @@
+// Runs every kernel of every instruction set that this processor has on random shapes, without Python or an engine, so
+// that sanitizers and emulators can watch. Prints a digest of all results for each set; the sets must agree, rows must
+// not depend on what goes with them, and results must be near a float64 reference. Exit code 1 where they are not.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "../kernels.h"
+
+using namespace edgedecode;
+
+namespace {
+
+uint64_t state;
+uint32_t next() {  // splitmix64
+  state += 0x9E3779B97F4A7C15u;
+  uint64_t x = state;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return static_cast<uint32_t>((x ^ (x >> 31)) >> 32);
+}
+size_t below(size_t limit) { return next() % limit; }
+float uniform() { return static_cast<float>(next() >> 8) / (1 << 23) - 1.0f; }
+
+int failures = 0;
+void expect(bool good, const char* what) {
+  if (!good && failures++ < 20) std::printf("FAILED: %s\n", what);
+}
+
+struct Digest {
+  uint64_t value = 1469598103934665603u;  // FNV-1a
+  void add(const void* data, size_t nbytes) {
+    for (size_t i = 0; i < nbytes; i++) value = (value ^ static_cast<const uint8_t*>(data)[i]) * 1099511628211u;
+  }
+};
+
+std::vector<float> random_floats(size_t count) {
+  std::vector<float> values(count);
+  for (float& value : values) value = uniform();
+  return values;
+}
+
+void check_product(const Kernels* table, Digest& digest) {
+  const int bits = below(2) ? 4 : 8, every = 1 << below(3), planes = 1 + static_cast<int>(below(2));
+  const size_t rows = 1 + below(18), columns = 1 + below(40), inner = 1 + below(200);
+  const bool wide = below(2), gate = below(2);
+  const size_t blocks = (inner + 32 * every - 1) / (32 * every) * every, tiles = (columns + 15) / 16;
+  const size_t nbytes = tile_nbytes(blocks, bits, every, wide), quants = blocks * 32 * 16 * bits / 8;
+  std::vector<uint8_t> weights(2 * tiles * nbytes);
+  for (size_t i = 0; i < weights.size(); i++) {
+    const size_t inside = i % nbytes;
+    if (inside < quants)
+      weights[i] = bits == 8 ? 1 + below(255) : below(256);
+    else if (wide && inside % 4 == 0 && inside + 4 <= nbytes) {
+      const float scale = 0.01f * (1 + uniform() * 0.5f);
+      memcpy(&weights[i], &scale, 4);
+      i += 3;
+    } else if (!wide && inside % 2 == 0) {
+      const uint16_t scale = 0x2000 + below(1024);  // halves from 2^-7 on
+      memcpy(&weights[i], &scale, 2);
+      i += 1;
+    }
+  }
+  const std::vector<float> x = random_floats(rows * inner), bias = random_floats(columns);
+  const auto multiply = [&](size_t first, size_t count, float* y) {
+    std::vector<int8_t> values(count * planes * blocks * 32);
+    std::vector<float> scales(count * blocks);
+    std::vector<int32_t> starts(count * blocks);
+    Product job{};
+    job.weights = weights.data();
+    job.up = gate ? weights.data() + tiles * nbytes : nullptr;
+    job.bias = bias.data();
+    job.x = {values.data(), scales.data(), starts.data(), blocks, planes};
+    job.y = y;
+    job.rows = count;
+    job.columns = columns;
+    job.sub_blocks = blocks;
+    job.bits = bits;
+    job.scale_every = every;
+    job.wide_scales = wide;
+    job.gate = gate ? (planes == 1 ? Gate::kSilu : Gate::kGeluTanh) : Gate::kNone;
+    const int zero_point = bits == 4 ? table->zero_point4 : table->zero_point8;
+    table->round_rows(x.data() + first * inner, inner, 0, count, zero_point, job.x);
+    table->product_tiles(job, 0, tiles);
+  };
+  std::vector<float> together(rows * columns), alone(columns);
+  multiply(0, rows, together.data());
+  for (size_t row = 0; row < rows; row++) {
+    multiply(row, 1, alone.data());
+    expect(!memcmp(alone.data(), &together[row * columns], columns * sizeof(float)), "a row's product depends on others");
+  }
+  for (float value : together) expect(std::isfinite(value), "a product is not finite");
+  digest.add(together.data(), together.size() * sizeof(float));
+}
+
+// The same sequence as one chain, row by row, and as a tree whose slots are in another order.
+void check_attention(const Kernels* table, Digest& digest, bool int8_cache) {
+  const size_t kv_heads = 1 + below(2), group = 1 + below(3), heads = kv_heads * group, size = 16 * (1 + below(5));
+  const size_t settled = below(70), rows = 1 + below(9), capacity = 96, window = below(2) ? 0 : 1 + below(40);
+  const size_t stride = (heads + 2 * kv_heads) * size, rotary = size - below(2) * 8;
+  const std::vector<float> input = random_floats((settled + 2 * rows) * stride);
+  const std::vector<float> cosines = random_floats(capacity * rotary / 2), sines = random_floats(capacity * rotary / 2);
+  std::vector<float> key_scales(kv_heads * size, 0.02f), value_scales(kv_heads * size, 0.01f);
+  const float soft_cap = below(2) ? 0.0f : 5.0f;
+  struct Cache { std::vector<uint8_t> keys, values; };
+  const size_t cache_nbytes = kv_heads * capacity * size * (int8_cache ? 1 : 4);
+  const auto pass = [&](Cache& cache, size_t before, const std::vector<size_t>& from, const std::vector<int32_t>* parents,
+                        const std::vector<int64_t>& positions) {
+    std::vector<float> rows_in, queries(from.size() * heads * size), y(from.size() * heads * size);
+    for (size_t source : from) rows_in.insert(rows_in.end(), &input[source * stride], &input[source * stride] + stride);
+    Attention job{};
+    job.queries = queries.data();
+    job.keys = cache.keys.data();
+    job.values = cache.values.data();
+    job.value_scales = value_scales.data();
+    job.parents = parents == nullptr ? nullptr : parents->data();
+    job.y = y.data();
+    job.rows = from.size();
+    job.heads = heads;
+    job.kv_heads = kv_heads;
+    job.size = size;
+    job.capacity = capacity;
+    job.settled = before;
+    job.pending = from.size();
+    job.window = window;
+    job.soft_cap = soft_cap;
+    job.int8_cache = int8_cache;
+    Intake in{};
+    in.q = rows_in.data();
+    in.k = in.q + heads * size;
+    in.v = in.k + kv_heads * size;
+    in.q_stride = in.k_stride = in.v_stride = stride;
+    in.cosines = cosines.data();
+    in.sines = sines.data();
+    in.positions = positions.data();
+    in.rotary = rotary;
+    in.scale = 0.2f;
+    in.key_scales = key_scales.data();
+    in.value_scales = value_scales.data();
+    in.queries = queries.data();
+    table->take_in(in, job, 0, job.rows);
+    std::vector<float> scores(score_floats(job));
+    for (size_t head = 0; head < kv_heads; head++) table->attend(job, head, 0, job.rows * group, scores.data());
+    return y;
+  };
+  const auto fresh = [&] { return Cache{std::vector<uint8_t>(cache_nbytes), std::vector<uint8_t>(cache_nbytes)}; };
+  const auto places = [&](size_t first, size_t count) {
+    std::vector<size_t> from;
+    for (size_t i = 0; i < count; i++) from.push_back(first + i);
+    return from;
+  };
+  const auto counted = [&](size_t first, size_t count) {
+    std::vector<int64_t> positions;
+    for (size_t i = 0; i < count; i++) positions.push_back(first + i);
+    return positions;
+  };
+  Cache wide = fresh(), narrow = fresh(), tree = fresh();
+  if (settled != 0)
+    for (Cache* cache : {&wide, &narrow, &tree}) pass(*cache, 0, places(0, settled), nullptr, counted(0, settled));
+  const std::vector<float> together = pass(wide, settled, places(settled, rows), nullptr, counted(settled, rows));
+  for (size_t row = 0; row < rows; row++) {
+    const std::vector<float> alone = pass(narrow, settled + row, places(settled + row, 1), nullptr, counted(settled + row, 1));
+    expect(!memcmp(alone.data(), &together[row * heads * size], alone.size() * sizeof(float)), "attention depends on the pass");
+  }
+  // Two branches in turns: even slots hold the chain, odd ones another branch.
+  std::vector<size_t> from;
+  std::vector<int32_t> parents;
+  std::vector<int64_t> positions;
+  for (size_t row = 0; row < rows; row++)
+    for (size_t branch = 0; branch < 2; branch++) {
+      from.push_back(settled + row + branch * rows);
+      parents.push_back(row == 0 ? -1 : static_cast<int32_t>(2 * row - 2 + branch));
+      positions.push_back(settled + row);
+    }
+  const std::vector<float> branched = pass(tree, settled, from, &parents, positions);
+  for (size_t row = 0; row < rows; row++)
+    expect(!memcmp(&branched[2 * row * heads * size], &together[row * heads * size], heads * size * sizeof(float)),
+           "a tree's row differs from the chain's");
+  for (float value : together) expect(std::isfinite(value), "attention is not finite");
+  digest.add(together.data(), together.size() * sizeof(float));
+}
+
+void check_others(const Kernels* table, Digest& digest) {
+  const size_t rows = 1 + below(4), columns = 1 + below(100);
+  const std::vector<float> x = random_floats(rows * columns), skip = random_floats(rows * columns), w = random_floats(columns);
+  std::vector<float> y(rows * columns), sum(rows * columns);
+  Norm norm{x.data(), skip.data(), w.data(), y.data(), sum.data(), rows, columns, 1e-5f};
+  table->norm_rows(norm, 0, rows);
+  for (size_t row = 0; row < rows; row++) {
+    double squares = 0;
+    for (size_t i = 0; i < columns; i++) squares += std::pow(double(x[row * columns + i]) + skip[row * columns + i], 2);
+    for (size_t i = 0; i < columns; i++) {
+      const size_t at = row * columns + i;
+      const double wanted = (double(x[at]) + skip[at]) / std::sqrt(squares / columns + 1e-5) * w[i];
+      expect(std::fabs(y[at] - wanted) < 1e-4 * (1 + std::fabs(wanted)), "a norm is wrong");
+    }
+  }
+  digest.add(y.data(), y.size() * sizeof(float));
+  for (int kind = 0; kind < 4; kind++) {
+    for (size_t i = 0; i < y.size(); i++) sum[i] = 20 * x[i];
+    table->pointwise(static_cast<Pointwise>(kind), sum.data(), y.data(), y.size());
+    for (size_t i = 0; i < y.size(); i++) {
+      const double v = sum[i], sigmoid = 1 / (1 + std::exp(-v));
+      const double gelu = 0.5 * v * (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
+      const double wanted = kind == 0 ? sigmoid : kind == 1 ? v * sigmoid : kind == 2 ? gelu : std::tanh(v);
+      expect(std::fabs(y[i] - wanted) < 1e-5 * (1 + std::fabs(v)), "an activation is wrong");
+    }
+    digest.add(y.data(), y.size() * sizeof(float));
+  }
+  const size_t inner = below(30), wide = 1 + below(50);
+  const std::vector<float> a = random_floats(rows * inner), b = random_floats(inner * wide);
+  std::vector<float> product(rows * wide);
+  table->float_product(a.data(), b.data(), product.data(), rows, inner, wide, 0, wide);
+  for (size_t row = 0; row < rows; row++)
+    for (size_t j = 0; j < wide; j++) {
+      double wanted = 0;
+      for (size_t k = 0; k < inner; k++) wanted += double(a[row * inner + k]) * b[k * wide + j];
+      expect(std::fabs(product[row * wide + j] - wanted) < 1e-4, "a float product is wrong");
+    }
+  digest.add(product.data(), product.size() * sizeof(float));
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const int rounds = count > 1 ? std::atoi(arguments[1]) : 200;
+  uint64_t first = 0;
+  for (const char* name : {"generic", "avx2", "avxvnni", "avx512", "neon"}) {
+    const Kernels* table = kernels_named(name);
+    if (table == nullptr) continue;
+    state = 1;
+    Digest digest;
+    for (int i = 0; i < rounds; i++) {
+      check_product(table, digest);
+      check_attention(table, digest, false);
+      check_attention(table, digest, true);
+      check_others(table, digest);
+    }
+    std::printf("%s %016llx\n", name, static_cast<unsigned long long>(digest.value));
+    if (first == 0) first = digest.value;
+    expect(digest.value == first, "two instruction sets differ");
+  }
+  std::vector<int> seen(1000);
+  for (int i = 0; i < 300; i++) parallel_for(seen.size(), 3, [&](size_t part) { seen[part]++; });
+  for (int times : seen) expect(times == 300, "a part of a job ran another number of times than once");
+  return failures != 0;
+}

@@ -1,0 +1,85 @@
+"""The kernels as a program of their own: under sanitizers, and for arm64 under an emulator."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "runtimes" / "onnx" / "kernels"
+SOURCES = [
+    FOLDER / "check" / "check.cpp",
+    *sorted(FOLDER.glob("kernels_*.cpp")),
+    FOLDER / "pool.cpp",
+    FOLDER / "dispatch.cpp",
+]
+FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-w"]
+SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+
+
+def build(compiler: str, out: Path, *flags: str) -> Path:
+    words = [compiler, *FLAGS, *flags, *map(str, SOURCES), "-o", str(out)]
+    built = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr[-2000:]
+    return out
+
+
+def digests(words: list[str]) -> dict[str, str]:
+    """Run the program; return the digest of all results by instruction set."""
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+    return dict(line.split() for line in ran.stdout.splitlines())
+
+
+def compiler(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+@pytest.mark.slow
+def test_sanitizers_find_nothing_and_all_instruction_sets_agree(tmp_path: Path) -> None:
+    program = build(compiler("g++"), tmp_path / "check", *SANITIZERS)
+    found = digests([str(program), "60"])
+    assert "generic" in found
+    assert len(set(found.values())) == 1
+
+
+@pytest.mark.slow
+def test_arm64_gives_the_bits_of_this_processor(tmp_path: Path) -> None:
+    cross, emulator = compiler("aarch64-linux-gnu-g++"), compiler("qemu-aarch64")
+    here = digests([str(build(compiler("g++"), tmp_path / "here", "-O2")), "40"])
+    arm = build(cross, tmp_path / "arm", "-O2", "-static")
+    emulated = digests([emulator, "-cpu", "max", str(arm), "40"])
+    assert set(emulated) == {"generic", "neon"}
+    assert set(emulated.values()) == set(here.values())
+    plain = digests([emulator, "-cpu", "cortex-a53", str(arm), "5"])  # no dot products: nothing illegal may run
+    assert set(plain) == {"generic"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="forks")
+def test_a_fork_computes_without_the_threads_it_left_behind() -> None:
+    from edgedecode.runtimes.onnx.kernels.library import tried
+
+    if tried()[0] is None:
+        pytest.skip("no kernels here")
+    code = (
+        "import os, edgedecode\n"
+        "pair = edgedecode.load(threads=2, runtime='onnx')\n"
+        "say = lambda: pair.session().__enter__().generate('Hello', max_tokens=4)\n"
+        "say()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    say(); os._exit(7)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
