@@ -164,7 +164,8 @@ class ModelCard:
     kernels: str = ""
     """Our kernels' instruction set; empty: the engine's own kernels."""
     kernel_noise: float | None = None
-    """99.9th percentile of how far a gap between two leading logits moves between one-row and many-row kernels."""
+    """99.9th percentile of how far a gap between two leading logits moves between the one-row and many-row kernels of
+    an engine that has both: the yardstick for two engines, too. A model that is `row_invariant` has no noise itself."""
     notes: tuple[str, ...] = ()
     """What a user must know of this export, a sentence each: where its context ends, and why."""
     weights_nbytes: int = 0

@@ -163,7 +163,7 @@ class OnnxRuntime:
                 lora_rank=graph.lora_rank,
                 lora_modules=graph.lora_modules,
                 row_invariant=invariant,
-                kernel_noise=0.0 if invariant else entry.kernel_noise,
+                kernel_noise=entry.kernel_noise,
                 kernels="" if served is None else served.library.instruction_set,
                 notes=entry.notes,
                 weights_nbytes=footprint.weights_nbytes,
