@@ -107,7 +107,7 @@ def load(
             kv_type=kv_type,
         )
         if (version := engine_version(engine.name)) is not None:
-            settings = (provider, pair.target.card.threads, kv_type, pair.target.card.kernels)
+            settings = (provider, pair.target.card.threads, kv_type)
             pair.keep_experience(experience_path(manifest, engine=engine.name, version=version, settings=settings))
         return pair
 

@@ -69,10 +69,11 @@ def _kv_type(timed: TimedPair) -> str:
 
 
 def _threads(timed: TimedPair, *, asked: int | None) -> str:
-    """Return the threads that are used; where the engine does not say, what it was asked for."""
+    """Return the threads and kernels that are used; where the engine does not say, what it was asked for."""
     used = {"target": timed.target.card.threads, "draft": timed.draft and timed.draft.card.threads}
     said = ", ".join(f"{role} {threads}" for role, threads in used.items() if threads is not None)
-    return said or ("the runtime's choice" if asked is None else str(asked))
+    kernels = f", {timed.target.card.kernels} kernels" if timed.target.card.kernels else ""
+    return (said or ("the runtime's choice" if asked is None else str(asked))) + kernels
 
 
 def _bits(entry: ModelEntry) -> str:

@@ -58,13 +58,18 @@ class OnnxRuntime:
 
     @staticmethod
     def engine_version() -> str | None:
-        """Return onnxruntime's version, whichever of its distributions is installed."""
+        """Return onnxruntime's version, whichever of its distributions is installed, and our kernels where they run.
+
+        What is measured of an engine is kept under it. Raises InputError for an impossible `EDGEDECODE_KERNELS`.
+        """
         if find_spec("onnxruntime") is None:
             return None
+        library = load_kernels()
+        kernels = "" if library is None else f" with {library.instruction_set} kernels"
         for name in DISTRIBUTIONS:
             with suppress(PackageNotFoundError):
-                return version(name)
-        return "unknown"
+                return version(name) + kernels
+        return f"unknown{kernels}"
 
     @staticmethod
     def refusal(entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]) -> Refusal | None:

@@ -68,7 +68,8 @@ def test_every_recipe_is_measured(
     assert all(recipe["tokens_per_second"] > 0 and recipe["c4"] > 0 for recipe in recipes.values())
     assert len(report["left_out"]) == 2  # 128 does not divide this model's sizes
     assert f"scored: {report['scored_tokens']} tokens of {text}" in printed
-    assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
+    kept = {path.parent.name for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    assert kept <= {"kernels"}  # whether the kernels' library runs here
     drawing = ElementTree.fromstring((tmp_path / "plot.svg").read_text())
     assert len(drawing.findall("{*}circle")) == len(recipes)
 

@@ -14,6 +14,7 @@ from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_int32, c_int64, 
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -192,10 +193,16 @@ def tried() -> tuple[KernelLibrary | None, str]:
             "install a compiler and reinstall"
         )
     try:
-        reason = _reason_against(LIBRARY)
+        reason = _reason_against(LIBRARY, engine=_engine())
         return (None, reason) if reason else (KernelLibrary(LIBRARY), "")
     except RuntimeUnavailable as error:
         return None, str(error)
+
+
+def _engine() -> str:
+    """Return the file of the engine as a version: several distributions bring it."""
+    found = find_spec("onnxruntime")
+    return "" if found is None or found.origin is None else f"{found.origin} {Path(found.origin).stat().st_mtime_ns}"
 
 
 @lru_cache(maxsize=8)
@@ -203,12 +210,10 @@ def _say_once(text: str) -> None:
     notice(text)
 
 
-def _reason_against(path: Path) -> str:
+def _reason_against(path: Path, *, engine: str) -> str:
     """Return why this build cannot run on this processor with this engine; empty: it can. Kept in the user's cache."""
-    import onnxruntime
-
     stamp = path.stat()
-    facts = [str(path), str(stamp.st_size), str(stamp.st_mtime_ns), onnxruntime.__version__, *processor_facts()]
+    facts = [str(path), str(stamp.st_size), str(stamp.st_mtime_ns), engine, *processor_facts()]
     folder = cache_folder(FOLDER)
     kept = None if folder is None else folder / f"{sha256(chr(10).join(facts).encode()).hexdigest()[:24]}.json"
     try:

@@ -45,14 +45,14 @@ def tiles_nbytes(library: KernelLibrary, stored: Sequence[Stored]) -> int:
 
 
 def weights_digest(root: Path, weights: Path) -> str:
-    """Return the weights' sha256: the manifest's, which the pack's check has compared, else the file's own."""
+    """Return the sha256 that the pack's manifest gives for its weights; empty: no manifest lists them (yet)."""
     try:
         manifest = Manifest.load(root)
     except ManifestError:
-        return file_sha256(weights)
+        return ""
     inside = {root / name: entry.sha256 for name, entry in manifest.files.items()}
     outside = {Path(entry.path): entry.sha256 for entry in manifest.outside.values()}
-    return inside.get(weights) or outside.get(weights) or file_sha256(weights)
+    return inside.get(weights) or outside.get(weights) or ""
 
 
 def prepare_tiles(
@@ -60,9 +60,10 @@ def prepare_tiles(
 ) -> Bytes:
     """Return the tiles of matrices of a weights file, mapped from the cache; made in memory where they cannot be kept.
 
-    digest: the weights file's content. release: called after each matrix, to drop the pages that were read.
+    digest: the weights file's content; empty: it belongs to no pack, as during an export, and nothing is kept.
+    release: called after each matrix, to drop the pages that were read.
     """
-    folder = cache_folder(FOLDER)
+    folder = cache_folder(FOLDER) if digest else None
     if folder is not None:
         path = folder / f"{_key(stored, digest)}.tiles"
         try:
