@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ import onnxruntime
 import pytest
 
 import edgedecode
-from edgedecode.errors import InputError
+from edgedecode.errors import InputError, ManifestError
+from edgedecode.hub import BUNDLED_PACK
 from edgedecode.onnx_file import GraphFile, ValueInfo
 from edgedecode.protocols import AdapterModel, LanguageModel
 from edgedecode.runtimes.onnx.kernels.library import (
@@ -318,3 +320,22 @@ def test_weights_that_cannot_be_kept_are_prepared_in_memory(
 def test_weights_of_no_pack_leave_nothing_in_the_cache(opener: Opener, cache: Path) -> None:
     assert opener(shape(4, 32)).card.kernels
     assert list(cache.glob("*")) == []
+
+
+def test_a_pack_whose_graph_names_our_operators_is_refused(tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, pack)
+    manifest = json.loads((pack / "edgedecode.json").read_text(encoding="utf-8"))
+    for role in ("target", "draft"):
+        for path in (pack / role).glob("*.onnx"):
+            file = GraphFile.parse(path.read_bytes())
+            product = next(node for node in file.nodes if node.op_type == "MatMulNBits")
+            product.op_type, product.domain = "RowsProduct", DOMAIN
+            file.opset[DOMAIN] = 1
+            path.write_bytes(file.serialize())
+            entry = manifest["files"][f"{role}/{path.name}"]
+            entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+            entry["nbytes"] = path.stat().st_size
+    (pack / "edgedecode.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(ManifestError, match="cannot be opened"):
+        edgedecode.load(pack, runtime="onnx")

@@ -15,12 +15,23 @@ from edgedecode.onnx_file import GraphFile, Node, Tensor
 
 from .library import BAD_SCALE, LEAST_WEIGHT, WIDE_SCALES, KernelLibrary, Matrix
 
-__all__ = ["DOMAIN", "FLOAT", "UINT8", "Stored", "WeightsFile", "product_node", "read_matrix", "tile_offsets"]
+__all__ = [
+    "DOMAIN",
+    "FLOAT",
+    "FLOAT_ACTIVATIONS",
+    "UINT8",
+    "Stored",
+    "WeightsFile",
+    "product_node",
+    "read_matrix",
+    "tile_offsets",
+]
 
 DOMAIN = "edgedecode"
 FLOAT, UINT8 = 1, 2
 _TYPES: Mapping[int, type[np.generic]] = {FLOAT: np.float32, UINT8: np.uint8}
 _BLOCKS = (32, 64, 128)
+FLOAT_ACTIVATIONS = "activations that are not to be rounded"
 _PAGE_NBYTES = 4096
 _ROUNDED_ACTIVATIONS = 4
 """The accuracy level that rounds activations to 8 bits; another one asks for what the engine computes."""
@@ -77,7 +88,7 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
     if bits not in (4, 8) or block not in _BLOCKS:
         return f"{bits} bits in blocks of {block}"
     if node.attributes.get("accuracy_level") != _ROUNDED_ACTIVATIONS:
-        return "activations that are not to be rounded"
+        return FLOAT_ACTIVATIONS
     if any(node.inputs[3:5]):
         return "zero points or an order of groups"
     packed, scales = (file.initializers.get(name) for name in node.inputs[1:3])

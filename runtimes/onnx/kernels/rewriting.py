@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from edgedecode.onnx_file import AttributeValue, GraphFile, Node, Tensor, ValueInfo
 
 from .library import KernelLibrary
-from .products import DOMAIN, FLOAT, UINT8, Stored, WeightsFile, product_node, read_matrix, tile_offsets
+from .products import (
+    DOMAIN,
+    FLOAT,
+    FLOAT_ACTIVATIONS,
+    UINT8,
+    Stored,
+    WeightsFile,
+    product_node,
+    read_matrix,
+    tile_offsets,
+)
 
 __all__ = ["GRAPH_TILES", "PARENTS", "TILES", "Rewritten", "rewrite"]
 
@@ -44,6 +54,9 @@ class Rewritten:
     left: Counter[str] = field(default_factory=Counter)
     """Operators left to the engine whose bits may depend on the number of rows, with the reason."""
 
+    unserved: Counter[str] = field(default_factory=Counter)
+    """Quantized products among them that round activations, by the reason: their packs would be faster with ours."""
+
     @property
     def row_invariant(self) -> bool:
         return not self.left
@@ -63,6 +76,8 @@ def rewrite(
 
     window: positions that layers with a window see.
     """
+    if DOMAIN in file.opset or any(node.domain == DOMAIN for node in file.nodes):
+        return None  # only a graph made here may name our operators: the engine refuses one that comes with a pack
     work = _Rewriting(file, library, weights, window=window, threads=threads)
     if not work.attention():
         return None
@@ -121,7 +136,9 @@ class _Rewriting:
                 continue
             stored = read_matrix(node, self._file, self._weights, self._library)
             if isinstance(stored, str):
-                self._made.left[f"MatMulNBits: {stored}"] += 1
+                self._made.left[node.op_type] += 1
+                if stored != FLOAT_ACTIVATIONS:
+                    self._made.unserved[stored] += 1
                 continue
             self._made.stored[stored.name] = stored
             inner = node.attributes["K"]

@@ -61,6 +61,8 @@ def serve(entry: ModelEntry, path: Path, *, weights: Path, threads: int, rows: i
         return None
     if rewritten is None or not rewritten.stored:
         return None
+    for reason, count in rewritten.unserved.items():
+        notice(f"{count} products of {path.parent.name}/{path.name} stay with the engine's kernels: {reason}")
     widest = max(stored.matrix.packed.shape[1] * stored.matrix.block for stored in rewritten.stored.values())
     return Served(
         library,
