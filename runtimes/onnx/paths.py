@@ -30,4 +30,5 @@ class TreePaths:
             return
         state.bound_chain = False
         parents = np.array(state.tree.parents(start + width), np.int32)
-        binding.bind_ortvalue_input(PARENTS, self._value(parents))
+        state.bound_parents = self._value(parents)  # kept: not every version of the engine's binding does
+        binding.bind_ortvalue_input(PARENTS, state.bound_parents)

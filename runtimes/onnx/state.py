@@ -73,6 +73,7 @@ class OnnxState:
         self.bound_outlet: object = None
         self.bound_adapter: object = None
         self.bound_chain = False
+        self.bound_parents: object = None
 
     @property
     def length(self) -> int:

@@ -17,7 +17,7 @@ import pytest
 import edgedecode
 from edgedecode.errors import InputError, ManifestError
 from edgedecode.hub import BUNDLED_PACK
-from edgedecode.onnx_file import GraphFile, ValueInfo
+from edgedecode.onnx_file import GraphFile, RawAttribute, ValueInfo
 from edgedecode.protocols import AdapterModel, LanguageModel
 from edgedecode.runtimes.onnx.kernels.library import (
     INSTRUCTION_SETS,
@@ -28,7 +28,8 @@ from edgedecode.runtimes.onnx.kernels.library import (
     tried,
 )
 from edgedecode.runtimes.onnx.kernels.prepared import FOLDER
-from edgedecode.runtimes.onnx.kernels.products import DOMAIN, product_node
+from edgedecode.runtimes.onnx.kernels.products import DOMAIN, WeightsFile, product_node
+from edgedecode.runtimes.onnx.kernels.rewriting import Rewritten, rewrite
 from edgedecode.types import AdapterUse, FloatArray, LowRank
 from tests.contract.conftest import Opener
 from tests.contract.toy_graph import ToyShape
@@ -339,3 +340,57 @@ def test_a_pack_whose_graph_names_our_operators_is_refused(tmp_path: Path) -> No
     (pack / "edgedecode.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(ManifestError, match="cannot be opened"):
         edgedecode.load(pack, runtime="onnx")
+
+
+def draft_graph() -> GraphFile:
+    return GraphFile.parse((BUNDLED_PACK / "draft" / "base.onnx").read_bytes())
+
+
+def rewritten(file: GraphFile) -> Rewritten | None:
+    assert LIBRARY is not None
+    return rewrite(file, LIBRARY, WeightsFile(BUNDLED_PACK / "draft" / "weights.bin"), window=0, threads=1)
+
+
+def test_one_array_with_two_sets_of_scales_is_two_matrices() -> None:
+    file = draft_graph()
+    first, second = [node for node in file.nodes if "gate_proj" in node.name and node.op_type == "MatMulNBits"]
+    second.inputs[1] = first.inputs[1]
+    found, plain = rewritten(file), rewritten(draft_graph())
+    assert found is not None
+    assert plain is not None
+    assert len(found.stored) == len(plain.stored)
+
+
+def test_weights_of_another_file_stay_with_the_engine() -> None:
+    file = draft_graph()
+    name = next(node.inputs[1] for node in file.nodes if node.op_type == "MatMulNBits")
+    tensor = file.initializers[name]
+    assert tensor.external is not None
+    file.initializers[name] = replace(tensor, external=replace(tensor.external, location="other.bin"))
+    found = rewritten(file)
+    assert found is not None
+    assert not found.row_invariant
+    assert found.unserved == {"weights of another size than the node's": 1}
+
+
+@pytest.mark.parametrize("where", ["opset", "node", "inner graph", "function"])
+def test_a_graph_that_names_our_operators_anywhere_is_left_alone(where: str) -> None:
+    file = draft_graph()
+    if where == "opset":
+        file.opset[DOMAIN] = 1
+    elif where == "node":
+        file.nodes[0].domain = DOMAIN
+    elif where == "inner graph":
+        file.nodes[0].attributes["then_branch"] = RawAttribute(b"then_branch edgedecode")
+    else:
+        file.model_rest.append((25, b""))
+    assert rewritten(file) is None
+
+
+@pytest.mark.parametrize("attribute", ["local_window_size", "smooth_softmax"])
+def test_attention_of_another_meaning_stays_with_the_engine(attribute: str) -> None:
+    file = draft_graph()
+    for node in file.nodes:
+        if node.op_type == "GroupQueryAttention":
+            node.attributes[attribute] = 4
+    assert rewritten(file) is None

@@ -22,9 +22,20 @@ bool has_avx512() {
 #endif
 }
 
+// Leaf 1, ECX bit 29: conversion of half precision, which gcc 10's __builtin_cpu_supports does not know.
+bool has_half_precision() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  unsigned a = 1, b, c = 0, d;
+  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  return (c >> 29 & 1) != 0;
+#else
+  return false;
+#endif
+}
+
 bool has_avx2() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_half_precision();
 #else
   return false;
 #endif

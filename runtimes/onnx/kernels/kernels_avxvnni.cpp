@@ -1,10 +1,14 @@
 // The kernels for x86-64 with AVX2 and the integer dot products of AVX-VNNI.
-#if defined(__x86_64__)
+// Compilers before these do not know the extension.
+#if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 11)
+#define EDGE_KNOWN
+#endif
+#if defined(__x86_64__) && defined(EDGE_KNOWN)
 #define EDGE_TARGET "avxvnni,avx2,fma,f16c"
 #endif
 #include "begin.h"
 
-#if (defined(__x86_64__) || defined(_M_X64)) && (defined(__clang__) || !defined(__GNUC__) || __GNUC__ >= 11)
+#if defined(__x86_64__) && defined(EDGE_KNOWN)
 namespace edgedecode {
 namespace avxvnni {
 #define EDGE_AVXVNNI

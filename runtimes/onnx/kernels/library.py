@@ -142,7 +142,7 @@ class KernelLibrary:
         self._prepare(byref(matrix._native()), 0, -(-matrix.columns // 16), out.ctypes.data)
 
     def check(self) -> None:
-        """Run the products and the attention of the best instruction set once, through the engine."""
+        """Run a product on every instruction set once, through the engine."""
         from .self_check import run_once
 
         run_once(self)
@@ -221,24 +221,24 @@ def _reason_against(path: Path, *, engine: str) -> str:
             return str(json.loads(kept.read_text(encoding="utf-8"))["reason"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # tried again
-    reason = _try_in_child(path)
+    try:
+        reason = _try_in_child(path)
+    except (OSError, TypeError, subprocess.TimeoutExpired) as error:  # no finding: tried again next time
+        return f"the library {path.name} could not be tried ({error})"
     if kept is not None:
         keep_json(kept, {"reason": reason})
     return reason
 
 
 def _try_in_child(path: Path) -> str:
-    try:
-        child = subprocess.run(
-            [sys.executable, "-c", _CODE, str(path)],
-            capture_output=True,
-            text=True,
-            timeout=TRY_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the library {path.name} could not be tried ({error})"
+    child = subprocess.run(
+        [sys.executable, "-c", _CODE, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=TRY_SECONDS,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
     if child.returncode == 0 and child.stdout.strip().endswith("sound"):
         return ""
     last = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]

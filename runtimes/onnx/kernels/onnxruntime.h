@@ -91,13 +91,15 @@ struct Tensor {
 
   template <class T>
   T* as() const { return static_cast<T*>(data); }
-  int64_t last() const { return dimensions == 0 ? 1 : shape[dimensions - 1]; }
+  bool has_rows() const { return readable && dimensions >= 1; }
+  int64_t last() const { return has_rows() ? shape[dimensions - 1] : -1; }
   int64_t rows() const {  // elements over the last dimension
+    if (!has_rows()) return -1;
     int64_t count = 1;
     for (size_t i = 0; i + 1 < dimensions; i++) count *= shape[i];
     return count;
   }
-  int64_t count() const { return rows() * last(); }
+  int64_t count() const { return data == nullptr ? 0 : has_rows() ? rows() * last() : readable ? 1 : -1; }
 };
 
 inline void* memory(const Value* value) {

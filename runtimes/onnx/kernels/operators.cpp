@@ -69,14 +69,22 @@ struct RowsProduct {
         full_range(ort::integer(info, "full_range", 0) != 0),
         gate(static_cast<Gate>(ort::integer(info, "gate", 0))) {}
 
+  // Whether the attributes are those of a matrix: a graph may come from anywhere.
+  bool served() const {
+    return (bits == 4 || bits == 8) && (scale_every == 1 || scale_every == 2 || scale_every == 4) && planes >= 1 &&
+           planes <= 2 && gate >= Gate::kNone && gate <= Gate::kGeluTanh && threads >= 1 && threads <= 1024 &&
+           inner >= 1 && inner < (1 << 30) && columns >= 1 && columns < (1 << 30);
+  }
+
   ort::Status* compute(ort::Context* context) const {
+    if (!served()) return ort::fail("RowsProduct: attributes that no matrix has");
     const ort::Tensor x = ort::input(context, 0), w = ort::input(context, 1), bias = ort::input(context, 2),
                       up = ort::input(context, 3);
     const size_t sub_blocks = (inner + kSubBlock * scale_every - 1) / (kSubBlock * scale_every) * scale_every;
     const size_t tiles = (columns + kTile - 1) / kTile;
     const size_t nbytes = tile_nbytes(sub_blocks, bits, scale_every, wide_scales);
     const int64_t needed = static_cast<int64_t>(tiles * nbytes);
-    if (!x.readable || x.last() != inner || offset < 0 || w.count() - offset < needed ||
+    if (!x.has_rows() || x.last() != inner || offset < 0 || w.count() - offset < needed ||
         (bias.data != nullptr && bias.count() != columns) ||
         (up.data != nullptr && (up_offset < 0 || up.count() - up_offset < needed)))
       return ort::fail("RowsProduct: a shape does not fit the node's attributes");
@@ -142,16 +150,18 @@ struct TreeAttention {
                       cosines = ort::input(context, 6), sines = ort::input(context, 7),
                       positions = ort::input(context, 8), parents = ort::input(context, 9),
                       key_scales = ort::input(context, 10), value_scales = ort::input(context, 11);
+    if (keys.dimensions != 4 || !q.has_rows()) return ort::fail("TreeAttention: a cache of another form");
     const size_t size = keys.last(), capacity = keys.shape[2], rows = q.rows();
     const int64_t width = size;
     const bool packed = k.data == nullptr;
-    if (!q.readable || keys.dimensions != 4 || keys.shape[1] != kv_heads || values.count() != keys.count() ||
+    if (heads < 1 || window < 0 || threads < 1 || threads > 1024 || !q.has_rows() || keys.dimensions != 4 ||
+        positions.data == nullptr || total.data == nullptr || keys.shape[1] != kv_heads || values.count() != keys.count() ||
         size > kMostSize || size % kTile != 0 || capacity % kTile != 0 || kv_heads < 1 || heads % kv_heads != 0 ||
         q.last() != (packed ? heads + 2 * kv_heads : heads) * width ||
         (!packed && (k.last() != kv_heads * width || v.last() != kv_heads * width || k.rows() != q.rows())) ||
         total.count() != 1 || positions.count() != static_cast<int64_t>(rows))
       return ort::fail("TreeAttention: a shape does not fit the node's attributes");
-    const size_t filled = *total.as<const int32_t>(), tree = parents.count();
+    const size_t filled = *total.as<const int32_t>(), tree = parents.data == nullptr ? 0 : parents.count();
     if (filled < rows || filled > capacity || (tree != 0 && (tree < rows || tree > filled)))
       return ort::fail("TreeAttention: the lengths do not fit the cache");
     for (size_t i = 0; i < tree; i++) {
@@ -159,7 +169,7 @@ struct TreeAttention {
       if (parent < -1 || parent >= static_cast<int32_t>(i)) return ort::fail("TreeAttention: a parent comes after its child");
     }
     const size_t rotary = cosines.data == nullptr ? 0 : 2 * cosines.last();
-    if (rotary > size || (cosines.data != nullptr && sines.count() != cosines.count()))
+    if (rotary > size || (cosines.data != nullptr && (!cosines.has_rows() || sines.count() != cosines.count())))
       return ort::fail("TreeAttention: the rotary tables do not fit the heads");
     for (size_t i = 0; rotary != 0 && i < rows; i++)
       if (positions.as<const int64_t>()[i] < 0 || positions.as<const int64_t>()[i] >= cosines.rows())
@@ -230,7 +240,9 @@ struct TreeAttention {
     if (steps < kAttentionSteps) {
       for (size_t part = 0; part < kv_heads * chunks; part++) one(part);
     } else {
-      parallel_for(kv_heads * chunks, threads, one);
+      split(kv_heads * chunks, kv_heads * chunks, threads, [&](size_t first, size_t last) {
+        for (size_t part = first; part < last; part++) one(part);
+      });
     }
     return nullptr;
   }
@@ -247,7 +259,7 @@ struct RowsNorm {
 
   ort::Status* compute(ort::Context* context) const {
     const ort::Tensor x = ort::input(context, 0), weight = ort::input(context, 1), skip = ort::input(context, 2);
-    if (!x.readable || weight.count() != x.last() || (skip.data != nullptr && skip.count() != x.count()))
+    if (!x.has_rows() || weight.count() != x.last() || (skip.data != nullptr && skip.count() != x.count()))
       return ort::fail("RowsNorm: shapes differ");
     Norm job{};
     job.x = x.as<const float>();
@@ -279,7 +291,7 @@ struct RowsPointwise {
 
   ort::Status* compute(ort::Context* context) const {
     const ort::Tensor x = ort::input(context, 0);
-    if (!x.readable) return ort::fail("RowsPointwise: too many dimensions");
+    if (!x.has_rows()) return ort::fail("RowsPointwise: not rows of values");
     float* y = static_cast<float*>(ort::output(context, 0, x.shape, x.dimensions));
     const size_t count = x.count();
     if (count == 0) return nullptr;
@@ -301,7 +313,7 @@ struct FloatProduct {
 
   ort::Status* compute(ort::Context* context) const {
     const ort::Tensor x = ort::input(context, 0), w = ort::input(context, 1);
-    if (!x.readable || w.dimensions != 2 || x.last() != w.shape[0]) return ort::fail("FloatProduct: shapes differ");
+    if (!x.has_rows() || w.dimensions != 2 || x.last() != w.shape[0]) return ort::fail("FloatProduct: shapes differ");
     int64_t shape[ort::kMostDimensions];
     memcpy(shape, x.shape, sizeof shape);
     shape[x.dimensions - 1] = w.last();

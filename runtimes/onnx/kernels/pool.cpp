@@ -5,6 +5,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 
 #if !defined(_WIN32)
@@ -18,6 +20,7 @@ namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(1000);
 constexpr int kMostThreads = 256;
+constexpr size_t kMostParts = 0xffff;  // 16 bits of the ticket
 
 inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -36,11 +39,11 @@ int process_id() {
 }
 
 // A job's parts are claimed one by one, by workers and by the caller, who finishes a job that no worker takes part in:
-// nothing waits for a thread that the system does not run, or that a fork has left behind.
+// nothing waits for a thread that has not begun, or that a fork has left behind.
 class Pool {
  public:
   void run(size_t parts, int threads, void (*body)(void*, size_t), void* data) {
-    if (threads <= 1 || parts <= 1 || process_id() != process_ || busy_.exchange(true, std::memory_order_acquire)) {
+    if (threads <= 1 || parts <= 1 || parts > kMostParts || process_id() != process_ || busy_.exchange(true, std::memory_order_acquire)) {
       for (size_t part = 0; part < parts; part++) body(data, part);
       return;
     }
@@ -48,6 +51,7 @@ class Pool {
     body_ = body;
     data_ = data;
     done_.store(0, std::memory_order_relaxed);
+    failed_.store(false, std::memory_order_relaxed);
     const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
     ticket_.store(job << 32 | static_cast<uint64_t>(parts) << 16, std::memory_order_seq_cst);
     if (sleeping_.load(std::memory_order_seq_cst) > 0) {
@@ -57,7 +61,9 @@ class Pool {
     while (claim()) {
     }
     while (done_.load(std::memory_order_acquire) != parts) pause_briefly();
+    const bool failed = failed_.load(std::memory_order_relaxed);
     busy_.store(false, std::memory_order_release);
+    if (failed) throw std::bad_alloc();
   }
 
  private:
@@ -68,7 +74,11 @@ class Pool {
     do {
       if ((ticket & 0xffff) >= (ticket >> 16 & 0xffff)) return false;
     } while (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel));
-    body_(data_, ticket & 0xffff);
+    try {
+      body_(data_, ticket & 0xffff);
+    } catch (...) {  // no memory for a part: the caller says so once all parts are done
+      failed_.store(true, std::memory_order_relaxed);
+    }
     done_.fetch_add(1, std::memory_order_release);
     return true;
   }
@@ -92,7 +102,10 @@ class Pool {
   }
 
   void grow(int workers) {
-    for (; workers_ < workers && workers_ < kMostThreads; workers_++) std::thread([this] { work(); }).detach();
+    try {
+      for (; workers_ < workers && workers_ < kMostThreads; workers_++) std::thread([this] { work(); }).detach();
+    } catch (const std::system_error&) {  // the system gives no more threads: those there are do the work
+    }
   }
 
   const int process_ = process_id();
@@ -100,6 +113,7 @@ class Pool {
   std::atomic<bool> busy_{false};
   std::atomic<uint64_t> ticket_{0};
   std::atomic<size_t> done_{0};
+  std::atomic<bool> failed_{false};
   std::atomic<int> sleeping_{0};
   void (*body_)(void*, size_t) = nullptr;
   void* data_ = nullptr;

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -117,19 +118,23 @@ def _make(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, relea
     if (nbytes := tiles_nbytes(library, stored)) > _LONG_NBYTES:
         notice(f"preparing {nbytes / 1e6:.0f} MB of weights for this machine's kernels, once")
     _remove_stale(path.parent)
-    fresh = path.with_suffix(f".{os.getpid()}{_MAKING}")
     digest = sha256()
+    handle, name = tempfile.mkstemp(suffix=_MAKING, dir=path.parent)
+    fresh = Path(name)
     try:
-        with fresh.open("wb") as file:
+        with os.fdopen(handle, "wb") as file:
             for each in stored:
                 tiles = made_in_memory(library, [each], release=release)
                 digest.update(tiles.data)
                 file.write(tiles.data)
+            file.flush()
+            os.fsync(file.fileno())
+            stamp = _stamp(fresh)
         fresh.replace(path)
     finally:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
-    keep_json(path.with_suffix(".json"), {"sha256": digest.hexdigest(), "stamp": _stamp(path)})
+    keep_json(path.with_suffix(".json"), {"sha256": digest.hexdigest(), "stamp": stamp})
 
 
 def _remove_stale(folder: Path) -> None:

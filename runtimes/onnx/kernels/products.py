@@ -50,6 +50,7 @@ class WeightsFile:
     """The arrays of a graph's initializers, read in place from the graph or from its mapped weights file."""
 
     def __init__(self, path: Path) -> None:
+        self._name = path.name
         self._map: mmap.mmap | None = None
         if path.stat().st_size:
             with path.open("rb") as file:
@@ -71,6 +72,8 @@ class WeightsFile:
         if tensor.external is None:
             source = np.frombuffer(tensor.raw or b"", np.uint8)
         else:
+            if tensor.external.location != self._name or tensor.external.length not in (None, nbytes):
+                return None
             start = tensor.external.offset
             source = self._bytes[start : start + nbytes]
         if source.nbytes != nbytes:
@@ -99,7 +102,7 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
     shape = (columns, blocks, block * bits // 8)
     if values is None or factors is None or values.size != int(np.prod(shape)) or factors.size != columns * blocks:
         return "weights of another size than the node's"
-    floats = np.ascontiguousarray(factors.reshape(columns, blocks), np.float32)
+    floats = np.require(factors.reshape(columns, blocks), np.float32, ["C", "A"])
     matrix = Matrix(np.ascontiguousarray(values.reshape(shape), np.uint8), floats, bits, block)
     found = library.inspect(matrix)
     weights.release()
@@ -109,7 +112,7 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
     if packed.external is not None and scales.external is not None:
         offsets = packed.external.offset, scales.external.offset
     return Stored(
-        f"{packed.name}.tiles",
+        f"{packed.name} {scales.name} {columns} {inner} {bits} {block}",  # one array may serve two matrices
         replace(matrix, wide_scales=bool(found & WIDE_SCALES), full_range=bool(found & LEAST_WEIGHT)),
         offsets,
     )

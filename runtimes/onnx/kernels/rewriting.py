@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgedecode.onnx_file import AttributeValue, GraphFile, Node, Tensor, ValueInfo
+from edgedecode.onnx_file import AttributeValue, GraphFile, Node, RawAttribute, Tensor, ValueInfo
 
 from .library import KernelLibrary
 from .products import (
@@ -33,6 +33,8 @@ PARENTS = "tree_parents"
 TILES, GRAPH_TILES = "tiles", "graph_tiles"
 """uint8 [bytes]: the weights file's matrices as tiles, and those that the graph itself holds."""
 _INT32, _INT8 = 6, 3
+_FUNCTIONS = 25
+"""A model's functions, by their field's number in onnx.proto."""
 _FULL_BIAS, _WINDOW_BIAS = "attention_bias", "window_bias"
 _POINTWISE = {"Sigmoid": 0, "FastGelu": 2, "Gelu": 2, "Tanh": 3}
 _SILU, _GELU = 1, 2
@@ -76,8 +78,8 @@ def rewrite(
 
     window: positions that layers with a window see.
     """
-    if DOMAIN in file.opset or any(node.domain == DOMAIN for node in file.nodes):
-        return None  # only a graph made here may name our operators: the engine refuses one that comes with a pack
+    if _may_name_ours(file):
+        return None  # only a graph made here may: the engine refuses one that comes with a pack
     work = _Rewriting(file, library, weights, window=window, threads=threads)
     if not work.attention():
         return None
@@ -86,6 +88,16 @@ def rewrite(
     work.gates()
     work.rest()
     return work.finish()
+
+
+def _may_name_ours(file: GraphFile) -> bool:
+    """Whether a graph names our operators, in itself or where this does not look: in functions and inner graphs."""
+    if DOMAIN in file.opset or any(number == _FUNCTIONS for number, _ in file.model_rest):
+        return True
+    hidden = (value for node in file.nodes for value in node.attributes.values() if isinstance(value, RawAttribute))
+    return any(node.domain == DOMAIN for node in file.nodes) or any(
+        DOMAIN.encode() in value.encoded for value in hidden
+    )
 
 
 class _Rewriting:
@@ -126,7 +138,9 @@ class _Rewriting:
             tensor = self._file.initializers.get(weight)
             if tensor is None or tensor.data_type != FLOAT or len(tensor.dims) != 1 or any(node.outputs[1:3]):
                 continue
-            epsilon = node.attributes.get("epsilon", 1e-5)
+            epsilon = node.attributes.get("epsilon")
+            if not isinstance(epsilon, float) or node.attributes.get("axis", -1) != -1:
+                continue
             self._replace(index, "RowsNorm", inputs, [name for name in outputs if name], {"epsilon": epsilon})
 
     def products(self) -> None:
@@ -205,6 +219,10 @@ class _Rewriting:
         cache = types.get(inputs[3])
         size = cache.dims[-1] if cache is not None and cache.dims else None
         if cache is None or not isinstance(size, int) or size % 16 or size > 512 or not inputs[9] or inputs[11]:
+            return None
+        if any(inputs[14:]) or any(node.outputs[3:]) or attributes.get("local_window_size", -1) != -1:
+            return None
+        if inputs[4] not in types or types[inputs[4]].elem_type != cache.elem_type:
             return None
         if inputs[10] not in (_FULL_BIAS, _WINDOW_BIAS) or attributes.get("smooth_softmax", 0) not in (0, -1):
             return None

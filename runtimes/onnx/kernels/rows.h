@@ -34,7 +34,7 @@ static void round_planes(const float* x, size_t columns, size_t first, size_t la
         bad += lanes[1][i];
       }
       // Below the least normal number the reciprocal would overflow: such a block is all zeros.
-      const bool tiny = most < 1e-30f;
+      const bool tiny = most < 1e-30f || bad != 0.0f;  // NaN differs from 0: such a block's scale is NaN
       const float inverse = tiny ? 0.0f : kLargest / most;
       VI sum = vint(vset(0.0f));
       for (size_t i = 0; i < kVectors; i++) {

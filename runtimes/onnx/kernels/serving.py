@@ -56,7 +56,14 @@ def serve(entry: ModelEntry, path: Path, *, weights: Path, threads: int, rows: i
         file = GraphFile.parse(path.read_bytes())
         mapped = WeightsFile(weights)
         rewritten = rewrite(file, library, mapped, window=entry.window, threads=threads)
-    except (OSError, ValueError) as error:  # the engine opens it, or says what is wrong with it
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        OverflowError,
+        AssertionError,
+    ) as error:  # the engine opens it, or says what is wrong with it
         notice(f"{path} stays with the engine's kernels: {error}")
         return None
     if rewritten is None or not rewritten.stored:

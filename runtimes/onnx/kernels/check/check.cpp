@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <vector>
 
 #include "../kernels.h"
@@ -245,5 +246,20 @@ int main(int count, char** arguments) {
   std::vector<int> seen(1000);
   for (int i = 0; i < 300; i++) parallel_for(seen.size(), 3, [&](size_t part) { seen[part]++; });
   for (int times : seen) expect(times == 300, "a part of a job ran another number of times than once");
+  std::vector<uint8_t> each(70000);
+  parallel_for(each.size(), 2, [&](size_t part) { each[part] = 1; });  // more than a ticket can count
+  for (uint8_t done : each) expect(done == 1, "a job of many parts is not whole");
+  bool refused = false;
+  try {
+    parallel_for(64, 3, [](size_t part) {
+      if (part % 7 == 3) throw std::bad_alloc();
+    });
+  } catch (const std::bad_alloc&) {
+    refused = true;
+  }
+  expect(refused, "a part without memory is silent");
+  std::vector<uint8_t> after(64);
+  parallel_for(after.size(), 3, [&](size_t part) { after[part] = 1; });
+  for (uint8_t done : after) expect(done == 1, "the pool does not go on after a part without memory");
   return failures != 0;
 }
