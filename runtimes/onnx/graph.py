@@ -117,13 +117,17 @@ def cache_names(prefix: str, layers: int) -> list[str]:
     return [f"{prefix}.{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
 
 
-def check_contract(session: Untyped, entry: ModelEntry, graph: Graph, *, path: Path) -> None:
-    """Raise ManifestError unless the graph has the inputs and outputs that the manifest says, in the entry's sizes."""
-    biases = _biases(entry, [value.name for value in session.get_inputs()])
+def check_contract(session: Untyped, entry: ModelEntry, graph: Graph, *, path: Path, own: bool = False) -> None:
+    """Raise ManifestError unless the graph has the inputs and outputs that the manifest says, in the entry's sizes.
+
+    own: it was rewritten for our operators, whose inputs no pack's graph may have.
+    """
+    names = [value.name for value in session.get_inputs()]
+    biases = [PARENTS] if own else _biases(entry, names)
     hidden = ["hidden"] if "hidden" in graph.capabilities else []
     heads = [HEADS_INPUT, LOCAL_ROWS, LOCAL_LOGITS] if "local" in graph.capabilities else []
     heads += [TRIM_LOGITS] if "trim" in graph.capabilities else []
-    more = [TILES, GRAPH_TILES, *([LOCAL_IDS] if heads else [])]
+    more = [*([TILES, GRAPH_TILES] if own else []), *([LOCAL_IDS] if heads else [])]
     _check_contract(session, entry, path=path, needed=[*SCALARS, *biases, *hidden, *heads], more=more)
     kinds = {value.name: value.type for value in session.get_inputs()}
     if (kind := kinds["past_key_values.0.key"]) != _KV_KINDS.get(graph.kv_type):
@@ -157,8 +161,6 @@ def _check_contract(
 
 def _biases(entry: ModelEntry, inputs: list[str]) -> list[str]:
     """Return the bias inputs the graph must have: a model of window layers only has no other."""
-    if PARENTS in inputs:
-        return [PARENTS]
     if not entry.window:
         return [FULL_BIAS]
     return [WINDOW_BIAS, FULL_BIAS] if FULL_BIAS in inputs else [WINDOW_BIAS]

@@ -27,7 +27,6 @@ from .buffers import Buffers
 from .footprint import Footprint
 from .graph import Untyped, cache_names, first_line
 from .heads import Heads, Outlet
-from .kernels.rewriting import PARENTS
 from .model_heads import LocalModelHead, TrimmedModelHead
 from .opened_heads import OpenedHeads
 from .paths import TreePaths
@@ -72,7 +71,7 @@ class OnnxModel:
         )
         try:
             inputs = [value.name for value in session.get_inputs()]
-            self._tiled = PARENTS in inputs
+            self._tiled = bool(tiles)  # a graph with our attention comes with its weights as tiles
             value = engine.OrtValue.ortvalue_from_numpy
             self._tiles = {name: value(array) for name, array in tiles.items()}
             self._biases: Biases | TreePaths = (

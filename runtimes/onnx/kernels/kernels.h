@@ -6,6 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#if defined(_WIN32)
+#define EDGE_EXPORT extern "C" __declspec(dllexport)
+#else
+#define EDGE_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
 namespace edgedecode {
 
 // Weights are stored in tiles of 16 output columns, K in sub-blocks of 32 (see prepare.cpp).

@@ -48,7 +48,8 @@ WIDE_SCALES, LEAST_WEIGHT, BAD_SCALE = 1, 2, 4
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
     "from edgedecode.runtimes.onnx.kernels.library import KernelLibrary; "
-    "from pathlib import Path; KernelLibrary(Path(sys.argv[1])).check(); print('sound')"
+    "from edgedecode.runtimes.onnx.kernels.self_check import run_once; "
+    "from pathlib import Path; run_once(KernelLibrary(Path(sys.argv[1]))); print('sound')"
 )
 
 
@@ -140,12 +141,6 @@ class KernelLibrary:
         assert out.nbytes == self.prepared_nbytes(matrix)
         assert out.flags.c_contiguous
         self._prepare(byref(matrix._native()), 0, -(-matrix.columns // 16), out.ctypes.data)
-
-    def check(self) -> None:
-        """Run a product on every instruction set once, through the engine."""
-        from .self_check import run_once
-
-        run_once(self)
 
 
 def load_kernels() -> KernelLibrary | None:

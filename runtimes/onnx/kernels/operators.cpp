@@ -6,12 +6,6 @@
 #include "kernels.h"
 #include "onnxruntime.h"
 
-#if defined(_WIN32)
-#define EDGE_EXPORT extern "C" __declspec(dllexport)
-#else
-#define EDGE_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
-
 const void* const* ort::api = nullptr;
 
 namespace edgedecode {

@@ -7,12 +7,6 @@
 
 #include "kernels.h"
 
-#if defined(_WIN32)
-#define EDGE_EXPORT extern "C" __declspec(dllexport)
-#else
-#define EDGE_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
-
 namespace edgedecode {
 namespace {
 
