@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["default_threads"]
+__all__ = ["default_threads", "most_threads"]
 
 SMALL_NBYTES = 32 * 2**20
 """Weights below this sit in cache: a second thread gains little when its core is free (bundled target, five rows: 2.1
@@ -16,8 +16,11 @@ MOST_THREADS = 8
 
 def default_threads(weights_nbytes: int) -> int:
     """Return one thread for a tiny model, else the physical cores this process may use, eight at most."""
-    if weights_nbytes < SMALL_NBYTES:
-        return 1
+    return 1 if weights_nbytes < SMALL_NBYTES else most_threads()
+
+
+def most_threads() -> int:
+    """Return the most threads worth trying: the physical cores this process may use, eight at most."""
     return min(MOST_THREADS, _physical_cores())
 
 

@@ -28,6 +28,7 @@ AREAS = {
     "gguf": "GGUF files made of packs for llama.cpp",
     "tiles": "weights prepared for this machine's kernels",
     "kernels": "whether edgedecode's kernels run here",
+    "threads": "how many threads models use here",
     "scaled": "packs widened by bench --scale",
     "scratch": "files that llama.cpp reads once",
     "peers": "what bench --against wrote for other engines",

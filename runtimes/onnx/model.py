@@ -6,14 +6,16 @@ shape holds the total length), ids and positions when the width changes, logits 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from threading import Lock
 from weakref import WeakSet, finalize
 
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
+from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.heads import Head, LocalHead
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
@@ -27,6 +29,7 @@ from .buffers import Buffers
 from .footprint import Footprint
 from .graph import Untyped, cache_names, first_line
 from .heads import Heads, Outlet
+from .kernels.thread_choice import chosen_threads
 from .model_heads import LocalModelHead, TrimmedModelHead
 from .opened_heads import OpenedHeads
 from .paths import TreePaths
@@ -53,11 +56,13 @@ class OnnxModel:
         leases: Sequence[Lease],
         opened: OpenedHeads,
         tiles: Mapping[str, npt.NDArray[np.uint8]],
+        use_threads: Callable[[int], None] | None,
     ) -> None:
         self._engine = engine
         self._session = session
         self._entry = entry
         self._card = card
+        self._use_threads = use_threads
         self._footprint = footprint
         self._budget = budget
         self._buffers = Buffers(
@@ -93,6 +98,31 @@ class OnnxModel:
     @property
     def card(self) -> ModelCard:
         return self._card
+
+    def choose_threads(self, kept: Path | None, *, otherwise: int) -> None:
+        """Use as many of the card's threads as are fastest, where our kernels run: kept at `kept`, or measured now.
+
+        otherwise: what to use where a state of one row does not fit the budget. Closes the model when a pass fails.
+        """
+        most = self._card.threads or 1
+
+        def run(threads: int) -> None:
+            self._card = replace(self._card, threads=threads)
+            self.forward([0], state)
+            state.crop(0)
+
+        try:
+            state = self.new_state(1)
+            try:
+                threads = chosen_threads(run, most=most, kept=kept)
+            finally:
+                state.close()
+        except BudgetExceeded:
+            threads = otherwise
+        except BaseException:
+            self.close()
+            raise
+        self._card = replace(self._card, threads=threads)
 
     def new_state(self, capacity: int, *, rows: int = 1) -> State:
         check_capacity(capacity, self._card)
@@ -294,6 +324,8 @@ class OnnxModel:
         else:
             buffers.positions[:width] = np.add(state.tree.depths(start, start + width), state.length)
         self._biases.bind(binding, state, start=start, width=width)
+        if self._use_threads is not None:
+            self._use_threads(self._card.threads or 1)
         self._session.run_with_iobinding(binding)
 
     def _bind_adapter(self, state: OnnxState, use: AdapterUse | None) -> None:

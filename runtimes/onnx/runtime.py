@@ -22,7 +22,7 @@ from edgedecode.protocols import Device, LanguageModel
 from edgedecode.row_draw import RowDraw
 from edgedecode.types import ModelCard
 
-from ..threads import default_threads
+from ..threads import default_threads, most_threads
 from .choice import choose_graph, file_nbytes
 from .concat_footprint import widen_footprint
 from .concat_model import CONCAT, ConcatModel
@@ -30,7 +30,9 @@ from .footprint import ENGINE_NBYTES, plan_footprint, plan_own_footprint, rows_p
 from .graph import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
 from .kernels.draw import NativeRowDraw
 from .kernels.library import kernels_line, load_kernels
+from .kernels.prepared import weights_digest
 from .kernels.serving import Served, serve
+from .kernels.thread_choice import kept_choice
 from .model import OnnxModel
 from .opened_heads import OpenedHeads, open_heads
 from .providers import PROVIDERS, Provider, choose_provider
@@ -120,14 +122,14 @@ class OnnxRuntime:
             raise InputError(f"{threads} threads: give 1 or more")
         graph = choose_graph(entry, root, name=name, needs=needs)
         path, weights = root / graph.file, root / entry.weights
-        threads = threads or default_threads(file_nbytes(weights))
+        engine_threads = threads or default_threads(file_nbytes(weights))
         concat = CONCAT in graph.capabilities
         adapters = "lora" in graph.capabilities
         sizes = {"weights_nbytes": file_nbytes(weights), "graph_nbytes": file_nbytes(path)}
         served: Served | None = None
         if chosen.own_kernels and not concat:
             rows = rows_per_pass(entry, adapters=adapters)
-            served = serve(entry, path, weights=weights, threads=threads, rows=rows)
+            served = serve(entry, path, weights=weights, threads=threads or most_threads(), rows=rows)
         if served is not None:
             footprint = plan_own_footprint(
                 entry,
@@ -149,14 +151,20 @@ class OnnxRuntime:
                 undo.enter_context(budget.reserve(f"weights:{name}", footprint.weights_nbytes)),
                 undo.enter_context(budget.reserve(f"workspace:{name}", footprint.workspace_nbytes)),
             ]
-            own, engine_threads, invariant = None, threads, False
+            own, invariant, digest = None, False, ""
             tiles: Mapping[str, npt.NDArray[np.uint8]] = {}
             if served is not None:
-                invariant = served.rewritten.row_invariant
-                engine_threads = 1 if invariant else threads  # two pools would wait for each other
-                tiles = served.tiles(root, weights)
+                invariant, digest = served.rewritten.row_invariant, weights_digest(root, weights)
+                tiles = served.tiles(digest)
                 own = OwnKernels(served.library.path, served.rewritten.data)
-            session = open_session(path, weights=weights, provider=chosen, threads=engine_threads, own=own)
+            session = open_session(
+                path,
+                weights=weights,
+                provider=chosen,
+                threads=1 if invariant else engine_threads,  # two pools would wait for each other
+                own=own,
+            )
+            chooses = invariant and threads is None and digest != ""
             if concat:
                 check_concat_contract(session, entry, path=path)
             else:
@@ -176,7 +184,7 @@ class OnnxRuntime:
                 kernels="" if served is None else served.library.instruction_set,
                 notes=entry.notes,
                 weights_nbytes=footprint.weights_nbytes,
-                threads=threads,
+                threads=most_threads() if chooses else engine_threads,
             )
             opened = OpenedHeads()
             if not concat:
@@ -192,7 +200,14 @@ class OnnxRuntime:
                 )
                 undo.callback(opened.close)
             make: Callable[..., LanguageModel] = (
-                ConcatModel if concat else partial(OnnxModel, opened=opened, tiles=tiles)
+                ConcatModel
+                if concat
+                else partial(
+                    OnnxModel,
+                    opened=opened,
+                    tiles=tiles,
+                    use_threads=None if served is None else served.library.use_threads,
+                )
             )
             model = make(
                 self._engine,
@@ -205,6 +220,9 @@ class OnnxRuntime:
             )
             undo.pop_all()
             self._code[budget] = code
+        if chooses and isinstance(model, OnnxModel):
+            kept = kept_choice([digest, graph.file, str(self.engine_version())])
+            model.choose_threads(kept, otherwise=engine_threads)
         return model
 
 

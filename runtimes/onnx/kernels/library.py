@@ -102,7 +102,7 @@ class KernelLibrary:
             self._kernels = self.handle.edgedecode_kernels
             self._has, self._choose = self.handle.edgedecode_has_kernels, self.handle.edgedecode_choose_kernels
             self._nbytes, self._inspect = self.handle.edgedecode_prepared_nbytes, self.handle.edgedecode_inspect
-            self._prepare = self.handle.edgedecode_prepare
+            self._prepare, self._use_threads = self.handle.edgedecode_prepare, self.handle.edgedecode_use_threads
         except (OSError, AttributeError) as error:
             raise RuntimeUnavailable(f"the kernels' library {path} cannot be loaded ({error})") from None
         self._kernels.restype = c_char_p
@@ -111,6 +111,7 @@ class KernelLibrary:
         self._nbytes.restype = c_int64
         self._nbytes.argtypes = self._inspect.argtypes = [POINTER(_Matrix)]
         self._prepare.argtypes, self._prepare.restype = [POINTER(_Matrix), c_int64, c_int64, c_void_p], None
+        self._use_threads.argtypes, self._use_threads.restype = [c_int32], None
 
     @property
     def instruction_set(self) -> str:
@@ -127,6 +128,10 @@ class KernelLibrary:
         if not self._choose(name.encode()):
             usable = ", ".join(self.instruction_sets)
             raise InputError(f"{VARIABLE}={name}: this processor or build has no such kernels; it has: {usable}")
+
+    def use_threads(self, threads: int) -> None:
+        """Let passes that the calling thread runs use at most so many threads from now on."""
+        self._use_threads(threads)
 
     def inspect(self, matrix: Matrix) -> int:
         """Return which of WIDE_SCALES, LEAST_WEIGHT and BAD_SCALE a matrix has."""

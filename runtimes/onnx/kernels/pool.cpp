@@ -123,9 +123,15 @@ class Pool {
 
 }  // namespace
 
+static thread_local int most_threads = 1 << 30;
+
 void parallel(size_t parts, int threads, void (*run)(void*, size_t), void* data) {
   static Pool* pool = new Pool;  // never destroyed: its threads run until the process ends
-  pool->run(parts, threads, run, data);
+  pool->run(parts, threads < most_threads ? threads : most_threads, run, data);
 }
 
 }  // namespace edgedecode
+
+// The most threads that passes begun by the calling thread use from now on: a graph's nodes say what it may have, this
+// what it shall have. The engine computes our operators on the thread that runs the session.
+EDGE_EXPORT void edgedecode_use_threads(int threads) { edgedecode::most_threads = threads; }

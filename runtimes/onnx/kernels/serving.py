@@ -13,7 +13,7 @@ from edgedecode.notices import notice
 from edgedecode.onnx_file import GraphFile
 
 from .library import KernelLibrary, load_kernels
-from .prepared import made_in_memory, prepare_tiles, tiles_nbytes, weights_digest
+from .prepared import made_in_memory, prepare_tiles, tiles_nbytes
 from .products import WeightsFile
 from .rewriting import GRAPH_TILES, Rewritten, rewrite
 
@@ -32,14 +32,16 @@ class Served:
     scratch_nbytes: int
     """What the operators hold beside the engine's memory, all threads together."""
 
-    def tiles(self, root: Path, weights: Path) -> dict[str, npt.NDArray[np.uint8]]:
-        """Map or make the tiles, by the graph's input; their bytes must be leased before."""
+    def tiles(self, digest: str) -> dict[str, npt.NDArray[np.uint8]]:
+        """Map or make the tiles, by the graph's input; their bytes must be leased before.
+
+        digest: the weights file's, as `weights_digest` gives it.
+        """
         found = {}
         for source, stored in self.rewritten.sources().items():
             if source == GRAPH_TILES:
                 found[source] = made_in_memory(self.library, stored)
             else:
-                digest = weights_digest(root, weights)
                 found[source] = prepare_tiles(self.library, stored, digest=digest, release=self.weights.release)
         return found
 

@@ -1,0 +1,76 @@
+"""How many threads a model's passes use with our kernels: measured once for its weights on this processor, and kept.
+
+Decoding is bound by memory reads, which a core or all of them saturate; how many is a property of model and processor.
+Threads never change a bit of the result, so a choice that was made beside other work costs time alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from edgedecode.folders import cache_folder, keep_json
+from edgedecode.processor import cores, processor_facts
+
+__all__ = ["FOLDER", "chosen_threads", "fewest_fast", "kept_choice"]
+
+FOLDER = "threads"
+FORMAT = 1
+WARM_UP, SAMPLES = 2, 9
+CLOSE = 1.04
+"""Fewer threads are preferred where they take at most this much longer: the other cores are the user's."""
+
+
+def kept_choice(facts: Sequence[str]) -> Path | None:
+    """Return the file that keeps the choice for a model with these facts; None where nothing can be kept."""
+    folder = cache_folder(FOLDER)
+    known = [str(FORMAT), *facts, str(cores()), *processor_facts()]
+    return None if folder is None else folder / f"{sha256(chr(10).join(known).encode()).hexdigest()[:24]}.json"
+
+
+def chosen_threads(run: Callable[[int], None], *, most: int, kept: Path | None) -> int:
+    """Return how many threads, 1 to `most`, a pass is to use: what is kept at `kept`, else what is measured now.
+
+    run: does one pass of one row with as many threads. A finding is kept unless other processes took part of the cores.
+    """
+    try:
+        threads = 0 if kept is None else int(json.loads(kept.read_text(encoding="utf-8"))["threads"])
+    except (OSError, ValueError, KeyError, TypeError):
+        threads = 0
+    if 1 <= threads <= most:
+        return threads
+    busy = _busy_cores()
+    times = _measured(run, most=most)
+    threads = fewest_fast(times)
+    if kept is not None and busy + most < cores() + 1:
+        keep_json(kept, {"threads": threads, "seconds": {str(count): each for count, each in times.items()}})
+    return threads
+
+
+def fewest_fast(seconds: dict[int, float]) -> int:
+    """Return the least number of threads that is nearly as fast as the fastest."""
+    best = min(seconds.values())
+    return min(threads for threads, each in seconds.items() if each <= CLOSE * best)
+
+
+def _measured(run: Callable[[int], None], *, most: int) -> dict[int, float]:
+    """Return the median seconds of a pass by number of threads: powers of two, and `most`; in turns."""
+    counts = sorted({most, *(1 << power for power in range(most.bit_length()))} & set(range(1, most + 1)))
+    samples: dict[int, list[float]] = {count: [] for count in counts}
+    for index in range(WARM_UP + SAMPLES):
+        for count in counts:
+            started = perf_counter()
+            run(count)
+            if index >= WARM_UP:
+                samples[count].append(perf_counter() - started)
+    return {count: median(each) for count, each in samples.items()}
+
+
+def _busy_cores() -> float:
+    """Return how many cores other processes kept busy in the last minute; 0 where the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
