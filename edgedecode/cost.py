@@ -10,13 +10,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from functools import cache
-from statistics import median
 
 import numpy as np
 import numpy.typing as npt
 
 from edgedecode.stored import finite, mapping, optional, positive
-from edgedecode.types import RoundCost
+from edgedecode.types import ASKED, NO_DRAFTER, RoundCost
 
 __all__ = ["CONTEXT_BUCKETS", "CostModel", "CostTable", "DraftCost", "Recent", "context_bucket"]
 
@@ -42,7 +41,13 @@ _REACH = 0.15
 _OUTLIER = 1.5
 """A pass this many times dearer or cheaper than predicted counts as that: the machine did something else meanwhile."""
 _LATEST = 5
-"""Host work and draft steps are the median of so many: they are short, and an interrupted one is many times as long."""
+"""Plain passes, host work and draft steps are the median of so many: an interrupted one is many times as long."""
+_DRIFT = 1.1
+"""Where plain passes become this many times cheaper or dearer, costs that were told in them are converted: other
+widths' times are what was measured, and a first plain pass beside other work must not make them look cheap."""
+_MEASURE = 64
+"""Rounds without a plain one, after which one is plain: the unit of every cost must not grow old. A pair's first plain
+passes may have been beside other work, so the fourth to sixth are asked for after 8, 16 and 32 rounds."""
 _FIRST = 3
 """So many plain passes make the first estimate, by their median: the first ones are cold."""
 
@@ -55,15 +60,15 @@ class CostTable:
     measured, by width; widths beyond WIDEST count as that.
     """
 
-    __slots__ = ("_curve", "_fresh", "_stale", "beta", "seen", "step")
+    __slots__ = ("_curve", "_plain", "_stale", "_unit", "beta", "seen", "step")
 
     def __init__(self, step: float | None = None, beta: Mapping[int, float] | None = None) -> None:
-        self.step = step
+        self.step = self._unit = step
+        self._plain = Recent(step)
         self.beta = np.zeros(WIDEST + 1)
         self.seen = np.zeros(WIDEST + 1)
         for width, value in (beta or {}).items():
             self.beta[width], self.seen[width] = value, 1
-        self._fresh: list[float] = []
         self._curve: list[float] = []
         self._stale = 0
 
@@ -79,31 +84,43 @@ class CostTable:
         """Learn from one pass. Widths beyond the first need a plain step to be compared with."""
         if seconds <= 0 or not math.isfinite(seconds):
             return
+        if width == 1:
+            self._observe_plain(seconds)
+            return
         if self.step is None:
-            self._begin(width, seconds)
             return
         predicted = self.step * self.c(width)
         seconds = min(max(seconds, predicted / _OUTLIER), predicted * _OUTLIER)
         width = min(width, WIDEST)
         count = self.seen[width] = self.seen[width] + 1
-        if width == 1:
-            self.step += _SETTLED * (seconds - self.step)
-            return
         self.beta[width] += max(_SETTLED, 1 / count) * ((seconds / self.step - 1) / (width - 1) - self.beta[width])
         self._stale += 1
         if self._stale >= _REDRAW or count <= _REDRAW:
             self._curve = []
 
+    def is_due(self, rounds: int) -> bool:
+        """Tell whether a plain pass is to be measured, `rounds` after the last one: soon at first, then seldom."""
+        return self.step is None or rounds >= min(_MEASURE, 2.0 ** min(self.seen[1], 6))
+
     def forget_curve(self) -> None:
         """Draw the curve anew when it is asked for: `beta` was changed from outside."""
         self._curve = []
 
-    def _begin(self, width: int, seconds: float) -> None:
-        if width == 1:
-            self._fresh.append(seconds)
-            if len(self._fresh) == _FIRST:
-                self.step = median(self._fresh)
-                self.seen[1] = _FIRST
+    def _observe_plain(self, seconds: float) -> None:
+        self._plain.observe(seconds)
+        self.seen[1] += 1
+        if self.step is None and self.seen[1] < _FIRST:
+            return
+        self.step = self._plain.seconds
+        assert self.step is not None
+        if self._unit is None:
+            self._unit = self.step
+        elif not self._unit / _DRIFT < self.step < self._unit * _DRIFT:
+            others = np.maximum(1, np.arange(WIDEST + 1) - 1)
+            told = ((1 + self.beta * others) * self._unit / self.step - 1) / others
+            self.beta = np.where(self.seen > 0, told, self.beta)
+            self._unit = self.step
+            self._curve = []
 
     def _drawn(self) -> list[float]:
         """Return the curve: β by kernel regression over what was measured at and near each width, and the prior."""
@@ -156,7 +173,7 @@ class CostModel:
         self.tables: dict[int, CostTable] = {}
         self.drafts: dict[str, DraftCost] = {}
         self.host: dict[str, Recent] = {}
-        """Host seconds of a round by drafter; "none" is plain decoding's."""
+        """Host seconds of a round by `RoundCost.drafter`; NO_DRAFTER's are plain decoding's."""
 
     def table(self, context_tokens: int) -> CostTable:
         """Return the bucket's table; one that was never used starts from its nearest neighbour's shape."""
@@ -178,12 +195,16 @@ class CostModel:
     def step_seconds(self, context_tokens: int) -> float | None:
         """Return the seconds of a plain token with its host work; None while unknown."""
         step = self.table(context_tokens).step
-        return None if step is None else step * (1 + self.o("none", context_tokens))
+        return None if step is None else step * (1 + self.o(NO_DRAFTER, context_tokens))
 
     def o(self, drafter: str, context_tokens: int) -> float:
         """Return the host's work in a round of this drafter, in plain passes."""
-        known = self.host.get(drafter) or self.host.get("none")
+        known = self.host.get(drafter) or self.host.get(NO_DRAFTER)
         return self._share(None if known is None else known.seconds, context_tokens, _HOST_SHARE)
+
+    def asking(self, context_tokens: int) -> float:
+        """Return what asking drafters costs the host where nothing is drafted then, in plain passes."""
+        return max(0.0, self.o(ASKED, context_tokens) - self.o(NO_DRAFTER, context_tokens))
 
     def d(self, drafter: str, context_tokens: int) -> float:
         """Return the cost of one drafted token, in plain passes; 0 for drafters without a model of their own."""

@@ -16,12 +16,15 @@ from edgedecode.protocols import Closable, Drafter, Policy
 from edgedecode.rank_survival import Branching
 from edgedecode.sampling import Noise
 from edgedecode.tree import depths, is_chain
-from edgedecode.types import EMPTY_DRAFT, Draft, Offer, Plan, RankRates, RoundCost, Score, Signals
+from edgedecode.types import ASKED, EMPTY_DRAFT, NO_DRAFTER, Draft, Offer, Plan, RankRates, RoundCost, Score, Signals
 from edgedecode.variants import HeadDrafter, head_groups, would_have
 from edgedecode.verify import Verdict
 
 __all__ = ["Drafting"]
 
+REST_KEPT = 4
+"""Rounds at most that a new generation goes on resting, where the last one ended at rest: asking early costs most where
+answers are short."""
 _PLAIN = Plan(0)
 
 
@@ -58,7 +61,8 @@ class Drafting:
         self._end: Sequence[int] = ()
         self._resting = 0
         self._rounds = 0
-        self._asked = "none"
+        """Rounds of this generation in which the policy was asked."""
+        self._asked = NO_DRAFTER
         self._read = 0
         self._draft_seconds = 0.0
         self._told: dict[str, RankRates] = {}
@@ -77,18 +81,20 @@ class Drafting:
         self._tell_the_rest()
         self._offers.clear()
         self._head_scores.clear()
-        self._resting = self._rounds = 0
+        self._resting, self._rounds = min(self._resting, REST_KEPT), 0
         self.plan = _PLAIN
         for drafter in self.drafters.values():
             drafter.begin(tokens)
 
     def propose(self, tokens: Sequence[int], *, room: int) -> Draft:
         """Return the next round's draft of at most `room` tokens. Raises InputError for a drafter that gives more."""
-        self._rounds += 1
         self._read, self._draft_seconds = 0, 0.0
         if self._resting:  # the plan that rests is a plain one, and stands
             self._resting -= 1
+            self._asked = NO_DRAFTER
             return EMPTY_DRAFT
+        self._asked = ASKED
+        self._rounds += 1
         self._noise.position = len(tokens)
         drafts = {drafter.name: drafter.propose(tokens, min(room, MAX_DRAFT), self._noise) for drafter in self._free}
         self.plan = self.policy.plan(self._signals(tokens, drafts, room=room))
@@ -102,9 +108,10 @@ class Drafting:
         name = self.plan.drafter or self._first
         if name not in self.drafters:
             raise InputError(f"the policy wants the drafter {name!r}, there is: {', '.join(self.drafters)}")
-        self._asked = name
         offered_chain = name in drafts and self.plan.shape is None
         draft = drafts[name].cut(length) if offered_chain else self._ask(self.drafters[name], tokens, length)
+        if len(draft) or self._draft_seconds:
+            self._asked = name
         if not len(draft):
             self.plan = replace(self.plan, reason=f"{name} was not sure")
         return self._checked(draft, name, length)
@@ -126,7 +133,7 @@ class Drafting:
                 width=1 + drafted,
                 pass_seconds=pass_seconds,
                 host_seconds=max(0.0, host_seconds - self._draft_seconds),
-                drafter=self._asked if drafted or self._draft_seconds else "none",
+                drafter=self._asked,
                 drafted=drafted,
                 accepted=verdict.accepted,
                 read=self._read,

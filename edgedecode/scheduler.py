@@ -16,25 +16,24 @@ from edgedecode.model_arm import SCORED, Use
 from edgedecode.policy import MAX_DRAFT
 from edgedecode.tree_arms import MARGIN, TreeArms, TreeChoice
 from edgedecode.tree_shape import MOST_NODES
-from edgedecode.types import Offer, Plan, RoundCost, Score, Signals
+from edgedecode.types import NO_DRAFTER, Offer, Plan, RoundCost, Score, Signals
 from edgedecode.variants import Variants
 
 __all__ = ["Scheduler", "SchedulerOptions"]
 
 SWITCH = 1.05
 """Another arm, or any arm instead of none, must promise this much more: predictions are noisy."""
-REST = 7
-"""Rounds without asking anyone while nothing has paid: asking costs host time, which a small model feels."""
+LOOK_SHARE = 0.004
+"""What asking drafters in vain may cost of the plain time, once `LOOK_GRANT` is spent: a small model feels it."""
+LOOK_GRANT = 0.1
+"""Plain steps that asking in vain may cost since a draft last paid, before it is done more rarely."""
+MOST_REST = 7
 SLACK = 1
 """Tokens a drafter with a stop of its own may go beyond what pays on average: it knows better, token by token."""
-MEASURE = 64
-"""Rounds without a plain one, after which one is plain: the unit of every cost must not grow old."""
 FIRST_REACH = 2
 """Tokens a free drafter may draft at first in a generation: what it was worth in other texts is a guess in this one."""
 REMEASURE = 256
 """Rounds without a draft, after which one free token is drafted: what passes cost may be known from a bad moment."""
-IDLE = 4
-"""Askings in a row without a useful answer before resting."""
 _JUDGED = 8
 """Rounds that drafted, after which their measured times are compared with what was predicted of them."""
 _UNTRUE = 1.25
@@ -89,7 +88,8 @@ class Scheduler:
         self.free = frozenset(free)
         self.trees = TreeArms()
         self._current: str | None = None
-        self._idle = 0
+        self._looked = 0.0
+        """Plain steps that asking in vain cost since a draft last paid."""
         self._measured = _Measured()
         self._reach: dict[str, int] = {}
         """Per free drafter the longest draft it may give: it starts small, and doubles with every draft that holds."""
@@ -112,7 +112,7 @@ class Scheduler:
         room = min(signals.remaining_tokens - 1, self.options.draft_max)
         if room < 1:
             return Plan(0, reason="end")
-        if self.costs.table(self._context).step is None or self._unmeasured >= MEASURE:
+        if self.costs.table(self._context).is_due(self._unmeasured):
             return Plan(0, reason="measuring")
         if self._undrafted >= REMEASURE and (offer := next(iter(signals.offers), None)) is not None:
             self._undrafted = 0
@@ -124,7 +124,7 @@ class Scheduler:
         choice = self._best(signals, room)
         if choice is None:
             return self._off()
-        self._idle = 0
+        self._looked = 0.0
         self._current = choice.drafter
         return choice.plan
 
@@ -133,13 +133,15 @@ class Scheduler:
         self.survival.begin()
         for arm in self.models.values():
             arm.begin()
-        self._current, self._idle, self._measured = None, 0, _Measured()
+        self._current, self._looked, self._measured = None, 0.0, _Measured()
         self._reach.clear()
 
     def _off(self) -> Plan:
         self._current = None
-        self._idle += 1
-        return Plan(0, rest=REST if self._idle >= IDLE else 0, reason="nothing pays")
+        price = self.costs.asking(self._context)
+        self._looked += price
+        rest = min(MOST_REST, int(price / LOOK_SHARE)) if self._looked > LOOK_GRANT else 0
+        return Plan(0, rest=rest, reason="nothing pays")
 
     def _best(self, signals: Signals, room: int) -> _Choice | None:
         """Return the arm to use, or None for plain decoding."""
@@ -216,7 +218,7 @@ class Scheduler:
         """Return the length of the best S for a draft with these chances of survival, and that S; at least 1."""
         table = self.costs.table(self._context)
         d, o = self._d(drafter), self._o(drafter)
-        plain = 1 + self._o("none")
+        plain = 1 + self._o(NO_DRAFTER)
         best_length, best, tokens = 1, 0.0, 1.0
         for length, chance in enumerate(alive, start=1):
             tokens += chance
@@ -257,7 +259,7 @@ class Scheduler:
             self.variants.used(cost.drafter)
             if not cost.levels:  # nodes of a tree are no positions
                 self.survival.add(Score(cost.drafter, cost.drafted, cost.accepted))
-            arm.add(cost.accepted + 1, self._predicted(cost) / (1 + self._o("none")))
+            arm.add(cost.accepted + 1, self._predicted(cost) / (1 + self._o(NO_DRAFTER)))
         for other in self.models.values():
             other.passed(cost.accepted + 1)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from edgedecode.cost import CostModel
 from edgedecode.tree_shape import RoundPrice, fastest_tree
-from edgedecode.types import RankRates, TreeShape
+from edgedecode.types import NO_DRAFTER, RankRates, TreeShape
 
 __all__ = ["MARGIN", "TreeArms", "TreeChoice"]
 
@@ -90,5 +90,5 @@ def _price(drafter: str, costs: CostModel, context_tokens: int, *, model: bool) 
     """Return what a round costs, in plain rounds."""
     table = costs.table(context_tokens)
     level = costs.d(drafter, context_tokens) if model else 0.0
-    host, plain = costs.o(drafter, context_tokens), 1 + costs.o("none", context_tokens)
+    host, plain = costs.o(drafter, context_tokens), 1 + costs.o(NO_DRAFTER, context_tokens)
     return lambda nodes, levels: (table.c(nodes + 1) + levels * level + host) / plain

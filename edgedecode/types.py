@@ -219,6 +219,9 @@ class Score:
     match: int = 0
 
 
+NO_DRAFTER, ASKED = "none", "asked"
+
+
 @dataclass(frozen=True, slots=True)
 class RoundCost:
     """What one round took: the target's pass over `width` tokens, the drafting before it, and the host's own work."""
@@ -226,7 +229,8 @@ class RoundCost:
     width: int
     pass_seconds: float
     host_seconds: float = 0.0
-    drafter: str = "none"
+    drafter: str = NO_DRAFTER
+    """Who drafted; `NO_DRAFTER`: nobody was asked; `ASKED`: drafters were, and nothing was drafted."""
     drafted: int = 0
     accepted: int = 0
     read: int = 0
@@ -242,6 +246,7 @@ class Signals:
     """All a policy may know before a round, JSON-serialisable: measured times come in here, a policy has no clock."""
 
     round: int
+    """How many times the policy was asked in this generation: with 1 it begins."""
     context_tokens: int
     remaining_tokens: int
     """How many tokens may still be emitted."""

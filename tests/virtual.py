@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from edgedecode.offers import OpenOffers
+from edgedecode.policy import FixedLength
 from edgedecode.protocols import Policy
-from edgedecode.types import Draft, Offer, Plan, RoundCost, Score, Signals
+from edgedecode.types import ASKED, NO_DRAFTER, Draft, Offer, Plan, RoundCost, Score, Signals
 
 Accepts = Callable[[int], bool]
 """position of the text → whether a draft of that token would be right"""
@@ -26,12 +27,14 @@ def always(place: int) -> bool:
 
 @dataclass(frozen=True)
 class Machine:
-    """Costs in plain passes: a row more, a drafted token, a token read by the draft model, the host's round."""
+    """Costs in plain passes: a row more, a drafted token, a token read by the draft model, the host's round, and what
+    asking drafters adds to that."""
 
     row: float = 0.35
     draft: float = 0.15
     read: float = 0.05
     host: float = 0.005
+    asking: float = 0.01
     trimmed: float = 0.6
 
     def c(self, width: int) -> float:
@@ -79,10 +82,11 @@ def ride(
         room = end - len(text) - 1
         drafts = {} if free is None else {"free": _draft(free, text, min(room, 16), match)}
         chosen, read, drafting = Draft(), 0, 0.0
-        name = "none"
+        name = NO_DRAFTER
         if rest:
             rest -= 1
         else:
+            name = NO_DRAFTER if isinstance(policy, FixedLength) else ASKED
             signals = Signals(
                 round=rounds,
                 context_tokens=len(text),
@@ -105,7 +109,7 @@ def ride(
             if length > 0 and plan.drafter == "free":
                 chosen, name = drafts["free"].cut(length), "free"
             elif length > 0:
-                name = plan.drafter or "none"
+                name = plan.drafter or NO_DRAFTER
                 read = min(unread, plan.read_max or unread)
                 chosen, unread = _draft(models[name], text, length, 0), 0
                 step = machine.draft * (machine.trimmed if name == "trim" else 1.0)
@@ -115,7 +119,8 @@ def ride(
             (other,) = models.keys() - {name}
             scores.append(Score(other, len(chosen), _accepted(_draft(models[other], text, len(chosen), 0), text)))
         cost = machine.c(1 + len(chosen))
-        result.cost += cost + drafting + machine.host
+        host = machine.host + (machine.asking if name != NO_DRAFTER else 0.0)
+        result.cost += cost + drafting + host
         result.rounds.append((len(text) - prompt - 1, name, len(chosen), accepted))
         text += range(len(text), len(text) + accepted + 1)
         unread = 1 if name in models else unread + accepted + 1
@@ -123,7 +128,7 @@ def ride(
             RoundCost(
                 width=1 + len(chosen),
                 pass_seconds=cost * STEP,
-                host_seconds=machine.host * STEP,
+                host_seconds=host * STEP,
                 drafter=name,
                 drafted=len(chosen),
                 accepted=accepted,

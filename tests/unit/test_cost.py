@@ -70,6 +70,30 @@ def test_nothing_is_known_before_three_plain_passes() -> None:
     assert table.step == STEP
 
 
+def test_first_plain_passes_beside_other_work_do_not_make_wide_ones_look_cheap() -> None:
+    table = CostTable()
+    for _ in range(3):
+        table.observe(1, 3 * STEP)
+    for _ in range(20):
+        table.observe(4, 1.5 * STEP)
+    assert table.c(4) == 1.0
+    for _ in range(3):
+        table.observe(1, STEP)
+    assert table.step == STEP
+    assert table.c(4) > 1.4
+    for _ in range(20):
+        table.observe(4, 1.5 * STEP)
+    assert table.c(4) == pytest.approx(1.5, rel=0.05)
+
+
+def test_a_plain_pass_is_due_soon_at_first_and_then_seldom() -> None:
+    table, waits = CostTable(), []
+    for _ in range(8):
+        waits.append(next(rounds for rounds in range(100) if table.is_due(rounds)))
+        table.observe(1, STEP)
+    assert waits == [0, 0, 0, 8, 16, 32, 64, 64]
+
+
 def test_contexts_have_tables_of_their_own_that_start_from_a_neighbour() -> None:
     assert [context_bucket(length) for length in (1, 512, 513, 2048, 8192, 9000)] == [0, 0, 1, 1, 2, 3]
     costs = CostModel()

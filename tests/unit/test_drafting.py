@@ -10,7 +10,7 @@ from edgedecode.drafting import Drafting
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.protocols import UniformSource
 from edgedecode.sampling import Noise, Sampler
-from edgedecode.types import WHOLE, Draft, FloatArray, Offer, Outcome, Plan, Score, Signals
+from edgedecode.types import ASKED, WHOLE, Draft, FloatArray, Offer, Outcome, Plan, Score, Signals
 from edgedecode.verify import TargetRows, Verdict
 from tests.toys import GREEDY, CallDrafter
 
@@ -107,7 +107,7 @@ def test_a_round_is_charged_to_who_drafted_and_a_models_time_is_not_the_hosts() 
     assert cost.host_seconds == pytest.approx(0.25 - cost.draft_seconds)
     made.spent(verdict(Draft(), 7), pass_seconds=0.5, host_seconds=0.1)
     made.propose([1, 2, 5, 7], room=8)
-    assert [(cost.drafter, cost.width) for cost in policy.told[2].costs] == [("none", 1)]
+    assert [(cost.drafter, cost.width) for cost in policy.told[2].costs] == [(ASKED, 1)]
 
 
 def test_a_model_that_dropped_its_draft_is_charged_for_drafting() -> None:

@@ -28,7 +28,7 @@ def trace(tmp_path: Path) -> Path:
 
 def test_a_recorded_session_replays_plan_for_plan(trace: Path) -> None:
     rounds = list(replay(trace))
-    assert len(rounds) > 20
+    assert len(rounds) > 4
     assert [each.plan for each in rounds] == [each.recorded for each in rounds]
     assert any(each.plan.draft_max for each in rounds)
     assert {each.signals.round for each in rounds} >= {1, 2}
