@@ -114,7 +114,8 @@ def test_off_within_sixteen_rounds_and_back_within_512_tokens_for_the_model(mach
     found = ride(scheduler(), tokens=2000, machine=machine, model=right, prompt=0)
     bad = [entry for entry in found.rounds if 200 <= entry[0] < 700]
     drafted = [index for index, entry in enumerate(bad) if entry[2]]
-    assert len([index for index in drafted if index >= 16]) <= 15  # probes: three rounds after 16, 32, 64, 128 and 256 tokens
+    probes = [index for index in drafted if index >= 16]
+    assert len(probes) <= 15  # three rounds after 16, 32, 64, 128 and 256 tokens
     accepted = [place for place, _, _, accepted in found.rounds if accepted and place >= 700]
     assert accepted[0] <= 700 + 512
     late = [entry for entry in found.rounds if entry[0] >= 1300]
