@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 from time import time
@@ -23,7 +23,7 @@ from edgedecode.digests import file_sha256
 from edgedecode.errors import ManifestError
 from edgedecode.folders import cache_folder, keep_json
 from edgedecode.manifest import Manifest
-from edgedecode.notices import notice
+from edgedecode.notices import notice, work
 
 from .library import KernelLibrary
 from .products import Stored, tile_offsets
@@ -115,18 +115,22 @@ def _is_sound(path: Path, nbytes: int) -> bool:
 
 def _make(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, release: Callable[[], None]) -> None:
     """Write the file under another name and rename it: two processes that make it at once do no harm."""
-    if (nbytes := tiles_nbytes(library, stored)) > _LONG_NBYTES:
+    nbytes = tiles_nbytes(library, stored)
+    bar: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda amount: None)
+    if nbytes > _LONG_NBYTES:
         notice(f"preparing {nbytes / 1e6:.0f} MB of weights for this machine's kernels, once")
+        bar = work("preparing weights, MB", round(nbytes / 1e6))
     _remove_stale(path.parent)
     digest = sha256()
     handle, name = tempfile.mkstemp(suffix=_MAKING, dir=path.parent)
     fresh = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(handle, "wb") as file, bar as advance:
             for each in stored:
                 tiles = made_in_memory(library, [each], release=release)
                 digest.update(tiles.data)
                 file.write(tiles.data)
+                advance(tiles.nbytes / 1e6)
             file.flush()
             os.fsync(file.fileno())
             stamp = _stamp(fresh)
