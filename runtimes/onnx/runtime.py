@@ -127,7 +127,7 @@ class OnnxRuntime:
         served: Served | None = None
         if chosen.own_kernels and not concat:
             rows = rows_per_pass(entry, adapters=adapters)
-            served = serve(entry, path, weights=weights, threads=threads, rows=rows)
+            served = serve(entry, path, root=root, threads=threads, rows=rows)
         if served is not None:
             footprint = plan_own_footprint(
                 entry,
@@ -154,7 +154,7 @@ class OnnxRuntime:
             if served is not None:
                 invariant = served.rewritten.row_invariant
                 engine_threads = 1 if invariant else threads  # two pools would wait for each other
-                tiles = served.tiles(root, weights)
+                tiles = served.tiles()
                 own = OwnKernels(served.library.path, served.rewritten.data)
             session = open_session(path, weights=weights, provider=chosen, threads=engine_threads, own=own)
             if concat:

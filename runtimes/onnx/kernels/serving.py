@@ -13,7 +13,14 @@ from edgedecode.notices import notice
 from edgedecode.onnx_file import GraphFile
 
 from .library import KernelLibrary, load_kernels
-from .prepared import made_in_memory, prepare_tiles, tiles_nbytes, weights_digest
+from .prepared import (
+    keep_findings,
+    load_findings,
+    made_in_memory,
+    prepare_tiles,
+    tiles_nbytes,
+    weights_digest,
+)
 from .products import WeightsFile
 from .rewriting import GRAPH_TILES, Rewritten, rewrite
 
@@ -29,33 +36,38 @@ class Served:
     nbytes: int
     """Of the tiles."""
     weights: WeightsFile
+    digest: str
+    """Of the weights file; empty: it belongs to no pack."""
     scratch_nbytes: int
     """What the operators hold beside the engine's memory, all threads together."""
 
-    def tiles(self, root: Path, weights: Path) -> dict[str, npt.NDArray[np.uint8]]:
+    def tiles(self) -> dict[str, npt.NDArray[np.uint8]]:
         """Map or make the tiles, by the graph's input; their bytes must be leased before."""
         found = {}
         for source, stored in self.rewritten.sources().items():
             if source == GRAPH_TILES:
                 found[source] = made_in_memory(self.library, stored)
             else:
-                digest = weights_digest(root, weights)
-                found[source] = prepare_tiles(self.library, stored, digest=digest, release=self.weights.release)
+                found[source] = prepare_tiles(self.library, stored, digest=self.digest, release=self.weights.release)
         return found
 
 
-def serve(entry: ModelEntry, path: Path, *, weights: Path, threads: int, rows: int) -> Served | None:
+def serve(entry: ModelEntry, path: Path, *, root: Path, threads: int, rows: int) -> Served | None:
     """Rewrite the graph at `path`; None where the engine's kernels run it, by choice or because ours cannot.
 
-    rows: the most rows of a pass. Raises InputError for an impossible `EDGEDECODE_KERNELS`.
+    root: the pack's folder. rows: the most rows of a pass. Raises InputError for an impossible `EDGEDECODE_KERNELS`.
     """
     library = load_kernels()
     if library is None:
         return None
     try:
         file = GraphFile.parse(path.read_bytes())
-        mapped = WeightsFile(weights)
+        digest = weights_digest(root, root / entry.weights)
+        known = load_findings(digest)
+        mapped = WeightsFile(root / entry.weights, findings=known)
         rewritten = rewrite(file, library, mapped, window=entry.window, threads=threads)
+        if mapped.findings != known:
+            keep_findings(digest, mapped.findings)
     except (
         OSError,
         ValueError,
@@ -76,6 +88,7 @@ def serve(entry: ModelEntry, path: Path, *, weights: Path, threads: int, rows: i
         rewritten,
         sum(tiles_nbytes(library, stored) for stored in rewritten.sources().values()),
         mapped,
+        digest,
         _scratch_nbytes(entry, rows=rows, widest=widest, threads=threads),
     )
 
