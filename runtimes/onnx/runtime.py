@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -135,10 +134,8 @@ class OnnxRuntime:
                 tiles_nbytes=served.nbytes,
                 scratch_nbytes=served.scratch_nbytes,
                 adapters=adapters,
+                all_ours=served.rewritten.row_invariant,
             )
-            if not served.rewritten.row_invariant:  # the engine packs what it keeps: an upper bound of it
-                packed = plan_footprint(entry, **sizes, adapters=adapters).weights_nbytes
-                footprint = replace(footprint, weights_nbytes=footprint.weights_nbytes + packed)
         else:
             footprint = plan_footprint(entry, **sizes, adapters=adapters)
         if concat:
@@ -160,7 +157,8 @@ class OnnxRuntime:
             if concat:
                 check_concat_contract(session, entry, path=path)
             else:
-                check_contract(session, entry, graph, path=path, own=own is not None)
+                replaced = None if served is None else served.rewritten.biases
+                check_contract(session, entry, graph, path=path, replaced=replaced)
             card = ModelCard(
                 name=name,
                 rows=entry.rows,
@@ -192,7 +190,7 @@ class OnnxRuntime:
                 )
                 undo.callback(opened.close)
             make: Callable[..., LanguageModel] = (
-                ConcatModel if concat else partial(OnnxModel, opened=opened, tiles=tiles)
+                ConcatModel if concat else partial(OnnxModel, opened=opened, tiles=tiles, tiled=own is not None)
             )
             model = make(
                 self._engine,

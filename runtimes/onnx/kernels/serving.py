@@ -78,18 +78,18 @@ def serve(entry: ModelEntry, path: Path, *, root: Path, threads: int, rows: int)
     ) as error:  # the engine opens it, or says what is wrong with it
         notice(f"{path} stays with the engine's kernels: {error}")
         return None
-    if rewritten is None or not rewritten.stored:
+    if rewritten is None:
         return None
     for reason, count in rewritten.unserved.items():
         notice(f"{count} products of {path.parent.name}/{path.name} stay with the engine's kernels: {reason}")
-    widest = max(stored.matrix.packed.shape[1] * stored.matrix.block for stored in rewritten.stored.values())
+    inner = (stored.matrix.packed.shape[1] * stored.matrix.block for stored in rewritten.stored.values())
     return Served(
         library,
         rewritten,
         sum(tiles_nbytes(library, stored) for stored in rewritten.sources().values()),
         mapped,
         digest,
-        _scratch_nbytes(entry, rows=rows, widest=widest, threads=threads),
+        _scratch_nbytes(entry, rows=rows, widest=max(inner, default=0), threads=threads),
     )
 
 
