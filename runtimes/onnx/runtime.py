@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.factories import Refusal
+from edgedecode.factories import GraphKernels, Refusal
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import Device, LanguageModel
@@ -29,7 +29,7 @@ from .footprint import ENGINE_NBYTES, plan_footprint, plan_own_footprint, rows_p
 from .graph import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
 from .kernels.draw import NativeRowDraw
 from .kernels.library import kernels_line, load_kernels
-from .kernels.serving import Served, serve
+from .kernels.serving import Served, explain, serve
 from .model import OnnxModel
 from .opened_heads import OpenedHeads, open_heads
 from .providers import PROVIDERS, Provider, choose_provider
@@ -82,6 +82,17 @@ class OnnxRuntime:
         except CapabilityError as error:
             return Refusal(str(error))
         return None
+
+    @staticmethod
+    def graph_kernels(entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
+        """Say which kernels run each graph of a model on the processor."""
+        reason = "ONNX Runtime's own kernels: the graph joins past and present itself"
+        return [
+            GraphKernels(name, "", reason)
+            if CONCAT in graph.capabilities
+            else explain(entry, root, name=name, graph=graph)
+            for name, graph in entry.graphs.items()
+        ]
 
     def row_draw(self) -> RowDraw | None:
         """Return the library's drawing of tokens; None where it is not here or the engine's kernels were chosen."""
