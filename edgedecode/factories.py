@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from edgedecode.manifest import ModelEntry
     from edgedecode.protocols import Runtime
 
-__all__ = ["Maker", "Refusal", "RuntimeFactory"]
+__all__ = ["GraphKernels", "KernelsFactory", "Maker", "Refusal", "RuntimeFactory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,30 @@ class RuntimeFactory(Protocol):
 
         An engine may be tried in a child process, once.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKernels:
+    """Which kernels run a pack's graph. kernels: edgedecode's by name; empty: the engine's own, for this `reason`."""
+
+    graph: str
+    kernels: str
+    reason: str = ""
+    matrices: int = 0
+    """Quantized matrices that edgedecode's kernels multiply with."""
+    left: Mapping[str, int] = field(default_factory=dict)
+    """How often the engine keeps what could make a row's bits depend on the pass's width, by operator and reason."""
+    row_invariant: bool = False
+    """Whether a row has the same bits at every width."""
+
+
+@runtime_checkable
+class KernelsFactory(Protocol):
+    """A `RuntimeFactory` whose engine has kernels of edgedecode's."""
+
+    def graph_kernels(self, entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
+        """Say which kernels run each graph of a model here, from the graphs and weights alone; opens no session."""
         ...
 
 

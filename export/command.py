@@ -13,6 +13,7 @@ from .arguments import count
 from .gguf_options import add_gguf, check_gguf_options
 from .graph_options import add_graphs, read_graphs, read_span
 from .imports.optimum_command import add_optimum, run_optimum
+from .prepare import add_prepare, prepare_pack, prepared_line
 from .quiet import quiet
 from .recipe_options import add_recipe, read_recipe
 from .rounding.command import add_comparison, check_comparison, run_comparison
@@ -54,17 +55,24 @@ class ExportCommand:
         add_graphs(parser)
         add_gguf(parser)
         add_trim(parser)
+        add_prepare(parser)
         add_comparison(parser)
         add_optimum(parser)
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
+        if arguments.prepare and (arguments.dry_run or arguments.compare):
+            made = "--dry-run" if arguments.dry_run else "--compare"
+            arguments.usage_error(f"argument --prepare: {made} makes no pack whose weights could be prepared")
         if arguments.exporter == "optimum":
             report = run_optimum(arguments)
         elif arguments.make_environment:
             arguments.usage_error("argument --make-environment: it belongs to --exporter optimum")
         else:
             report = _compare(arguments) if arguments.compare else _make(arguments)
+        if arguments.prepare:
+            report["kernels"] = kernels = prepare_pack(arguments.out)
+            print(prepared_line(kernels))
         if arguments.json:
             print(json.dumps(report))
         return 0

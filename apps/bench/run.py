@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from edgedecode import Pair
 
 from ..options import open_pair
+from ..progress import progress
 from .calibration import bucket_contexts, learn, measure_buckets, measure_host
 from .choices import read_choices, settings_of
 from .conditions import Conditions
@@ -21,7 +22,6 @@ from .overhead import compare_loops, measure_host_work
 from .peers.against import against
 from .peers.opening import check_names
 from .plot import check_plot, speed_svg, write_plot
-from .progress import progress
 from .prompts import Prompt
 from .replaying import replay_trace
 from .report import Report

@@ -24,8 +24,8 @@ from edgedecode.memory import format_nbytes, parse_nbytes
 from edgedecode.new_folder import new_folder, remove_abandoned
 from edgedecode.onnx_file import GraphFile
 
+from ..progress import progress
 from .lock import one_at_a_time
-from .progress import progress
 from .widening import Widening
 
 __all__ = ["FOLDER", "scaled_pack"]

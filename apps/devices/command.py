@@ -6,6 +6,7 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from edgedecode import InputError
 from edgedecode.commands import Command
@@ -16,6 +17,11 @@ from edgedecode.registry import RUNTIMES, installed
 from ..machine import Machine, versions
 from ..notices import show_notices
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .kernels import ModelKernels
+
 __all__ = ["command"]
 
 PASTED_WIDTH = 150
@@ -23,7 +29,7 @@ PASTED_WIDTH = 150
 
 
 class DevicesCommand:
-    """A table of what this machine offers; nothing is loaded into this process."""
+    """A table of what this machine offers; no engine is loaded into this process."""
 
     name = "devices"
     help = "list the engines and providers of this machine, and which engine is taken for a pack"
@@ -31,13 +37,18 @@ class DevicesCommand:
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("--runtime", metavar="NAME", help="only this runtime")
         parser.add_argument(
-            "-m", "--model", metavar="PACK", help="say which engine auto takes for this pack (default: the bundled one)"
+            "-m",
+            "--model",
+            metavar="PACK",
+            help="say which engine auto takes for this pack, and which kernels run its graphs (default: the "
+            "bundled one, its engine only)",
         )
         parser.add_argument("--measure", action="store_true", help="measure the engines on that pack now")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
         from .choice import explain
+        from .kernels import pack_kernels
         from .probe import probe
 
         names = list(installed(RUNTIMES))
@@ -50,18 +61,28 @@ class DevicesCommand:
         devices = [device for name in names for device in probe(name)]
         found = {package: number for name in names for package, number in versions(name).items()}
         auto = explain(arguments.model, measure=arguments.measure)
+        kernels = [] if arguments.model is None else pack_kernels(arguments.model, names)
         _show(machine, devices, found)
         if auto is not None:
             print(auto.line)
+        if kernels:
+            _show_kernels(kernels)
         if arguments.json:
             listed = [asdict(device) for device in devices]
             chosen = None if auto is None else auto.as_dict()
-            print(json.dumps({"machine": asdict(machine), "versions": found, "devices": listed, "auto": chosen}))
+            graphs = [each.as_dict() for each in kernels]
+            facts = {"machine": asdict(machine), "versions": found, "devices": listed, "auto": chosen}
+            print(json.dumps({**facts, "kernels": graphs}))
         return 0
 
 
-def _show(machine: Machine, devices: list[Device], found: dict[str, str]) -> None:
+def _console() -> Console:
     from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=PASTED_WIDTH)
+
+
+def _show(machine: Machine, devices: list[Device], found: dict[str, str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -69,12 +90,30 @@ def _show(machine: Machine, devices: list[Device], found: dict[str, str]) -> Non
     for device in devices:
         available = Text("yes", style="green") if device.available else Text("no", style="red")
         table.add_row(device.runtime, device.provider, available, Text(device.reason or device.description))
-    console = Console() if sys.stdout.isatty() else Console(width=PASTED_WIDTH)
+    console = _console()
     console.print(table)
     console.print()
     console.print(f"{machine.processor}, {machine.cores} cores, {_memory(machine)}", highlight=False, markup=False)
     console.print(f"{machine.system}, Python {machine.python}", highlight=False, markup=False)
     console.print(", ".join(f"{name} {number}" for name, number in found.items()), highlight=False, markup=False)
+
+
+def _show_kernels(kernels: list[ModelKernels]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("model", "graph", "kernels", box=None, pad_edge=False)
+    table.add_column("matrices", justify="right")
+    for title in ("bits of a row", "what stays with the engine"):
+        table.add_column(title)
+    for each in kernels:
+        graph = each.graph
+        own = graph.kernels or f"{each.runtime}'s own"
+        bits = "the same at every width" if graph.row_invariant else "depend on the width"
+        table.add_row(each.role, graph.graph, own, str(graph.matrices), bits, Text(each.rest))
+    console = _console()
+    console.print()
+    console.print(table)
 
 
 def _memory(machine: Machine) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from edgedecode.commands import Command
 
 from ..arguments import check_adapter_names, count, named_path
+from ..prepare import add_prepare, prepare_pack, prepared_line
 from ..quiet import quiet
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class ImportCommand:
             metavar="N",
             help="positions the kernels' noise is measured on (default 2000; 0: not measured)",
         )
+        add_prepare(parser)
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         parser.set_defaults(usage_error=parser.error)
 
@@ -73,8 +75,12 @@ class ImportCommand:
         show_pair(manifest, stages.records, out=arguments.out)
         for name, outside in manifest.outside.items():
             print(f"{name} stays at {outside.path}")
+        report = pair_report(manifest, stages.records, out=arguments.out)
+        if arguments.prepare:
+            report["kernels"] = kernels = prepare_pack(arguments.out)
+            print(prepared_line(kernels))
         if arguments.json:
-            print(json.dumps(pair_report(manifest, stages.records, out=arguments.out)))
+            print(json.dumps(report))
         return 0
 
 
@@ -85,6 +91,8 @@ def _check_ways(arguments: Namespace) -> None:
         arguments.usage_error(f"argument {option}: it goes with --target, not with --onnx")
     if arguments.target is not None and arguments.draft_onnx is not None:
         arguments.usage_error("argument --draft-onnx: it goes with --onnx, not with --target")
+    if arguments.target is not None and arguments.prepare:
+        arguments.usage_error("argument --prepare: it goes with --onnx; llama.cpp reads a GGUF file as it is")
     check_adapter_names(arguments)
 
 

@@ -37,6 +37,7 @@ _OURS: Mapping[str, object] = {
     "compare_text": None,
     "plot": None,
     "trim_vocab": None,
+    "prepare": False,
 }
 """Options of our own exporter, with their defaults: refused where they are given, not dropped."""
 

@@ -58,12 +58,17 @@ def plan_own_footprint(
     tiles_nbytes: int,
     scratch_nbytes: int,
     adapters: bool,
+    all_ours: bool,
 ) -> Footprint:
-    """Plan a model on our kernels: weights as tiles, used in place, and the embedding's rows from the weights file."""
+    """Plan a model on our kernels: weights as tiles, used in place, and the embedding's rows from the weights file.
+
+    all_ours: else the engine has products of its own, and packs their weights: all of them is an upper bound.
+    """
     row, rows = _row_nbytes(entry, adapters=adapters), rows_per_pass(entry, adapters=adapters)
-    embedding = int(entry.rows * entry.hidden_size * _weight_nbytes(entry.head_bits, entry.block_size))
+    read = int(entry.rows * entry.hidden_size * _weight_nbytes(entry.head_bits, entry.block_size))
+    held = min(weights_nbytes, read) if all_ours else _weights_nbytes(entry, weights_nbytes)
     return Footprint(
-        weights_nbytes=tiles_nbytes + min(weights_nbytes, embedding) + 2 * graph_nbytes + SESSION_NBYTES,
+        weights_nbytes=tiles_nbytes + held + 2 * graph_nbytes + SESSION_NBYTES,
         bias_nbytes=0,
         workspace_nbytes=rows * row * 5 // 4 + scratch_nbytes,
         rows_per_pass=rows,

@@ -117,13 +117,21 @@ def cache_names(prefix: str, layers: int) -> list[str]:
     return [f"{prefix}.{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
 
 
-def check_contract(session: Untyped, entry: ModelEntry, graph: Graph, *, path: Path, own: bool = False) -> None:
+def check_contract(
+    session: Untyped, entry: ModelEntry, graph: Graph, *, path: Path, replaced: Sequence[str] | None = None
+) -> None:
     """Raise ManifestError unless the graph has the inputs and outputs that the manifest says, in the entry's sizes.
 
-    own: it was rewritten for our operators, whose inputs no pack's graph may have.
+    replaced: the bias inputs it had before it was rewritten for our operators, whose inputs no pack's graph may have.
     """
-    names = [value.name for value in session.get_inputs()]
-    biases = [PARENTS] if own else _biases(entry, names)
+    own = replaced is not None
+    biases = _biases(entry, [value.name for value in session.get_inputs()] if replaced is None else replaced)
+    if replaced is not None:
+        if missing := [name for name in biases if name not in replaced]:
+            raise ManifestError(f"{path} has no {', '.join(missing)}: it is no base graph; export the pack again")
+        if foreign := [name for name in replaced if name not in biases]:
+            raise ManifestError(f"{path} has the unknown input {foreign[0]}: export the pack again")
+        biases = [PARENTS]
     hidden = ["hidden"] if "hidden" in graph.capabilities else []
     heads = [HEADS_INPUT, LOCAL_ROWS, LOCAL_LOGITS] if "local" in graph.capabilities else []
     heads += [TRIM_LOGITS] if "trim" in graph.capabilities else []
@@ -159,7 +167,7 @@ def _check_contract(
         )
 
 
-def _biases(entry: ModelEntry, inputs: list[str]) -> list[str]:
+def _biases(entry: ModelEntry, inputs: Sequence[str]) -> list[str]:
     """Return the bias inputs the graph must have: a model of window layers only has no other."""
     if not entry.window:
         return [FULL_BIAS]

@@ -41,7 +41,8 @@ __all__ = ["OnnxModel"]
 class OnnxModel:
     """Implements `LanguageModel`, and `HeadedModel` with `opened` heads, over one open session.
 
-    It owns the session, the heads, and the `leases` given.
+    It owns the session, the heads, and the `leases` given. tiles: the weights that our products read, by the graph's
+    input; tiled: its attention is ours, whose keys lie in tiles too.
     """
 
     def __init__(  # noqa: PLR0913  (what one open graph is made of)
@@ -56,6 +57,7 @@ class OnnxModel:
         leases: Sequence[Lease],
         opened: OpenedHeads,
         tiles: Mapping[str, npt.NDArray[np.uint8]],
+        tiled: bool,
         use_threads: Callable[[int], None] | None,
     ) -> None:
         self._engine = engine
@@ -76,7 +78,7 @@ class OnnxModel:
         )
         try:
             inputs = [value.name for value in session.get_inputs()]
-            self._tiled = bool(tiles)  # a graph with our attention comes with its weights as tiles
+            self._tiled = tiled
             value = engine.OrtValue.ortvalue_from_numpy
             self._tiles = {name: value(array) for name, array in tiles.items()}
             self._biases: Biases | TreePaths = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.factories import Refusal
+from edgedecode.factories import GraphKernels, Refusal
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.protocols import Device, LanguageModel
@@ -30,8 +29,7 @@ from .footprint import ENGINE_NBYTES, plan_footprint, plan_own_footprint, rows_p
 from .graph import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
 from .kernels.draw import NativeRowDraw
 from .kernels.library import kernels_line, load_kernels
-from .kernels.prepared import weights_digest
-from .kernels.serving import Served, serve
+from .kernels.serving import Served, explain, serve
 from .kernels.thread_choice import kept_choice
 from .model import OnnxModel
 from .opened_heads import OpenedHeads, open_heads
@@ -86,6 +84,17 @@ class OnnxRuntime:
             return Refusal(str(error))
         return None
 
+    @staticmethod
+    def graph_kernels(entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
+        """Say which kernels run each graph of a model on the processor."""
+        reason = "ONNX Runtime's own kernels: the graph joins past and present itself"
+        return [
+            GraphKernels(name, "", reason)
+            if CONCAT in graph.capabilities
+            else explain(entry, root, name=name, graph=graph)
+            for name, graph in entry.graphs.items()
+        ]
+
     def row_draw(self) -> RowDraw | None:
         """Return the library's drawing of tokens; None where it is not here or the engine's kernels were chosen."""
         library = load_kernels()
@@ -129,7 +138,7 @@ class OnnxRuntime:
         served: Served | None = None
         if chosen.own_kernels and not concat:
             rows = rows_per_pass(entry, adapters=adapters)
-            served = serve(entry, path, weights=weights, threads=threads or most_threads(), rows=rows)
+            served = serve(entry, path, root=root, threads=threads or most_threads(), rows=rows)
         if served is not None:
             footprint = plan_own_footprint(
                 entry,
@@ -137,10 +146,8 @@ class OnnxRuntime:
                 tiles_nbytes=served.nbytes,
                 scratch_nbytes=served.scratch_nbytes,
                 adapters=adapters,
+                all_ours=served.rewritten.row_invariant,
             )
-            if not served.rewritten.row_invariant:  # the engine packs what it keeps: an upper bound of it
-                packed = plan_footprint(entry, **sizes, adapters=adapters).weights_nbytes
-                footprint = replace(footprint, weights_nbytes=footprint.weights_nbytes + packed)
         else:
             footprint = plan_footprint(entry, **sizes, adapters=adapters)
         if concat:
@@ -154,8 +161,8 @@ class OnnxRuntime:
             own, invariant, digest = None, False, ""
             tiles: Mapping[str, npt.NDArray[np.uint8]] = {}
             if served is not None:
-                invariant, digest = served.rewritten.row_invariant, weights_digest(root, weights)
-                tiles = served.tiles(digest)
+                invariant, digest = served.rewritten.row_invariant, served.digest
+                tiles = served.tiles()
                 own = OwnKernels(served.library.path, served.rewritten.data)
             session = open_session(
                 path,
@@ -168,7 +175,8 @@ class OnnxRuntime:
             if concat:
                 check_concat_contract(session, entry, path=path)
             else:
-                check_contract(session, entry, graph, path=path, own=own is not None)
+                replaced = None if served is None else served.rewritten.biases
+                check_contract(session, entry, graph, path=path, replaced=replaced)
             card = ModelCard(
                 name=name,
                 rows=entry.rows,
@@ -206,6 +214,7 @@ class OnnxRuntime:
                     OnnxModel,
                     opened=opened,
                     tiles=tiles,
+                    tiled=own is not None,
                     use_threads=None if served is None else served.library.use_threads,
                 )
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import shutil
@@ -10,9 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
+
+from edgedecode.apps.notices import show_notices
+from edgedecode.notices import NOTICES, work
 
 from .conftest import Run
 
@@ -306,3 +311,25 @@ def test_ctrl_c_in_chat_stops_the_answer_not_the_program() -> None:
         child.kill()
         child.wait()
         os.close(terminal)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_long_work_has_a_bar_on_a_terminal_only(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    logger = logging.getLogger(NOTICES)
+    for name in ("handlers", "propagate"):
+        monkeypatch.setattr(logger, name, getattr(logger, name))  # put back what this changes
+    monkeypatch.setattr(logger, "handlers", [])
+
+    def long() -> None:
+        show_notices()
+        with work("preparing weights, MB", 40) as advance:
+            advance(30)
+
+    copy_context().run(long)
+    printed = capsys.readouterr().err
+    assert ("preparing weights, MB" in printed) == terminal
+    assert ("30/40" in printed) == terminal

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import edgedecode
 from edgedecode.apps.devices.probe import probe
 from edgedecode.cli import main
+from edgedecode.manifest import Manifest
+from edgedecode.onnx_file import GraphFile
+from edgedecode.runtimes.onnx.kernels.library import tried
 
 SEGFAULT = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
@@ -35,12 +41,65 @@ def test_the_table_and_the_json_line(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["devices", "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     value = json.loads(lines[-1])
-    assert set(value) == {"machine", "versions", "devices", "auto"}
+    assert set(value) == {"machine", "versions", "devices", "auto", "kernels"}
+    assert value["kernels"] == []
     assert value["machine"]["cores"] >= 1
     assert {"edgedecode", "numpy", "onnxruntime"} <= set(value["versions"])
     cpu = [device for device in value["devices"] if (device["runtime"], device["provider"]) == ("onnx", "cpu")]
     assert [device["available"] for device in cpu] == [True]
     assert lines[0].split()[:3] == ["runtime", "provider", "available"]
+
+
+def listed(pack: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[tuple[str, str], dict[str, Any]]]:
+    """What `devices -m` prints, and its graphs by model and name."""
+    assert main(["devices", "--runtime", "onnx", "-m", str(pack), "--json"]) == 0
+    printed = capsys.readouterr().out
+    graphs = json.loads(printed.splitlines()[-1])["kernels"]
+    return printed, {(each["model"], each["graph"]): each for each in graphs}
+
+
+def test_the_kernels_of_each_graph_are_those_it_is_opened_with(
+    pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for choice in ("auto", "engine"):
+        monkeypatch.setenv("EDGEDECODE_KERNELS", choice)
+        printed, found = listed(pack, capsys)
+        manifest = Manifest.load(pack)
+        assert set(found) == {(role, name) for role, entry in manifest.models.items() for name in entry.graphs}
+        with edgedecode.load(pack, runtime="onnx") as pair:
+            assert pair.draft is not None
+            for role, model in (("target", pair.target), ("draft", pair.draft)):
+                assert found[role, "base"]["kernels"] == model.card.kernels
+                assert found[role, "base"]["row_invariant"] == model.card.row_invariant
+        assert ("EDGEDECODE_KERNELS=engine" in printed) == (choice == "engine")
+
+
+def test_products_that_stay_with_the_engine_are_listed_with_the_reason(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if tried()[0] is None:
+        pytest.skip(f"no kernels: {tried()[1]}")
+    copy = tmp_path / "pack"
+    shutil.copytree(pack, copy)
+    path = copy / "draft" / "base.onnx"
+    file = GraphFile.parse(path.read_bytes())
+    first, second = [node for node in file.nodes if node.op_type == "MatMulNBits"][:2]
+    first.attributes["accuracy_level"] = 1
+    second.attributes["block_size"] = 256
+    path.write_bytes(file.serialize())
+    printed, found = listed(copy, capsys)
+    whole, changed = found["target", "base"], found["draft", "base"]
+    assert whole["row_invariant"]
+    assert whole["left"] == {}
+    assert not changed["row_invariant"]
+    assert sum(changed["left"].values()) == 2
+    assert all(what.startswith("MatMulNBits (") for what in changed["left"])
+    assert any("blocks of 256" in what for what in changed["left"])
+    assert "blocks of 256" in printed
+    path.write_bytes(b"no graph")
+    _, found = listed(copy, capsys)
+    assert found["draft", "base"]["kernels"] == ""
+    assert "ONNX Runtime's own kernels: " in found["draft", "base"]["reason"]
 
 
 def test_an_unknown_runtime_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

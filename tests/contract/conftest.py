@@ -21,7 +21,8 @@ from tests.contract.concat_graph import write_concat
 from tests.contract.toy_graph import ToyShape, write_toy
 
 PACK = os.environ.get("EDGEDECODE_CONTRACT_PACK")
-NAMES = ["toy", "toy hidden", "toy lora", "toy kv8", "llama", "table", "concat", *(["pack"] if PACK else [])]
+TOYS = ["toy", "toy engine", "toy hidden", "toy lora", "toy kv8"]
+NAMES = [*TOYS, "llama", "table", "concat", *(["pack"] if PACK else [])]
 
 
 class Opener:
@@ -78,6 +79,12 @@ def open_entry(
 @pytest.fixture(scope="session")
 def opener(tmp_path_factory: pytest.TempPathFactory) -> Opener:
     return Opener(tmp_path_factory.mktemp("toys"))
+
+
+@pytest.fixture
+def engine_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models opened in this test run on the engine's own kernels."""
+    monkeypatch.setenv("EDGEDECODE_KERNELS", "engine")
 
 
 def open_gguf(
@@ -142,6 +149,13 @@ def _toy(opener: Opener) -> LanguageModel:
     return opener()
 
 
+def _toy_engine(opener: Opener) -> LanguageModel:
+    """A toy whose attention is the engine's, as it is where our kernels are not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEDECODE_KERNELS", "engine")
+        return opener()
+
+
 def _toy_of(*needs: str) -> Callable[[Opener], LanguageModel]:
     return lambda opener: opener(ToyShape(graphs=("base", "hidden", "lora", "kv8")), needs=needs)
 
@@ -165,6 +179,7 @@ def _pack(opener: Opener) -> LanguageModel:
 
 MAKERS: dict[str, Callable[[Opener], LanguageModel]] = {
     "toy": _toy,
+    "toy engine": _toy_engine,
     "toy hidden": _toy_of("hidden"),
     "toy lora": _toy_of("lora"),
     "toy kv8": _toy_of("kv:int8"),

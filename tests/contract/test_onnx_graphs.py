@@ -147,6 +147,7 @@ def test_an_int8_cache_rounds_by_channel(opener: Opener, shape: ToyShape) -> Non
     model.close()
 
 
+@pytest.mark.usefixtures("engine_kernels")
 def test_an_int8_state_is_planned_at_its_size(opener: Opener) -> None:
     nbytes = []
     for needs in ((), ("kv:int8",)):

@@ -259,6 +259,32 @@ def test_the_engines_kernels_serve_where_they_are_asked_for(opener: Opener, monk
     assert np.abs(read(model, width=5) - ours).max() < 0.1 * ours.std()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_float_models_have_our_attention_and_the_engines_products(
+    opener: Opener, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = opener(shape(32, 32), threads=threads)
+    assert model.card.kernels
+    assert not model.card.row_invariant
+    found = read(model, width=5)
+    monkeypatch.setenv(VARIABLE, "engine")
+    expected = read(opener(shape(32, 32), threads=threads), width=5)
+    assert np.abs(found - expected).max() < 1e-4 * expected.std()
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_our_operators_share_the_engines_threads_where_it_has_products(mixed: bool) -> None:
+    file = draft_graph()
+    if mixed:
+        first = next(node for node in file.nodes if node.op_type == "MatMulNBits")
+        first.attributes["accuracy_level"] = 1
+    found = rewritten(file)
+    assert found is not None
+    nodes = [node for node in GraphFile.parse(found.data).nodes if node.domain == DOMAIN]
+    assert {node.op_type for node in nodes} >= {"RowsProduct", "TreeAttention"}
+    assert {node.attributes.get("engines_pool", 0) for node in nodes} == {int(mixed)}
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
@@ -315,7 +341,7 @@ def test_weights_that_cannot_be_kept_are_prepared_in_memory(
     with caplog.at_level("INFO", logger="edgedecode.notices"):
         assert np.array_equal(logits(), first)
     assert "No space left on device" in caplog.text
-    assert list(cache.glob("*")) == []
+    assert list(cache.glob("*.tiles")) == []
 
 
 def test_weights_of_no_pack_leave_nothing_in_the_cache(opener: Opener, cache: Path) -> None:

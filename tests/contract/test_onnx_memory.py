@@ -66,6 +66,7 @@ def no_room(*given: Any, **how: Any) -> Any:
     raise MemoryError
 
 
+@pytest.mark.usefixtures("engine_kernels")
 @pytest.mark.parametrize(
     ("place", "what"),
     [
@@ -103,6 +104,7 @@ def test_states_are_charged_whole_and_at_once(opener: Opener) -> None:
     model.close()
 
 
+@pytest.mark.usefixtures("engine_kernels")
 def test_buffers_grow_under_their_leases(opener: Opener) -> None:
     budget = Budget()
     model = opener(budget=budget)
@@ -166,6 +168,7 @@ def test_a_state_that_does_not_fit_is_refused_before_it_is_allocated(
     model.close()
 
 
+@pytest.mark.usefixtures("engine_kernels")
 def test_rows_that_do_not_fit_are_refused_and_the_state_stays(opener: Opener) -> None:
     budget = Budget()
     model = opener(budget=budget)

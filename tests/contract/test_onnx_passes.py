@@ -71,6 +71,7 @@ def test_no_pass_of_a_split_is_one_row(opener: Opener, long_tokens: list[int]) -
     model.close()
 
 
+@pytest.mark.usefixtures("engine_kernels")
 def test_a_long_tree_pass_is_split(opener: Opener, long_tokens: list[int]) -> None:
     model = opener()
     parents = [-1, -1, *range(LONG - 2)]  # two branches, interleaved
@@ -137,6 +138,7 @@ def test_a_state_made_in_another_thread_waits_for_the_pass(opener: Opener) -> No
     model.close()
 
 
+@pytest.mark.usefixtures("engine_kernels")
 def test_past_and_present_are_one_array(opener: Opener, long_tokens: list[int]) -> None:
     model = opener()
     state: Any = settled(model, long_tokens[:10], capacity=32)

@@ -34,8 +34,11 @@ def shape(request: pytest.FixtureRequest) -> ToyShape:
     return SHAPES[request.param]
 
 
-@pytest.fixture
-def model(opener: Opener, shape: ToyShape) -> Iterator[LanguageModel]:
+@pytest.fixture(params=["auto", "engine"])
+def model(
+    opener: Opener, shape: ToyShape, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LanguageModel]:
+    monkeypatch.setenv("EDGEDECODE_KERNELS", request.param)
     made = opener(shape)
     yield made
     made.close()
@@ -111,6 +114,7 @@ def test_a_long_prompt_is_split(opener: Opener) -> None:
     model.close()
 
 
+@pytest.mark.usefixtures("engine_kernels")
 def test_the_bias_is_planned_with_the_first_state_that_outgrows_the_window(opener: Opener) -> None:
     budget = Budget()
     model = opener(SHAPES["some layers"], budget=budget)
@@ -133,9 +137,18 @@ def test_the_bias_is_planned_with_the_first_state_that_outgrows_the_window(opene
     model.close()
 
 
-def test_the_graph_must_have_the_window_that_the_manifest_names(opener: Opener) -> None:
-    window, plain = SHAPES["every layer"], ToyShape()
-    for shape, size, words in ((window, 0, "no attention_bias"), (plain, WINDOW, "no window_bias")):
+@pytest.mark.parametrize("kernels", ["auto", "engine"])
+def test_the_graph_must_have_the_window_that_the_manifest_names(
+    opener: Opener, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEDECODE_KERNELS", kernels)
+    window, plain, some = SHAPES["every layer"], ToyShape(), SHAPES["some layers"]
+    wrong = [
+        (window, 0, "no attention_bias"),
+        (plain, WINDOW, "no window_bias"),
+        (some, 0, "unknown input window_bias"),
+    ]
+    for shape, size, words in wrong:
         with pytest.raises(ManifestError, match=words):
             open_entry(replace(opener.entry(shape), window=size), opener.root(shape), budget=Budget())
 

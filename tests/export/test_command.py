@@ -41,6 +41,47 @@ def test_export_says_what_it_did(llama: Path, tmp_path: Path, capsys: pytest.Cap
     assert "loss" in printed
 
 
+def test_with_prepare_the_tiles_lie_ready_before_the_first_opening(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "pack"
+    words = ("--draft", llama, "--bits", "4", "--noise-positions", "0", "--prepare", "--json")
+    assert run("export", "--target", llama, "--out", out, *words) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    def tiles() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "tiles").glob("*.tiles")}
+
+    made = tiles()
+    assert bool(made) == any(report["kernels"].values())
+    with edgedecode.load(out, runtime="onnx") as pair:
+        assert pair.draft is not None
+        assert report["kernels"] == {"target": pair.target.card.kernels, "draft": pair.draft.card.kernels}
+    assert tiles() == made
+
+
+def test_an_export_that_is_not_to_be_prepared_keeps_no_tiles(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    assert run("export", "--target", llama, "--out", tmp_path / "pack", "--noise-positions", "0") == 0
+    assert not list((tmp_path / "cache").glob("tiles/*.tiles"))
+
+
+def test_what_cannot_be_prepared_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ways = [
+        (("export", "--target", "x", "--dry-run"), "--dry-run makes no pack"),
+        (("export", "--target", "x", "--compare"), "--compare makes no pack"),
+        (("import", "--target", "x.gguf", "--out", tmp_path / "pack"), "it goes with --onnx"),
+    ]
+    for words, message in ways:
+        with pytest.raises(SystemExit) as caught:
+            run(*words, "--prepare")
+        assert caught.value.code == 2
+        assert f"argument --prepare: {message}" in capsys.readouterr().err
+
+
 def test_the_builders_chatter_is_for_debug(llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("export", "--target", llama, "--out", tmp_path / "pack", "--noise-positions", "0") == 0
     quiet = capfd.readouterr()

@@ -299,10 +299,23 @@ def test_the_verb_says_what_it_did(built: Path, tmp_path: Path, capsys: pytest.C
     assert report["models"]["target"]["weights_nbytes"] == (built / WEIGHTS).stat().st_size
     assert report["models"]["target"]["license"] == "MIT"
     assert "target/model.onnx.data stays at" in printed
+    assert "kernels" not in report
     assert run("import", "--onnx", built, "--out", out) == 1
     error = capsys.readouterr().err
     assert "exists and is not empty" in error
     assert error.count("\n") == 1
+
+
+def test_an_import_is_prepared_where_that_is_asked(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "pack"
+    assert run("import", "--onnx", built, "--out", out, "--noise-positions", "0", "--prepare", "--json") == 0
+    printed = capsys.readouterr().out
+    with edgedecode.load(out, runtime="onnx") as pair:
+        assert json.loads(printed.splitlines()[-1])["kernels"] == {"target": pair.target.card.kernels}
+    assert ("weights prepared for" in printed) == bool(list((tmp_path / "cache" / "tiles").glob("*.tiles")))
 
 
 def test_no_training_framework_is_loaded(built: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +12,13 @@ from transformers import AutoModelForCausalLM
 
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.recipe import Recipe
+from edgedecode.export.proof import checks
 from edgedecode.export.proof.parity import NODES, ParityText, check_exact, check_kernels, measure_loss
 from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget
 from edgedecode.protocols import LanguageModel, State
 from edgedecode.registry import find_runtime
+from edgedecode.runtimes.onnx.kernels.library import tried
 from edgedecode.testing import TableModel, toy_tables
 from edgedecode.types import AdapterUse, FloatArray, Output, RowRequest
 
@@ -155,6 +157,21 @@ def test_tied_weights_lie_in_the_file_once(tmp_path: Path) -> None:
         manifest = export(folder, tmp_path / f"pack {tied}", stored=recipe(8))
         sizes[tied] = manifest.files["target/weights.bin"].nbytes
     assert sizes[False] - sizes[True] >= 2048 * 64
+
+
+def test_the_engines_attention_and_ours_are_both_checked_exactly(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+
+    def recording(model: LanguageModel, *given: object) -> Mapping[str, float]:
+        checked.append(model.card.kernels)
+        return {"full_error": 0.5 * len(checked)}
+
+    monkeypatch.setattr(checks, "check_exact", recording)
+    manifest = export(llama, tmp_path / "pack", stored=recipe(8))
+    assert [bool(kernels) for kernels in checked] == ([False, True] if tried()[0] is not None else [False])
+    assert manifest.models["target"].parity["full_error"] == 0.5 * len(checked)  # the larger one
 
 
 def test_a_wrong_model_fails_the_check() -> None:

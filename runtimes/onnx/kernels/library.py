@@ -44,6 +44,7 @@ FOLDER = "kernels"
 LIBRARY = Path(__file__).with_name("_rows.dll" if sys.platform == "win32" else "_rows.so")
 TRY_SECONDS = 60
 WIDE_SCALES, LEAST_WEIGHT, BAD_SCALE = 1, 2, 4
+ANY_FINDING = WIDE_SCALES | LEAST_WEIGHT | BAD_SCALE
 """What `inspect` finds: scales beyond half precision, a weight of -128, a scale that is infinite or NaN."""
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything

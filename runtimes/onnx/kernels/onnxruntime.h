@@ -132,4 +132,12 @@ inline void* output(Context* context, size_t index, const int64_t* shape, size_t
   return value == nullptr ? nullptr : memory(value);
 }
 
+// Runs parts on the session's own threads and waits for them; false: it could not.
+inline bool parallel(const Context* context, size_t parts, void (*run)(void*, size_t), void* data) {
+  using Run = void (*)(void*, size_t);
+  Status* status = entry<Status* (*)(const Context*, Run, size_t, size_t, void*)>(274)(context, run, parts, parts, data);
+  drop(status);
+  return status == nullptr;
+}
+
 }  // namespace ort

@@ -1,4 +1,5 @@
 // The library's operators as ONNX Runtime calls them: attributes, shapes, scratch memory and threads.
+#include <atomic>
 #include <cstring>
 #include <new>
 #include <vector>
@@ -29,6 +30,28 @@ T* scratch(size_t count) {
 struct Score { float value; };  // a memory of its own: a thread may hold rounded rows while it attends
 struct Query { float value; };
 
+// The operator that this thread runs, where its parts run on the engine's pool: in a graph that keeps operators of the
+// engine's, two pools would wait for each other.
+thread_local ort::Context* on_engines_pool = nullptr;
+
+// Calls body(part) for each part on the engine's threads.
+template <class Body>
+void engine_parallel_for(ort::Context* context, size_t parts, const Body& body) {
+  struct Call {
+    const Body& body;
+    std::atomic<bool> failed;
+    static void run(void* data, size_t part) {
+      Call* call = static_cast<Call*>(data);
+      try {
+        call->body(part);
+      } catch (...) {  // the engine's threads know no exceptions: the caller says so once all parts are done
+        call->failed.store(true, std::memory_order_relaxed);
+      }
+    }
+  } call{body, {false}};
+  if (!ort::parallel(context, parts, &Call::run, &call) || call.failed.load()) throw std::bad_alloc();
+}
+
 // Splits `count` into `parts` and calls body(first, last).
 template <class Body>
 void split(size_t count, size_t parts, int threads, const Body& body) {
@@ -38,7 +61,11 @@ void split(size_t count, size_t parts, int threads, const Body& body) {
     body(size_t{0}, count);
     return;
   }
-  parallel_for(parts, threads, [&](size_t part) { body(count * part / parts, count * (part + 1) / parts); });
+  const auto one = [&](size_t part) { body(count * part / parts, count * (part + 1) / parts); };
+  if (on_engines_pool != nullptr)
+    engine_parallel_for(on_engines_pool, parts, one);
+  else
+    parallel_for(parts, threads, one);
 }
 
 // ---- RowsProduct: x [.., K], tiles, bias [N]?, tiles of a second matrix? → y [.., N] --------------------------------
@@ -344,15 +371,24 @@ struct Operator {
 const Signature& signature_of(const ort::CustomOp* op) { return reinterpret_cast<const Operator*>(op)->signature; }
 
 template <class Kernel>
+struct Made {
+  Kernel kernel;
+  bool engines_pool;
+  explicit Made(const ort::KernelInfo* info) : kernel(info), engines_pool(ort::integer(info, "engines_pool", 0) != 0) {}
+};
+
+template <class Kernel>
 ort::Status* create(const ort::CustomOp*, const void*, const ort::KernelInfo* info, void** made) {
-  *made = new (std::nothrow) Kernel(info);
+  *made = new (std::nothrow) Made<Kernel>(info);
   return *made == nullptr ? ort::fail("no memory for an operator") : nullptr;
 }
 
 template <class Kernel>
-ort::Status* compute(void* kernel, ort::Context* context) {
+ort::Status* compute(void* made, ort::Context* context) {
+  const Made<Kernel>* own = static_cast<const Made<Kernel>*>(made);
+  on_engines_pool = own->engines_pool ? context : nullptr;
   try {
-    return static_cast<const Kernel*>(kernel)->compute(context);
+    return own->kernel.compute(context);
   } catch (const std::bad_alloc&) {
     return ort::fail("no memory for an operator's intermediate values");
   } catch (...) {
@@ -372,7 +408,7 @@ Operator* make(const Signature& signature) {
   op.GetInputCount = [](const ort::CustomOp* self) { return signature_of(self).input_count; };
   op.GetOutputType = [](const ort::CustomOp* self, size_t i) { return signature_of(self).outputs[i]; };
   op.GetOutputCount = [](const ort::CustomOp* self) { return signature_of(self).output_count; };
-  op.Destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+  op.Destroy = [](void* kernel) { delete static_cast<Made<Kernel>*>(kernel); };
   op.GetInputCharacteristic = [](const ort::CustomOp* self, size_t i) -> int {
     const Signature& s = signature_of(self);
     const bool optional = (i >= s.first_optional_input && i <= s.last_optional_input) || i >= s.second_optional_input;

@@ -77,15 +77,16 @@ EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t firs
     for (size_t j = 0; j < kTile && tile * kTile + j < static_cast<size_t>(matrix->columns); j++) {
       const size_t column = tile * kTile + j;
       const uint8_t* from = matrix->packed + column * row_nbytes;
-      for (size_t k = 0; k < sub_blocks * kSubBlock; k++) {
-        uint8_t* to = out + k / kSubBlock * kSubBlock * kTile * bits / 8;
-        const size_t inside = k % kSubBlock;
+      for (size_t vector = 0; vector < sub_blocks * bits; vector++) {  // four bytes of each, a column's are in K order
+        uint8_t* to = out + vector * 64 + 4 * j;
+        const uint8_t* four = from + 4 * vector;
         if (bits == 8) {
-          to[inside / 4 * 64 + 4 * j + inside % 4] = from[k];
+          memcpy(to, four, 4);
         } else {
-          const uint8_t nibble = from[k / 2] >> (k % 2 * 4) & 15;
-          uint8_t& byte = to[inside / 8 * 64 + 4 * j + inside % 4];
-          byte = inside % 8 < 4 ? (byte & 0xf0) | nibble : (byte & 0x0f) | nibble << 4;
+          for (size_t i = 0; i < 2; i++) {  // byte i holds k = 2 i and 2 i + 1; the second half goes to the high nibbles
+            to[2 * i] = static_cast<uint8_t>((four[i] & 15) | four[i + 2] << 4);
+            to[2 * i + 1] = static_cast<uint8_t>(four[i] >> 4 | (four[i + 2] & 0xf0));
+          }
         }
       }
       for (size_t block = 0; block < blocks; block++) {

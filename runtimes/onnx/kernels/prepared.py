@@ -10,8 +10,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 from time import time
@@ -23,15 +23,25 @@ from edgedecode.digests import file_sha256
 from edgedecode.errors import ManifestError
 from edgedecode.folders import cache_folder, keep_json
 from edgedecode.manifest import Manifest
-from edgedecode.notices import notice
+from edgedecode.notices import notice, work
 
-from .library import KernelLibrary
+from .library import ANY_FINDING, KernelLibrary
 from .products import Stored, tile_offsets
 
-__all__ = ["FOLDER", "made_in_memory", "prepare_tiles", "tiles_nbytes", "weights_digest"]
+__all__ = [
+    "FOLDER",
+    "keep_findings",
+    "load_findings",
+    "made_in_memory",
+    "prepare_tiles",
+    "tiles_nbytes",
+    "weights_digest",
+]
 
 FOLDER = "tiles"
 LAYOUT = 1
+INSPECTION = 1
+"""Another number when `KernelLibrary.inspect` looks for something else."""
 _LONG_NBYTES = 64 * 2**20
 """Making more than this takes long enough to say so."""
 _MAKING = ".making"
@@ -54,6 +64,28 @@ def weights_digest(root: Path, weights: Path) -> str:
     inside = {root / name: entry.sha256 for name, entry in manifest.files.items()}
     outside = {Path(entry.path): entry.sha256 for entry in manifest.outside.values()}
     return inside.get(weights) or outside.get(weights) or ""
+
+
+def load_findings(digest: str) -> dict[str, int]:
+    """Return what was found of the matrices of weights with this content; they need not be read again."""
+    path = _findings_path(digest)
+    try:
+        known = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+        found = known["found"] if known.get("digest") == digest else {}
+        return {str(key): int(value) for key, value in found.items() if value in range(ANY_FINDING + 1)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def keep_findings(digest: str, findings: Mapping[str, int]) -> None:
+    """Keep them beside the tiles; a digest that is empty belongs to no pack."""
+    if (path := _findings_path(digest)) is not None:
+        keep_json(path, {"digest": digest, "found": dict(findings)})
+
+
+def _findings_path(digest: str) -> Path | None:
+    folder = cache_folder(FOLDER) if digest else None
+    return None if folder is None else folder / f"{digest[:32]}.found{INSPECTION}"
 
 
 def prepare_tiles(
@@ -115,18 +147,22 @@ def _is_sound(path: Path, nbytes: int) -> bool:
 
 def _make(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, release: Callable[[], None]) -> None:
     """Write the file under another name and rename it: two processes that make it at once do no harm."""
-    if (nbytes := tiles_nbytes(library, stored)) > _LONG_NBYTES:
+    nbytes = tiles_nbytes(library, stored)
+    bar: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda amount: None)
+    if nbytes > _LONG_NBYTES:
         notice(f"preparing {nbytes / 1e6:.0f} MB of weights for this machine's kernels, once")
+        bar = work("preparing weights, MB", round(nbytes / 1e6))
     _remove_stale(path.parent)
     digest = sha256()
     handle, name = tempfile.mkstemp(suffix=_MAKING, dir=path.parent)
     fresh = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(handle, "wb") as file, bar as advance:
             for each in stored:
                 tiles = made_in_memory(library, [each], release=release)
                 digest.update(tiles.data)
                 file.write(tiles.data)
+                advance(tiles.nbytes / 1e6)
             file.flush()
             os.fsync(file.fileno())
             stamp = _stamp(fresh)

@@ -49,7 +49,9 @@ class Stored:
 class WeightsFile:
     """The arrays of a graph's initializers, read in place from the graph or from its mapped weights file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, findings: Mapping[str, int] | None = None) -> None:
+        self.findings = dict(findings or {})
+        """What `KernelLibrary.inspect` has found of the file's matrices, by where they lie and how they are stored."""
         self._name = path.name
         self._map: mmap.mmap | None = None
         if path.stat().st_size:
@@ -61,6 +63,17 @@ class WeightsFile:
         """Drop the pages read so far from this process: they are not planned beside the tiles."""
         if self._map is not None and sys.platform != "win32":
             self._map.madvise(mmap.MADV_DONTNEED)
+
+    def inspect(self, matrix: Matrix, offsets: tuple[int, int] | None, library: KernelLibrary) -> int:
+        """Return what `library.inspect` finds, which reads every byte of a matrix, unless it was found before."""
+        key = f"{offsets} {matrix.packed.shape} {matrix.bits} {matrix.block}"
+        found = None if offsets is None else self.findings.get(key)
+        if found is None:
+            found = library.inspect(matrix)
+            self.release()
+            if offsets is not None:
+                self.findings[key] = found
+        return found
 
     def array(self, tensor: Tensor) -> npt.NDArray[np.generic] | None:
         """Return an initializer's values; None for a type that is not read here or bytes that do not fit its shape."""
@@ -104,13 +117,12 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
         return "weights of another size than the node's"
     floats = np.require(factors.reshape(columns, blocks), np.float32, ["C", "A"])
     matrix = Matrix(np.ascontiguousarray(values.reshape(shape), np.uint8), floats, bits, block)
-    found = library.inspect(matrix)
-    weights.release()
-    if found & BAD_SCALE:
-        return "scales that are not finite"
     offsets = None
     if packed.external is not None and scales.external is not None:
         offsets = packed.external.offset, scales.external.offset
+    found = weights.inspect(matrix, offsets, library)
+    if found & BAD_SCALE:
+        return "scales that are not finite"
     return Stored(
         f"{packed.name} {scales.name} {columns} {inner} {bits} {block}",  # one array may serve two matrices
         replace(matrix, wide_scales=bool(found & WIDE_SCALES), full_range=bool(found & LEAST_WEIGHT)),

@@ -53,6 +53,8 @@ class Rewritten:
 
     data: bytes = b""
     stored: dict[str, Stored] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
+    """The bias inputs that parents have replaced: those of layers that see everything, of those with a window."""
     left: Counter[str] = field(default_factory=Counter)
     """Operators left to the engine whose bits may depend on the number of rows, with the reason."""
 
@@ -120,6 +122,7 @@ class _Rewriting:
             self._file.nodes[self._file.nodes.index(old)] = new
         names = {_FULL_BIAS, _WINDOW_BIAS}
         place = min(i for i, value in enumerate(self._file.inputs) if value.name in names)
+        self._made.biases = tuple(value.name for value in self._file.inputs if value.name in names)
         self._file.inputs[:] = [value for value in self._file.inputs if value.name not in names]
         self._file.inputs.insert(place, ValueInfo(PARENTS, _INT32, ["A"]))
         return True
@@ -199,6 +202,10 @@ class _Rewriting:
             self._file.inputs.append(ValueInfo(source, UINT8, [f"{source}_nbytes"]))
             for node in self._file.nodes:
                 self._place(node, source, places)
+        if self._made.left:  # the engine's threads compute: ours would wait for them, and they for ours
+            for node in self._file.nodes:
+                if node.domain == DOMAIN:
+                    node.attributes["engines_pool"] = 1
         self._made.data = self._file.serialize()
         return self._made
 

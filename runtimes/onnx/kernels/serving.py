@@ -8,16 +8,26 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.manifest import ModelEntry
+from edgedecode.factories import GraphKernels
+from edgedecode.manifest import Graph, ModelEntry
 from edgedecode.notices import notice
 from edgedecode.onnx_file import GraphFile
 
-from .library import KernelLibrary, load_kernels
-from .prepared import made_in_memory, prepare_tiles, tiles_nbytes
-from .products import WeightsFile
+from .library import KernelLibrary, kernels_line, load_kernels
+from .prepared import (
+    keep_findings,
+    load_findings,
+    made_in_memory,
+    prepare_tiles,
+    tiles_nbytes,
+    weights_digest,
+)
+from .products import FLOAT_ACTIVATIONS, WeightsFile
 from .rewriting import GRAPH_TILES, Rewritten, rewrite
 
-__all__ = ["Served", "serve"]
+__all__ = ["Served", "explain", "serve"]
+
+PRODUCT = "MatMulNBits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,56 +39,90 @@ class Served:
     nbytes: int
     """Of the tiles."""
     weights: WeightsFile
+    digest: str
+    """Of the weights file; empty: it belongs to no pack."""
     scratch_nbytes: int
     """What the operators hold beside the engine's memory, all threads together."""
 
-    def tiles(self, digest: str) -> dict[str, npt.NDArray[np.uint8]]:
-        """Map or make the tiles, by the graph's input; their bytes must be leased before.
-
-        digest: the weights file's, as `weights_digest` gives it.
-        """
+    def tiles(self) -> dict[str, npt.NDArray[np.uint8]]:
+        """Map or make the tiles, by the graph's input; their bytes must be leased before."""
         found = {}
         for source, stored in self.rewritten.sources().items():
             if source == GRAPH_TILES:
                 found[source] = made_in_memory(self.library, stored)
             else:
-                found[source] = prepare_tiles(self.library, stored, digest=digest, release=self.weights.release)
+                found[source] = prepare_tiles(self.library, stored, digest=self.digest, release=self.weights.release)
         return found
 
 
-def serve(entry: ModelEntry, path: Path, *, weights: Path, threads: int, rows: int) -> Served | None:
+def serve(entry: ModelEntry, path: Path, *, root: Path, threads: int, rows: int) -> Served | None:
     """Rewrite the graph at `path`; None where the engine's kernels run it, by choice or because ours cannot.
 
-    rows: the most rows of a pass. Raises InputError for an impossible `EDGEDECODE_KERNELS`.
+    root: the pack's folder. rows: the most rows of a pass. Raises InputError for an impossible `EDGEDECODE_KERNELS`.
     """
     library = load_kernels()
     if library is None:
         return None
-    try:
-        file = GraphFile.parse(path.read_bytes())
-        mapped = WeightsFile(weights)
-        rewritten = rewrite(file, library, mapped, window=entry.window, threads=threads)
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        OverflowError,
-        AssertionError,
-    ) as error:  # the engine opens it, or says what is wrong with it
-        notice(f"{path} stays with the engine's kernels: {error}")
+    read = _rewritten(entry, path, root=root, library=library, threads=threads)
+    if isinstance(read, str):  # the engine opens it, or says what is wrong with it
+        notice(f"{path} stays with the engine's kernels: {read}")
         return None
-    if rewritten is None or not rewritten.stored:
-        return None
+    rewritten = read.rewritten
     for reason, count in rewritten.unserved.items():
         notice(f"{count} products of {path.parent.name}/{path.name} stay with the engine's kernels: {reason}")
-    widest = max(stored.matrix.packed.shape[1] * stored.matrix.block for stored in rewritten.stored.values())
+    inner = (stored.matrix.packed.shape[1] * stored.matrix.block for stored in rewritten.stored.values())
     return Served(
         library,
         rewritten,
         sum(tiles_nbytes(library, stored) for stored in rewritten.sources().values()),
-        mapped,
-        _scratch_nbytes(entry, rows=rows, widest=widest, threads=threads),
+        read.weights,
+        read.digest,
+        _scratch_nbytes(entry, rows=rows, widest=max(inner, default=0), threads=threads),
+    )
+
+
+def explain(entry: ModelEntry, root: Path, *, name: str, graph: Graph) -> GraphKernels:
+    """Say which kernels run a graph of the pack at `root` here, and what of it stays with the engine, and why."""
+    library = load_kernels()
+    if library is None:
+        return GraphKernels(name, "", kernels_line())
+    read = _rewritten(entry, root / graph.file, root=root, library=library, threads=1)
+    if isinstance(read, str):
+        return GraphKernels(name, "", f"ONNX Runtime's own kernels: {read}")
+    left, unserved = dict(read.rewritten.left), dict(read.rewritten.unserved)
+    if others := left.pop(PRODUCT, 0) - sum(unserved.values()):
+        unserved[FLOAT_ACTIVATIONS] = others
+    left |= {f"{PRODUCT} ({reason})": count for reason, count in unserved.items()}
+    return GraphKernels(
+        name,
+        library.instruction_set,
+        matrices=len(read.rewritten.stored),
+        left=left,
+        row_invariant=read.rewritten.row_invariant,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    rewritten: Rewritten
+    weights: WeightsFile
+    digest: str
+
+
+def _rewritten(entry: ModelEntry, path: Path, *, root: Path, library: KernelLibrary, threads: int) -> _Read | str:
+    """Return the graph with our operators, and what it reads; or why the engine keeps all of it."""
+    try:
+        file = GraphFile.parse(path.read_bytes())
+        digest = weights_digest(root, root / entry.weights)
+        known = load_findings(digest)
+        mapped = WeightsFile(root / entry.weights, findings=known)
+        rewritten = rewrite(file, library, mapped, window=entry.window, threads=threads)
+        if mapped.findings != known:
+            keep_findings(digest, mapped.findings)
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, AssertionError) as error:
+        return str(error) or type(error).__name__
+    return (
+        "its attention is of a form that ours does not have" if rewritten is None else _Read(rewritten, mapped, digest)
     )
 
 

@@ -1,4 +1,4 @@
-"""A bar on standard error that moves between runs only. Knows rich."""
+"""A bar on standard error that moves only when it is told to, so never during a measured run. Knows rich."""
 
 from __future__ import annotations
 

@@ -1,0 +1,151 @@
+"""Weights as tiles: what making them says, and what a second opening need not do again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgedecode
+from edgedecode.notices import show_work
+from edgedecode.onnx_file import GraphFile, Node
+from edgedecode.onnx_tensor import ExternalData, Tensor
+from edgedecode.runtimes.onnx.kernels import prepared
+from edgedecode.runtimes.onnx.kernels.library import KernelLibrary, Matrix, tried
+from edgedecode.runtimes.onnx.kernels.products import Stored, WeightsFile, read_matrix
+
+LIBRARY, REASON = tried()
+ATTRIBUTES = {"N": 16, "K": 32, "bits": 8, "block_size": 32, "accuracy_level": 4}
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason=f"no kernels: {REASON}")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / prepared.FOLDER
+
+
+def open_target() -> None:
+    with edgedecode.load(runtime="onnx") as pair:
+        assert pair.target.card.kernels
+
+
+class Bars:
+    """Keeps what each bar was of, and what moved it."""
+
+    def __init__(self) -> None:
+        self.titles: list[str] = []
+        self.totals: list[int] = []
+        self.amounts: list[float] = []
+        self.ended = 0
+
+    @contextmanager
+    def __call__(self, what: str, total: int) -> Iterator[Callable[[float], None]]:
+        self.titles.append(what)
+        self.totals.append(total)
+        yield self.amounts.append
+        self.ended += 1
+
+
+@pytest.fixture
+def bars() -> Iterator[Bars]:
+    found = Bars()
+    show_work(found)
+    yield found
+    show_work(None)
+
+
+def test_making_many_tiles_moves_a_bar_and_opening_made_ones_shows_none(
+    cache: Path, bars: Bars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "_LONG_NBYTES", 0)
+    open_target()
+    (made,) = cache.glob("*.tiles")
+    assert bars.titles == ["preparing weights, MB"]
+    assert bars.totals == [round(made.stat().st_size / 1e6)]
+    assert len(bars.amounts) > 10
+    assert sum(bars.amounts) == pytest.approx(made.stat().st_size / 1e6)
+    assert bars.ended == 1
+    open_target()
+    assert len(bars.titles) == 1
+
+
+def test_a_small_pack_is_prepared_without_a_bar(cache: Path, bars: Bars) -> None:
+    open_target()
+    assert list(cache.glob("*.tiles"))
+    assert bars.titles == []
+
+
+@pytest.fixture
+def inspected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes of weights were read by each inspection."""
+    found: list[int] = []
+    inspect = KernelLibrary.inspect
+
+    def counting(self: KernelLibrary, matrix: Matrix) -> int:
+        found.append(matrix.packed.nbytes)
+        return inspect(self, matrix)
+
+    monkeypatch.setattr(KernelLibrary, "inspect", counting)
+    return found
+
+
+def test_a_second_opening_does_not_read_the_weights(cache: Path, inspected: list[int]) -> None:
+    open_target()
+    assert sum(inspected) > 5e6
+    inspected.clear()
+    open_target()
+    assert inspected == []
+
+
+@pytest.mark.parametrize("damage", ["cut off", "another file's", "no number", "too large", "gone"])
+def test_findings_that_are_not_sound_are_found_again(cache: Path, inspected: list[int], damage: str) -> None:
+    open_target()
+    (path,) = cache.glob("*.found*")
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    count = len(inspected)
+    assert count == len(kept["found"])
+    first = next(iter(kept["found"]))
+    if damage == "cut off":
+        path.write_text(path.read_text(encoding="utf-8")[:-9], encoding="utf-8")
+    elif damage == "gone":
+        path.unlink()
+    else:
+        changed = {
+            "another file's": {**kept, "digest": "0" * 64},
+            "no number": {**kept, "found": {**kept["found"], first: "none"}},
+            "too large": {**kept, "found": {**kept["found"], first: 8}},
+        }
+        path.write_text(json.dumps(changed[damage]), encoding="utf-8")
+    inspected.clear()
+    open_target()
+    assert len(inspected) == (1 if damage in ("no number", "too large") else count)
+    assert json.loads(path.read_text(encoding="utf-8")) == kept
+
+
+def test_what_is_known_of_a_matrix_decides_how_its_tiles_are_read(tmp_path: Path) -> None:
+    """A finding is what the first reading said: a matrix that needs wide scales has them in the second opening too."""
+    assert LIBRARY is not None
+    packed = np.full((16, 1, 32), 129, np.uint8)
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(packed.tobytes() + np.full(16, 0.1, np.float32).tobytes())
+    file = GraphFile(
+        nodes=[Node("MatMulNBits", "com.microsoft", "", ["x", "w", "s"], ["y"], dict(ATTRIBUTES))],
+        initializers={
+            "w": Tensor("w", 2, (16, 1, 32), external=ExternalData("weights.bin", 0, 512)),
+            "s": Tensor("s", 1, (16,), external=ExternalData("weights.bin", 512, 64)),
+        },
+    )
+    first = WeightsFile(weights)
+    found = read_matrix(file.nodes[0], file, first, LIBRARY)
+    second = WeightsFile(weights, findings=first.findings)
+    again = read_matrix(file.nodes[0], file, second, LIBRARY)
+    assert isinstance(found, Stored)
+    assert isinstance(again, Stored)
+    assert found.matrix.wide_scales
+    assert again.matrix.wide_scales
+    assert second.findings == first.findings
