@@ -17,12 +17,26 @@
 #pragma clang fp contract(off)
 #endif
 
+#if defined(_MSC_VER)
+#define INLINE static __forceinline
+#else
 #define INLINE static inline __attribute__((always_inline))
+#endif
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#if defined(__clang__)
+#define TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl")))
+#else
+#define TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512")))
+#endif
+#endif
 
 namespace {
 
 constexpr int64_t BLOCK = 64;
 constexpr int64_t WIDE_BLOCK = 1024;
+constexpr int64_t PADDING = 16;  // a vector is stored whole
 constexpr int64_t SAMPLE = 1024, FEW = 2048;
 constexpr int64_t NOT_NUMBERS = -1;
 constexpr float LEAST_EXPONENT = -125.0f;  // weights below 2^-125 are 0: no result is subnormal
@@ -32,6 +46,8 @@ constexpr double MASS_ROUNDER = 0x1.8p52;
 constexpr double MASS_UNIT = 0x1p40;       // a mass is a weight in units of 2^-40
 constexpr float NO_MASS = 0x1p-41f;       // and less
 constexpr uint64_t STEP = 0x9E3779B97F4A7C15u;
+
+enum Isa { PLAIN, AVX2, AVX512 };
 
 template <class To, class From>
 INLINE To bits_as(From value) {
@@ -100,19 +116,21 @@ INLINE uint64_t total_mass(const float* weights, int64_t count) {
 INLINE uint64_t weigh(const float* logits, int64_t count, float top, float scale, float least, float* weights) {
     uint64_t mass = 0;
     float made[BLOCK];
-    for (int64_t start = 0; start < count; start += BLOCK) {
-        const int64_t size = smaller(BLOCK, count - start);
+    int64_t start = 0;
+    for (; start + BLOCK <= count; start += BLOCK) {
         int32_t any = 0;
-        for (int64_t i = 0; i < size; ++i) any |= logits[start + i] >= least;
+        for (int64_t i = 0; i < BLOCK; ++i) any |= logits[start + i] >= least;
         if (any) {
-            weigh_block(logits + start, size, top, scale, least, made);
-            mass += total_mass(made, size);
-            std::memcpy(weights + start, made, size * sizeof(float));
+            weigh_block(logits + start, BLOCK, top, scale, least, made);
+            mass += total_mass(made, BLOCK);
+            std::memcpy(weights + start, made, sizeof made);
         } else {
-            std::memset(weights + start, 0, size * sizeof(float));
+            std::memset(weights + start, 0, sizeof made);
         }
     }
-    return mass;
+    weigh_block(logits + start, count - start, top, scale, least, made);
+    std::memcpy(weights + start, made, (count - start) * sizeof(float));
+    return mass + total_mass(made, count - start);
 }
 
 // -- the largest -------------------------------------------------------------------------------------------------------
@@ -214,45 +232,82 @@ struct Split {
     int64_t taken;     // how many lie between
 };
 
-template <Measure MEASURE>
+// Adds a block's counts, and copies what lies between.
+template <Isa>
+INLINE int64_t split_block(const float* block, int64_t size, Range range, Split* split, float* taken) {
+    uint32_t counts = 0, inside[BLOCK];  // four counts, 8 bits each: one sum is quicker than four
+    for (int64_t i = 0; i < size; ++i) {
+        const float x = block[i];
+        inside[i] = (x > range.low) & (x < range.high);
+        counts += (x > range.high ? 1u : 0u) + (x == range.high ? 1u << 8 : 0u) +
+                  ((x == range.low) & (x < range.high) ? 1u << 16 : 0u) + (inside[i] << 24);
+    }
+    split->at_high += counts >> 8 & 255;
+    split->at_low += counts >> 16 & 255;
+    float* next = taken + split->taken;
+    if (counts >> 24) {
+        for (int64_t i = 0; i < size; ++i) {
+            *next = block[i];
+            next += inside[i];
+        }
+    }
+    split->taken = next - taken;
+    return counts & 255;
+}
+
+#if defined(__x86_64__)
+// The same for a whole block; the compiler finds no way to the instruction that compresses a vector.
+template <>
+TARGET_AVX512 inline int64_t split_block<AVX512>(const float* block, int64_t, Range range, Split* split, float* taken) {
+    const __m512 high = _mm512_set1_ps(range.high), low = _mm512_set1_ps(range.low);
+    int64_t above = 0;
+    for (int64_t i = 0; i < BLOCK; i += 16) {
+        const __m512 x = _mm512_loadu_ps(block + i);
+        const __mmask16 not_above = _mm512_cmp_ps_mask(x, high, _CMP_LE_OQ);
+        const __mmask16 below = _mm512_cmp_ps_mask(x, high, _CMP_LT_OQ);
+        const __mmask16 inside = _mm512_mask_cmp_ps_mask(below, x, low, _CMP_GT_OQ);
+        const __mmask16 at_low = _mm512_mask_cmp_ps_mask(below, x, low, _CMP_EQ_OQ);
+        above += 16 - __builtin_popcount(not_above);
+        split->at_high += __builtin_popcount(not_above ^ below);
+        split->at_low += __builtin_popcount(at_low);
+        _mm512_storeu_ps(taken + split->taken, _mm512_maskz_compress_ps(inside, x));
+        split->taken += __builtin_popcount(inside);
+    }
+    return above;
+}
+#endif
+
+template <Isa ISA, Measure MEASURE>
 INLINE Split split(const float* values, int64_t count, Range range, float* taken) {
     Split result = {0, 0, 0, 0};
     for (int64_t start = 0; start < count; start += BLOCK) {
-        const int64_t size = smaller(BLOCK, count - start);
         const float* block = values + start;
-        int32_t above = 0, at_high = 0, at_low = 0, between = 0;
-        for (int64_t i = 0; i < size; ++i) {
-            above += block[i] > range.high;
-            at_high += block[i] == range.high;
-            at_low += (block[i] == range.low) & (block[i] < range.high);
-            between += (block[i] > range.low) & (block[i] < range.high);
+        int64_t above, size = BLOCK;
+        if (count - start < BLOCK) {
+            size = count - start;
+            above = split_block<PLAIN>(block, size, range, &result, taken);
+        } else {
+            above = split_block<ISA>(block, BLOCK, range, &result, taken);
         }
-        result.at_high += at_high;
-        result.at_low += at_low;
         if (MEASURE == NUMBER) result.above += above;
         if (MEASURE == MASS && above) {
             for (int64_t i = 0; i < size; ++i)
                 result.above += mass_of(block[i]) & (0 - static_cast<uint64_t>(block[i] > range.high));
-        }
-        if (!between) continue;
-        for (int64_t i = 0; i < size; ++i) {
-            taken[result.taken] = block[i];
-            result.taken += (block[i] > range.low) & (block[i] < range.high);
         }
     }
     return result;
 }
 
 // `known`: the cut is in it, ends included, and no value is above it. total: what all values measure, at least `enough`.
-// spare: room for twice as many values.
-template <Measure MEASURE>
+// spare: room for twice as many values, and twice PADDING.
+template <Isa ISA, Measure MEASURE>
 INLINE float cut(const float* values, int64_t count, uint64_t total, uint64_t enough, Range known, float* spare) {
-    float* const halves[] = {spare, spare + count};
+    float* const halves[] = {spare, spare + count + PADDING};
     int half = 0;
     while (count > FEW) {
         Range range = likely_range<MEASURE>(values, count, total - enough, known);
         for (;;) {
-            const Split found = split<MEASURE>(values, count, range, halves[half]);
+            const Split found = split<ISA, MEASURE>(values, count, range, halves[half]);
             const uint64_t high = found.above + found.at_high * measure_of<MEASURE>(range.high);
             if (found.above >= enough) {  // the sample has misled: the cut is above
                 range = {range.high, known.high};
@@ -304,7 +359,8 @@ INLINE int64_t race(const float* weights, const int64_t* ids, int64_t count, flo
     double first = INFINITY;
     float limit = INFINITY;
     int64_t winner = 0;
-    const uint64_t state = key + STEP;
+    uint64_t steps[BLOCK];
+    for (int64_t i = 0; i < BLOCK; ++i) steps[i] = key + STEP + static_cast<uint64_t>(i) * STEP;
     for (int64_t start = 0; start < count; start += BLOCK) {
         const int64_t size = smaller(BLOCK, count - start);
         const float* block = weights + start;
@@ -312,10 +368,12 @@ INLINE int64_t race(const float* weights, const int64_t* ids, int64_t count, flo
         for (int64_t i = 0; i < size; ++i) any |= block[i] >= floor;
         if (!any) continue;
         uint64_t hashes[BLOCK];
+        const uint64_t begin = static_cast<uint64_t>(start) * STEP;
         if (ids == nullptr) {
-            for (int64_t i = 0; i < size; ++i) hashes[i] = hashed(state + static_cast<uint64_t>(start + i) * STEP);
+            for (int64_t i = 0; i < size; ++i) hashes[i] = hashed(begin + steps[i]);
         } else {
-            for (int64_t i = 0; i < size; ++i) hashes[i] = hashed(state + static_cast<uint64_t>(ids[start + i]) * STEP);
+            for (int64_t i = 0; i < size; ++i)
+                hashes[i] = hashed(key + STEP + static_cast<uint64_t>(ids[start + i]) * STEP);
         }
         int32_t near[BLOCK];
         any = 0;
@@ -348,12 +406,13 @@ struct Options {
 };
 
 // The smallest weight inside the nucleus.
+template <Isa ISA>
 INLINE float nucleus_floor(const float* weights, int64_t count, uint64_t total, double top_p, float* spare) {
     const uint64_t enough = at_least_one(top_p * static_cast<double>(total));
     // Weights below an even share of what may be left out are, together, less than that.
     const double share = static_cast<double>(total - enough) / static_cast<double>(count) / MASS_UNIT;
     const float low = static_cast<float>(share * (1.0 - 0x1p-20) - 0x1p-40);
-    return cut<MASS>(weights, count, total, enough, {low > NO_MASS ? low : NO_MASS, 1.0f}, spare);
+    return cut<ISA, MASS>(weights, count, total, enough, {low > NO_MASS ? low : NO_MASS, 1.0f}, spare);
 }
 
 INLINE const float* penalised(const float* row, int64_t size, const int64_t* seen, int64_t seen_count, float penalty,
@@ -366,6 +425,7 @@ INLINE const float* penalised(const float* row, int64_t size, const int64_t* see
     return result;
 }
 
+template <Isa ISA>
 INLINE int64_t draw_row(const float* row, const int64_t* ids, int64_t size, const Options& options, const int64_t* seen,
                         int64_t seen_count, uint64_t key, float* scratch) {
     float *const weights = scratch, *const spare = scratch + size;
@@ -377,11 +437,11 @@ INLINE int64_t draw_row(const float* row, const int64_t* ids, int64_t size, cons
     if (std::isinf(best.top)) return NOT_NUMBERS;
     float last = -INFINITY;
     if (0 < options.top_k && options.top_k < size)
-        last = cut<NUMBER>(logits, size, size, options.top_k, {-INFINITY, best.top}, spare);
+        last = cut<ISA, NUMBER>(logits, size, size, options.top_k, {-INFINITY, best.top}, spare);
     const uint64_t total = weigh(logits, size, best.top, options.scale, last, weights);
     float floor = options.min_p > LEAST_WEIGHT ? options.min_p : LEAST_WEIGHT;
     if (options.top_p < 1.0) {
-        const float nucleus = nucleus_floor(weights, size, total, options.top_p, spare);
+        const float nucleus = nucleus_floor<ISA>(weights, size, total, options.top_p, spare);
         floor = nucleus > floor ? nucleus : floor;
     }
     return race(weights, ids, size, floor, key);
@@ -429,27 +489,20 @@ INLINE int64_t argmax_of(const float* row, int64_t size) {
 
 // -- one copy for each instruction set ---------------------------------------------------------------------------------
 
-#define COPY(NAME, TARGET)                                                                                             \
+#define COPY(NAME, ISA, TARGET)                                                                                        \
     TARGET int64_t draw_##NAME(const float* row, const int64_t* ids, int64_t size, const Options& options,             \
                                const int64_t* seen, int64_t seen_count, uint64_t key, float* scratch) {                \
-        return draw_row(row, ids, size, options, seen, seen_count, key, scratch);                                      \
+        return draw_row<ISA>(row, ids, size, options, seen, seen_count, key, scratch);                                 \
     }                                                                                                                  \
     TARGET int64_t leading_##NAME(const float* row, int64_t size, double* found) {                                     \
         return leading_of(row, size, found);                                                                           \
     }                                                                                                                  \
     TARGET int64_t argmax_##NAME(const float* row, int64_t size) { return argmax_of(row, size); }
 
-enum Isa { PLAIN, AVX2, AVX512 };
-
-COPY(plain, )
+COPY(plain, PLAIN, )
 #if defined(__x86_64__)
-#if defined(__clang__)
-#define WIDE "avx512f,avx512dq,avx512bw,avx512vl"
-#else
-#define WIDE "avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512"
-#endif
-COPY(avx2, __attribute__((target("avx2"))))
-COPY(avx512, __attribute__((target(WIDE))))
+COPY(avx2, AVX2, __attribute__((target("avx2"))))
+COPY(avx512, AVX512, TARGET_AVX512)
 #define CALL(FUNCTION, ...)                                                                                            \
     (chosen == AVX512 ? FUNCTION##_avx512(__VA_ARGS__)                                                                 \
      : chosen == AVX2 ? FUNCTION##_avx2(__VA_ARGS__)                                                                   \
@@ -490,7 +543,7 @@ int edgedecode_draw_force(const char* name) {
 
 // Bytes of scratch memory, aligned to 8, that drawing from a row of this size takes.
 int64_t edgedecode_draw_scratch(int64_t size) {
-    return 3 * size * sizeof(float);
+    return (3 * size + 2 * PADDING) * sizeof(float);
 }
 
 // The first of the largest, or -1 where one is NaN.
