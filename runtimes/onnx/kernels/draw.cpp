@@ -17,11 +17,9 @@
 #pragma clang fp contract(off)
 #endif
 
-#if defined(_MSC_VER)
-#define INLINE static __forceinline
-#else
-#define INLINE static inline __attribute__((always_inline))
-#endif
+#include "kernels.h"
+
+#define INLINE EDGE_INLINE
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -40,7 +38,7 @@ constexpr int64_t PADDING = 16;  // a vector is stored whole
 constexpr int64_t SAMPLE = 1024, FEW = 2048;
 constexpr int64_t NOT_NUMBERS = -1;
 constexpr float LEAST_EXPONENT = -125.0f;  // weights below 2^-125 are 0: no result is subnormal
-constexpr float LEAST_WEIGHT = 0x1p-125f;
+constexpr float LEAST_WEIGHT = 0x1p-126f;     // not above any weight but 0
 constexpr float ROUNDER = 0x1.8p23f;       // adding it rounds to an integer, in the low bits
 constexpr double MASS_ROUNDER = 0x1.8p52;
 constexpr double MASS_UNIT = 0x1p40;       // a mass is a weight in units of 2^-40
@@ -227,9 +225,9 @@ INLINE Range likely_range(const float* values, int64_t count, uint64_t left, Ran
 }
 
 struct Split {
-    uint64_t above;    // what values above the range measure
-    int64_t at_high, at_low;  // how many equal its ends
-    int64_t taken;     // how many lie between
+    uint64_t above;           // what values above the range measure
+    int64_t at_high, at_low;  // how many equal its ends, each counted once
+    int64_t taken;            // how many lie between
 };
 
 // Adds a block's counts, and copies what lies between.
@@ -527,13 +525,8 @@ Isa chosen = best_isa();
 
 }  // namespace
 
-#if defined(__GNUC__)
-#pragma GCC visibility push(default)
-#endif
-extern "C" {
-
 // Uses "avx512", "avx2" or "plain" from now on, in all threads; "" chooses by itself. 0: this processor has it not.
-int edgedecode_draw_force(const char* name) {
+EDGE_EXPORT int edgedecode_draw_force(const char* name) {
     const Isa isa = !std::strcmp(name, "avx512") ? AVX512 : !std::strcmp(name, "avx2") ? AVX2 : PLAIN;
     if (*name != '\0' && isa == PLAIN && std::strcmp(name, "plain") != 0) return 0;
     if (!offers(isa)) return 0;
@@ -542,26 +535,25 @@ int edgedecode_draw_force(const char* name) {
 }
 
 // Bytes of scratch memory, aligned to 8, that drawing from a row of this size takes.
-int64_t edgedecode_draw_scratch(int64_t size) {
+EDGE_EXPORT int64_t edgedecode_draw_scratch(int64_t size) {
     return (3 * size + 2 * PADDING) * sizeof(float);
 }
 
 // The first of the largest, or -1 where one is NaN.
-int64_t edgedecode_argmax_row(const float* row, int64_t size) { return CALL(argmax, row, size); }
+EDGE_EXPORT int64_t edgedecode_argmax_row(const float* row, int64_t size) { return CALL(argmax, row, size); }
 
 // The arg-max, in found[0] the sum of e^(x - largest) over the others, in found[1] the largest less the second largest;
 // -1 where one is NaN or the largest is infinite.
-int64_t edgedecode_leading_row(const float* row, int64_t size, double* found) {
+EDGE_EXPORT int64_t edgedecode_leading_row(const float* row, int64_t size, double* found) {
     return CALL(leading, row, size, found);
 }
 
 // Draw from row[size]. ids: the id of each element, ascending; null: its index. seen: elements that the penalty counts.
 // scale: log2(e) / temperature, 0 for the arg-max. Returns an id, or -1 where a logit is NaN or, unless greedy, the
 // largest is infinite.
-int64_t edgedecode_draw_row(const float* row, const int64_t* ids, int64_t size, float scale, int64_t top_k,
-                            double top_p, float min_p, float penalty, const int64_t* seen, int64_t seen_count,
-                            uint64_t key, float* scratch) {
+EDGE_EXPORT int64_t edgedecode_draw_row(const float* row, const int64_t* ids, int64_t size, float scale,
+                                        int64_t top_k, double top_p, float min_p, float penalty,
+                                        const int64_t* seen, int64_t seen_count, uint64_t key, float* scratch) {
     const Options options = {scale, top_k, top_p, min_p, penalty};
     return CALL(draw, row, ids, size, options, seen, seen_count, key, scratch);
-}
 }
