@@ -137,6 +137,40 @@ def test_it_draws_what_numpy_draws_from_large_vocabularies(native: NativeRowDraw
             assert same(native, row, chosen, key=key, seen=seen, ids=None), chosen
 
 
+def rows_with_ties(size: int, *, generator: np.random.Generator) -> Iterator[FloatArray]:
+    """Rows where a threshold falls among equal values, or the likely range of a threshold is hard to guess."""
+    yield np.full(size, 0.37, np.float32)
+    yield np.where(generator.random(size) < 0.5, 1, 0).astype(np.float32)
+    yield (1 - generator.integers(0, 3, size) * 2.0**-23).astype(np.float32)  # neighbours
+    yield np.where(np.arange(size) % 1001 == 1, 3, np.where(np.arange(size) % 3 == 0, 0, -2)).astype(np.float32)
+    yield np.where(np.arange(size) == size // 3, 10, 0).astype(np.float32)
+    masked = np.full(size, -np.inf, np.float32)
+    masked[generator.integers(0, size, 10)] = 1
+    yield masked
+    for count in (1, 4, 30, size // 50):  # a few heavy ones over many light ones
+        heavy = (generator.standard_normal(size) / 10).astype(np.float32)
+        heavy[generator.integers(0, size, count)] += np.float32(math.log(size / count)) - np.float32(0.5)
+        yield heavy
+    yield np.sort(2.5 * generator.standard_normal(size))[::-1].astype(np.float32)
+    yield np.concatenate((np.zeros(size - size // 64), generator.standard_normal(size // 64))).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [2048, 2049, 2060, 20_000, 151_936])
+def test_thresholds_among_ties_and_at_the_ends_are_numpys(native: NativeRowDraw, size: int) -> None:
+    generator = np.random.default_rng(size)
+    cuts = list(
+        itertools.product(
+            (0, 1, 40, size // 16, size // 16 + 1, size // 2, size - 1, size, size + 1),
+            (1.0, 1 - 2**-53, 1 - 1e-9, 0.999, 0.5, 1e-9),
+        )
+    )
+    for row in rows_with_ties(size, generator=generator):
+        for place in generator.choice(len(cuts), 6, replace=False).tolist():
+            options = SamplingOptions(float(generator.choice([0.3, 1.0, 100.0])), *cuts[place])
+            for key in range(3):
+                assert same(native, row, options, key=key, seen=NOTHING, ids=None), (options, key)
+
+
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     row=arrays.arrays(np.float32, st.integers(1, 300), elements=st.floats(width=32)),

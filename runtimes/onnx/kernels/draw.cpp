@@ -17,20 +17,35 @@
 #pragma clang fp contract(off)
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
+#include "kernels.h"
+
+#define INLINE EDGE_INLINE
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#if defined(__clang__)
+#define TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl")))
+#else
+#define TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512")))
+#endif
+#endif
 
 namespace {
 
-constexpr int64_t SMALL_BLOCK = 16;
 constexpr int64_t BLOCK = 64;
 constexpr int64_t WIDE_BLOCK = 1024;
-constexpr uint32_t BINS = 2048;
+constexpr int64_t PADDING = 16;  // a vector is stored whole
+constexpr int64_t SAMPLE = 1024, FEW = 2048;
 constexpr int64_t NOT_NUMBERS = -1;
 constexpr float LEAST_EXPONENT = -125.0f;  // weights below 2^-125 are 0: no result is subnormal
+constexpr float LEAST_WEIGHT = 0x1p-126f;     // not above any weight but 0
 constexpr float ROUNDER = 0x1.8p23f;       // adding it rounds to an integer, in the low bits
 constexpr double MASS_ROUNDER = 0x1.8p52;
 constexpr double MASS_UNIT = 0x1p40;       // a mass is a weight in units of 2^-40
+constexpr float NO_MASS = 0x1p-41f;       // and less
 constexpr uint64_t STEP = 0x9E3779B97F4A7C15u;
+
+enum Isa { PLAIN, AVX2, AVX512 };
 
 template <class To, class From>
 INLINE To bits_as(From value) {
@@ -49,6 +64,12 @@ INLINE int32_t sortable(float value) {
 INLINE float unsortable(int32_t key) { return bits_as<float>(key ^ ((key >> 31) & 0x7FFFFFFF)); }
 
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+INLINE uint64_t hashed(uint64_t state) {  // splitmix64's output for a state that was stepped
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9u;
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EBu;
+    return state ^ (state >> 31);
+}
 
 // -- weights and masses ------------------------------------------------------------------------------------------------
 
@@ -83,149 +104,234 @@ INLINE void weigh_block(const float* logits, int64_t size, float top, float scal
     }
 }
 
-// `weights` may be the logits' own memory.
-INLINE void weigh(const float* logits, int64_t count, float top, float scale, float least, float* weights) {
-    float made[BLOCK];
-    for (int64_t start = 0; start < count; start += BLOCK) {
-        const int64_t size = smaller(BLOCK, count - start);
-        weigh_block(logits + start, size, top, scale, least, made);
-        std::memcpy(weights + start, made, size * sizeof(float));
-    }
-}
-
 INLINE uint64_t total_mass(const float* weights, int64_t count) {
     uint64_t total = 0;
     for (int64_t i = 0; i < count; ++i) total += mass_of(weights[i]);
     return total;
 }
 
+// Returns the weights' mass. `weights` may be the logits' own memory.
+INLINE uint64_t weigh(const float* logits, int64_t count, float top, float scale, float least, float* weights) {
+    uint64_t mass = 0;
+    float made[BLOCK];
+    int64_t start = 0;
+    for (; start + BLOCK <= count; start += BLOCK) {
+        int32_t any = 0;
+        for (int64_t i = 0; i < BLOCK; ++i) any |= logits[start + i] >= least;
+        if (any) {
+            weigh_block(logits + start, BLOCK, top, scale, least, made);
+            mass += total_mass(made, BLOCK);
+            std::memcpy(weights + start, made, sizeof made);
+        } else {
+            std::memset(weights + start, 0, sizeof made);
+        }
+    }
+    weigh_block(logits + start, count - start, top, scale, least, made);
+    std::memcpy(weights + start, made, (count - start) * sizeof(float));
+    return mass + total_mass(made, count - start);
+}
+
 // -- the largest -------------------------------------------------------------------------------------------------------
 
 struct Scan {
-    int32_t key;  // of the largest logit
+    float top;  // the largest logit
     int64_t index;
     bool damaged;  // a NaN was met
 };
 
-template <int64_t WIDTH>
-INLINE Scan scan(const float* logits, int64_t count, float* maxima) {
+INLINE Scan scan(const float* logits, int64_t count) {
     int32_t best = INT32_MIN, damaged = 0;
     int64_t best_block = 0;
-    for (int64_t start = 0; start < count; start += WIDTH) {
+    for (int64_t start = 0; start < count; start += WIDE_BLOCK) {
         int32_t most = INT32_MIN;
-        const int64_t end = smaller(start + WIDTH, count);
-        if (end - start == WIDTH) {
-            for (int64_t i = 0; i < WIDTH; ++i) {
-                const float x = logits[start + i];
-                const int32_t key = sortable(x);
-                most = key > most ? key : most;
-                damaged |= x != x;
-            }
-        } else {
-            for (int64_t i = start; i < end; ++i) {
-                const int32_t key = sortable(logits[i]);
-                most = key > most ? key : most;
-                damaged |= logits[i] != logits[i];
-            }
+        const int64_t size = smaller(WIDE_BLOCK, count - start);
+        for (int64_t i = 0; i < size; ++i) {
+            const float x = logits[start + i];
+            const int32_t key = sortable(x);
+            most = key > most ? key : most;
+            damaged |= x != x;
         }
-        if (maxima != nullptr) maxima[start / WIDTH] = unsortable(most);
         // Compared as floats, so that of -0 and +0 the first is taken, as numpy does.
         if (start == 0 || unsortable(most) > unsortable(best)) best = most, best_block = start;
     }
     const float top = unsortable(best);
     int64_t index = best_block;
     while (!damaged && !(logits[index] == top)) ++index;
-    return {best, index, damaged != 0};
+    return {top, index, damaged != 0};
 }
 
-// -- the cut: the largest value v such that the values >= v have a mass that is enough ---------------------------------
+// -- the cut: the largest value v such that the values >= v measure enough, by their number or by their mass -----------
+//
+// A sample tells between which two values v is, nearly always: one pass measures what is above them, and copies the few
+// that lie between. Values that equal one of the two are only counted, so ties, however many, are never copied.
 
 enum Measure { NUMBER, MASS };
 
-INLINE uint32_t bin_of(int32_t key, int32_t top, unsigned shift) {
-    const uint32_t below = (static_cast<uint32_t>(top) - static_cast<uint32_t>(key)) >> shift;
-    return below < BINS - 1 ? below : BINS - 1;
-}
-
-INLINE unsigned shift_for(int32_t low, int32_t top) {
-    const uint32_t range = static_cast<uint32_t>(top) - static_cast<uint32_t>(low);
-    unsigned shift = 0;
-    while ((range >> shift) >= BINS) ++shift;
-    return shift;
-}
-
-// Two histograms, taken in turn: equal neighbours would wait for each other's addition.
 template <Measure MEASURE>
-INLINE void fill_bins(const float* values, int64_t count, int32_t low, int32_t top, unsigned shift, uint64_t* bins) {
-    std::memset(bins, 0, 2 * BINS * sizeof(uint64_t));
-    uint64_t masses[BLOCK];
-    uint32_t places[BLOCK];
-    for (int64_t start = 0; start < count; start += BLOCK) {
-        const int64_t size = smaller(BLOCK, count - start);
-        const float* block = values + start;
-        int32_t any = 0;
-        for (int64_t i = 0; i < size; ++i) any |= sortable(block[i]) >= low;
-        if (!any) continue;
-        for (int64_t i = 0; i < size; ++i) places[i] = 2 * bin_of(sortable(block[i]), top, shift) + (i & 1);
-        for (int64_t i = 0; i < size; ++i) masses[i] = MEASURE == MASS ? mass_of(block[i]) : 1;
-        for (int64_t i = 0; i < size; ++i) bins[places[i]] += masses[i];
-    }
+INLINE uint64_t measure_of(float value) {
+    return MEASURE == MASS ? mass_of(value) : 1;
 }
 
-// Copy the values of a bin, not below `low`; the two keys become those of the least and the largest of them.
-INLINE int64_t take_bin(const float* values, int64_t count, uint32_t bin, unsigned shift, int32_t* low, int32_t* top,
-                        float* taken) {
-    int32_t least_key = INT32_MAX, most_key = INT32_MIN;
-    int64_t found = 0;
-    for (int64_t start = 0; start < count; start += BLOCK) {
-        const int64_t size = smaller(BLOCK, count - start);
-        const float* block = values + start;
-        int32_t any = 0;
-        for (int64_t i = 0; i < size; ++i) any |= bin_of(sortable(block[i]), *top, shift) == bin;
-        if (!any) continue;
+struct Range {
+    float low, high;
+};
+
+INLINE uint64_t at_least_one(double number) { return number < 1.0 ? 1 : static_cast<uint64_t>(number); }
+
+// The cut of few values, by halving the range of keys that it is in. The least of it where all of them are not enough.
+template <Measure MEASURE>
+INLINE float cut_of_few(const float* values, int64_t count, uint64_t enough, Range known) {
+    uint64_t measures[FEW];
+    for (int64_t i = 0; i < count; ++i) measures[i] = measure_of<MEASURE>(values[i]);
+    int64_t least = sortable(known.low), most = sortable(known.high);
+    while (least < most) {
+        const int64_t middle = least + (most - least + 1) / 2;
+        const float value = unsortable(static_cast<int32_t>(middle));
+        uint64_t found = 0;
+        for (int64_t i = 0; i < count; ++i) found += measures[i] & (0 - static_cast<uint64_t>(values[i] >= value));
+        if (found >= enough) {
+            least = middle;
+        } else {
+            most = middle - 1;
+        }
+    }
+    return unsortable(static_cast<int32_t>(least));
+}
+
+// Where the cut is likely to be. `left`: what the values below the cut measure, at most.
+template <Measure MEASURE>
+INLINE Range likely_range(const float* values, int64_t count, uint64_t left, Range known) {
+    float sample[SAMPLE];
+    for (int64_t i = 0; i < SAMPLE; ++i) {  // one value of each of as many stretches, at a place that follows no pattern
+        const uint64_t place = static_cast<uint64_t>(i) << 16 | hashed(static_cast<uint64_t>(i) * STEP) >> 48;
+        sample[i] = values[place * static_cast<uint64_t>(count) / (SAMPLE << 16)];
+    }
+    uint64_t whole = 0;
+    for (int64_t i = 0; i < SAMPLE; ++i) whole += measure_of<MEASURE>(sample[i]);
+    const double share = static_cast<double>(left) / static_cast<double>(count), below = share * SAMPLE;
+    const double kept = static_cast<double>(whole) > below ? static_cast<double>(whole) - below : 0.0;
+    const float centre = cut_of_few<MEASURE>(sample, SAMPLE, at_least_one(kept), known);
+    // Four standard deviations of what the sample has below the cut, where no value there measures more than the centre.
+    const double unit = static_cast<double>(measure_of<MEASURE>(centre));
+    const double spread = 4.0 * (unit + std::sqrt(below * (unit > share ? unit - share : 0.0)));
+    Range likely = known;
+    if (kept > spread)
+        likely.high = cut_of_few<MEASURE>(sample, SAMPLE, at_least_one(kept - spread), {centre, known.high});
+    if (kept + spread < static_cast<double>(whole))
+        likely.low = cut_of_few<MEASURE>(sample, SAMPLE, at_least_one(kept + spread), {known.low, centre});
+    int32_t inside = 0;
+    for (int64_t i = 0; i < SAMPLE; ++i) inside += (sample[i] > likely.low) & (sample[i] < likely.high);
+    return inside > SAMPLE / 2 ? Range{centre, centre} : likely;
+}
+
+struct Split {
+    uint64_t above;           // what values above the range measure
+    int64_t at_high, at_low;  // how many equal its ends, each counted once
+    int64_t taken;            // how many lie between
+};
+
+// Adds a block's counts, and copies what lies between.
+template <Isa>
+INLINE int64_t split_block(const float* block, int64_t size, Range range, Split* split, float* taken) {
+    uint32_t counts = 0, inside[BLOCK];  // four counts, 8 bits each: one sum is quicker than four
+    for (int64_t i = 0; i < size; ++i) {
+        const float x = block[i];
+        inside[i] = (x > range.low) & (x < range.high);
+        counts += (x > range.high ? 1u : 0u) + (x == range.high ? 1u << 8 : 0u) +
+                  ((x == range.low) & (x < range.high) ? 1u << 16 : 0u) + (inside[i] << 24);
+    }
+    split->at_high += counts >> 8 & 255;
+    split->at_low += counts >> 16 & 255;
+    float* next = taken + split->taken;
+    if (counts >> 24) {
         for (int64_t i = 0; i < size; ++i) {
-            const float value = block[i];
-            const int32_t key = sortable(value);
-            taken[found] = value;
-            found += (key >= *low) & (bin_of(key, *top, shift) == bin);
+            *next = block[i];
+            next += inside[i];
         }
     }
-    for (int64_t i = 0; i < found; ++i) {
-        const int32_t key = sortable(taken[i]);
-        least_key = key < least_key ? key : least_key;
-        most_key = key > most_key ? key : most_key;
-    }
-    *low = least_key;
-    *top = most_key;
-    return found;
+    split->taken = next - taken;
+    return counts & 255;
 }
 
-// `low`: the answer is not below it. `top`: no value is above it. All of the values hold a mass of at least `enough`.
-template <Measure MEASURE>
-INLINE float cut(const float* values, int64_t count, uint64_t enough, float low, float top, float* spare,
-                 uint64_t* bins) {
-    int32_t low_key = sortable(low), top_key = sortable(top);
-    while (count > 1 && low_key != top_key) {
-        const unsigned shift = shift_for(low_key, top_key);
-        fill_bins<MEASURE>(values, count, low_key, top_key, shift, bins);
-        uint32_t bin = 0;
-        while (bin < BINS - 1 && bins[2 * bin] + bins[2 * bin + 1] < enough) {
-            enough -= bins[2 * bin] + bins[2 * bin + 1];
-            ++bin;
-        }
-        count = take_bin(values, count, bin, shift, &low_key, &top_key, spare);
-        values = spare;  // a later bin is taken in place
+#if defined(__x86_64__)
+// The same for a whole block; the compiler finds no way to the instruction that compresses a vector.
+template <>
+TARGET_AVX512 inline int64_t split_block<AVX512>(const float* block, int64_t, Range range, Split* split, float* taken) {
+    const __m512 high = _mm512_set1_ps(range.high), low = _mm512_set1_ps(range.low);
+    int64_t above = 0;
+    for (int64_t i = 0; i < BLOCK; i += 16) {
+        const __m512 x = _mm512_loadu_ps(block + i);
+        const __mmask16 not_above = _mm512_cmp_ps_mask(x, high, _CMP_LE_OQ);
+        const __mmask16 below = _mm512_cmp_ps_mask(x, high, _CMP_LT_OQ);
+        const __mmask16 inside = _mm512_mask_cmp_ps_mask(below, x, low, _CMP_GT_OQ);
+        const __mmask16 at_low = _mm512_mask_cmp_ps_mask(below, x, low, _CMP_EQ_OQ);
+        above += 16 - __builtin_popcount(not_above);
+        split->at_high += __builtin_popcount(not_above ^ below);
+        split->at_low += __builtin_popcount(at_low);
+        _mm512_storeu_ps(taken + split->taken, _mm512_maskz_compress_ps(inside, x));
+        split->taken += __builtin_popcount(inside);
     }
-    return unsortable(top_key);
+    return above;
+}
+#endif
+
+template <Isa ISA, Measure MEASURE>
+INLINE Split split(const float* values, int64_t count, Range range, float* taken) {
+    Split result = {0, 0, 0, 0};
+    for (int64_t start = 0; start < count; start += BLOCK) {
+        const float* block = values + start;
+        int64_t above, size = BLOCK;
+        if (count - start < BLOCK) {
+            size = count - start;
+            above = split_block<PLAIN>(block, size, range, &result, taken);
+        } else {
+            above = split_block<ISA>(block, BLOCK, range, &result, taken);
+        }
+        if (MEASURE == NUMBER) result.above += above;
+        if (MEASURE == MASS && above) {
+            for (int64_t i = 0; i < size; ++i)
+                result.above += mass_of(block[i]) & (0 - static_cast<uint64_t>(block[i] > range.high));
+        }
+    }
+    return result;
+}
+
+// `known`: the cut is in it, ends included, and no value is above it. total: what all values measure, at least `enough`.
+// spare: room for twice as many values, and twice PADDING.
+template <Isa ISA, Measure MEASURE>
+INLINE float cut(const float* values, int64_t count, uint64_t total, uint64_t enough, Range known, float* spare) {
+    float* const halves[] = {spare, spare + count + PADDING};
+    int half = 0;
+    while (count > FEW) {
+        Range range = likely_range<MEASURE>(values, count, total - enough, known);
+        for (;;) {
+            const Split found = split<ISA, MEASURE>(values, count, range, halves[half]);
+            const uint64_t high = found.above + found.at_high * measure_of<MEASURE>(range.high);
+            if (found.above >= enough) {  // the sample has misled: the cut is above
+                range = {range.high, known.high};
+                continue;
+            }
+            if (high >= enough) return range.high;
+            uint64_t between = 0;
+            for (int64_t i = 0; i < found.taken; ++i) between += measure_of<MEASURE>(halves[half][i]);
+            if (high + between >= enough) {
+                values = halves[half];
+                half = 1 - half;
+                count = found.taken;
+                total = between;
+                enough -= high;
+                known = range;
+                break;
+            }
+            const uint64_t low = high + between + found.at_low * measure_of<MEASURE>(range.low);
+            if (low >= enough || range.low == known.low) return range.low;
+            range = {known.low, range.low};
+        }
+    }
+    return cut_of_few<MEASURE>(values, count, enough, known);
 }
 
 // -- the race of the noise ---------------------------------------------------------------------------------------------
-
-INLINE uint64_t hashed(uint64_t state) {  // splitmix64's output for a state that was stepped
-    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9u;
-    state = (state ^ (state >> 27)) * 0x94D049BB133111EBu;
-    return state ^ (state >> 31);
-}
 
 // The natural logarithm of a normal number, after e_log.c of FreeBSD's msun (Sun Microsystems, 1993).
 INLINE double logarithm(double x) {
@@ -251,7 +357,8 @@ INLINE int64_t race(const float* weights, const int64_t* ids, int64_t count, flo
     double first = INFINITY;
     float limit = INFINITY;
     int64_t winner = 0;
-    const uint64_t state = key + STEP;
+    uint64_t steps[BLOCK];
+    for (int64_t i = 0; i < BLOCK; ++i) steps[i] = key + STEP + static_cast<uint64_t>(i) * STEP;
     for (int64_t start = 0; start < count; start += BLOCK) {
         const int64_t size = smaller(BLOCK, count - start);
         const float* block = weights + start;
@@ -259,21 +366,23 @@ INLINE int64_t race(const float* weights, const int64_t* ids, int64_t count, flo
         for (int64_t i = 0; i < size; ++i) any |= block[i] >= floor;
         if (!any) continue;
         uint64_t hashes[BLOCK];
+        const uint64_t begin = static_cast<uint64_t>(start) * STEP;
         if (ids == nullptr) {
-            for (int64_t i = 0; i < size; ++i) hashes[i] = hashed(state + static_cast<uint64_t>(start + i) * STEP);
+            for (int64_t i = 0; i < size; ++i) hashes[i] = hashed(begin + steps[i]);
         } else {
-            for (int64_t i = 0; i < size; ++i) hashes[i] = hashed(state + static_cast<uint64_t>(ids[start + i]) * STEP);
+            for (int64_t i = 0; i < size; ++i)
+                hashes[i] = hashed(key + STEP + static_cast<uint64_t>(ids[start + i]) * STEP);
         }
         int32_t near[BLOCK];
         any = 0;
         for (int64_t i = 0; i < size; ++i) {
             const float bound = static_cast<float>(static_cast<int32_t>(~hashes[i] >> 40)) * 0x1p-24f;
-            near[i] = (block[i] >= floor) & (bound <= limit * block[i]);  // 0 * infinity: false
+            near[i] = (block[i] >= floor) & (bound <= limit * block[i]);
             any |= near[i];
         }
         if (!any) continue;
         for (int64_t i = 0; i < size; ++i) {
-            if (!near[i] || !(block[i] > 0.0f)) continue;
+            if (!near[i]) continue;
             const double arrival = exponential(hashes[i]) / static_cast<double>(block[i]);
             if (arrival < first) {
                 first = arrival;
@@ -294,62 +403,14 @@ struct Options {
     float min_p, penalty;
 };
 
-struct Scratch {
-    float *values, *spare;
-    int64_t* ids;
-    uint64_t* bins;
-};
-
-INLINE Scratch scratch_at(void* memory, int64_t size) {
-    char* next = static_cast<char*>(memory);
-    Scratch scratch;
-    scratch.bins = reinterpret_cast<uint64_t*>(next);
-    next += 2 * BINS * sizeof(uint64_t);
-    scratch.ids = reinterpret_cast<int64_t*>(next);
-    next += size * sizeof(int64_t);
-    scratch.values = reinterpret_cast<float*>(next);
-    next += size * sizeof(float);
-    scratch.spare = reinterpret_cast<float*>(next);
-    return scratch;
-}
-
-// Gather the logits that are at least the k-th largest, with their ids, and return how many there are. The k-th largest
-// of all is not below that of the blocks' maxima, which the scan left in the spare memory; k is at most their number.
-template <int64_t WIDTH>
-INLINE int64_t gather_largest(const float* logits, const int64_t* ids, int64_t count, int64_t k, float top,
-                              const Scratch& scratch) {
-    const int64_t blocks = (count + WIDTH - 1) / WIDTH;
-    const float* maxima = scratch.spare;
-    const float low = cut<NUMBER>(maxima, blocks, k, -INFINITY, top, scratch.spare + blocks, scratch.bins);
-    int64_t found = 0;
-    for (int64_t block = 0; block < blocks; ++block) {
-        if (maxima[block] < low) continue;
-        for (int64_t i = block * WIDTH; i < smaller((block + 1) * WIDTH, count); ++i) {
-            const float value = logits[i];  // perhaps the scratch's own: what is written was read
-            scratch.values[found] = value;
-            scratch.ids[found] = ids == nullptr ? i : ids[i];
-            found += value >= low;
-        }
-    }
-    const float last = cut<NUMBER>(scratch.values, found, k, low, top, scratch.spare, scratch.bins);
-    int64_t kept = 0;
-    for (int64_t i = 0; i < found; ++i) {
-        const float value = scratch.values[i];
-        scratch.values[kept] = value;
-        scratch.ids[kept] = scratch.ids[i];
-        kept += value >= last;
-    }
-    return kept;
-}
-
-INLINE float nucleus_floor(int64_t count, double top_p, const Scratch& scratch) {
-    const uint64_t total = total_mass(scratch.values, count);
-    uint64_t enough = static_cast<uint64_t>(top_p * static_cast<double>(total));
-    if (enough < 1) enough = 1;
+// The smallest weight inside the nucleus.
+template <Isa ISA>
+INLINE float nucleus_floor(const float* weights, int64_t count, uint64_t total, double top_p, float* spare) {
+    const uint64_t enough = at_least_one(top_p * static_cast<double>(total));
     // Weights below an even share of what may be left out are, together, less than that.
     const double share = static_cast<double>(total - enough) / static_cast<double>(count) / MASS_UNIT;
     const float low = static_cast<float>(share * (1.0 - 0x1p-20) - 0x1p-40);
-    return cut<MASS>(scratch.values, count, enough, low > 0.0f ? low : 0.0f, 1.0f, scratch.spare, scratch.bins);
+    return cut<ISA, MASS>(weights, count, total, enough, {low > NO_MASS ? low : NO_MASS, 1.0f}, spare);
 }
 
 INLINE const float* penalised(const float* row, int64_t size, const int64_t* seen, int64_t seen_count, float penalty,
@@ -362,39 +423,26 @@ INLINE const float* penalised(const float* row, int64_t size, const int64_t* see
     return result;
 }
 
+template <Isa ISA>
 INLINE int64_t draw_row(const float* row, const int64_t* ids, int64_t size, const Options& options, const int64_t* seen,
-                        int64_t seen_count, uint64_t key, void* memory) {
-    const Scratch scratch = scratch_at(memory, size);
+                        int64_t seen_count, uint64_t key, float* scratch) {
+    float *const weights = scratch, *const spare = scratch + size;
     const float* logits = row;
-    if (options.penalty != 1.0f) logits = penalised(row, size, seen, seen_count, options.penalty, scratch.values);
-    if (options.scale == 0.0f) {
-        const Scan best = scan<WIDE_BLOCK>(logits, size, nullptr);
-        return best.damaged ? NOT_NUMBERS : ids == nullptr ? best.index : ids[best.index];
-    }
-    const int64_t k = options.top_k;
-    const bool few = 0 < k && k <= size / BLOCK, some = 0 < k && k <= size / SMALL_BLOCK;
-    const Scan best = few    ? scan<BLOCK>(logits, size, scratch.spare)
-                      : some ? scan<SMALL_BLOCK>(logits, size, scratch.spare)
-                             : scan<WIDE_BLOCK>(logits, size, nullptr);
-    const float top = unsortable(best.key);
-    if (best.damaged || std::isinf(top)) return NOT_NUMBERS;
-    int64_t count = size;
+    if (options.penalty != 1.0f) logits = penalised(row, size, seen, seen_count, options.penalty, weights);
+    const Scan best = scan(logits, size);
+    if (best.damaged) return NOT_NUMBERS;
+    if (options.scale == 0.0f) return ids == nullptr ? best.index : ids[best.index];
+    if (std::isinf(best.top)) return NOT_NUMBERS;
     float last = -INFINITY;
-    if (some) {
-        count = few ? gather_largest<BLOCK>(logits, ids, size, k, top, scratch)
-                    : gather_largest<SMALL_BLOCK>(logits, ids, size, k, top, scratch);
-        logits = scratch.values;
-        ids = scratch.ids;
-    } else if (0 < k && k < size) {
-        last = cut<NUMBER>(logits, size, k, -INFINITY, top, scratch.spare, scratch.bins);
-    }
-    weigh(logits, count, top, options.scale, last, scratch.values);
-    float floor = options.min_p;
+    if (0 < options.top_k && options.top_k < size)
+        last = cut<ISA, NUMBER>(logits, size, size, options.top_k, {-INFINITY, best.top}, spare);
+    const uint64_t total = weigh(logits, size, best.top, options.scale, last, weights);
+    float floor = options.min_p > LEAST_WEIGHT ? options.min_p : LEAST_WEIGHT;
     if (options.top_p < 1.0) {
-        const float nucleus = nucleus_floor(count, options.top_p, scratch);
+        const float nucleus = nucleus_floor<ISA>(weights, size, total, options.top_p, spare);
         floor = nucleus > floor ? nucleus : floor;
     }
-    return race(scratch.values, ids, count, floor, key);
+    return race(weights, ids, size, floor, key);
 }
 
 struct Rest {
@@ -420,8 +468,8 @@ INLINE Rest rest_of(const float* logits, int64_t count, float top, float scale) 
 
 // found[0]: the mass of the others over that of the best; found[1]: its margin to the second largest.
 INLINE int64_t leading_of(const float* row, int64_t size, double* found) {
-    const Scan best = scan<WIDE_BLOCK>(row, size, nullptr);
-    const float top = unsortable(best.key);
+    const Scan best = scan(row, size);
+    const float top = best.top;
     if (best.damaged || std::isinf(top)) return NOT_NUMBERS;
     const float scale = 1.44269504088896340736f;
     const Rest before = rest_of(row, best.index, top, scale);
@@ -433,33 +481,26 @@ INLINE int64_t leading_of(const float* row, int64_t size, double* found) {
 }
 
 INLINE int64_t argmax_of(const float* row, int64_t size) {
-    const Scan best = scan<WIDE_BLOCK>(row, size, nullptr);
+    const Scan best = scan(row, size);
     return best.damaged ? NOT_NUMBERS : best.index;
 }
 
 // -- one copy for each instruction set ---------------------------------------------------------------------------------
 
-#define COPY(NAME, TARGET)                                                                                             \
+#define COPY(NAME, ISA, TARGET)                                                                                        \
     TARGET int64_t draw_##NAME(const float* row, const int64_t* ids, int64_t size, const Options& options,             \
-                               const int64_t* seen, int64_t seen_count, uint64_t key, void* memory) {                  \
-        return draw_row(row, ids, size, options, seen, seen_count, key, memory);                                       \
+                               const int64_t* seen, int64_t seen_count, uint64_t key, float* scratch) {                \
+        return draw_row<ISA>(row, ids, size, options, seen, seen_count, key, scratch);                                 \
     }                                                                                                                  \
     TARGET int64_t leading_##NAME(const float* row, int64_t size, double* found) {                                     \
         return leading_of(row, size, found);                                                                           \
     }                                                                                                                  \
     TARGET int64_t argmax_##NAME(const float* row, int64_t size) { return argmax_of(row, size); }
 
-enum Isa { PLAIN, AVX2, AVX512 };
-
-COPY(plain, )
+COPY(plain, PLAIN, )
 #if defined(__x86_64__)
-#if defined(__clang__)
-#define WIDE "avx512f,avx512dq,avx512bw,avx512vl"
-#else
-#define WIDE "avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512"
-#endif
-COPY(avx2, __attribute__((target("avx2"))))
-COPY(avx512, __attribute__((target(WIDE))))
+COPY(avx2, AVX2, __attribute__((target("avx2"))))
+COPY(avx512, AVX512, TARGET_AVX512)
 #define CALL(FUNCTION, ...)                                                                                            \
     (chosen == AVX512 ? FUNCTION##_avx512(__VA_ARGS__)                                                                 \
      : chosen == AVX2 ? FUNCTION##_avx2(__VA_ARGS__)                                                                   \
@@ -484,13 +525,8 @@ Isa chosen = best_isa();
 
 }  // namespace
 
-#if defined(__GNUC__)
-#pragma GCC visibility push(default)
-#endif
-extern "C" {
-
 // Uses "avx512", "avx2" or "plain" from now on, in all threads; "" chooses by itself. 0: this processor has it not.
-int edgedecode_draw_force(const char* name) {
+EDGE_EXPORT int edgedecode_draw_force(const char* name) {
     const Isa isa = !std::strcmp(name, "avx512") ? AVX512 : !std::strcmp(name, "avx2") ? AVX2 : PLAIN;
     if (*name != '\0' && isa == PLAIN && std::strcmp(name, "plain") != 0) return 0;
     if (!offers(isa)) return 0;
@@ -499,26 +535,25 @@ int edgedecode_draw_force(const char* name) {
 }
 
 // Bytes of scratch memory, aligned to 8, that drawing from a row of this size takes.
-int64_t edgedecode_draw_scratch(int64_t size) {
-    return 2 * BINS * sizeof(uint64_t) + size * (sizeof(int64_t) + 2 * sizeof(float)) + 4 * BLOCK;
+EDGE_EXPORT int64_t edgedecode_draw_scratch(int64_t size) {
+    return (3 * size + 2 * PADDING) * sizeof(float);
 }
 
 // The first of the largest, or -1 where one is NaN.
-int64_t edgedecode_argmax_row(const float* row, int64_t size) { return CALL(argmax, row, size); }
+EDGE_EXPORT int64_t edgedecode_argmax_row(const float* row, int64_t size) { return CALL(argmax, row, size); }
 
 // The arg-max, in found[0] the sum of e^(x - largest) over the others, in found[1] the largest less the second largest;
 // -1 where one is NaN or the largest is infinite.
-int64_t edgedecode_leading_row(const float* row, int64_t size, double* found) {
+EDGE_EXPORT int64_t edgedecode_leading_row(const float* row, int64_t size, double* found) {
     return CALL(leading, row, size, found);
 }
 
 // Draw from row[size]. ids: the id of each element, ascending; null: its index. seen: elements that the penalty counts.
 // scale: log2(e) / temperature, 0 for the arg-max. Returns an id, or -1 where a logit is NaN or, unless greedy, the
 // largest is infinite.
-int64_t edgedecode_draw_row(const float* row, const int64_t* ids, int64_t size, float scale, int64_t top_k,
-                            double top_p, float min_p, float penalty, const int64_t* seen, int64_t seen_count,
-                            uint64_t key, void* scratch) {
+EDGE_EXPORT int64_t edgedecode_draw_row(const float* row, const int64_t* ids, int64_t size, float scale,
+                                        int64_t top_k, double top_p, float min_p, float penalty,
+                                        const int64_t* seen, int64_t seen_count, uint64_t key, float* scratch) {
     const Options options = {scale, top_k, top_p, min_p, penalty};
     return CALL(draw, row, ids, size, options, seen, seen_count, key, scratch);
-}
 }

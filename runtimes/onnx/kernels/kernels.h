@@ -12,6 +12,12 @@
 #define EDGE_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
+#if defined(_MSC_VER)
+#define EDGE_INLINE static __forceinline
+#else
+#define EDGE_INLINE static inline __attribute__((always_inline))
+#endif
+
 namespace edgedecode {
 
 // Weights are stored in tiles of 16 output columns, K in sub-blocks of 32 (see prepare.cpp).
