@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from edgedecode.types import RankRates
 
-__all__ = ["Branching", "RankSurvival", "kept_rates"]
+__all__ = ["RATES_AFTER", "Branching", "RankSurvival", "kept_rates"]
 
 _DEPTHS = 4
 """The last of them is also all deeper ones."""
@@ -17,6 +17,8 @@ _PRIORS: tuple[float, ...] = (0.45, 0.1, 0.04, 0.02)
 """The chance of each rank before anything was seen: little enough that a tree is no better than nothing."""
 _PRIOR_WEIGHT = 4.0
 _FADE = 0.97
+RATES_AFTER = 8
+"""Scores after which rates are worked out again: they fade slowly, and a round asks for them."""
 _MOVED = 0.03
 """How far a rate must move before shapes are thought over: less would change none."""
 
@@ -37,6 +39,7 @@ class RankSurvival:
         self._hits = [[0.0] * len(_PRIORS) for _ in range(_DEPTHS)]
         self._tried = [0.0] * _DEPTHS
         self._rates: RankRates | None = None
+        self._scored = RATES_AFTER
 
     @property
     def breadth(self) -> int:
@@ -45,6 +48,7 @@ class RankSurvival:
 
     def score(self, depth: int, rank: int | None) -> None:
         """Count which guess was the target's token, at this depth of an accepted path; None: none of them."""
+        self._scored += 1
         depth = min(depth, _DEPTHS - 1)
         self._hits[depth] = hits = [_FADE * count for count in self._hits[depth]]
         self._tried[depth] = _FADE * self._tried[depth] + 1
@@ -53,6 +57,9 @@ class RankSurvival:
 
     def rates(self) -> RankRates:
         """Return [depth][rank] → chance; the same object until one of them moved."""
+        if self._rates is not None and self._scored < RATES_AFTER:
+            return self._rates
+        self._scored = 0
         rates: list[tuple[float, ...]] = []
         prior = _PRIORS
         for hits, tried in zip(self._hits, self._tried, strict=True):  # a depth's prior is what the one above it showed

@@ -10,7 +10,6 @@ import numpy as np
 from edgedecode.protocols import DraftSetting
 from edgedecode.sampling import Sampler
 from edgedecode.types import FloatArray
-from edgedecode.verify import TargetRows
 
 __all__ = ["Ranking"]
 
@@ -27,7 +26,7 @@ class Ranking:
         options = setting.sampling
         if self._noise is None:  # one id would be left of a greedy row
             options = replace(options, temperature=1.0, top_k=breadth, top_p=1.0, min_p=0.0)
-        self._sampler = Sampler(options, vocabulary_size=setting.vocabulary_size)
+        self._sampler = Sampler(options, vocabulary_size=setting.vocabulary_size, row_draw=setting.row_draw)
         self._length = 0
 
     def follow(self, context: Sequence[int], *, anew: bool = False) -> None:
@@ -41,7 +40,7 @@ class Ranking:
     def ranked(self, row: FloatArray, path: Sequence[int]) -> list[int]:
         """Return at most `breadth` ids for the place after the sequence and `path`, from the row [vocabulary] there."""
         if self._noise is None and self._sampler.options.repetition_penalty == 1:
-            ids: list[int] = TargetRows(row[np.newaxis], self._sampler).top(self._breadth)[0].tolist()
+            ids: list[int] = self._sampler.top(row, min(self._breadth, len(row))).tolist()
             return [id for id in ids if row[id] > -np.inf]
         probs = self._sampler.probs(row, path)
         if self._noise is not None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from edgedecode.memory import Lease
 from edgedecode.protocols import Drafter, DraftSetting, UniformSource
-from edgedecode.rank_survival import kept_rates
+from edgedecode.rank_survival import RATES_AFTER, kept_rates
 from edgedecode.tree import is_chain
 from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, IntArray, Plan, RankRates, TreeShape
 from edgedecode.verify import Verdict
@@ -68,9 +68,13 @@ class RecycledLogits:
         self._hits = [[0.0] * BREADTH for _ in range(DEEPEST)]
         self._tried = [0.0] * DEEPEST
         self._rates: RankRates | None = None
+        self._scored = RATES_AFTER
 
     def rates(self) -> RankRates:
         """Return `rate` by depth and rank; the same object until one of them moved."""
+        if self._rates is not None and self._scored < RATES_AFTER:
+            return self._rates
+        self._scored = 0
         rates = tuple(tuple(self.rate(depth, rank) for rank in range(BREADTH)) for depth in range(DEEPEST))
         self._rates = kept_rates(self._rates, rates)
         return self._rates
@@ -94,6 +98,7 @@ class RecycledLogits:
         ranked: list[int] = self.followers[token].tolist()
         if ranked[0] < 0:
             return
+        self._scored += 1
         depth = min(depth, DEEPEST - 1)
         self._hits[depth] = hits = [_FADE * count for count in self._hits[depth]]
         self._tried[depth] = _FADE * self._tried[depth] + 1

@@ -137,6 +137,22 @@ def test_it_draws_what_numpy_draws_from_large_vocabularies(native: NativeRowDraw
             assert same(native, row, chosen, key=key, seen=seen, ids=None), chosen
 
 
+@pytest.mark.parametrize("size", [*SIZES, 16_500, 151_936])
+@pytest.mark.parametrize("count", [1, 4, 8, 64])
+def test_its_largest_are_numpys(native: NativeRowDraw, size: int, count: int) -> None:
+    for row in rows(size, generator=np.random.default_rng(size + count)):
+        k = min(count, size)
+        found = native.top(row, k)
+        assert len(set(found.tolist())) == k
+        np.testing.assert_array_equal(row[found], row[NUMPY.top(row, k)])
+
+
+@pytest.mark.parametrize(("size", "count"), [(3, 4), (100, 65), (5, 0)])
+def test_more_largest_than_it_looks_for_are_refused(native: NativeRowDraw, size: int, count: int) -> None:
+    with pytest.raises(ValueError, match="largest"):
+        native.top(np.zeros(size, np.float32), count)
+
+
 def rows_with_ties(size: int, *, generator: np.random.Generator) -> Iterator[FloatArray]:
     """Rows where a threshold falls among equal values, or the likely range of a threshold is hard to guess."""
     yield np.full(size, 0.37, np.float32)

@@ -36,6 +36,7 @@ constexpr int64_t BLOCK = 64;
 constexpr int64_t WIDE_BLOCK = 1024;
 constexpr int64_t PADDING = 16;  // a vector is stored whole
 constexpr int64_t SAMPLE = 1024, FEW = 2048;
+constexpr int64_t MOST_TOP = 64, TOP_BLOCK = 64;
 constexpr int64_t NOT_NUMBERS = -1;
 constexpr float LEAST_EXPONENT = -125.0f;  // weights below 2^-125 are 0: no result is subnormal
 constexpr float LEAST_WEIGHT = 0x1p-126f;     // not above any weight but 0
@@ -485,6 +486,32 @@ INLINE int64_t argmax_of(const float* row, int64_t size) {
     return best.damaged ? NOT_NUMBERS : best.index;
 }
 
+// Writes the indices of the `count` largest, largest first. A block whose largest is none of them is passed over.
+INLINE void top_of(const float* row, int64_t size, int64_t count, int64_t* found) {
+    int32_t keys[MOST_TOP];
+    int64_t kept = 0;
+    for (int64_t start = 0; start < size; start += TOP_BLOCK) {
+        const int64_t end = smaller(start + TOP_BLOCK, size);
+        int32_t most = INT32_MIN;
+        for (int64_t i = start; i < end; ++i) {
+            const int32_t key = sortable(row[i]);
+            most = key > most ? key : most;
+        }
+        if (kept == count && most <= keys[count - 1]) continue;
+        for (int64_t i = start; i < end; ++i) {
+            const int32_t key = sortable(row[i]);
+            if (kept == count && key <= keys[count - 1]) continue;
+            int64_t place = kept < count ? kept++ : count - 1;
+            for (; place > 0 && keys[place - 1] < key; --place) {
+                keys[place] = keys[place - 1];
+                found[place] = found[place - 1];
+            }
+            keys[place] = key;
+            found[place] = i;
+        }
+    }
+}
+
 // -- one copy for each instruction set ---------------------------------------------------------------------------------
 
 #define COPY(NAME, ISA, TARGET)                                                                                        \
@@ -495,7 +522,10 @@ INLINE int64_t argmax_of(const float* row, int64_t size) {
     TARGET int64_t leading_##NAME(const float* row, int64_t size, double* found) {                                     \
         return leading_of(row, size, found);                                                                           \
     }                                                                                                                  \
-    TARGET int64_t argmax_##NAME(const float* row, int64_t size) { return argmax_of(row, size); }
+    TARGET int64_t argmax_##NAME(const float* row, int64_t size) { return argmax_of(row, size); }                         \
+    TARGET void top_##NAME(const float* row, int64_t size, int64_t count, int64_t* found) {                            \
+        top_of(row, size, count, found);                                                                               \
+    }
 
 COPY(plain, PLAIN, )
 #if defined(__x86_64__)
@@ -541,6 +571,14 @@ EDGE_EXPORT int64_t edgedecode_draw_scratch(int64_t size) {
 
 // The first of the largest, or -1 where one is NaN.
 EDGE_EXPORT int64_t edgedecode_argmax_row(const float* row, int64_t size) { return CALL(argmax, row, size); }
+
+// The indices of the `count` largest in found[count], largest first; NaN counts as larger or smaller than all. -1:
+// count is not 1 to 64, or more than there are.
+EDGE_EXPORT int64_t edgedecode_top_row(const float* row, int64_t size, int64_t count, int64_t* found) {
+    if (count < 1 || count > MOST_TOP || count > size) return -1;
+    CALL(top, row, size, count, found);
+    return count;
+}
 
 // The arg-max, in found[0] the sum of e^(x - largest) over the others, in found[1] the largest less the second largest;
 // -1 where one is NaN or the largest is infinite.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgedecode.row_draw import Leading
+from edgedecode.row_draw import MOST_TOP, Leading
 from edgedecode.types import FloatArray, IntArray
 from edgedecode.weights import damaged_logits, exponent_scale
 
@@ -28,17 +28,19 @@ class NativeRowDraw:
 
     def __init__(self, handle: CDLL) -> None:
         """Take the library, which stays loaded. Raises AttributeError where it lacks the functions."""
+        self._top = handle.edgedecode_top_row
         self._argmax, self._leading = handle.edgedecode_argmax_row, handle.edgedecode_leading_row
         self._draw, self._scratch_nbytes = handle.edgedecode_draw_row, handle.edgedecode_draw_scratch
         self._force = handle.edgedecode_draw_force
         self._argmax.argtypes = [c_void_p, c_int64]
         self._leading.argtypes = [c_void_p, c_int64, c_void_p]
+        self._top.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
         self._draw.argtypes = [
             *(c_void_p, c_void_p, c_int64, c_float, c_int64, c_double, c_float, c_float),
             *(c_void_p, c_int64, c_uint64, c_void_p),
         ]
         self._scratch_nbytes.argtypes = [c_int64]
-        for function in (self._argmax, self._leading, self._draw, self._scratch_nbytes):
+        for function in (self._argmax, self._leading, self._top, self._draw, self._scratch_nbytes):
             function.restype = c_int64
         self._force.argtypes, self._force.restype = [c_char_p], c_int
         self._found = np.empty(2)
@@ -65,6 +67,13 @@ class NativeRowDraw:
         row = _floats(row)
         index = _checked(self._leading(row.ctypes.data, len(row), self._found_at))
         return Leading(index, float(self._found[0]), float(self._found[1]))
+
+    def top(self, row: FloatArray, k: int) -> IntArray:
+        row = _floats(row)
+        found = np.empty(k, _INTEGERS)
+        if self._top(row.ctypes.data, len(row), k, found.ctypes.data) != k:
+            raise ValueError(f"the {k} largest of {len(row)} logits: 1 to {MOST_TOP} of them")
+        return found
 
     def draw(
         self, row: FloatArray, options: SamplingOptions, *, key: int, seen: IntArray, ids: IntArray | None = None
