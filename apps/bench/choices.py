@@ -95,7 +95,7 @@ def _others(measured: Sequence[Prompt], prompts: Sequence[Prompt]) -> list[Promp
 
 
 def _short(arguments: Namespace) -> bool:
-    return bool(arguments.quick or arguments.overhead)
+    return bool(arguments.quick or arguments.overhead or arguments.draws)
 
 
 def _fixed(arguments: Namespace) -> bool:

@@ -36,6 +36,9 @@ class BenchCommand:
         kind.add_argument(
             "--calibrate", action="store_true", help="what passes cost here, in full, for each length of context"
         )
+        kind.add_argument(
+            "--draws", action="store_true", help="drawing a token from a row of 151,936 logits, at its slowest"
+        )
         kind.add_argument("--replay", metavar="TRACE", help="whether a recorded trace gives the same plans again")
         add_peer_options(parser)
         parser.add_argument(
@@ -78,7 +81,7 @@ class BenchCommand:
         check_peer_options(arguments)
         if arguments.top_p is not None and not arguments.temp:
             arguments.usage_error("--top-p says what is drawn from: give --temp with it")
-        if arguments.plot is not None and (arguments.overhead or arguments.replay is not None):
+        if arguments.plot is not None and (arguments.overhead or arguments.draws or arguments.replay is not None):
             arguments.usage_error("--plot draws costs and speed-ups, which this does not measure")
         if arguments.scale is not None and arguments.replay is not None:
             arguments.usage_error("--replay runs no model: leave out --scale")

@@ -93,7 +93,7 @@ def _sampling(settings: Settings) -> str:
 def _scheduler(arguments: Namespace, settings: Settings, *, warm_up: int) -> str:
     """Say what the scheduler knows when a measured request begins."""
     emptied = "stores of past outputs and recycled logits are emptied before each request"
-    if arguments.overhead or arguments.calibrate:
+    if arguments.overhead or arguments.draws or arguments.calibrate:
         return "not compared in this run"
     if settings.scheduled.drafter is not None:
         return f"knows what passes cost here, and nothing of these drafts when a request begins; {emptied}"

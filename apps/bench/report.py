@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .conditions import Conditions
 from .costs import Costs
+from .draws import DrawCost
 from .overhead import HostWork, LoopRatio
 from .results import ArmResult, FamilyResult
 from .rows import scheduled_row, speed_up_cell, summary_row
@@ -206,6 +207,16 @@ class Report:
             table.add_row(
                 work.arm, str(work.rounds), f"{1000 * work.median_seconds:.3f}", f"{1000 * work.p90_seconds:.3f}"
             )
+        self._show(table)
+
+    def draws(self, costs: Sequence[DrawCost]) -> None:
+        """Show what drawing from each shape of row costs."""
+        table = self._table(
+            "Drawing a token from a row of 151,936 logits, median ms", "row", "greedy", "slowest", "its options"
+        )
+        for cost in costs:
+            options = ", ".join(f"{name} {value:g}" for name, value in cost.worst.items())
+            table.add_row(cost.shape, f"{1000 * cost.greedy_seconds:.3f}", f"{1000 * cost.worst_seconds:.3f}", options)
         self._show(table)
 
     def loops(self, ratios: Sequence[LoopRatio], reasons: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from .calibration import bucket_contexts, learn, measure_buckets, measure_host
 from .choices import read_choices, settings_of
 from .conditions import Conditions
 from .costs import WIDEST, CostMeter, Costs
+from .draws import draw_shapes, measure_draws
 from .families import measure_family
 from .lock import one_at_a_time
 from .loops import open_loops
@@ -38,6 +39,7 @@ COMPARED_TEXT_TOKENS = 64
 COST_SAMPLES = 9
 """Where no fixed arms run, so many samples of what passes cost are taken before the runs."""
 QUICK_SAMPLES = 2
+DRAWS, QUICK_DRAWS = 200, 9
 
 Json = dict[str, object]
 
@@ -91,6 +93,8 @@ def _measure(bench: _Bench) -> Json:
         return against(bench.arguments, pair, settings=settings, report=bench.report, progress=progress)
     if bench.arguments.overhead:
         return _overhead(bench)
+    if bench.arguments.draws:
+        return _draws(bench)
     return _calibrate(bench) if bench.arguments.calibrate else _families(bench)
 
 
@@ -172,6 +176,16 @@ def _overhead(bench: _Bench) -> Json:
         "loops": [asdict(ratio) for ratio in ratios],
         "not_compared": reasons,
     }
+
+
+def _draws(bench: _Bench) -> Json:
+    quick = bench.arguments.quick
+    with progress("draws", sum(1 for _ in draw_shapes())) as advance:
+        costs = measure_draws(
+            bench.timed.pair.row_draw(), repetitions=QUICK_DRAWS if quick else DRAWS, advance=advance, quick=quick
+        )
+    bench.report.draws(costs)
+    return {"draws": [asdict(cost) for cost in costs]}
 
 
 def _replay(arguments: Namespace) -> int:

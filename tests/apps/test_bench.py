@@ -15,6 +15,7 @@ import pytest
 from edgedecode import InputError, Pair
 from edgedecode.apps.bench.conditions import Conditions
 from edgedecode.apps.bench.costs import CostMeter
+from edgedecode.apps.bench.draws import draw_shapes, measure_draws
 from edgedecode.apps.bench.families import measure_family
 from edgedecode.apps.bench.prompts import Prompt, bundled_prompts, choose, read_prompts
 from edgedecode.apps.bench.requests import Requests
@@ -25,6 +26,7 @@ from edgedecode.apps.bench.settings import PLAIN, Arm, Settings
 from edgedecode.apps.bench.timed import TimedPair
 from edgedecode.cli import main
 from edgedecode.registry import drafter_names
+from edgedecode.row_draw import NumpyRowDraw
 
 from .conftest import Run
 
@@ -49,7 +51,7 @@ def settings(**changes: object) -> Settings:
 def test_the_conditions_tell_the_threads_that_are_used(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def told(*, asked: int | None, with_draft: bool = True) -> str:
         timed = TimedPair(toy, with_draft=with_draft)
-        arguments = Namespace(threads=asked, prompts=None, provider="cpu", overhead=False, calibrate=False)
+        arguments = Namespace(threads=asked, prompts=None, provider="cpu", overhead=False, draws=False, calibrate=False)
         return Conditions.of(timed, settings(), arguments=arguments).threads
 
     assert told(asked=None) == "the runtime's choice"
@@ -219,6 +221,15 @@ def test_the_overhead_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[
     assert all(work["median_seconds"] > 0 for work in value["host_work"] if work["rounds"])
 
 
+def test_draws_are_measured_on_every_shape_of_row() -> None:
+    shapes: list[int] = []
+    costs = measure_draws(NumpyRowDraw(), repetitions=2, advance=lambda: shapes.append(0), size=3000, quick=True)
+    assert [cost.shape for cost in costs] == [name for name, _ in draw_shapes(3000)]
+    assert len(shapes) == len(costs)
+    assert all(cost.worst_seconds > 0 and cost.worst["temperature"] == 0.7 for cost in costs)
+    assert {cost.combinations for cost in costs} == {24}
+
+
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
@@ -232,6 +243,7 @@ def test_the_overhead_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[
         (["--plot", "x.png"], 1, "drawings are SVG"),
         (["--plot", "/no/such/folder/x.svg"], 1, "there is no folder /no/such/folder"),
         (["--plot", "x.svg", "--overhead"], 2, "does not measure"),
+        (["--plot", "x.svg", "--draws"], 2, "does not measure"),
         (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
         (["--mixed", "-c", "30"], 1, "raise --ctx-size"),
         (["--against-genai", "folder"], 2, "give --against genai or --overhead with it"),
