@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import shutil
+import sys
 from collections.abc import Sequence
+from ctypes import CDLL, create_string_buffer
+from ctypes.util import find_library
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,7 +21,7 @@ import pytest
 import edgedecode
 from edgedecode.errors import InputError, ManifestError
 from edgedecode.hub import BUNDLED_PACK
-from edgedecode.onnx_file import GraphFile, RawAttribute, ValueInfo
+from edgedecode.onnx_file import GraphFile, Node, RawAttribute, ValueInfo
 from edgedecode.protocols import AdapterModel, LanguageModel
 from edgedecode.runtimes.onnx.kernels.library import (
     INSTRUCTION_SETS,
@@ -228,6 +232,43 @@ def test_zeros_and_denormals_give_zeros(name: str) -> None:
     x = np.zeros((2, 64), np.float32)
     x[1] = 1e-42
     assert (multiply(matrix, x) == 0).all()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="sets the mode as glibc keeps it")
+@pytest.mark.parametrize("columns", [48, 4096])
+@pytest.mark.parametrize("engines_pool", [0, 1])
+def test_results_do_not_depend_on_the_threads_floating_point_mode(columns: int, engines_pool: int) -> None:
+    """Another library may have told this thread to take denormals for zeros, or to round upwards."""
+    assert LIBRARY is not None
+    attributes = {"threads": 2, "engines_pool": engines_pool}
+    file = GraphFile(
+        nodes=[Node("FloatProduct", DOMAIN, "", ["x", "w"], ["y"], dict(attributes))],
+        inputs=[ValueInfo("x", 1, ["R", 64]), ValueInfo("w", 1, [64, columns])],
+        outputs=[ValueInfo("y", 1, ["R", columns])],
+        opset={"": 21, DOMAIN: 1},
+        model_rest=[(1, b"\x08\x0a")],
+    )
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(LIBRARY.path))
+    session = onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(3)
+    x, w = rng.random((3, 64), np.float32), rng.random((64, columns), np.float32)
+    x[0] *= 1e-40
+    (expected,) = session.run(None, {"x": x, "w": w})
+    assert expected[0].all()
+    mathematics = CDLL(find_library("m"))
+    before, other = create_string_buffer(64), create_string_buffer(64)
+    mathematics.fegetenv(before)
+    mathematics.fegetenv(other)
+    mode = int.from_bytes(other[28:32], "little")  # the last field of an x86-64 fenv_t
+    assert mode & 0x1F80 == 0x1F80
+    other[28:32] = (mode | 0xC040).to_bytes(4, "little")
+    mathematics.fesetenv(other)
+    try:
+        (found,) = session.run(None, {"x": x, "w": w})
+    finally:
+        mathematics.fesetenv(before)
+    assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 def test_an_unknown_or_impossible_choice_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
