@@ -19,10 +19,11 @@ import onnxruntime
 import pytest
 
 import edgedecode
-from edgedecode.errors import InputError, ManifestError
+from edgedecode.errors import InputError, ManifestError, RuntimeUnavailable
 from edgedecode.hub import BUNDLED_PACK
 from edgedecode.onnx_file import GraphFile, Node, RawAttribute, ValueInfo
 from edgedecode.protocols import AdapterModel, LanguageModel
+from edgedecode.runtimes.onnx.kernels import self_check
 from edgedecode.runtimes.onnx.kernels.library import (
     INSTRUCTION_SETS,
     VARIABLE,
@@ -32,7 +33,7 @@ from edgedecode.runtimes.onnx.kernels.library import (
     tried,
 )
 from edgedecode.runtimes.onnx.kernels.prepared import FOLDER
-from edgedecode.runtimes.onnx.kernels.products import DOMAIN, WeightsFile, product_node
+from edgedecode.runtimes.onnx.kernels.products import DOMAIN, WeightsFile
 from edgedecode.runtimes.onnx.kernels.rewriting import Rewritten, rewrite
 from edgedecode.types import AdapterUse, FloatArray, LowRank
 from tests.contract.conftest import Opener
@@ -149,22 +150,8 @@ def test_every_instruction_set_gives_the_same_bits_for_a_whole_model(opener: Ope
 
 
 def multiply(matrix: Matrix, x: FloatArray) -> FloatArray:
-    """Return x times a matrix, computed by the operator alone."""
     assert LIBRARY is not None
-    tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
-    LIBRARY.prepare(matrix, tiles)
-    inner = x.shape[1]
-    file = GraphFile(
-        nodes=[product_node(["x", "w"], "y", matrix=matrix, inner=inner, threads=2)],
-        inputs=[ValueInfo("x", 1, ["R", inner]), ValueInfo("w", 2, [tiles.size])],
-        outputs=[ValueInfo("y", 1, ["R", matrix.columns])],
-        opset={"": 21, DOMAIN: 1},
-        model_rest=[(1, b"\x08\x0a")],
-    )
-    options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(str(LIBRARY.path))
-    session = onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": x, "w": tiles})[0]
+    return self_check.multiply(LIBRARY, matrix, x, threads=2)
 
 
 def random_matrix(rng: np.random.Generator, *, bits: int, block: int, columns: int, inner: int, half: bool) -> Matrix:
@@ -289,6 +276,18 @@ def test_a_choice_below_what_the_processor_has_is_taken(monkeypatch: pytest.Monk
         assert library.instruction_set == name
     monkeypatch.setenv(VARIABLE, "engine")
     assert load_kernels() is None
+
+
+def test_the_self_check_refuses_kernels_that_compute_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LIBRARY is not None
+    self_check.run_once(LIBRARY)
+
+    def zeros(self: KernelLibrary, matrix: Matrix, out: np.ndarray) -> None:
+        out[:] = 0
+
+    monkeypatch.setattr(KernelLibrary, "prepare", zeros)
+    with pytest.raises(RuntimeUnavailable, match=f"the {SETS[0]} kernels compute wrong results"):
+        self_check.run_once(LIBRARY)
 
 
 def test_the_engines_kernels_serve_where_they_are_asked_for(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
