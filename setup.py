@@ -1,6 +1,7 @@
 """Builds the kernels of the ONNX runtime as an optional library: without a compiler the installation goes on.
 
-The library calls nothing of Python's: a wheel serves every version from LEAST_PYTHON on. Everything else is in pyproject.toml. EDGEDECODE_BUILD_KERNELS=0 leaves the library out.
+The library calls nothing of Python's, so a wheel serves every version from LEAST_PYTHON on. Everything else is in
+pyproject.toml. EDGEDECODE_BUILD_KERNELS=0 leaves the library out.
 """
 
 from __future__ import annotations
