@@ -1,6 +1,7 @@
 """Builds the kernels of the ONNX runtime as an optional library: without a compiler the installation goes on.
 
-Everything else is in pyproject.toml. EDGEDECODE_BUILD_KERNELS=0 leaves the library out.
+The library calls nothing of Python's, so a wheel serves every version from LEAST_PYTHON on. Everything else is in
+pyproject.toml. EDGEDECODE_BUILD_KERNELS=0 leaves the library out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("runtimes/onnx/kernels")
+LEAST_PYTHON = "cp310"
 # No contraction of a product and a sum: where one is wanted the source writes it, and all processors round alike.
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-g0"]
 WINDOWS_FLAGS = ["/std:c++17", "/O2", "/fp:precise"]
@@ -38,8 +40,10 @@ library = Extension(
     extra_link_args=[] if windows else ["-pthread"],
     language="c++",
     optional=True,
+    py_limited_api=True,
 )
 setup(
+    options={"bdist_wheel": {"py_limited_api": LEAST_PYTHON}},
     ext_modules=[] if os.environ.get("EDGEDECODE_BUILD_KERNELS") == "0" else [library],
     cmdclass={"build_ext": BuildLibrary},
 )

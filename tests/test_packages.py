@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -82,22 +83,53 @@ def test_entry_points_resolve(entry: Any) -> None:
     assert entry.load() is not None
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """Build the wheel from a copy of the tree, so that nothing is left in it; return the size of each file inside."""
-    copy = tmp_path_factory.mktemp("source")
+def _built(copy: Path, *files: str, **environment: str) -> Path:
+    """Build the wheel from a copy of the tree, so that nothing is left in it."""
     for folder in FOLDERS.values():
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "_rows.*"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", *files):
         shutil.copy(ROOT / name, copy / name)
     shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     build = "from setuptools.build_meta import build_wheel; print(build_wheel('.'))"
     child = subprocess.run(
-        [sys.executable, "-c", build], cwd=copy, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", build],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, **environment},
     )
     assert child.returncode == 0, child.stderr
-    with zipfile.ZipFile(copy / child.stdout.splitlines()[-1]) as archive:
+    return copy / child.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Build a wheel without the kernels; return the size of each file inside."""
+    with zipfile.ZipFile(_built(tmp_path_factory.mktemp("source"))) as archive:
         return {entry.filename: entry.file_size for entry in archive.infolist()}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names compilers by variables")
+@pytest.mark.parametrize("kernels", ["0", "1"])
+def test_a_wheel_serves_every_version_of_python(tmp_path: Path, kernels: str) -> None:
+    """Here with a compiler that fails: the wheel is made nevertheless, for its kind of machine, and has no library."""
+    environment = {"CC": "false", "CXX": "false", "EDGEDECODE_BUILD_KERNELS": kernels}
+    found = _built(tmp_path, "setup.py", "MANIFEST.in", **environment)
+    assert f"-{'py3-none-any' if kernels == '0' else 'cp310-abi3-'}" in found.name
+    with zipfile.ZipFile(found) as archive:
+        assert not [name for name in archive.namelist() if Path(name).stem == "_rows"]
+
+
+def test_the_kernels_library_calls_nothing_of_pythons() -> None:
+    from edgedecode.runtimes.onnx.kernels.library import LIBRARY
+
+    if not LIBRARY.is_file():
+        pytest.skip("it was not built")
+    content = LIBRARY.read_bytes()
+    assert b"RegisterCustomOps" in content
+    assert not [name for name in (b"PyInit", b"PyObject", b"Py_", b"PyErr") if name in content]
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: dict[str, int]) -> None:

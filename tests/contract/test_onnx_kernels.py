@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import shutil
+import sys
 from collections.abc import Sequence
+from ctypes import CDLL, create_string_buffer
+from ctypes.util import find_library
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,10 +19,11 @@ import onnxruntime
 import pytest
 
 import edgedecode
-from edgedecode.errors import InputError, ManifestError
+from edgedecode.errors import InputError, ManifestError, RuntimeUnavailable
 from edgedecode.hub import BUNDLED_PACK
-from edgedecode.onnx_file import GraphFile, RawAttribute, ValueInfo
+from edgedecode.onnx_file import GraphFile, Node, RawAttribute, ValueInfo
 from edgedecode.protocols import AdapterModel, LanguageModel
+from edgedecode.runtimes.onnx.kernels import self_check
 from edgedecode.runtimes.onnx.kernels.library import (
     INSTRUCTION_SETS,
     VARIABLE,
@@ -28,7 +33,7 @@ from edgedecode.runtimes.onnx.kernels.library import (
     tried,
 )
 from edgedecode.runtimes.onnx.kernels.prepared import FOLDER
-from edgedecode.runtimes.onnx.kernels.products import DOMAIN, WeightsFile, product_node
+from edgedecode.runtimes.onnx.kernels.products import DOMAIN, WeightsFile
 from edgedecode.runtimes.onnx.kernels.rewriting import Rewritten, rewrite
 from edgedecode.types import AdapterUse, FloatArray, LowRank
 from tests.contract.conftest import Opener
@@ -145,22 +150,8 @@ def test_every_instruction_set_gives_the_same_bits_for_a_whole_model(opener: Ope
 
 
 def multiply(matrix: Matrix, x: FloatArray) -> FloatArray:
-    """Return x times a matrix, computed by the operator alone."""
     assert LIBRARY is not None
-    tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
-    LIBRARY.prepare(matrix, tiles)
-    inner = x.shape[1]
-    file = GraphFile(
-        nodes=[product_node(["x", "w"], "y", matrix=matrix, inner=inner, threads=2)],
-        inputs=[ValueInfo("x", 1, ["R", inner]), ValueInfo("w", 2, [tiles.size])],
-        outputs=[ValueInfo("y", 1, ["R", matrix.columns])],
-        opset={"": 21, DOMAIN: 1},
-        model_rest=[(1, b"\x08\x0a")],
-    )
-    options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(str(LIBRARY.path))
-    session = onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": x, "w": tiles})[0]
+    return self_check.multiply(LIBRARY, matrix, x, threads=2)
 
 
 def random_matrix(rng: np.random.Generator, *, bits: int, block: int, columns: int, inner: int, half: bool) -> Matrix:
@@ -230,6 +221,43 @@ def test_zeros_and_denormals_give_zeros(name: str) -> None:
     assert (multiply(matrix, x) == 0).all()
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="sets the mode as glibc keeps it")
+@pytest.mark.parametrize("columns", [48, 4096])
+@pytest.mark.parametrize("engines_pool", [0, 1])
+def test_results_do_not_depend_on_the_threads_floating_point_mode(columns: int, engines_pool: int) -> None:
+    """Another library may have told this thread to take denormals for zeros, or to round upwards."""
+    assert LIBRARY is not None
+    attributes = {"threads": 2, "engines_pool": engines_pool}
+    file = GraphFile(
+        nodes=[Node("FloatProduct", DOMAIN, "", ["x", "w"], ["y"], dict(attributes))],
+        inputs=[ValueInfo("x", 1, ["R", 64]), ValueInfo("w", 1, [64, columns])],
+        outputs=[ValueInfo("y", 1, ["R", columns])],
+        opset={"": 21, DOMAIN: 1},
+        model_rest=[(1, b"\x08\x0a")],
+    )
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(LIBRARY.path))
+    session = onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(3)
+    x, w = rng.random((3, 64), np.float32), rng.random((64, columns), np.float32)
+    x[0] *= 1e-40
+    (expected,) = session.run(None, {"x": x, "w": w})
+    assert expected[0].all()
+    mathematics = CDLL(find_library("m"))
+    before, other = create_string_buffer(64), create_string_buffer(64)
+    mathematics.fegetenv(before)
+    mathematics.fegetenv(other)
+    mode = int.from_bytes(other[28:32], "little")  # the last field of an x86-64 fenv_t
+    assert mode & 0x1F80 == 0x1F80
+    other[28:32] = (mode | 0xC040).to_bytes(4, "little")
+    mathematics.fesetenv(other)
+    try:
+        (found,) = session.run(None, {"x": x, "w": w})
+    finally:
+        mathematics.fesetenv(before)
+    assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
 def test_an_unknown_or_impossible_choice_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "avx1024")
     with pytest.raises(InputError, match=r"EDGEDECODE_KERNELS=avx1024: give one of auto, avx512"):
@@ -248,6 +276,18 @@ def test_a_choice_below_what_the_processor_has_is_taken(monkeypatch: pytest.Monk
         assert library.instruction_set == name
     monkeypatch.setenv(VARIABLE, "engine")
     assert load_kernels() is None
+
+
+def test_the_self_check_refuses_kernels_that_compute_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LIBRARY is not None
+    self_check.run_once(LIBRARY)
+
+    def zeros(self: KernelLibrary, matrix: Matrix, out: np.ndarray) -> None:
+        out[:] = 0
+
+    monkeypatch.setattr(KernelLibrary, "prepare", zeros)
+    with pytest.raises(RuntimeUnavailable, match=f"the {SETS[0]} kernels compute wrong results"):
+        self_check.run_once(LIBRARY)
 
 
 def test_the_engines_kernels_serve_where_they_are_asked_for(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,3 +223,58 @@ def test_the_plan_bounds_what_is_measured(opener: Opener, bits: int, block: int,
     figures = json.loads(done.stdout)
     print(bits, block, needs, {name: round(value / MIB, 1) for name, value in figures.items()})
     assert figures["used"] <= figures["planned"]
+
+
+THREADED = """
+import json, sys
+from pathlib import Path
+from threading import Barrier, Thread
+from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.memory import Budget, resident_nbytes
+from edgedecode.runtimes.onnx import OnnxRuntime
+fields = json.loads(sys.argv[2])
+fields["graphs"] = {name: Graph(**graph) for name, graph in fields["graphs"].items()}
+entry = ModelEntry(**fields)
+model = OnnxRuntime().open(entry, Path(sys.argv[1]), name="target", vocabulary_size=entry.rows, budget=Budget(),
+                           threads=1, provider="cpu")
+state, used, here = model.new_state(256), [], Barrier(25)
+
+def one():
+    model.forward([token % entry.rows for token in range(128)], state, rows="none")
+    state.crop(0)
+
+def turn():
+    here.wait()
+    here.wait()
+
+for count in (0, 24):  # threads that live on, each after a pass
+    threads = [Thread(target=lambda: (one(), turn())) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    if threads:
+        here.wait()
+    one()
+    used.append(resident_nbytes())
+    if threads:
+        here.wait()
+    for thread in threads:
+        thread.join()
+print(json.dumps({"kernels": model.card.kernels, "more": used[1] - used[0]}))
+"""
+
+
+@pytest.mark.memory
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
+def test_passes_from_many_threads_take_no_more_than_from_one(opener: Opener) -> None:
+    """The operators' own memory is planned once, whoever calls; 128 rows of 8,192 values are 1.3 MB of it."""
+    from dataclasses import asdict
+
+    shape = ToyShape(bits=8, mlp=8192)
+    entry = json.dumps(asdict(opener.entry(shape)))
+    words = [sys.executable, "-c", THREADED, str(opener.root(shape)), entry]
+    child = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert child.returncode == 0, child.stderr
+    found = json.loads(child.stdout)
+    if not found["kernels"]:
+        pytest.skip("no kernels of ours here")
+    assert found["more"] < 24 * 0.5e6

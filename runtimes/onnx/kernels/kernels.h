@@ -6,6 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#if defined(__x86_64__) || defined(_M_X64)
+#include <xmmintrin.h>
+#endif
+
 #if defined(_WIN32)
 #define EDGE_EXPORT extern "C" __declspec(dllexport)
 #else
@@ -125,6 +129,36 @@ const Kernels* kernels_generic();
 const Kernels* kernels();
 const Kernels* kernels_named(const char* name);  // null: unknown, or this processor does not have it
 bool choose_kernels(const char* name);
+
+// While it lives this thread rounds to nearest and keeps denormals, whatever the program or another library has told it:
+// results do not depend on the thread that computes them.
+class FloatMode {
+ public:
+  FloatMode() : before_(read()) { if (before_ & kChanged) write(before_ & ~kChanged); }
+  ~FloatMode() { if (before_ & kChanged) write(before_); }
+  FloatMode(const FloatMode&) = delete;
+  FloatMode& operator=(const FloatMode&) = delete;
+
+ private:
+#if defined(__x86_64__) || defined(_M_X64)
+  static constexpr uint64_t kChanged = 0xe040;  // flush to zero, rounding, denormals are zeros
+  static uint64_t read() { return _mm_getcsr(); }
+  static void write(uint64_t mode) { _mm_setcsr(static_cast<unsigned>(mode)); }
+#elif defined(__aarch64__)
+  static constexpr uint64_t kChanged = 0x3c00000;  // default NaN, flush to zero, rounding
+  static uint64_t read() {
+    uint64_t mode;
+    asm volatile("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+  }
+  static void write(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode)); }
+#else
+  static constexpr uint64_t kChanged = 0;
+  static uint64_t read() { return 0; }
+  static void write(uint64_t) {}
+#endif
+  uint64_t before_;
+};
 
 // Runs part 0 to parts - 1 on the calling thread and up to threads - 1 others. Parts may run in any order.
 void parallel(size_t parts, int threads, void (*run)(void* data, size_t part), void* data);

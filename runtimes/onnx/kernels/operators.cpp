@@ -1,6 +1,7 @@
 // The library's operators as ONNX Runtime calls them: attributes, shapes, scratch memory and threads.
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -20,14 +21,42 @@ constexpr size_t kNormFloats = 16 << 10;
 constexpr size_t kAttentionSteps = 32 << 10;
 constexpr size_t kMostParts = 4096;
 
-// Memory that a thread uses again for every operator; it keeps what the longest pass took.
+// Memory that operators use again. There are as many pieces of a kind as were in use at one time, whatever threads come
+// and go; each keeps what the longest pass took. No lock: a fork may happen at any time.
 template <class T>
-T* scratch(size_t count) {
-  thread_local std::vector<T> memory;
-  if (memory.size() < count) memory.resize(count);
-  return memory.data();
-}
-struct Score { float value; };  // a memory of its own: a thread may hold rounded rows while it attends
+class Scratch {
+ public:
+  explicit Scratch(size_t count) {
+    for (std::atomic<Memory*>& place : shelf_)
+      if (place.load(std::memory_order_relaxed) != nullptr && (memory_.reset(place.exchange(nullptr)), memory_ != nullptr))
+        break;
+    if (memory_ == nullptr) memory_ = std::make_unique<Memory>();
+    if (memory_->size() < count) {
+      *memory_ = Memory();  // before the new one: never both
+      memory_->resize(count);
+    }
+  }
+  ~Scratch() {
+    for (std::atomic<Memory*>& place : shelf_) {
+      Memory* none = nullptr;
+      if (place.compare_exchange_strong(none, memory_.get())) {
+        memory_.release();
+        break;
+      }
+    }
+  }
+  T* data() { return memory_->data(); }
+
+ private:
+  using Memory = std::vector<T>;
+  static constexpr size_t kPlaces = 64;  // more pieces at one time are made and dropped
+  static std::atomic<Memory*> shelf_[kPlaces];
+  std::unique_ptr<Memory> memory_;
+};
+template <class T>
+std::atomic<std::vector<T>*> Scratch<T>::shelf_[Scratch<T>::kPlaces];
+
+struct Score { float value; };  // pieces of their own: they differ in size
 struct Query { float value; };
 
 // The operator that this thread runs, where its parts run on the engine's pool: in a graph that keeps operators of the
@@ -42,6 +71,7 @@ void engine_parallel_for(ort::Context* context, size_t parts, const Body& body) 
     std::atomic<bool> failed;
     static void run(void* data, size_t part) {
       Call* call = static_cast<Call*>(data);
+      const FloatMode mode;
       try {
         call->body(part);
       } catch (...) {  // the engine's threads know no exceptions: the caller says so once all parts are done
@@ -131,8 +161,10 @@ struct RowsProduct {
     job.wide_scales = wide_scales;
     job.full_range = full_range;
     job.gate = gate;
-    job.x = {scratch<int8_t>(rows * planes * sub_blocks * kSubBlock), scratch<float>(rows * sub_blocks),
-             scratch<int32_t>(rows * sub_blocks), sub_blocks, planes};
+    Scratch<int8_t> values(rows * planes * sub_blocks * kSubBlock);
+    Scratch<float> scales(rows * sub_blocks);
+    Scratch<int32_t> starts(rows * sub_blocks);
+    job.x = {values.data(), scales.data(), starts.data(), sub_blocks, planes};
     const int zero_point = bits == 4 ? table->zero_point4 : table->zero_point8;
     const size_t floats = rows * inner;
     split(rows, floats < kRoundFloats ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
@@ -243,7 +275,8 @@ struct TreeAttention {
     in.scale = scale;
     in.key_scales = key_scales.as<const float>();
     in.value_scales = value_scales.as<const float>();
-    in.queries = &scratch<Query>(rows * heads * size)->value;
+    Scratch<Query> room(rows * heads * size);
+    in.queries = &room.data()->value;
     job.queries = in.queries;
     split(rows, rows * stride < kRoundFloats ? 1 : 4 * threads, threads,
           [&](size_t first, size_t last) { table->take_in(in, job, first, last); });
@@ -256,7 +289,9 @@ struct TreeAttention {
     const auto one = [&](size_t part) {
       const size_t head = part / chunks, chunk = part % chunks;
       const size_t first = queries * chunk / chunks, last = queries * (chunk + 1) / chunks;
-      if (first < last) table->attend(job, head, first, last, &scratch<Score>(score_floats(job))->value);
+      if (first >= last) return;
+      Scratch<Score> scores(score_floats(job));
+      table->attend(job, head, first, last, &scores.data()->value);
     };
     if (steps < kAttentionSteps) {
       for (size_t part = 0; part < kv_heads * chunks; part++) one(part);
@@ -386,6 +421,7 @@ ort::Status* create(const ort::CustomOp*, const void*, const ort::KernelInfo* in
 template <class Kernel>
 ort::Status* compute(void* made, ort::Context* context) {
   const Made<Kernel>* own = static_cast<const Made<Kernel>*>(made);
+  const FloatMode mode;
   on_engines_pool = own->engines_pool ? context : nullptr;
   try {
     return own->kernel.compute(context);

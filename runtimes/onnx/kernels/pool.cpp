@@ -84,6 +84,7 @@ class Pool {
   }
 
   void work() {
+    const FloatMode mode;  // a thread begins with that of its maker
     for (;;) {
       const uint64_t seen = ticket_.load(std::memory_order_acquire);
       if (claim()) continue;

@@ -174,12 +174,17 @@ static void product_tiles(const Product& job, size_t first, size_t last) {
 
 // ---- Attention ---------------------------------------------------------------------------------------------------
 
-static inline float rounded_to(float x, float scale) {  // what an int8 cache keeps of a value
+// What an int8 cache keeps of a number: from `least` to 127.
+static inline float rounded_to(float x, float scale, float least) {
   float q = scale == 0.0f ? 0.0f : x / scale;
-  q = q < 127.0f ? q : (q == q ? 127.0f : q);
-  q = q > -128.0f ? q : (q == q ? -128.0f : q);
+  q = q < 127.0f ? q : 127.0f;
+  q = q > least ? q : least;
   return std::nearbyint(q);
 }
+
+// The first number of an int8 key that is not finite, or whose value is not: other keys begin at -127. Whoever sees
+// that slot has a score that is not a number.
+constexpr int8_t kNotFinite = -128;
 
 // Rotates `size` values: pairs (a, b) become (a cos - b sin, b cos + a sin), each sum one fma.
 static void rotate(const Intake& in, int64_t position, const float* x, float* y, size_t size) {
@@ -224,10 +229,13 @@ static void take_in(const Intake& in, const Attention& job, size_t first, size_t
       const size_t value_at = head * head_cache + slot * size;
       if (job.int8_cache) {
         int8_t *keys = static_cast<int8_t*>(job.keys) + key_at, *values = static_cast<int8_t*>(job.values) + value_at;
+        float poison = 0.0f;
         for (size_t d = 0; d < size; d++) {
-          keys[d * kTile] = static_cast<int8_t>(rounded_to(rotated[d], in.key_scales[head * size + d]));
-          values[d] = static_cast<int8_t>(rounded_to(value[d], in.value_scales[head * size + d]));
+          keys[d * kTile] = static_cast<int8_t>(rounded_to(rotated[d], in.key_scales[head * size + d], -127.0f));
+          values[d] = static_cast<int8_t>(rounded_to(value[d], in.value_scales[head * size + d], -128.0f));
+          poison += rotated[d] * 0.0f + value[d] * 0.0f;
         }
+        if (poison != 0.0f) keys[0] = kNotFinite;
       } else {
         float *keys = static_cast<float*>(job.keys) + key_at, *values = static_cast<float*>(job.values) + value_at;
         for (size_t d = 0; d < size; d++) keys[d * kTile] = rotated[d];
@@ -257,6 +265,16 @@ static inline void tile_scores(const T* tile, size_t size, const float* const* q
     }
     for (int q = 0; q < QUERIES; q++) vstore(scores + q * stride + group, sums[q]);
   }
+}
+
+// Makes the scores of `count` queries with a tile's slots that are marked not a number. A float cache marks nothing.
+static inline void spread_poison(const float*, size_t, float*, size_t) {}
+static inline void spread_poison(const int8_t* tile, size_t count, float* scores, size_t stride) {
+  bool any = false;
+  for (size_t i = 0; i < kTile; i++) any |= tile[i] == kNotFinite;
+  if (!any) return;
+  for (size_t i = 0; i < kTile; i++)
+    for (size_t q = 0; tile[i] == kNotFinite && q < count; q++) scores[q * stride + i] = NAN;
 }
 
 // Adds weight × value over slots first to last - 1, in this order, for QUERIES queries and VECTORS * kLanes of the size.
@@ -307,9 +325,9 @@ static inline size_t path_to(const int32_t* parents, size_t row, int32_t* path) 
   return depth;
 }
 
-// Makes weights of the scores at positions low to length - 1 and zeros elsewhere up to `end`; returns 1 / their sum.
-// The sum's order is by position modulo 16, so it does not depend on slots.
-static inline float softmax(float* scores, const Seen& seen, size_t end, float soft_cap) {
+// Makes weights of the scores at positions low to length - 1; returns 1 / their sum. The sum's order is by position
+// modulo 16, so it does not depend on slots.
+static inline float softmax(float* scores, const Seen& seen, float soft_cap) {
   VF largest = vset(-INFINITY);
   const size_t start = seen.low / kTile * kTile;
   const size_t stop = (seen.length + kTile - 1) / kTile * kTile;
@@ -331,9 +349,21 @@ static inline float softmax(float* scores, const Seen& seen, size_t end, float s
       vstore(scores + p + g * kLanes, weight);
       sums[g] = vadd(sums[g], weight);
     }
-  for (size_t p = 0; p < start; p++) scores[p] = 0.0f;
-  for (size_t p = stop; p < end; p++) scores[p] = 0.0f;
   return 1.0f / sum16(sums);
+}
+
+// Adds what QUERIES queries see of slots 0 to common - 1, each from its own window's first slot on: what lies before it
+// may be infinite, and a weight of 0 would not hide that.
+template <class T, int QUERIES>
+static inline void add_common(const T* values, size_t size, size_t common, const Seen* seen, const float* weights,
+                              size_t stride, float* sums) {
+  size_t from = 0;
+  for (int q = 0; q < QUERIES; q++) from = seen[q].low > from ? seen[q].low : from;
+  from = from < common ? from : common;
+  for (int q = 0; q < QUERIES; q++)
+    if (seen[q].low < from)
+      add_all_values<T, 1>(values, size, seen[q].low, from, weights + q * stride, stride, sums + q * size);
+  if (from < common) add_all_values<T, QUERIES>(values, size, from, common, weights, stride, sums);
 }
 
 // Attends with `count` queries of one key/value head. All of them see slots 0 to common - 1 at these positions.
@@ -359,6 +389,7 @@ static void attend_block(const Attention& job, size_t kv_head, const Seen* seen,
     for (; q + 4 <= count; q += 4) tile_scores<T, 4>(tile, size, queries + q, scores + q * stride + slot, stride);
     for (; q + 2 <= count; q += 2) tile_scores<T, 2>(tile, size, queries + q, scores + q * stride + slot, stride);
     for (; q < count; q++) tile_scores<T, 1>(tile, size, queries + q, scores + q * stride + slot, stride);
+    spread_poison(tile, count, scores + slot, stride);
   }
   float inverses[kQueries];
   float* sums = scores + kQueries * stride;  // see score_floats
@@ -367,16 +398,16 @@ static void attend_block(const Attention& job, size_t kv_head, const Seen* seen,
     float* own = scores + q * stride;
     if (job.parents != nullptr)  // move the path's scores from its slots to its positions, which never lie behind them
       for (size_t p = job.settled; p < seen[q].length; p++) own[p] = own[job.settled + seen[q].path[p - job.settled]];
-    inverses[q] = softmax(own, seen[q], stride, job.soft_cap);
+    inverses[q] = softmax(own, seen[q], job.soft_cap);
   }
   if (low < common) {
     size_t q = 0;
     for (; q + 4 <= count; q += 4)
-      add_all_values<T, 4>(values, size, low, common, scores + q * stride, stride, sums + q * size);
+      add_common<T, 4>(values, size, common, seen + q, scores + q * stride, stride, sums + q * size);
     for (; q + 2 <= count; q += 2)
-      add_all_values<T, 2>(values, size, low, common, scores + q * stride, stride, sums + q * size);
+      add_common<T, 2>(values, size, common, seen + q, scores + q * stride, stride, sums + q * size);
     for (; q < count; q++)
-      add_all_values<T, 1>(values, size, low, common, scores + q * stride, stride, sums + q * size);
+      add_common<T, 1>(values, size, common, seen + q, scores + q * stride, stride, sums + q * size);
   }
   for (size_t q = 0; q < count; q++) {
     float *own = scores + q * stride, *sum = sums + q * size;
@@ -384,7 +415,7 @@ static void attend_block(const Attention& job, size_t kv_head, const Seen* seen,
       const size_t from = common > seen[q].low ? common : seen[q].low;
       if (from < seen[q].length) add_all_values<T, 1>(values, size, from, seen[q].length, own, stride, sum);
     } else {
-      for (size_t p = job.settled; p < seen[q].length; p++) {
+      for (size_t p = job.settled > seen[q].low ? job.settled : seen[q].low; p < seen[q].length; p++) {
         const size_t slot = job.settled + seen[q].path[p - job.settled];  // the weight is at its position
         add_all_values<T, 1>(values + slot * size, size, 0, 1, own + p, stride, sum);
       }

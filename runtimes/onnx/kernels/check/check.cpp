@@ -96,12 +96,25 @@ void check_product(const Kernels* table, Digest& digest) {
   digest.add(together.data(), together.size() * sizeof(float));
 }
 
-// The same sequence as one chain, row by row, and as a tree whose slots are in another order.
-void check_attention(const Kernels* table, Digest& digest, bool int8_cache) {
+// Whether two results agree bit for bit, or both are no numbers.
+bool same(const float* a, const float* b, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    if (memcmp(a + i, b + i, sizeof(float)) && !(std::isnan(a[i]) && std::isnan(b[i]))) return false;
+  return true;
+}
+
+// The same sequence as one chain, row by row, and as a tree whose slots are in another order. With `poisoned` one key or
+// value is not finite: whoever sees it shows that, and nobody else.
+void check_attention(const Kernels* table, Digest& digest, bool int8_cache, bool poisoned) {
   const size_t kv_heads = 1 + below(2), group = 1 + below(3), heads = kv_heads * group, size = 16 * (1 + below(5));
   const size_t settled = below(70), rows = 1 + below(9), capacity = 96, window = below(2) ? 0 : 1 + below(40);
   const size_t stride = (heads + 2 * kv_heads) * size, rotary = size - below(2) * 8;
-  const std::vector<float> input = random_floats((settled + 2 * rows) * stride);
+  std::vector<float> input = random_floats((settled + 2 * rows) * stride);
+  const size_t bad_row = below(settled + rows), bad_head = below(kv_heads), in_value = below(2);
+  if (poisoned) {
+    const float bad = below(2) && (int8_cache || in_value) ? (below(2) ? INFINITY : -INFINITY) : NAN;
+    input[bad_row * stride + (heads + bad_head + in_value * kv_heads) * size + below(size)] = bad;
+  }
   const std::vector<float> cosines = random_floats(capacity * rotary / 2), sines = random_floats(capacity * rotary / 2);
   std::vector<float> key_scales(kv_heads * size, 0.02f), value_scales(kv_heads * size, 0.01f);
   const float soft_cap = below(2) ? 0.0f : 5.0f;
@@ -163,7 +176,7 @@ void check_attention(const Kernels* table, Digest& digest, bool int8_cache) {
   const std::vector<float> together = pass(wide, settled, places(settled, rows), nullptr, counted(settled, rows));
   for (size_t row = 0; row < rows; row++) {
     const std::vector<float> alone = pass(narrow, settled + row, places(settled + row, 1), nullptr, counted(settled + row, 1));
-    expect(!memcmp(alone.data(), &together[row * heads * size], alone.size() * sizeof(float)), "attention depends on the pass");
+    expect(same(alone.data(), &together[row * heads * size], alone.size()), "attention depends on the pass");
   }
   // Two branches in turns: even slots hold the chain, odd ones another branch.
   std::vector<size_t> from;
@@ -177,10 +190,20 @@ void check_attention(const Kernels* table, Digest& digest, bool int8_cache) {
     }
   const std::vector<float> branched = pass(tree, settled, from, &parents, positions);
   for (size_t row = 0; row < rows; row++)
-    expect(!memcmp(&branched[2 * row * heads * size], &together[row * heads * size], heads * size * sizeof(float)),
+    expect(same(&branched[2 * row * heads * size], &together[row * heads * size], heads * size),
            "a tree's row differs from the chain's");
-  for (float value : together) expect(std::isfinite(value), "attention is not finite");
-  digest.add(together.data(), together.size() * sizeof(float));
+  for (size_t row = 0; row < rows; row++)
+    for (size_t head = 0; head < heads; head++) {
+      const size_t here = settled + row, first = window != 0 && here + 1 > window ? here + 1 - window : 0;
+      const float* y = &together[(row * heads + head) * size];
+      size_t finite = 0;
+      for (size_t d = 0; d < size; d++) finite += std::isfinite(y[d]);
+      if (poisoned && head / group == bad_head && bad_row >= first && bad_row <= here)
+        expect(finite < size && !(int8_cache && finite != 0), "what is not finite is silent");
+      else
+        expect(finite == size, "attention is not finite");
+    }
+  if (!poisoned) digest.add(together.data(), together.size() * sizeof(float));
 }
 
 void check_others(const Kernels* table, Digest& digest) {
@@ -235,8 +258,8 @@ int main(int count, char** arguments) {
     Digest digest;
     for (int i = 0; i < rounds; i++) {
       check_product(table, digest);
-      check_attention(table, digest, false);
-      check_attention(table, digest, true);
+      for (const bool int8_cache : {false, true})
+        for (const bool poisoned : {false, true}) check_attention(table, digest, int8_cache, poisoned);
       check_others(table, digest);
     }
     std::printf("%s %016llx\n", name, static_cast<unsigned long long>(digest.value));
