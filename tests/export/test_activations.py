@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from edgedecode.activations_entry import ProductError
 from edgedecode.cli import main
@@ -210,6 +213,31 @@ def test_a_usage_error_where_nothing_is_rounded(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         main(["export", "--target", "x", "--out", "y", "--bits", "16", "--activations", "16"])
     assert "argument --activations: with float16 weights nothing is rounded" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not DEMO.is_dir(), reason="the demo pair's float weights are not beside the project")
+def test_a_trained_model_gets_16_bits_where_its_inputs_were_enlarged(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(DEMO / "target", tmp_path / "model"))
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        for layer in network.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            enlarged = [
+                (layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj]),
+                (layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]),
+                (mlp.up_proj, [mlp.down_proj]),
+            ]
+            for maker, readers in enlarged:
+                maker.weight[5::64] *= 100
+                for reader in readers:
+                    reader.weight[:, 5::64] /= 100
+    network.save_pretrained(folder)
+    found = export(folder, tmp_path / "pack", stored=recipe(4), activations="auto").models["target"].activations
+    assert found is not None
+    assert set(found.wide) == {name for name in found.products if name != "head" and not name.endswith("o_proj")}
+    assert found.way is not None
+    assert found.way.agreement >= 0.995
+    assert found.ways["8"].agreement <= found.way.agreement - 0.02
 
 
 @pytest.mark.skipif(not DEMO.is_dir(), reason="the demo pair's float weights are not beside the project")
