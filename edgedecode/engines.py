@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from edgedecode.engine_choice import Candidate, Choice, Speeds, choose
@@ -19,6 +20,9 @@ __all__ = ["AUTO", "USUAL", "chosen_engines", "default_runtime", "engine_candida
 AUTO = "auto"
 USUAL = "onnx"
 """The engine that is taken of several where nothing can be measured."""
+_COARSE = ("llama",)
+"""Engines that round the activations of every quantized product to 8 bits."""
+_TOO_COARSE = Refusal("it rounds activations to 8 bits, and this model has some that need 16")
 
 
 def default_runtime() -> str:
@@ -31,7 +35,7 @@ def default_runtime() -> str:
 
 def engine_candidates(manifest: Manifest, root: Path, request: EngineRequest) -> list[Candidate]:
     """Ask every installed runtime whether it can run the pack; no engine is loaded into this process."""
-    return [_candidate(name, manifest, root, request) for name in installed(RUNTIMES)]
+    return _precise([_candidate(name, manifest, root, request) for name in installed(RUNTIMES)], manifest)
 
 
 def known_choice(manifest: Manifest, root: Path, request: EngineRequest, *, measure: bool = False) -> Choice:
@@ -111,6 +115,14 @@ def _candidate(name: str, manifest: Manifest, root: Path, request: EngineRequest
         return Candidate(name, "unknown")
     version = factory.engine_version()
     return Candidate(name, version, None if version is None else _refusal(factory, manifest, root, request))
+
+
+def _precise(candidates: list[Candidate], manifest: Manifest) -> list[Candidate]:
+    """Leave out engines that would say something else: those with 8-bit activations, where the target needs 16 bits."""
+    activations = manifest.models["target"].activations
+    if activations is None or not activations.wide or not any(each.able and each.name == USUAL for each in candidates):
+        return candidates
+    return [replace(each, refusal=_TOO_COARSE) if each.able and each.name in _COARSE else each for each in candidates]
 
 
 def _refusal(factory: RuntimeFactory, manifest: Manifest, root: Path, request: EngineRequest) -> Refusal | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from edgedecode.activations_entry import ActivationsEntry
 from edgedecode.adapter_entry import AdapterEntry
 from edgedecode.equality import Equality
 from edgedecode.errors import ManifestError
@@ -22,6 +23,7 @@ __all__ = [
     "MANIFEST_NAME",
     "STACKS",
     "VERSION",
+    "ActivationsEntry",
     "AdapterEntry",
     "FileEntry",
     "Generation",
@@ -96,6 +98,8 @@ class ModelEntry:
     """From what such a file is made when it is first used, where there is none; empty: it cannot be."""
     trim: TrimEntry | None = None
     """A smaller vocabulary of it, for drafts; None: it was never trimmed."""
+    activations: ActivationsEntry | None = None
+    """How many bits products round their inputs to; None: to 8 bits, or as an imported graph says."""
 
     @classmethod
     def of(cls, fields: Fields) -> ModelEntry:
@@ -275,6 +279,9 @@ def _model(fields: Fields) -> ModelEntry:
         equality=None if fields.values.get("equality") is None else Equality.of(fields.child("equality")),
         gguf_plan=plain_path(plan) if (plan := fields.optional_text("gguf_plan")) else "",
         trim=None if fields.values.get("trim") is None else TrimEntry.of(fields.child("trim")),
+        activations=None
+        if fields.values.get("activations") is None
+        else ActivationsEntry.of(fields.child("activations")),
     )
 
 

@@ -105,6 +105,7 @@ def _make(arguments: Namespace) -> Report:
         out=arguments.out or Path(),  # a dry run may have none
         recipe=recipe,
         calibration_text=arguments.calibrate_text,
+        activations=arguments.activations,
         name=arguments.name,
         license=arguments.license,
         span=read_span(arguments),

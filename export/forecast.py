@@ -28,6 +28,7 @@ _SEARCH_SECONDS = 0.0, 75.0
 _MIXTURE_SECONDS = 1.0, 60.0
 _TEXT_SECONDS = 1.0, 180.0
 _IMPORTANCE_SECONDS = 1.0, 250.0
+_ACTIVATIONS_SECONDS = 1.0, 100.0
 _PARITY_SECONDS = 0.2, 50.0
 _VARIANT_SECONDS = 0.3, 20.0
 """A constant, and so much for each billion parameters. Structure to parity are fitted to a 0.5B model in 4 bits and to
@@ -151,12 +152,15 @@ def _model(role: str, model: Texts, request: PairRequest, notes: tuple[str, ...]
 
 def _stages(role: str, shape: Shape, weights: int, request: PairRequest) -> Iterator[StageForecast]:
     calibrated = request.recipe.calibrated
+    choice = []
+    if request.activations != "8" and request.recipe.quantized:
+        choice.append(("activations", _ACTIVATIONS_SECONDS))
     steps = [("structure", _STRUCTURE_SECONDS)]
     if calibrated and request.calibration_text is None:
         steps.append(("calibration text", _TEXT_SECONDS))
     if calibrated:
         steps.append(("importance", _IMPORTANCE_SECONDS))
-    steps += [("weights", _SEARCH_SECONDS if calibrated else _WEIGHTS_SECONDS), ("parity", _PARITY_SECONDS)]
+    steps += [("weights", _SEARCH_SECONDS if calibrated else _WEIGHTS_SECONDS), *choice, ("parity", _PARITY_SECONDS)]
     steps += [(f"{name} graph", _VARIANT_SECONDS) for name in request.graphs.names[1:]]
     if request.gguf and request.imatrix_text is not None:
         steps.append(("importance for gguf", _IMPORTANCE_SECONDS))

@@ -29,6 +29,8 @@ class ModelJob:
     calibration: Tokens = ()
     """What a calibrated recipe is calibrated on; empty: text that the model itself writes."""
     graphs: GraphRequest = BASE_ONLY
+    activations: str = "8"
+    """Bits of quantized products' activations: `8`, `16`, or `auto`, chosen for each product by measured error."""
     gguf: GgufRequest | None = None
     """What the model's GGUF file, or its plan, is made of; None: it gets neither."""
 
@@ -36,6 +38,11 @@ class ModelJob:
     def adds_files(self) -> bool:
         """Whether it gets more than weights and a base graph."""
         return bool(self.graphs.names[1:]) or self.gguf is not None
+
+    @property
+    def measures_activations(self) -> bool:
+        """Whether there is anything to choose."""
+        return self.activations != "8" and self.recipe.quantized
 
     @property
     def context(self) -> int:

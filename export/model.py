@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from edgedecode.errors import ExportError
 from edgedecode.manifest import ModelEntry
 
+from .activations import TOKENS as CHOICE_TOKENS
+from .activations import choose_activations
 from .gguf.model import GGUF_FILE, GgufRequest, check_gguf_network, write_gguf, write_plan
 from .gguf.plan import PLAN_FILE
 from .gguf.rows import StoredRows
@@ -19,6 +21,7 @@ from .graph.architectures import ARCHITECTURES
 from .graph.checkpoint import Checkpoint
 from .graph.network import open_network
 from .graph.onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw, write_exact
+from .graph.passes.accuracy import set_activations
 from .graph.variants import VariantJob
 from .graph.windows import Windows, find_windows
 from .job import ModelJob
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["export_model"]
 
 _log = logging.getLogger(__name__)
-_WEIGHTS, _PARITY, _ADDED = "weights", "parity", "further files"
+_WEIGHTS, _ACTIVATIONS, _PARITY, _ADDED = "weights", "activations", "parity", "further files"
 
 
 def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:
@@ -68,6 +71,8 @@ def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stag
         if job.recipe.calibrated:
             reference = making.calibrated(entry, reference)
         making.write(entry)
+        if job.measures_activations:
+            entry = making.with_activations(entry, reference)
         entry = unit.finished(_PARITY) or unit.finish(_PARITY, making.proven(entry, reference))
         if not job.adds_files:
             return entry
@@ -98,11 +103,29 @@ class _Making:
         return reference.weighed(importance)
 
     def write(self, entry: ModelEntry) -> None:
-        """Write weights and base graph, unless they are there."""
+        """Write the weights, and the base graph unless it waits for a choice; nothing that is there already."""
         if self.unit.finished(_WEIGHTS) is None:
             with self.stages.stage(f"{self.job.role}: weights", self.drawing.weights.elements) as advance:
-                self.drawing.write(self.folder, progress=advance, release=self.checkpoint.release)
+                self.drawing.write_weights(self.folder, progress=advance, release=self.checkpoint.release)
+                if not self.job.measures_activations:
+                    self.drawing.write_graph(self.folder)
             self.unit.finish(_WEIGHTS, entry)
+
+    def with_activations(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
+        """Return the entry with the bits that activations get, and let all graphs have them; write the base graph."""
+        done = self.unit.finished(_ACTIVATIONS)
+        chosen = None if done is None else done.activations
+        if chosen is None:
+            with self.stages.stage(f"{self.job.role}: activations", 2 * CHOICE_TOKENS) as advance:
+                chosen = choose_activations(
+                    self.job, entry, self.drawing.model, reference, pack=self.unit.folder, progress=advance
+                )
+        set_activations(self.drawing.model, chosen.wide)
+        entry = replace(entry, activations=chosen)
+        if done is None:
+            self.drawing.write_graph(self.folder)
+            self.unit.finish(_ACTIVATIONS, entry)
+        return entry
 
     def proven(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
         """Return the entry with the base graph's parity. Raises ExportError."""

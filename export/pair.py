@@ -62,6 +62,8 @@ class PairRequest:
     """How many positions the models serve."""
     calibration_text: Path | None = None
     """What a calibrated recipe is calibrated on; None: text that each model itself writes."""
+    activations: str = "auto"
+    """As in `ModelJob`."""
     noise_positions: int = POSITIONS
     """How long a text the kernels' noise is measured on; 0: not at all."""
     graphs: GraphRequest = BASE_ONLY
@@ -171,6 +173,7 @@ def model_job(
         span=request.span,
         calibration=_texts(request.calibration_text, source, template=template, context=context),
         graphs=request.graphs,
+        activations=request.activations,
         gguf=_gguf(request, source, template=template, generation=generation),
     )
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["add_recipe", "read_recipe"]
 
 BITS = (4, 8, 16, 32)
+ACTIVATIONS = ("auto", "8", "16")
 
 
 def add_recipe(parser: ArgumentParser) -> None:
@@ -42,6 +43,13 @@ def add_recipe(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="calibrate on this .txt, or .jsonl with messages, instead of on text that the model writes itself",
     )
+    group.add_argument(
+        "--activations",
+        choices=ACTIVATIONS,
+        default="auto",
+        help="bits that the inputs of quantized products are rounded to (default auto: 8, and 16 where text shows that "
+        "8 are too few)",
+    )
 
 
 def read_recipe(arguments: Namespace) -> Recipe:
@@ -60,6 +68,8 @@ def read_recipe(arguments: Namespace) -> Recipe:
         arguments.usage_error("the following arguments are required: --out (or --dry-run, or --compare)")
     if arguments.block_size is not None and not recipe.quantized:
         arguments.usage_error(f"argument --block-size: {recipe.body.name} weights have no blocks, leave it out")
+    if arguments.activations == "16" and not recipe.quantized:
+        arguments.usage_error(f"argument --activations: with {recipe.name} weights nothing is rounded, leave it out")
     if arguments.mixed and bits != 4:
         arguments.usage_error("argument --mixed: it keeps two layers of a 4-bit model at 8 bits, add --bits 4")
     if calibrated and 4 not in (bits, head):

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from edgedecode.activations_entry import ActivationsEntry
 from edgedecode.manifest import Manifest, ModelEntry
 from edgedecode.memory import format_nbytes
 
@@ -20,7 +21,7 @@ from .stages import StageRecord
 __all__ = ["LiveDisplay", "Report", "pair_report", "show_pair", "stage_table", "timings"]
 
 _LEGEND = (
-    "parity: largest logit error of the wiring; kernels: root mean square error of the 8-bit activations, loss: of the "
+    "parity: largest logit error of the wiring; kernels: root mean square error of rounded activations, loss: of the "
     "quantized weights, both relative to the logits' deviation; top-1: how often the leading token stays the same; "
     "noise: in logits, 99.9th percentile"
 )
@@ -73,6 +74,8 @@ def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) 
     for role, entry in manifest.models.items():
         if entry.quantization:
             console.print(f"{role}: {entry.quantization}", highlight=False, markup=False)
+        if entry.activations is not None and entry.activations.wide:
+            console.print(_activations_line(role, entry.activations), highlight=False, markup=False)
     console.print(_LEGEND, style="dim", highlight=False)
     for role, entry in manifest.models.items():
         if len(entry.graphs) > 1:
@@ -100,6 +103,7 @@ def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path
             "kernel_noise": entry.kernel_noise,
             "parity": dict(entry.parity),
             "notes": list(entry.notes),
+            "activations": _activations(entry),
         }
         for role, entry in manifest.models.items()
     }
@@ -150,6 +154,21 @@ def _model_table(manifest: Manifest) -> Table:
             _optional(entry.kernel_noise, ".2g"),
         )
     return table
+
+
+def _activations(entry: ModelEntry) -> Report | None:
+    """Return how many products have 16-bit activations, and how often each way leads as float activations do."""
+    found = entry.activations
+    if found is None:
+        return None
+    ways: Report = {name: way.agreement for name, way in found.ways.items()}
+    return {"asked": found.asked, "wide": len(found.wide), "products": len(found.products), "agreement": ways}
+
+
+def _activations_line(role: str, found: ActivationsEntry) -> str:
+    ways = ", ".join(f"{way.agreement:.1%} ({name})" for name, way in found.ways.items())
+    count = f"{len(found.wide)} of {len(found.products)}"
+    return f"{role}: 16-bit activations in {count} inputs of products; same leading token {ways}"
 
 
 def _rounds(name: str) -> bool:

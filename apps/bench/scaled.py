@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode import CapabilityError, InputError
+from edgedecode.activations_entry import ActivationsWay
 from edgedecode.digests import check_files
 from edgedecode.errors import ManifestError
 from edgedecode.folders import cache_folder, user_cache
@@ -168,8 +169,13 @@ def _entry(role: _Role) -> ModelEntry:
     entry, trim = role.entry, role.entry.trim
     if trim is not None:
         trim = replace(trim, gguf="", recommended=False, runtime="", step_share=None, categories=None, warnings=())
+    activations = entry.activations
+    if activations is not None:
+        ways = {name: ActivationsWay(way.agreement) for name, way in activations.ways.items()}
+        activations = replace(activations, ways=ways)
     return replace(
         entry,
+        activations=activations,
         parameters=entry.parameters + role.units * role.widening.parameters_of_unit,
         graphs=role.graphs,
         notes=(*entry.notes, f"Every MLP has {role.units} more units whose output weights are zero."),

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from edgedecode.activations_entry import ActivationsEntry, ActivationsWay
 from edgedecode.equality import Equality
 from edgedecode.manifest import Graph, Manifest, ModelEntry
 from edgedecode.memory import format_nbytes
@@ -69,6 +70,7 @@ def model_table(manifest: Manifest, role: str) -> Table:
             "context": f"{entry.context} positions" + (f", window of {entry.window}" if entry.window else ""),
             "weights": f"{format_nbytes(manifest.weights_nbytes(role))}, {_quantization(entry)}",
             **dict(_parity(entry.parity)),
+            **({} if entry.activations is None else dict(_activations(entry.activations))),
             "kernel noise": _noise(entry),
             **({} if entry.equality is None else {"engines": _equality(entry.equality)}),
             **({} if entry.trim is None else dict(trim_rows(entry.trim, rows=entry.rows))),
@@ -141,6 +143,29 @@ def _parity(numbers: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     known = {*_WIRING, *_KERNELS, *_LOSS, *_CONDITIONS, *_VARIANTS, *_CACHE}
     if others := [f"{name} {value:.3g}" for name, value in numbers.items() if name not in known]:
         yield "parity", ", ".join(others)
+
+
+def _activations(found: ActivationsEntry) -> Iterator[tuple[str, str]]:
+    """Say how many bits activations have, and both widths' errors, leading tokens and times beside each other."""
+    count = len(found.products)
+    wide = f"16 bits in {len(found.wide)} of {count}" if found.wide else f"8 bits in all {count}"
+    by = "as asked for" if found.asked != "auto" else "chosen by error"
+    yield "activations", f"{wide} inputs of products ({by}; {found.kernels or 'engine'} kernels, {found.text})"
+    if found.products:
+        worst, error = max(found.products.items(), key=lambda item: item[1].at8)
+        yield "product error", f"largest at 8 bits {error.at8:.1%}, there at 16 bits {error.at16:.2%} ({worst})"
+    titles = {"8": "at 8 bits", "16": "at 16 bits", "chosen": "as chosen"}
+    ways = {titles.get(name, name): way for name, way in found.ways.items()}
+    if ways:
+        same = ", ".join(f"{title} {way.agreement:.1%}" for title, way in ways.items())
+        yield "same token", f"leads as with float activations: {same}"
+    if times := [f"{title} {_times(way)}" for title, way in ways.items() if way.step_ms is not None]:
+        yield "one row", ", ".join(times)
+
+
+def _times(way: ActivationsWay) -> str:
+    costs = [f"c({width}) {cost:.2f}" for width, cost in ((4, way.c4), (8, way.c8)) if cost is not None]
+    return f"{way.step_ms:.2f} ms" + (f" ({', '.join(costs)})" if costs else "")
 
 
 def _conditions(numbers: Mapping[str, float]) -> str:

@@ -53,9 +53,17 @@ class Drawing:
 
     def write(self, folder: Path, *, progress: Callable[[int], None], release: Callable[[], None]) -> None:
         """Write both files into `folder`, which exists."""
+        self.write_weights(folder, progress=progress, release=release)
+        self.write_graph(folder)
+
+    def write_weights(self, folder: Path, *, progress: Callable[[int], None], release: Callable[[], None]) -> None:
+        """Write the weights alone; the graph may still change its mind about activations."""
+        self.weights.write(folder / WEIGHTS_FILE, progress=progress, release=release)
+
+    def write_graph(self, folder: Path) -> None:
+        """Write the graph beside the weights."""
         import onnx_ir as ir
 
-        self.weights.write(folder / WEIGHTS_FILE, progress=progress, release=release)
         ir.save(self.model, folder / GRAPH_FILE)
 
     def write_exact(self, folder: Path) -> None:

@@ -115,7 +115,7 @@ def check_kernels(model: LanguageModel, text: ParityText, expected: FloatArray) 
         found = ", ".join(f"{way} {error:.2g}" for way, error in wrong.items())
         raise ExportError(
             f"the shipped kernels do not compute what the weights stand for (relative error {found}, allowed {LOOSE}): "
-            f"export with other --bits, or with another release of onnxruntime"
+            f"export with --activations 16, with other --bits, or with another release of onnxruntime"
         )
     whole = ways["max"]
     return {

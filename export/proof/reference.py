@@ -90,9 +90,14 @@ class Reference:
                     outputs, inputs = part.weight.shape
                     yield Projection(layer, module, inputs, outputs)
 
+    def rounds(self, module: str) -> bool:
+        """Whether a module's weight, or that of HEAD, is quantized, so that a graph rounds its activations too."""
+        return self._recipe.scheme_of(module).quantized
+
     def logits(self, tokens: Sequence[int], *, visible: npt.NDArray[np.bool_], positions: Sequence[int]) -> FloatArray:
         """Return float32 [tokens, rows]. visible[i, j] says whether token i sees token j (itself included)."""
-        return self._head(self.hidden(tokens, visible=visible, positions=positions))
+        parts = self.head(self.hidden(tokens, visible=visible, positions=positions))
+        return np.concatenate([part for _, part in parts], axis=1)
 
     def hidden(self, tokens: Sequence[int], *, visible: npt.NDArray[np.bool_], positions: Sequence[int]) -> FloatArray:
         """Return the last hidden state, which the head reads: float32 [tokens, hidden size]."""
@@ -129,14 +134,13 @@ class Reference:
         self._release()
         return hidden
 
-    def _head(self, states: FloatArray) -> FloatArray:
+    def head(self, states: FloatArray) -> Iterator[tuple[int, FloatArray]]:
+        """Yield the logits of last hidden states in parts: the first row's number, and float32 [states, some rows]."""
         weight = self.network.get_output_embeddings().weight
-        result = np.empty((states.shape[0], weight.shape[0]), np.float32)
         for chunk in Matrix((weight,)).chunks():
             rows = _rounded(chunk.values, self._recipe.head, self._importance.get(HEAD))
-            result[:, chunk.start : chunk.start + len(rows)] = states @ rows.T
+            yield chunk.start, self._finished(np.asarray(states @ rows.T, np.float32))
             self._release()
-        return self._finished(result)
 
     def _finished(self, logits: FloatArray) -> FloatArray:
         """Scale and cap the head's product as the architecture does (Granite, Gemma 2)."""

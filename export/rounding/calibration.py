@@ -22,7 +22,7 @@ from ..proof.reference import Reference
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TOKENS", "Importance", "Tokens", "find_importance", "sample_texts"]
+__all__ = ["TOKENS", "Importance", "Tokens", "find_importance", "hidden_states", "sample_texts"]
 
 Importance: TypeAlias = Mapping[str, FloatArray]
 """`projection_name` → float32 [columns]."""
@@ -85,18 +85,23 @@ def find_importance(
         for name, module in original.network.model.named_modules(prefix="model"):
             if isinstance(module, torch.nn.Linear):
                 hooks.callback(module.register_forward_pre_hook(collect(name)).remove)
-        for batch in _batches(texts):
-            lengths = [len(text) for text in batch]
-            owner = np.repeat(np.arange(len(batch)), lengths)
-            visible = np.tri(len(owner), dtype=np.bool_) & (owner[:, None] == owner[None, :])
-            positions = [position for length in lengths for position in range(length)]
-            tokens = [token for text in batch for token in text]
-            hidden = original.hidden(tokens, visible=visible, positions=positions)
+        for hidden in hidden_states(original, texts):
             _add(sums, HEAD, torch.from_numpy(hidden))
-            count += len(tokens)
-            progress(len(tokens))
+            count += len(hidden)
+            progress(len(hidden))
     shared = {projection_name(name): np.asarray(total.numpy() / count, np.float32) for name, total in sums.items()}
     return shared | ({EMBEDDING: shared[HEAD]} if tied else {})
+
+
+def hidden_states(reference: Reference, texts: Tokens) -> Iterator[FloatArray]:
+    """Yield the last hidden states of texts, [tokens of a pass, hidden size]; texts of a pass do not see each other."""
+    for batch in _batches(texts):
+        lengths = [len(text) for text in batch]
+        owner = np.repeat(np.arange(len(batch)), lengths)
+        visible = np.tri(len(owner), dtype=np.bool_) & (owner[:, None] == owner[None, :])
+        positions = [position for length in lengths for position in range(length)]
+        tokens = [token for text in batch for token in text]
+        yield reference.hidden(tokens, visible=visible, positions=positions)
 
 
 def _add(sums: dict[str, torch.Tensor], name: str, inputs: torch.Tensor) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 import edgedecode
 from edgedecode import CapabilityError, EdgeDecodeError, InputError, Pair, SamplingOptions, SessionOptions
+from edgedecode.activations_entry import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.apps.bench import scaled
 from edgedecode.apps.bench.mlps import find_mlps
 from edgedecode.apps.bench.scaled import scaled_pack
@@ -114,6 +115,17 @@ def test_the_sizes_are_what_was_asked_for(wide: Path) -> None:
         assert "lora" not in entry.graphs
         assert (entry.gguf_plan, entry.equality) == ("", None)
         assert entry.kernel_noise == own.models[role].kernel_noise
+
+
+def test_times_of_activations_are_not_those_of_the_larger_pack(cache: Path, tmp_path: Path) -> None:
+    pack = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
+    manifest = Manifest.load(pack)
+    ways = {"8": ActivationsWay(0.9, 1.0, 1.1, 1.2)}
+    activations = ActivationsEntry("auto", ("head",), {"head": ProductError(0.3, 0.001)}, ways)
+    models = {**manifest.models, "target": replace(manifest.models["target"], activations=activations)}
+    (pack / MANIFEST_NAME).write_text(replace(manifest, models=models).to_json(), encoding="utf-8")
+    found = Manifest.load(widen("20MB", model=pack)).models["target"].activations
+    assert found == replace(activations, ways={"8": ActivationsWay(0.9)})
 
 
 def test_a_size_that_the_draft_has_already_leaves_it_alone(cache: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgedecode.activations_entry import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.cli import main
 from edgedecode.hub import BUNDLED_PACK
 from edgedecode.manifest import MANIFEST_NAME, Graph, Manifest, OutsideFile
@@ -66,6 +67,18 @@ def test_what_only_newer_packs_have(copy: Path, capsys: pytest.CaptureFixture[st
         kernel_noise=None,
         window=512,
         quantization="mixed-4",
+        activations=ActivationsEntry(
+            asked="auto",
+            wide=("b",),
+            products={"a": ProductError(0.01, 0.00004), "b": ProductError(0.3, 0.001)},
+            ways={
+                "8": ActivationsWay(0.9, 8.0, 1.1, 1.3),
+                "16": ActivationsWay(0.999),
+                "chosen": ActivationsWay(0.99, 8.1, 1.2, 1.5),
+            },
+            text="1024 tokens",
+            kernels="avx2",
+        ),
         notes=("the source has no chat template", "[b]not markup[/b]"),
     )
     changed_manifest = replace(manifest, chat_template=None, models={"target": changed})
@@ -76,6 +89,12 @@ def test_what_only_newer_packs_have(copy: Path, capsys: pytest.CaptureFixture[st
     assert found["weights"].endswith("recipe mixed-4")
     assert found["parity"] == "kv8_rms 0.0123"
     assert found["kernel noise"] == "not measured"
+    assert found["activations"] == "16 bits in 1 of 2 inputs of products (chosen by error; avx2 kernels, 1024 tokens)"
+    assert found["product error"] == "largest at 8 bits 30.0%, there at 16 bits 0.10% (b)"
+    assert found["same token"] == (
+        "leads as with float activations: at 8 bits 90.0%, at 16 bits 99.9%, as chosen 99.0%"
+    )
+    assert found["one row"] == ("at 8 bits 8.00 ms (c(4) 1.10, c(8) 1.30), as chosen 8.10 ms (c(4) 1.20, c(8) 1.50)")
     assert found["note 2"] == "[b]not markup[/b]"
     assert found["chat template"] == "none: a plain one is used"
     assert found["lora"].split("  ")[-1].strip() == "up to rank 16: q_proj, v_proj"

@@ -43,6 +43,9 @@ LIBRARY, REASON = tried()
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason=f"no kernels: {REASON}")
 SETS = LIBRARY.instruction_sets if LIBRARY is not None else ()
 SHAPES = list(product((4, 8), (32, 64, 128)))
+ALL = ("q", "k", "v", "o", "gate", "up", "down", "head")
+WIDE = {"8 bits": (), "16 bits": ALL, "gate and up differ": ("gate", "o", "head")}
+"""Which products have 16-bit activations; gate and up are one operator where they agree."""
 LENGTH = 150
 
 
@@ -53,8 +56,8 @@ def _best_afterwards() -> None:
         LIBRARY.choose("auto")
 
 
-def shape(bits: int, block: int) -> ToyShape:
-    return ToyShape(hidden=256, head_size=64, mlp=384, rows=512, bits=bits, block=block)
+def shape(bits: int, block: int, wide: str = "8 bits") -> ToyShape:
+    return ToyShape(hidden=256, head_size=64, mlp=384, rows=512, bits=bits, block=block, wide=WIDE[wide])
 
 
 def tokens() -> list[int]:
@@ -77,10 +80,13 @@ def differing(model: LanguageModel, widths: Sequence[int], *, adapter: AdapterUs
     return [width for width in widths if not np.array_equal(read(model, width=width, adapter=adapter), alone)]
 
 
+@pytest.mark.parametrize("wide", WIDE)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("bits", "block"), SHAPES)
-def test_rows_of_every_width_are_bit_identical_from_one_on(opener: Opener, bits: int, block: int, threads: int) -> None:
-    model = opener(shape(bits, block), threads=threads)
+def test_rows_of_every_width_are_bit_identical_from_one_on(
+    opener: Opener, bits: int, block: int, threads: int, wide: str
+) -> None:
+    model = opener(shape(bits, block, wide), threads=threads)
     assert model.card.kernels
     assert model.card.row_invariant
     alone = read(model, width=1)
@@ -136,22 +142,26 @@ def test_a_row_of_a_tree_has_the_bits_of_the_chain_on_its_path(opener: Opener, w
     model.close()
 
 
+@pytest.mark.parametrize("wide", WIDE)
 @pytest.mark.parametrize(("bits", "block"), SHAPES)
-def test_every_instruction_set_gives_the_same_bits_for_a_whole_model(opener: Opener, bits: int, block: int) -> None:
+def test_every_instruction_set_gives_the_same_bits_for_a_whole_model(
+    opener: Opener, bits: int, block: int, wide: str
+) -> None:
     assert LIBRARY is not None
-    model = opener(shape(bits, block))
+    model = opener(shape(bits, block, wide))
     found = {}
     for name in SETS:
         LIBRARY.choose(name)
         found[name] = read(model, width=5)
+        assert differing(model, (9,)) == []
     first = found[SETS[0]]
     assert [name for name in SETS if not np.array_equal(found[name], first)] == []
     assert np.isfinite(first).all()
 
 
-def multiply(matrix: Matrix, x: FloatArray) -> FloatArray:
+def multiply(matrix: Matrix, x: FloatArray, *, planes: int = 1) -> FloatArray:
     assert LIBRARY is not None
-    return self_check.multiply(LIBRARY, matrix, x, threads=2)
+    return self_check.multiply(LIBRARY, matrix, x, planes=planes, threads=2)
 
 
 def random_matrix(rng: np.random.Generator, *, bits: int, block: int, columns: int, inner: int, half: bool) -> Matrix:
@@ -177,9 +187,13 @@ def dense(matrix: Matrix, inner: int) -> np.ndarray:
     ]
 
 
+@pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize("name", SETS)
-def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str) -> None:
-    """A rounded activation is off by half a step, 1/254 of its block's largest, beside the rounding of float32 sums."""
+def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str, planes: int) -> None:
+    """A rounded activation is off by half a step, 1/254 of its block's largest, beside the rounding of float32 sums.
+
+    With two planes a step is 1/256 of that.
+    """
     assert LIBRARY is not None
     rng = np.random.default_rng(5)
     for _ in range(25):
@@ -189,24 +203,25 @@ def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str) -
         x = (rng.standard_normal((rows, inner)) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
         weights = dense(matrix, inner)
         LIBRARY.choose(name)
-        found = multiply(matrix, x)
+        found = multiply(matrix, x, planes=planes)
         padded = np.zeros((rows, -(-inner // 32) * 32))
         padded[:, :inner] = np.abs(x)
-        steps = np.repeat(padded.reshape(rows, -1, 32).max(axis=2), 32, axis=1)[:, :inner] / 254
-        bound = 1.001 * (steps @ np.abs(weights).T) + 1e-5 * (np.abs(x) @ np.abs(weights).T)
+        steps = np.repeat(padded.reshape(rows, -1, 32).max(axis=2), 32, axis=1)[:, :inner] / (254 * 256 ** (planes - 1))
+        bound = 1.001 * (steps @ np.abs(weights).T) + 1e-6 * (np.abs(x) @ np.abs(weights).T)
         assert (np.abs(found - x.astype(np.float64) @ weights.T) <= bound).all()
 
 
 @pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_value_that_is_not_finite_is_never_silent(name: str, bad: float) -> None:
+def test_a_value_that_is_not_finite_is_never_silent(name: str, bad: float, planes: int) -> None:
     assert LIBRARY is not None
     rng = np.random.default_rng(6)
     matrix = random_matrix(rng, bits=4, block=32, columns=40, inner=96, half=True)
     x = rng.standard_normal((3, 96)).astype(np.float32)
     x[1, 50] = bad
     LIBRARY.choose(name)
-    found = multiply(matrix, x)
+    found = multiply(matrix, x, planes=planes)
     assert np.isnan(found[1]).all()
     assert np.isfinite(found[[0, 2]]).all()
 
@@ -219,6 +234,22 @@ def test_zeros_and_denormals_give_zeros(name: str) -> None:
     x = np.zeros((2, 64), np.float32)
     x[1] = 1e-42
     assert (multiply(matrix, x) == 0).all()
+    assert (multiply(matrix, x, planes=2) == 0).all()
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_16_bits_err_less_than_float16_would_however_large_one_input_is(name: str) -> None:
+    """Half a step of each of a sub-block's inputs is at most sqrt(32) / 65024 of their norm; float16 keeps 1 / 2048."""
+    assert LIBRARY is not None
+    rng = np.random.default_rng(8)
+    matrix = random_matrix(rng, bits=8, block=32, columns=64, inner=32, half=True)
+    x = rng.standard_normal((40, 32)).astype(np.float32)
+    x[:, 7] *= 10.0 ** rng.uniform(0, 4, 40)
+    LIBRARY.choose(name)
+    weights = dense(matrix, 32)
+    wrong = np.abs(multiply(matrix, x, planes=2) - x.astype(np.float64) @ weights.T)
+    norms = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
+    assert (wrong <= 1.01 * 32**0.5 / 65024 * norms).all()
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="sets the mode as glibc keeps it")
@@ -290,10 +321,13 @@ def test_the_self_check_refuses_kernels_that_compute_something_else(monkeypatch:
         self_check.run_once(LIBRARY)
 
 
-def test_the_engines_kernels_serve_where_they_are_asked_for(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = read(opener(shape(4, 32)), width=5)
+@pytest.mark.parametrize("wide", WIDE)
+def test_the_engines_kernels_serve_where_they_are_asked_for(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch, wide: str
+) -> None:
+    ours = read(opener(shape(4, 32, wide)), width=5)
     monkeypatch.setenv(VARIABLE, "engine")
-    model = opener(shape(4, 32))
+    model = opener(shape(4, 32, wide))
     assert model.card.kernels == ""
     assert not model.card.row_invariant
     assert np.abs(read(model, width=5) - ours).max() < 0.1 * ours.std()
@@ -460,3 +494,46 @@ def test_attention_of_another_meaning_stays_with_the_engine(attribute: str) -> N
         if node.op_type == "GroupQueryAttention":
             node.attributes[attribute] = 4
     assert rewritten(file) is None
+
+
+def with_levels(*levels: int | None) -> GraphFile:
+    """Return the draft's graph whose products have these accuracy levels in turn; None: the attribute is not there."""
+    file = draft_graph()
+    products = [node for node in file.nodes if node.op_type == "MatMulNBits"]
+    for index, node in enumerate(products):
+        level = levels[index % len(levels)]
+        node.attributes.pop("accuracy_level")
+        if level is not None:
+            node.attributes["accuracy_level"] = level
+    return file
+
+
+@pytest.mark.parametrize("level", [None, 0, 2, 3])
+def test_products_that_do_not_allow_8_bits_get_16_from_the_same_tiles(level: int | None) -> None:
+    found, plain = rewritten(with_levels(level)), rewritten(draft_graph())
+    assert found is not None
+    assert plain is not None
+    assert found.row_invariant
+    assert found.stored.keys() == plain.stored.keys()
+    planes = [node.attributes["planes"] for node in GraphFile.parse(found.data).nodes if node.op_type == "RowsProduct"]
+    before = [node.attributes["planes"] for node in GraphFile.parse(plain.data).nodes if node.op_type == "RowsProduct"]
+    assert (set(planes), set(before)) == ({2}, {1})
+    assert len(planes) == len(before)
+
+
+def test_one_matrix_that_is_read_at_two_widths_is_one_set_of_tiles() -> None:
+    file = with_levels(2, 4)
+    first, second = [node for node in file.nodes if "gate_proj" in node.name and node.op_type == "MatMulNBits"]
+    second.inputs[1:3] = first.inputs[1:3]
+    first.attributes["accuracy_level"], second.attributes["accuracy_level"] = 2, 4
+    found, plain = rewritten(file), rewritten(draft_graph())
+    assert found is not None
+    assert plain is not None
+    assert len(found.stored) == len(plain.stored) - 1
+
+
+def test_products_that_ask_for_float32_stay_with_the_engine() -> None:
+    found = rewritten(with_levels(1))
+    assert found is not None
+    assert found.left.keys() == {"MatMulNBits"}
+    assert not found.unserved

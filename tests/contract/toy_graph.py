@@ -49,6 +49,13 @@ class ToyShape:
     packed: bool = False
     """Query, key and value are one product."""
 
+    wide: tuple[str, ...] = ()
+    """Modules whose products ask for 16-bit activations, by their last names, such as gate and head."""
+
+    def level_of(self, name: str) -> int:
+        """Return the accuracy level of a quantized product."""
+        return 2 if name.rpartition(".")[2] in self.wide else 4
+
     def bias_of(self, layer: int) -> str:
         """Return the bias input of a layer."""
         return "window_bias" if self.window and (self.all_windows or layer % 2 == 0) else "attention_bias"
@@ -180,7 +187,7 @@ class ToyGraph:
                 N=outer,
                 bits=bits,
                 block_size=block,
-                accuracy_level=4,
+                accuracy_level=self.shape.level_of(name),
             )
         )
         return output

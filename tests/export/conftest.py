@@ -37,8 +37,9 @@ def export(
     stored: Recipe | None = None,
     graphs: GraphRequest | None = None,
     calibration: Path | None = None,
+    activations: str = "8",
 ) -> Manifest:
-    """Export as the command does, by default at 8 bits and without measuring noise."""
+    """Export as the command does, by default at 8 bits (activations too) and without measuring noise."""
     request = PairRequest(
         target=str(target),
         draft=str(draft) if draft else None,
@@ -47,6 +48,7 @@ def export(
         noise_positions=noise,
         graphs=graphs or GraphRequest(),
         calibration_text=calibration,
+        activations=activations,
     )
     return export_pair(request, Stages())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -55,15 +56,23 @@ def export(target: Path, out: Path, *, draft: Path | None = None, cache: bool = 
 
 
 def content(pack: Path) -> dict[str, bytes]:
-    return {path.relative_to(pack).as_posix(): path.read_bytes() for path in pack.rglob("*") if path.is_file()}
+    """Return a pack's files; of its manifest what is no measured time."""
+    found = {path.relative_to(pack).as_posix(): path.read_bytes() for path in pack.rglob("*") if path.is_file()}
+    manifest = json.loads(found["edgedecode.json"])
+    for entry in manifest["models"].values():
+        for way in entry["activations"]["ways"].values():
+            for name in ("step_ms", "c4", "c8"):
+                del way[name]
+    return {**found, "edgedecode.json": json.dumps(manifest).encode()}
 
 
 @pytest.mark.parametrize(
     ("step", "resumed"),
     [
-        ("check_noise", ["target: weights, parity, further files from the cache", "target: kernel noise"]),
-        ("check_parity", ["target: weights from the cache", "target: structure", "target: parity"]),
-        ("open_network", ["target: structure", "target: weights", "target: parity", "target: gguf plan"]),
+        ("check_noise", ["target: weights, activations, parity, further files from the cache", "target: kernel noise"]),
+        ("check_parity", ["target: weights, activations from the cache", "target: structure", "target: parity"]),
+        ("choose_activations", ["target: weights from the cache", "target: structure", "target: activations"]),
+        ("open_network", ["target: structure", "target: weights", "target: activations", "target: parity"]),
     ],
 )
 def test_it_goes_on_where_it_was(
@@ -137,7 +146,7 @@ def test_what_no_record_speaks_of_is_removed(own: Path, source: Path, tmp_path: 
     (unit,) = (path for path in own.iterdir() if path.is_dir())
     (unit / "target" / "exact.onnx").write_bytes(b"half a graph")
     (unit / "finished.json.new").write_text("{")
-    assert "target: weights, parity, further files from the cache" in export(source, tmp_path / "pack")
+    assert "target: weights, activations, parity, further files from the cache" in export(source, tmp_path / "pack")
     assert sorted(path.name for path in (tmp_path / "pack" / "target").iterdir()) == [
         "base.onnx",
         "gguf.json",
@@ -159,7 +168,7 @@ def test_a_refused_draft_keeps_the_target(own: Path, source: Path, llama: Path, 
     (unit,) = (path for path in own.iterdir() if path.is_dir())
     assert [path.name for path in unit.iterdir() if path.is_dir()] == ["target"]
     titles = export(llama, tmp_path / "pack", draft=llama)
-    assert f"target: weights, parity, further files, noise over {NOISE} from the cache" in titles
+    assert f"target: weights, activations, parity, further files, noise over {NOISE} from the cache" in titles
     assert "target: weights" not in titles
     assert "draft: weights" in titles
     assert not list(own.iterdir())
@@ -198,7 +207,8 @@ def test_a_killed_process_is_gone_on_with(own: Path, source: Path, tmp_path: Pat
         child.send_signal(signal.SIGKILL)
     assert child.returncode == -signal.SIGKILL
     titles = export(source, tmp_path / "pack")
-    assert titles[:3] == ["check", "target: weights, parity, further files from the cache", "target: kernel noise"]
+    done = "weights, activations, parity, further files"
+    assert titles[:3] == ["check", f"target: {done} from the cache", "target: kernel noise"]
     export(source, tmp_path / "undisturbed", cache=False)
     assert content(tmp_path / "pack") == content(tmp_path / "undisturbed")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "pack", "source", "undisturbed"]

@@ -11,7 +11,7 @@ import pytest
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.checkpoint import Checkpoint, weight_files
 from edgedecode.export.graph.network import open_network
-from edgedecode.export.graph.passes.accuracy import exact_products
+from edgedecode.export.graph.passes.accuracy import exact_products, product_names, set_activations
 from edgedecode.export.graph.passes.bias import tree_bias
 from edgedecode.export.graph.passes.constants import stored_constants
 from edgedecode.export.graph.passes.embedding import stored_embedding
@@ -22,6 +22,7 @@ from edgedecode.export.graph.passes.projections import stored_projections
 from edgedecode.export.graph.passes.rows import picked_rows
 from edgedecode.export.graph.passes.shapes import declared_shapes
 from edgedecode.export.graph.quantize import Scheme
+from edgedecode.export.graph.recipe import HEAD
 from edgedecode.export.graph.skeleton import Skeleton, build_skeleton
 from edgedecode.export.graph.weights import Weights
 
@@ -162,7 +163,7 @@ def test_exact_products_changes_the_level_alone(skeleton: Skeleton) -> None:
     before = kinds(model)
     exact_products(model)
     levels = {node.attributes["accuracy_level"].as_int() for node in model.graph if node.op_type == "MatMulNBits"}
-    assert (levels, kinds(model)) == ({0}, before)
+    assert (levels, kinds(model)) == ({1}, before)
 
 
 def test_every_weight_gets_a_place(skeleton: Skeleton) -> None:
@@ -197,3 +198,16 @@ def test_shapes_and_order_are_declared(skeleton: Skeleton) -> None:
         *(name.replace("past_key_values", "present") for name in cache),
     ]
     assert model.graph.inputs[-1].shape == ir.Shape([1, 2, "P", 16])
+
+
+def test_products_that_read_one_input_get_the_same_bits_of_activations(skeleton: Skeleton) -> None:
+    model = skeleton.model
+    stored_projections(model, skeleton.recorded, weights=Weights(), scheme_of=lambda name: INT8)
+    parts = ("attn.qkv_proj", "attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+    assert product_names(model) == (*(f"model.layers.{layer}.{part}" for layer in range(2) for part in parts), HEAD)
+    set_activations(model, ("model.layers.0.mlp.gate_up_proj", HEAD))
+    wide = [node.name for node in model.graph if node.attributes.get_int("accuracy_level", 0) == 2]
+    assert wide == ["/model/layers.0/mlp/gate_proj/MatMul", "/model/layers.0/mlp/up_proj/MatMul", "/lm_head/MatMul"]
+    set_activations(model, ())
+    levels = {node.attributes["accuracy_level"].as_int() for node in model.graph if node.op_type == "MatMulNBits"}
+    assert levels == {4}

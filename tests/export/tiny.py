@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,3 +98,41 @@ def random_network(tiny: TinyModel) -> PreTrainedModel:
             if parameter.dim() == 1:
                 parameter.copy_(torch.randn_like(parameter) * 0.2 + (1.0 if "norm" in name else 0.0))
     return network.to(getattr(torch, tiny.dtype))
+
+
+MASSIVE = ("attn.qkv_proj", "attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj", "head")
+"""The inputs of products that `write_massive` can enlarge."""
+
+
+def write_massive(folder: Path, massive: Collection[str] = MASSIVE) -> Path:
+    """Write a model with a clear leading token, one of 32 inputs of the products in `massive` 100 times the others.
+
+    Whatever is massive, it is the same function of float activations, at every width of the weights: no product reads
+    those inputs, their weights are zeros.
+    """
+    tiny = TinyModel(family="qwen3", hidden=128, mlp=256, heads=4, kv_heads=2, head_size=32, context=512, seed=3)
+    write_model(folder, tiny)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    body = network.model
+    with torch.no_grad():
+        table = body.embed_tokens.weight
+        table.copy_(torch.randn_like(table))
+        network.lm_head.weight[torch.randperm(len(table))] = 0.1 * table + 0.06 * torch.randn_like(table)
+        makers = [("head", body.norm, [network.lm_head])]
+        for layer in body.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            for added in (attention.o_proj, mlp.down_proj):
+                added.weight *= 0.3
+            makers += [
+                ("attn.qkv_proj", layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj]),
+                ("attn.o_proj", attention.v_proj, [attention.o_proj]),
+                ("mlp.gate_up_proj", layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]),
+                ("mlp.down_proj", mlp.up_proj, [mlp.down_proj]),
+            ]
+        for name, maker, readers in makers:
+            for reader in readers:
+                reader.weight[:, 5::32] = 0
+            if name in massive:
+                maker.weight[5::32] *= 100
+    network.save_pretrained(folder)
+    return folder

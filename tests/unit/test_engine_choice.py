@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode import engines
+from edgedecode.activations_entry import ActivationsEntry, ProductError
 from edgedecode.engine_choice import Candidate, Choice, Speeds, choose
 from edgedecode.engine_speeds import MARK, EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
 from edgedecode.engines import default_runtime
@@ -226,6 +227,21 @@ def test_the_draft_counts_and_a_kv_type_narrows_for_the_target(install: Install)
     install(llama=llama, onnx=onnx)
     assert chosen(EngineRequest(kv_type="int8")) == ("onnx",)
     assert llama.asked == onnx.asked == [("target", ("kv:int8",)), ("draft", ())]
+
+
+def test_a_target_that_needs_16_bit_activations_gets_an_engine_that_has_them(install: Install) -> None:
+    manifest = toy_pair().manifest
+    target = manifest.models["target"]
+    found = {}
+    for bits, wide in (("8", ()), ("16", ("head",))):
+        activations = ActivationsEntry("auto", wide, {"head": ProductError(0.3, 0.001)})
+        models = {**manifest.models, "target": replace(target, activations=activations)}
+        asked = replace(manifest, models=models), Path(), EngineRequest()
+        install(llama=Factory(), onnx=Factory())
+        found[bits] = engines.known_choice(*asked).names
+        install(llama=Factory(), onnx=Factory(None))
+        assert engines.known_choice(*asked).names == ("llama",), "rather than none"
+    assert found == {"8": ("onnx", "llama"), "16": ("onnx",)}
 
 
 def test_no_engine_at_all(install: Install) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from edgedecode.activations_entry import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.adapter_entry import AdapterEntry
 from edgedecode.errors import ManifestError
 from edgedecode.fields import JsonValue
@@ -21,6 +22,14 @@ Document = dict[str, "JsonValue"]
 
 def manifest() -> Manifest:
     graph = Graph("target/base.onnx", inputs=("input_ids",), outputs=("logits",), capabilities=("tree", "rows"))
+    activations = ActivationsEntry(
+        asked="auto",
+        wide=("head",),
+        products={"head": ProductError(0.3, 0.001)},
+        ways={"8": ActivationsWay(0.9, 8.0, 1.1, 1.3), "16": ActivationsWay(0.99)},
+        text="1024 tokens",
+        kernels="avx2",
+    )
     entry = ModelEntry(
         architecture="llama",
         rows=8192,
@@ -39,12 +48,13 @@ def manifest() -> Manifest:
         source="somebody/something",
         kernel_noise=0.05,
         parity={"max_error": 1e-4},
+        activations=activations,
     )
     category = TrimCategory(900, coverage=0.99, acceptance=2.1, acceptance_full=2.2, speed_up=1.1, speed_up_full=1.0)
     trim = TrimEntry(
         2048, "draft/trim.ids", recommended=True, calibration="answers", categories={"code": category}, warnings=("a",)
     )
-    draft = replace(entry, weights="draft/weights.bin", graphs={}, kernel_noise=None, trim=trim)
+    draft = replace(entry, weights="draft/weights.bin", graphs={}, kernel_noise=None, trim=trim, activations=None)
     adapter = AdapterEntry(
         "adapters/pirate.gguf", role="target", rank=8, alpha=16.0, modules=("q_proj",), invocation=(3,)
     )
@@ -114,6 +124,11 @@ OPTIONAL |= {
     "window",
     "quantization",
     "trim",
+    "activations",
+    "kernels",
+    "step_ms",
+    "c4",
+    "c8",
     "calibration",
     "categories",
     "runtime",
@@ -158,13 +173,23 @@ def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
         Manifest.from_json(missing)
     elif path[:-1] == ("models",) and path[-1] == "draft":
         assert set(Manifest.from_json(missing).models) == {"target"}  # a target alone is a pack
-    elif path[:-1] in {("models", "target", "graphs"), ("adapters",), ("models", "draft", "trim", "categories")}:
+    elif path[:-1] in {
+        ("models", "target", "graphs"),
+        ("models", "target", "activations", "ways"),
+        ("adapters",),
+        ("models", "draft", "trim", "categories"),
+    }:
         Manifest.from_json(missing)
     else:
         with pytest.raises(ManifestError) as refusal:
             Manifest.from_json(missing)
         assert path[-1] in str(refusal.value)
         assert "\n" not in str(refusal.value)
+
+
+def test_products_with_16_bits_are_among_those_measured() -> None:
+    with pytest.raises(ManifestError, match=r"activations\.wide names 'tail', which is not among its products"):
+        Manifest.from_json(changed(("models", "target", "activations", "wide"), ["head", "tail"]))
 
 
 def test_a_newer_version_says_what_to_upgrade() -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "UINT8",
     "Stored",
     "WeightsFile",
+    "planes_of",
     "product_node",
     "read_matrix",
     "tile_offsets",
@@ -33,8 +34,9 @@ _TYPES: Mapping[int, type[np.generic]] = {FLOAT: np.float32, UINT8: np.uint8}
 _BLOCKS = (32, 64, 128)
 FLOAT_ACTIVATIONS = "activations that are not to be rounded"
 _PAGE_NBYTES = 4096
-_ROUNDED_ACTIVATIONS = 4
-"""The accuracy level that rounds activations to 8 bits; another one asks for what the engine computes."""
+_FLOAT32_LEVEL, _INT8_LEVEL = 1, 4
+"""Accuracy levels of MatMulNBits: 1 asks for float32 activations, which the engine has, and 4 allows 8 bits. Levels 0
+(unset), 2 (float16) and 3 (bfloat16) get 16 bits, which err less than float16 does: see docs/kernels.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
     columns, inner, bits, block = (int(size) for size in sizes if isinstance(size, int))
     if bits not in (4, 8) or block not in _BLOCKS:
         return f"{bits} bits in blocks of {block}"
-    if node.attributes.get("accuracy_level") != _ROUNDED_ACTIVATIONS:
+    if node.attributes.get("accuracy_level") == _FLOAT32_LEVEL:
         return FLOAT_ACTIVATIONS
     if any(node.inputs[3:5]):
         return "zero points or an order of groups"
@@ -128,6 +130,11 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
         replace(matrix, wide_scales=bool(found & WIDE_SCALES), full_range=bool(found & LEAST_WEIGHT)),
         offsets,
     )
+
+
+def planes_of(node: Node) -> int:
+    """Return how many 8-bit planes the activations of a MatMulNBits node are rounded to: 1, or 2 for 16 bits."""
+    return 1 if node.attributes.get("accuracy_level") == _INT8_LEVEL else 2
 
 
 def tile_offsets(library: KernelLibrary, stored: Sequence[Stored]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from .products import (
     UINT8,
     Stored,
     WeightsFile,
+    planes_of,
     product_node,
     read_matrix,
     tile_offsets,
@@ -59,7 +60,7 @@ class Rewritten:
     """Operators left to the engine whose bits may depend on the number of rows, with the reason."""
 
     unserved: Counter[str] = field(default_factory=Counter)
-    """Quantized products among them that round activations, by the reason: their packs would be faster with ours."""
+    """Quantized products among them that allow rounded activations, by the reason: ours would be faster."""
 
     @property
     def row_invariant(self) -> bool:
@@ -166,6 +167,7 @@ class _Rewriting:
                 matrix=stored.matrix,
                 inner=inner,
                 threads=self._threads,
+                planes=planes_of(node),
                 name=node.name,
             )
         self._join_biases()
