@@ -45,7 +45,9 @@ def test_what_was_found_is_kept_and_not_measured_again(tmp_path: Path, monkeypat
     assert chosen_threads(_refuse, most=4, kept=kept) == 3
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"threads": 0}', '{"threads": 9}', '{"threads": "many"}', "[]"])
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"threads": 0}', '{"threads": 9}', '{"threads": "many"}', "[]", '{"threads": 1, "ends": "x"}']
+)
 def test_a_damaged_choice_is_measured_again(tmp_path: Path, content: str) -> None:
     kept = tmp_path / "choice.json"
     kept.write_text(content)
@@ -54,12 +56,15 @@ def test_a_damaged_choice_is_measured_again(tmp_path: Path, content: str) -> Non
     assert runs[2] == WARM_UP + SAMPLES
 
 
-def test_what_was_found_beside_other_work_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_beside_other_work_holds_for_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_choice, "_busy_cores", lambda: 64.0)
     monkeypatch.setattr(thread_choice, "cores", lambda: 2)
     kept = tmp_path / "choice.json"
-    chosen_threads(lambda threads: None, most=2, kept=kept)
-    assert not kept.exists()
+    threads = chosen_threads(lambda threads: None, most=2, kept=kept)
+    assert chosen_threads(_refuse, most=2, kept=kept) == threads
+    monkeypatch.setattr(thread_choice, "time", lambda: json.loads(kept.read_text())["ends"] + 1)
+    with pytest.raises(AssertionError, match="nothing is to be measured"):
+        chosen_threads(_refuse, most=2, kept=kept)
 
 
 @needs_kernels

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, time
 
 from edgedecode.folders import cache_folder, keep_json
 from edgedecode.processor import cores, processor_facts
@@ -22,6 +22,8 @@ __all__ = ["FOLDER", "chosen_threads", "fewest_fast", "kept_choice"]
 FOLDER = "threads"
 FORMAT = 1
 WARM_UP, SAMPLES = 2, 9
+BUSY_SECONDS = 3600
+"""A finding made beside other processes that took part of the cores holds so long."""
 CLOSE = 1.04
 """Fewer threads are preferred where they take at most this much longer: the other cores are the user's."""
 
@@ -36,19 +38,17 @@ def kept_choice(facts: Sequence[str]) -> Path | None:
 def chosen_threads(run: Callable[[int], None], *, most: int, kept: Path | None) -> int:
     """Return how many threads, 1 to `most`, a pass is to use: what is kept at `kept`, else what is measured now.
 
-    run: does one pass of one row with as many threads. A finding is kept unless other processes took part of the cores.
+    run: does one pass of one row with as many threads.
     """
-    try:
-        threads = 0 if kept is None else int(json.loads(kept.read_text(encoding="utf-8"))["threads"])
-    except (OSError, ValueError, KeyError, TypeError):
-        threads = 0
+    threads = _kept_threads(kept)
     if 1 <= threads <= most:
         return threads
-    busy = _busy_cores()
+    ends = time() + BUSY_SECONDS if _busy_cores() + most >= cores() + 1 else None
     times = _measured(run, most=most)
     threads = fewest_fast(times)
-    if kept is not None and busy + most < cores() + 1:
-        keep_json(kept, {"threads": threads, "seconds": {str(count): each for count, each in times.items()}})
+    if kept is not None:
+        seconds = {str(count): each for count, each in times.items()}
+        keep_json(kept, {"threads": threads, "seconds": seconds, "ends": ends})
     return threads
 
 
@@ -56,6 +56,16 @@ def fewest_fast(seconds: dict[int, float]) -> int:
     """Return the least number of threads that is nearly as fast as the fastest."""
     best = min(seconds.values())
     return min(threads for threads, each in seconds.items() if each <= CLOSE * best)
+
+
+def _kept_threads(kept: Path | None) -> int:
+    """Return what was found; 0 for nothing, for damage, and for what no longer holds."""
+    try:
+        found = {} if kept is None else json.loads(kept.read_text(encoding="utf-8"))
+        ends = found.get("ends")
+        return int(found["threads"]) if ends is None or time() < float(ends) else 0
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
 
 
 def _measured(run: Callable[[int], None], *, most: int) -> dict[int, float]:
