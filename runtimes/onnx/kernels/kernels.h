@@ -22,13 +22,19 @@ constexpr size_t kQueries = 16;
 // Largest size of a head.
 constexpr size_t kMostSize = 512;
 
-// Rows rounded to integers, one scale for each row and sub-block of 32. With two planes a value is 256 * high + low.
+// Products take this many rows at once; their rounded values lie together.
+constexpr size_t kChunk = 16;
+
+// Rows rounded to integers, one scale for each row and sub-block of 32, in chunks of 16 rows. A chunk with n rows
+// begins behind the ones before it and holds, for each of its sub-blocks, n rows: 32 values each (their order and
+// width are those that the products of an instruction set read, at most 64 bytes), a scale and a start.
 struct Rounded {
-  int8_t* values;   // [rows, planes, sub_blocks * 32]
-  float* scales;    // [rows, sub_blocks]
-  int32_t* starts;  // [rows, sub_blocks]: minus the zero point of the weights times the sum of the values
-  size_t sub_blocks;
-  int planes;  // 1: 8 bits, 2: 16 bits
+  int8_t* values;   // [rows * sub_blocks * 64] at most
+  float* scales;    // [rows * sub_blocks]
+  int32_t* starts;  // [rows * sub_blocks]: minus the zero point of the weights times the sum of the values
+  size_t rows, sub_blocks;
+  int planes;  // 1: values of 8 bits, 2: of 16 bits
+  int bits;    // of the weights that they are for
 };
 
 enum class Gate : int { kNone = 0, kSilu = 1, kGeluTanh = 2 };
@@ -44,7 +50,6 @@ struct Product {
   int bits;         // 4 or 8
   int scale_every;  // sub-blocks that share a scale: block size / 32
   bool wide_scales;  // float32 instead of float16
-  bool full_range;   // 8 bits: a weight is -128, see Dot<8> for AVX2
   Gate gate;
 };
 
@@ -89,8 +94,7 @@ enum class Pointwise : int { kSigmoid = 0, kSilu = 1, kGeluTanh = 2, kTanh = 3 }
 
 struct Kernels {
   const char* name;
-  int zero_point4, zero_point8;  // what this instruction set leaves in the weights, see Rounded::starts
-  void (*round_rows)(const float* x, size_t columns, size_t first, size_t last, int zero_point, const Rounded& out);
+  void (*round_rows)(const float* x, size_t columns, size_t first, size_t last, const Rounded& out);
   void (*product_tiles)(const Product& job, size_t first, size_t last);
   void (*take_in)(const Intake& in, const Attention& job, size_t first, size_t last);
   void (*attend)(const Attention& job, size_t kv_head, size_t first, size_t last, float* scores);
@@ -113,6 +117,7 @@ const Kernels* kernels_avx512();
 const Kernels* kernels_avxvnni();
 const Kernels* kernels_avx2();
 const Kernels* kernels_neon();
+const Kernels* kernels_i8mm();
 const Kernels* kernels_generic();
 
 // Returns the table in force: the best this processor has, or the one that `choose_kernels` has forced.
