@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 VARIABLE = "EDGEDECODE_KERNELS"
-INSTRUCTION_SETS = ("avx512", "avxvnni", "avx2", "neon", "generic")
+INSTRUCTION_SETS = ("avx512", "avxvnni", "avx2", "i8mm", "neon", "generic")
 CHOICES = ("auto", *INSTRUCTION_SETS, "engine")
 FOLDER = "kernels"
 LIBRARY = Path(__file__).with_name("_rows.dll" if sys.platform == "win32" else "_rows.so")
