@@ -14,9 +14,11 @@
 
 namespace edgedecode {
 
-// Weights are stored in tiles of 16 output columns, K in sub-blocks of 32 (see prepare.cpp).
-constexpr size_t kTile = 16;
+// Weights are stored in tiles of 32 output columns, K in sub-blocks of 32 (see prepare.cpp).
+constexpr size_t kColumns = 32;
 constexpr size_t kSubBlock = 32;
+// Attention stores keys in tiles of 16 slots; sums that run over many values run in 16 lanes.
+constexpr size_t kTile = 16;
 // Attention handles this many query vectors at once; its score buffer is this many rows.
 constexpr size_t kQueries = 16;
 // Largest size of a head.
@@ -137,11 +139,10 @@ void parallel_for(size_t parts, int threads, const Body& body) {
   parallel(parts, threads, &Call::run, const_cast<Body*>(&body));
 }
 
-// Bytes of one tile of prepared weights, padded to 64: K / 32 sub-blocks of 4 or 8 bits, then the scales.
+// Bytes of one tile of prepared weights, a multiple of 64: for each scale its sub-blocks of 4 or 8 bits, then the scales.
 inline size_t tile_nbytes(size_t sub_blocks, int bits, int scale_every, bool wide_scales) {
-  size_t quants = sub_blocks * kSubBlock * kTile * bits / 8;
-  size_t scales = (sub_blocks + scale_every - 1) / scale_every * kTile * (wide_scales ? 4 : 2);
-  return (quants + scales + 63) / 64 * 64;
+  const size_t quants = scale_every * kSubBlock * kColumns * bits / 8;
+  return (sub_blocks + scale_every - 1) / scale_every * (quants + kColumns * (wide_scales ? 4 : 2));
 }
 
 }  // namespace edgedecode

@@ -140,7 +140,7 @@ class KernelLibrary:
         """Write a matrix as tiles to `out`, uint8 [prepared_nbytes]."""
         assert out.nbytes == self.prepared_nbytes(matrix)
         assert out.flags.c_contiguous
-        self._prepare(byref(matrix._native()), 0, -(-matrix.columns // 16), out.ctypes.data)
+        self._prepare(byref(matrix._native()), 0, -(-matrix.columns // 32), out.ctypes.data)
 
 
 def load_kernels() -> KernelLibrary | None:

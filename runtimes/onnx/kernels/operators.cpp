@@ -74,7 +74,7 @@ struct RowsProduct {
     const ort::Tensor x = ort::input(context, 0), w = ort::input(context, 1), bias = ort::input(context, 2),
                       up = ort::input(context, 3);
     const size_t sub_blocks = (inner + kSubBlock * scale_every - 1) / (kSubBlock * scale_every) * scale_every;
-    const size_t tiles = (columns + kTile - 1) / kTile;
+    const size_t tiles = (columns + kColumns - 1) / kColumns;
     const size_t nbytes = tile_nbytes(sub_blocks, bits, scale_every, wide_scales);
     const int64_t needed = static_cast<int64_t>(tiles * nbytes);
     if (!x.has_rows() || x.last() != inner || offset < 0 || w.count() - offset < needed ||

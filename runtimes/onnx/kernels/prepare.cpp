@@ -1,8 +1,9 @@
 // Turns block-quantized weights as MatMulNBits stores them into tiles, and what else Python calls by name.
 //
-// A tile holds 16 columns: for each sub-block of 32 of K the weights in vectors of 64 bytes, four bytes a column, then
-// the scales, 16 a block. 4 bits: four vectors; of vector v, column j, byte i the low nibble is k = 8 v + i and the high
-// one k = 8 v + 4 + i. 8 bits: eight vectors, byte i of vector v is k = 4 v + i. Columns behind the last are zeros.
+// A tile holds 32 columns. For each block of K that shares a scale (32, 64 or 128) it holds its sub-blocks of 32, then the
+// block's 32 scales. A sub-block holds 16 columns, then the other 16, each in vectors of 64 bytes, four bytes a column.
+// 4 bits: four vectors; of vector v, column j, byte i the low nibble is k = 8 v + i and the high one k = 8 v + 4 + i.
+// 8 bits: eight vectors, byte i of vector v is k = 4 v + i. Columns behind the last are zeros.
 #include <cstring>
 
 #include "kernels.h"
@@ -48,7 +49,7 @@ EDGE_EXPORT int64_t edgedecode_prepared_nbytes(const EdgedecodeMatrix* matrix) {
   const size_t every = matrix->block / kSubBlock;
   const size_t tile = tile_nbytes(matrix->blocks * every, static_cast<int>(matrix->bits), static_cast<int>(every),
                                   matrix->wide_scales != 0);
-  return static_cast<int64_t>((matrix->columns + kTile - 1) / kTile * tile);
+  return static_cast<int64_t>((matrix->columns + kColumns - 1) / kColumns * tile);
 }
 
 // What the matrix needs: bit 0: scales that are no half-precision numbers, bit 1: an 8-bit weight of -128, bit 2: a
@@ -71,26 +72,30 @@ EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t firs
   const size_t bits = matrix->bits, row_nbytes = sub_blocks * kSubBlock * bits / 8;
   const size_t nbytes = tile_nbytes(sub_blocks, static_cast<int>(bits), static_cast<int>(every), matrix->wide_scales != 0);
   for (int64_t tile = first; tile < last; tile++, out += nbytes) {
-    memset(out, bits == 4 ? 0x88 : 0x80, sub_blocks * kSubBlock * kTile * bits / 8);
-    uint8_t* scales = out + sub_blocks * kSubBlock * kTile * bits / 8;
-    memset(scales, 0, nbytes - static_cast<size_t>(scales - out));
-    for (size_t j = 0; j < kTile && tile * kTile + j < static_cast<size_t>(matrix->columns); j++) {
-      const size_t column = tile * kTile + j;
+    const size_t sub_nbytes = kSubBlock * kColumns * bits / 8, scale_nbytes = matrix->wide_scales ? 4 : 2;
+    const size_t block_nbytes = every * sub_nbytes + kColumns * scale_nbytes;
+    for (size_t block = 0; block < blocks; block++) {
+      memset(out + block * block_nbytes, bits == 4 ? 0x88 : 0x80, every * sub_nbytes);
+      memset(out + block * block_nbytes + every * sub_nbytes, 0, kColumns * scale_nbytes);
+    }
+    for (size_t j = 0; j < kColumns && tile * kColumns + j < static_cast<size_t>(matrix->columns); j++) {
+      const size_t column = tile * kColumns + j;
       const uint8_t* from = matrix->packed + column * row_nbytes;
       for (size_t k = 0; k < sub_blocks * kSubBlock; k++) {
-        uint8_t* to = out + k / kSubBlock * kSubBlock * kTile * bits / 8;
-        const size_t inside = k % kSubBlock;
+        const size_t sub_block = k / kSubBlock, inside = k % kSubBlock;
+        uint8_t* to = out + sub_block / every * block_nbytes + sub_block % every * sub_nbytes + j / 16 * (sub_nbytes / 2) +
+                      4 * (j % 16);
         if (bits == 8) {
-          to[inside / 4 * 64 + 4 * j + inside % 4] = from[k];
+          to[inside / 4 * 64 + inside % 4] = from[k];
         } else {
           const uint8_t nibble = from[k / 2] >> (k % 2 * 4) & 15;
-          uint8_t& byte = to[inside / 8 * 64 + 4 * j + inside % 4];
+          uint8_t& byte = to[inside / 8 * 64 + inside % 4];
           byte = inside % 8 < 4 ? (byte & 0xf0) | nibble : (byte & 0x0f) | nibble << 4;
         }
       }
       for (size_t block = 0; block < blocks; block++) {
         const float scale = matrix->scales[column * blocks + block];
-        uint8_t* to = scales + (block * kTile + j) * (matrix->wide_scales ? 4 : 2);
+        uint8_t* to = out + block * block_nbytes + every * sub_nbytes + j * scale_nbytes;
         uint16_t half = 0;
         if (matrix->wide_scales)
           memcpy(to, &scale, 4);

@@ -31,7 +31,7 @@ from .products import Stored, tile_offsets
 __all__ = ["FOLDER", "made_in_memory", "prepare_tiles", "tiles_nbytes", "weights_digest"]
 
 FOLDER = "tiles"
-LAYOUT = 1
+LAYOUT = 2
 _LONG_NBYTES = 64 * 2**20
 """Making more than this takes long enough to say so."""
 _MAKING = ".making"

@@ -59,10 +59,6 @@ static void round_rows(const float* x, size_t columns, size_t first, size_t last
 
 // ---- Products with quantized weights -----------------------------------------------------------------------------
 
-// kLanes columns make a unit; kUnits of them are multiplied together and share the loads of the activations. The tiles
-// taken at once have kSpan columns.
-constexpr size_t kSpan = kUnits * kLanes < kTile ? kTile : kUnits * kLanes;
-
 // Bytes by which the weights are asked for before they are used.
 constexpr size_t kAhead = 4096;
 
@@ -73,23 +69,18 @@ struct Rows {  // one chunk of the rounded rows
   size_t count;
 };
 
-// The 16 columns of each of TILES tiles times the rows of a chunk: integer dot products over each sub-block, exact,
-// then one fma a sub-block in the order of K. Tiles are read once, from the first byte to the last; weights are
-// unpacked once for all rows, with two halves 16 of a sub-block's 32 at a time. ONE: the chunk is one row, whose sums
-// stay in registers.
-template <int BITS, int PLANES, int TILES, bool ONE>
-static inline void multiply(const Product& job, const uint8_t* first_tile, size_t nbytes, const Rows& x,
-                            float (*out)[kSpan]) {
+// The columns of a tile times the rows of a chunk: integer dot products over each sub-block, exact, then one fma a
+// sub-block in the order of K. A tile is read once, from the first byte to the last. kLanes columns make a unit; kUnits
+// of them are multiplied together and share the loads of the activations. Weights are unpacked once for all rows, with
+// two halves 16 of a sub-block's 32 at a time. ONE: the chunk is one row, whose sums stay in registers.
+template <int BITS, int PLANES, bool ONE>
+static inline void multiply(const Product& job, const uint8_t* tile, const Rows& x, float (*out)[kColumns]) {
   using D = Dot<BITS, PLANES>;
-  constexpr size_t kBytes = kSubBlock * kTile * BITS / 8;
-  constexpr int kColumns = TILES * static_cast<int>(kTile);
-  constexpr int UNITS = kUnits * static_cast<int>(kLanes) < kColumns ? kUnits : kColumns / static_cast<int>(kLanes);
-  constexpr int kTurns = kColumns / (UNITS * static_cast<int>(kLanes));
-  const size_t rows = ONE ? 1 : x.count, blocks = job.sub_blocks;
-  const int every = job.scale_every >> 1;  // 1, 2, 4: a shift of 0, 1, 2
+  constexpr size_t kBytes = kSubBlock * kColumns * BITS / 8;  // of a sub-block: 16 columns, then the other 16
+  constexpr int UNITS = kUnits;
+  constexpr int kTurns = static_cast<int>(kColumns / kLanes) / UNITS;
+  const size_t rows = ONE ? 1 : x.count, every = job.scale_every;
   const bool wide = job.wide_scales;
-  const uint8_t* tiles[TILES];
-  for (int i = 0; i < TILES; i++) tiles[i] = first_tile + i * nbytes;
   const int8_t* a = x.values;
   const float* factor = x.scales;
   const int32_t* start = x.starts;
@@ -99,21 +90,22 @@ static inline void multiply(const Product& job, const uint8_t* first_tile, size_
   if (!ONE)
     for (size_t m = 0; m < rows; m++)
       for (int u = 0; u < kTurns * UNITS; u++) vstore(out[m] + u * kLanes, vset(0.0f));
-  for (size_t block = 0; block < blocks; block++) {
-    const size_t place = (block >> every) * kTile;
-#if defined(__GNUC__)
-    for (int i = 0; i < TILES; i++)
-      for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(tiles[i] + block * kBytes + kAhead + line);
-#endif
+  const uint8_t *sub_block = tile, *scales = tile + every * kBytes;
+  size_t left = every;  // sub-blocks in front of these scales
+  for (size_t block = 0; block < job.sub_blocks; block++) {
     for (int turn = 0; turn < kTurns; turn++) {
+#if defined(__GNUC__)  // a turn's share: all lines of a sub-block at once would hold up what follows
+      const size_t end = (turn + 1) * (kBytes / kTurns) + (turn == kTurns - 1 ? 64 : 0);
+      for (size_t line = turn * (kBytes / kTurns); line < end; line += 64)
+        __builtin_prefetch(sub_block + kAhead + line);
+#endif
       const uint8_t* quants[UNITS];
       VF scale[UNITS];
       for (int u = 0; u < UNITS; u++) {
-        const size_t column = (turn * UNITS + u) * kLanes, inside = column % kTile;
-        const uint8_t *tile = tiles[column / kTile], *scales = tile + blocks * kBytes;
-        quants[u] = tile + block * kBytes + inside * 4;
-        scale[u] = wide ? vload(reinterpret_cast<const float*>(scales) + place + inside)
-                        : vhalf(reinterpret_cast<const uint16_t*>(scales) + place + inside);
+        const size_t column = (turn * UNITS + u) * kLanes;
+        quants[u] = sub_block + column / 16 * (kBytes / 2) + column % 16 * 4;
+        scale[u] = wide ? vload(reinterpret_cast<const float*>(scales) + column)
+                        : vhalf(reinterpret_cast<const uint16_t*>(scales) + column);
       }
       VW w[UNITS][8];
       if (D::kHalves == 2) {
@@ -158,17 +150,15 @@ static inline void multiply(const Product& job, const uint8_t* first_tile, size_
     a += rows * D::kValueNbytes;
     factor += rows;
     start += rows;
+    sub_block += kBytes;
+    if (--left == 0) {
+      sub_block = scales + kColumns * (wide ? 4 : 2);
+      scales = sub_block + every * kBytes;
+      left = every;
+    }
   }
   if (ONE)
     for (int u = 0; u < kTurns * UNITS; u++) vstore(out[0] + u * kLanes, one[u]);
-}
-
-template <int BITS, int PLANES, int TILES>
-static inline void span(const Product& job, const uint8_t* tile, size_t nbytes, const Rows& x, float (*out)[kSpan]) {
-  if (x.count == 1)
-    multiply<BITS, PLANES, TILES, true>(job, tile, nbytes, x, out);
-  else
-    multiply<BITS, PLANES, TILES, false>(job, tile, nbytes, x, out);
 }
 
 static inline VF gated(Gate gate, VF x) {
@@ -177,29 +167,28 @@ static inline VF gated(Gate gate, VF x) {
 
 template <int BITS, int PLANES>
 static void tiles_of(const Product& job, size_t first, size_t last) {
-  constexpr size_t kAtOnce = kSpan / kTile;
   const size_t nbytes = tile_nbytes(job.sub_blocks, BITS, job.scale_every, job.wide_scales);
-  for (size_t tile = first; tile < last; tile += kAtOnce) {
-    const size_t column = tile * kTile, wide = (last - tile < kAtOnce ? last - tile : kAtOnce) * kTile;
-    const size_t valid = job.columns - column < wide ? job.columns - column : wide;
-    float bias[kSpan] = {};
+  for (size_t tile = first; tile < last; tile++) {
+    const size_t column = tile * kColumns;
+    const size_t valid = job.columns - column < kColumns ? job.columns - column : kColumns;
+    float bias[kColumns] = {};
     if (job.bias != nullptr) memcpy(bias, job.bias + column, valid * sizeof(float));
     for (size_t row = 0; row < job.rows; row += kChunk) {
       const size_t at = row * job.sub_blocks;
       const Rows x = {job.x.values + at * Dot<BITS, PLANES>::kValueNbytes, job.x.scales + at, job.x.starts + at,
                       job.rows - row < kChunk ? job.rows - row : kChunk};
-      alignas(64) float out[kChunk][kSpan], up[kChunk][kSpan];
-      const auto times = [&](const uint8_t* matrix, float (*to)[kSpan]) {
-        if (wide == kSpan)
-          span<BITS, PLANES, kAtOnce>(job, matrix + tile * nbytes, nbytes, x, to);
+      alignas(64) float out[kChunk][kColumns], up[kChunk][kColumns];
+      const auto times = [&](const uint8_t* matrix, float (*to)[kColumns]) {
+        if (x.count == 1)
+          multiply<BITS, PLANES, true>(job, matrix + tile * nbytes, x, to);
         else
-          span<BITS, PLANES, 1>(job, matrix + tile * nbytes, nbytes, x, to);
+          multiply<BITS, PLANES, false>(job, matrix + tile * nbytes, x, to);
       };
       times(job.weights, out);
       if (job.up != nullptr) times(job.up, up);
       for (size_t m = 0; m < x.count; m++) {
         if (job.bias != nullptr || job.up != nullptr)
-          for (size_t g = 0; g < wide; g += kLanes) {
+          for (size_t g = 0; g < kColumns; g += kLanes) {
             VF y = vload(out[m] + g);
             if (job.bias != nullptr) y = vadd(y, vload(bias + g));
             if (job.up != nullptr) y = vmul(gated(job.gate, y), vload(up[m] + g));

@@ -82,7 +82,7 @@ def serve(entry: ModelEntry, path: Path, *, weights: Path, threads: int, rows: i
 
 def _scratch_nbytes(entry: ModelEntry, *, rows: int, widest: int, threads: int) -> int:
     """Bound the operators' own memory: rounded rows (operators.cpp), queries, and scores of 16 queries a thread."""
-    rounded = rows * widest * 5 // 4
+    rounded = rows * widest * 9 // 4  # up to two bytes a value, and eight for each 32
     queries = rows * max(entry.hidden_size, entry.kv_heads * entry.head_size) * 4 * 2
     scores = threads * 16 * 4 * (2 * (entry.context + 32) + entry.head_size)
     return rounded + queries + scores

@@ -45,16 +45,17 @@ std::vector<float> random_floats(size_t count) {
 
 void check_product(const Kernels* table, Digest& digest) {
   const int bits = below(2) ? 4 : 8, every = 1 << below(3), planes = 1 + static_cast<int>(below(2));
-  const size_t rows = 1 + below(18), columns = 1 + below(40), inner = 1 + below(200);
+  const size_t rows = 1 + below(18), columns = 1 + below(70), inner = 1 + below(200);
   const bool wide = below(2), gate = below(2);
-  const size_t blocks = (inner + 32 * every - 1) / (32 * every) * every, tiles = (columns + 15) / 16;
-  const size_t nbytes = tile_nbytes(blocks, bits, every, wide), quants = blocks * 32 * 16 * bits / 8;
+  const size_t blocks = (inner + 32 * every - 1) / (32 * every) * every, tiles = (columns + 31) / 32;
+  const size_t nbytes = tile_nbytes(blocks, bits, every, wide), quants = every * 32 * 32 * bits / 8;
+  const size_t strip = quants + (wide ? 128 : 64);  // the sub-blocks that share scales, and these
   std::vector<uint8_t> weights(2 * tiles * nbytes);
   for (size_t i = 0; i < weights.size(); i++) {
-    const size_t inside = i % nbytes;
+    const size_t inside = i % strip;
     if (inside < quants)
       weights[i] = below(256);
-    else if (wide && inside % 4 == 0 && inside + 4 <= nbytes) {
+    else if (wide && inside % 4 == 0) {
       const float scale = 0.01f * (1 + uniform() * 0.5f);
       memcpy(&weights[i], &scale, 4);
       i += 3;
