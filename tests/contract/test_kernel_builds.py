@@ -56,8 +56,10 @@ def test_arm64_gives_the_bits_of_this_processor(tmp_path: Path) -> None:
     here = digests([str(build(compiler("g++"), tmp_path / "here", "-O2")), "40"])
     arm = build(cross, tmp_path / "arm", "-O2", "-static")
     emulated = digests([emulator, "-cpu", "max", str(arm), "40"])
-    assert set(emulated) == {"generic", "neon"}
+    assert set(emulated) == {"generic", "neon", "i8mm"}
     assert set(emulated.values()) == set(here.values())
+    older = digests([emulator, "-cpu", "cortex-a76", str(arm), "5"])  # dot products, no matrix products
+    assert set(older) == {"generic", "neon"}
     plain = digests([emulator, "-cpu", "cortex-a53", str(arm), "5"])  # no dot products: nothing illegal may run
     assert set(plain) == {"generic"}
 

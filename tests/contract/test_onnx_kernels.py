@@ -173,7 +173,7 @@ def random_matrix(rng: np.random.Generator, *, bits: int, block: int, columns: i
     assert LIBRARY is not None
     matrix = Matrix(packed, scales, bits, block)
     found = LIBRARY.inspect(matrix)
-    return replace(matrix, wide_scales=bool(found & 1), full_range=bool(found & 2))
+    return replace(matrix, wide_scales=bool(found & 1))
 
 
 def dense(matrix: Matrix, inner: int) -> np.ndarray:

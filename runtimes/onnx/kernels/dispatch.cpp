@@ -7,6 +7,8 @@
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace edgedecode {
@@ -63,10 +65,22 @@ bool has_dot_products() {
 #endif
 }
 
+bool has_int8_matrices() {
+#if defined(__aarch64__) && defined(__linux__)
+  return has_dot_products() && (getauxval(AT_HWCAP2) & (1 << 13)) != 0;  // HWCAP2_I8MM
+#elif defined(__aarch64__) && defined(__APPLE__)
+  int found = 0;
+  size_t size = sizeof found;
+  return sysctlbyname("hw.optional.arm.FEAT_I8MM", &found, &size, nullptr, 0) == 0 && found != 0;
+#else
+  return false;
+#endif
+}
+
 std::atomic<const Kernels*> chosen{nullptr};
 
 const Kernels* best() {
-  for (const char* name : {"avx512", "avxvnni", "avx2", "neon"})
+  for (const char* name : {"avx512", "avxvnni", "avx2", "i8mm", "neon"})
     if (const Kernels* table = kernels_named(name)) return table;
   return kernels_generic();
 }
@@ -77,6 +91,7 @@ const Kernels* kernels_named(const char* name) {
   if (!strcmp(name, "avx512")) return has_avx512() ? kernels_avx512() : nullptr;
   if (!strcmp(name, "avxvnni")) return has_avxvnni() ? kernels_avxvnni() : nullptr;
   if (!strcmp(name, "avx2")) return has_avx2() ? kernels_avx2() : nullptr;
+  if (!strcmp(name, "i8mm")) return has_int8_matrices() ? kernels_i8mm() : nullptr;
   if (!strcmp(name, "neon")) return has_dot_products() ? kernels_neon() : nullptr;
   return strcmp(name, "generic") ? nullptr : kernels_generic();
 }

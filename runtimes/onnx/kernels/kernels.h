@@ -24,21 +24,29 @@
 
 namespace edgedecode {
 
-// Weights are stored in tiles of 16 output columns, K in sub-blocks of 32 (see prepare.cpp).
-constexpr size_t kTile = 16;
+// Weights are stored in tiles of 32 output columns, K in sub-blocks of 32 (see prepare.cpp).
+constexpr size_t kColumns = 32;
 constexpr size_t kSubBlock = 32;
+// Attention stores keys in tiles of 16 slots; sums that run over many values run in 16 lanes.
+constexpr size_t kTile = 16;
 // Attention handles this many query vectors at once; its score buffer is this many rows.
 constexpr size_t kQueries = 16;
 // Largest size of a head.
 constexpr size_t kMostSize = 512;
 
-// Rows rounded to integers, one scale for each row and sub-block of 32. With two planes a value is 256 * high + low.
+// Products take this many rows at once; their rounded values lie together.
+constexpr size_t kChunk = 16;
+
+// Rows rounded to integers, one scale for each row and sub-block of 32, in chunks of 16 rows. A chunk with n rows
+// begins behind the ones before it and holds, for each of its sub-blocks, n rows: 32 values each (their order and
+// width are those that the products of an instruction set read, at most 64 bytes), a scale and a start.
 struct Rounded {
-  int8_t* values;   // [rows, planes, sub_blocks * 32]
-  float* scales;    // [rows, sub_blocks]
-  int32_t* starts;  // [rows, sub_blocks]: minus the zero point of the weights times the sum of the values
-  size_t sub_blocks;
-  int planes;  // 1: 8 bits, 2: 16 bits
+  int8_t* values;   // [rows * sub_blocks * 64] at most
+  float* scales;    // [rows * sub_blocks]
+  int32_t* starts;  // [rows * sub_blocks]: minus the zero point of the weights times the sum of the values
+  size_t rows, sub_blocks;
+  int planes;  // 1: values of 8 bits, 2: of 16 bits
+  int bits;    // of the weights that they are for
 };
 
 enum class Gate : int { kNone = 0, kSilu = 1, kGeluTanh = 2 };
@@ -54,7 +62,6 @@ struct Product {
   int bits;         // 4 or 8
   int scale_every;  // sub-blocks that share a scale: block size / 32
   bool wide_scales;  // float32 instead of float16
-  bool full_range;   // 8 bits: a weight is -128, see Dot<8> for AVX2
   Gate gate;
 };
 
@@ -99,8 +106,7 @@ enum class Pointwise : int { kSigmoid = 0, kSilu = 1, kGeluTanh = 2, kTanh = 3 }
 
 struct Kernels {
   const char* name;
-  int zero_point4, zero_point8;  // what this instruction set leaves in the weights, see Rounded::starts
-  void (*round_rows)(const float* x, size_t columns, size_t first, size_t last, int zero_point, const Rounded& out);
+  void (*round_rows)(const float* x, size_t columns, size_t first, size_t last, const Rounded& out);
   void (*product_tiles)(const Product& job, size_t first, size_t last);
   void (*take_in)(const Intake& in, const Attention& job, size_t first, size_t last);
   void (*attend)(const Attention& job, size_t kv_head, size_t first, size_t last, float* scores);
@@ -123,6 +129,7 @@ const Kernels* kernels_avx512();
 const Kernels* kernels_avxvnni();
 const Kernels* kernels_avx2();
 const Kernels* kernels_neon();
+const Kernels* kernels_i8mm();
 const Kernels* kernels_generic();
 
 // Returns the table in force: the best this processor has, or the one that `choose_kernels` has forced.
@@ -172,11 +179,10 @@ void parallel_for(size_t parts, int threads, const Body& body) {
   parallel(parts, threads, &Call::run, const_cast<Body*>(&body));
 }
 
-// Bytes of one tile of prepared weights, padded to 64: K / 32 sub-blocks of 4 or 8 bits, then the scales.
+// Bytes of one tile of prepared weights, a multiple of 64: for each scale its sub-blocks of 4 or 8 bits, then the scales.
 inline size_t tile_nbytes(size_t sub_blocks, int bits, int scale_every, bool wide_scales) {
-  size_t quants = sub_blocks * kSubBlock * kTile * bits / 8;
-  size_t scales = (sub_blocks + scale_every - 1) / scale_every * kTile * (wide_scales ? 4 : 2);
-  return (quants + scales + 63) / 64 * 64;
+  const size_t quants = scale_every * kSubBlock * kColumns * bits / 8;
+  return (sub_blocks + scale_every - 1) / scale_every * (quants + kColumns * (wide_scales ? 4 : 2));
 }
 
 }  // namespace edgedecode

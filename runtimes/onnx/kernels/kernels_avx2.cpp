@@ -11,6 +11,7 @@ namespace avx2 {
 #define EDGE_NAME "avx2"
 #include "scalars.h"
 #include "vectors.h"
+#include "dots.h"
 #include "rows.h"
 }  // namespace avx2
 const Kernels* kernels_avx2() { return &avx2::kTable; }

@@ -11,6 +11,7 @@ namespace avx512 {
 #define EDGE_NAME "avx512"
 #include "scalars.h"
 #include "vectors.h"
+#include "dots.h"
 #include "rows.h"
 }  // namespace avx512
 const Kernels* kernels_avx512() { return &avx512::kTable; }

@@ -15,6 +15,7 @@ namespace avxvnni {
 #define EDGE_NAME "avxvnni"
 #include "scalars.h"
 #include "vectors.h"
+#include "dots.h"
 #include "rows.h"
 }  // namespace avxvnni
 const Kernels* kernels_avxvnni() { return &avxvnni::kTable; }

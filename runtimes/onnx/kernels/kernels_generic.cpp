@@ -8,6 +8,7 @@ namespace generic {
 #define EDGE_NAME "generic"
 #include "scalars.h"
 #include "vectors.h"
+#include "dots.h"
 #include "rows.h"
 }  // namespace generic
 const Kernels* kernels_generic() { return &generic::kTable; }

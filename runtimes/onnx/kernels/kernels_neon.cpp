@@ -14,6 +14,7 @@ namespace neon {
 #define EDGE_NAME "neon"
 #include "scalars.h"
 #include "vectors.h"
+#include "dots.h"
 #include "rows.h"
 }  // namespace neon
 const Kernels* kernels_neon() { return &neon::kTable; }

@@ -38,14 +38,14 @@ __all__ = [
 ]
 
 VARIABLE = "EDGEDECODE_KERNELS"
-INSTRUCTION_SETS = ("avx512", "avxvnni", "avx2", "neon", "generic")
+INSTRUCTION_SETS = ("avx512", "avxvnni", "avx2", "i8mm", "neon", "generic")
 CHOICES = ("auto", *INSTRUCTION_SETS, "engine")
 FOLDER = "kernels"
 LIBRARY = Path(__file__).with_name("_rows.dll" if sys.platform == "win32" else "_rows.so")
 TRY_SECONDS = 60
-WIDE_SCALES, LEAST_WEIGHT, BAD_SCALE = 1, 2, 4
-ANY_FINDING = WIDE_SCALES | LEAST_WEIGHT | BAD_SCALE
-"""What `inspect` finds: scales beyond half precision, a weight of -128, a scale that is infinite or NaN."""
+WIDE_SCALES, BAD_SCALE = 1, 2
+ANY_FINDING = WIDE_SCALES | BAD_SCALE
+"""What `inspect` finds: scales beyond half precision, a scale that is infinite or NaN."""
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
     "from edgedecode.runtimes.onnx.kernels.library import KernelLibrary; "
@@ -73,7 +73,7 @@ class Matrix:
     """A quantized matrix as MatMulNBits stores it.
 
     packed: uint8 [columns, blocks, block · bits / 8]. scales: float32 [columns, blocks]. wide_scales: the tiles keep
-    them as float32, where half precision would change one. full_range: a weight of 8 bits is -128.
+    them as float32, where half precision would change one.
     """
 
     packed: npt.NDArray[np.uint8]
@@ -81,7 +81,6 @@ class Matrix:
     bits: int
     block: int
     wide_scales: bool = False
-    full_range: bool = False
 
     @property
     def columns(self) -> int:
@@ -135,7 +134,7 @@ class KernelLibrary:
         self._use_threads(threads)
 
     def inspect(self, matrix: Matrix) -> int:
-        """Return which of WIDE_SCALES, LEAST_WEIGHT and BAD_SCALE a matrix has."""
+        """Return which of WIDE_SCALES and BAD_SCALE a matrix has."""
         return int(self._inspect(byref(matrix._native())))
 
     def prepared_nbytes(self, matrix: Matrix) -> int:
@@ -146,7 +145,7 @@ class KernelLibrary:
         """Write a matrix as tiles to `out`, uint8 [prepared_nbytes]."""
         assert out.nbytes == self.prepared_nbytes(matrix)
         assert out.flags.c_contiguous
-        self._prepare(byref(matrix._native()), 0, -(-matrix.columns // 16), out.ctypes.data)
+        self._prepare(byref(matrix._native()), 0, -(-matrix.columns // 32), out.ctypes.data)
 
 
 def load_kernels() -> KernelLibrary | None:

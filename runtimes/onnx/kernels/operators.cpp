@@ -104,7 +104,7 @@ void split(size_t count, size_t parts, int threads, const Body& body) {
 struct RowsProduct {
   int64_t inner, columns, offset, up_offset;
   int bits, scale_every, planes, threads;
-  bool wide_scales, full_range;
+  bool wide_scales;
   Gate gate;
 
   explicit RowsProduct(const ort::KernelInfo* info)
@@ -117,7 +117,6 @@ struct RowsProduct {
         planes(static_cast<int>(ort::integer(info, "planes", 1))),
         threads(static_cast<int>(ort::integer(info, "threads", 1))),
         wide_scales(ort::integer(info, "wide_scales", 0) != 0),
-        full_range(ort::integer(info, "full_range", 0) != 0),
         gate(static_cast<Gate>(ort::integer(info, "gate", 0))) {}
 
   // Whether the attributes are those of a matrix: a graph may come from anywhere.
@@ -132,7 +131,7 @@ struct RowsProduct {
     const ort::Tensor x = ort::input(context, 0), w = ort::input(context, 1), bias = ort::input(context, 2),
                       up = ort::input(context, 3);
     const size_t sub_blocks = (inner + kSubBlock * scale_every - 1) / (kSubBlock * scale_every) * scale_every;
-    const size_t tiles = (columns + kTile - 1) / kTile;
+    const size_t tiles = (columns + kColumns - 1) / kColumns;
     const size_t nbytes = tile_nbytes(sub_blocks, bits, scale_every, wide_scales);
     const int64_t needed = static_cast<int64_t>(tiles * nbytes);
     if (!x.has_rows() || x.last() != inner || offset < 0 || w.count() - offset < needed ||
@@ -159,16 +158,14 @@ struct RowsProduct {
     job.bits = bits;
     job.scale_every = scale_every;
     job.wide_scales = wide_scales;
-    job.full_range = full_range;
     job.gate = gate;
-    Scratch<int8_t> values(rows * planes * sub_blocks * kSubBlock);
+    Scratch<int8_t> values(rows * sub_blocks * 2 * kSubBlock);
     Scratch<float> scales(rows * sub_blocks);
     Scratch<int32_t> starts(rows * sub_blocks);
-    job.x = {values.data(), scales.data(), starts.data(), sub_blocks, planes};
-    const int zero_point = bits == 4 ? table->zero_point4 : table->zero_point8;
+    job.x = {values.data(), scales.data(), starts.data(), rows, sub_blocks, planes, bits};
     const size_t floats = rows * inner;
     split(rows, floats < kRoundFloats ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
-      table->round_rows(x.as<const float>(), inner, first, last, zero_point, job.x);
+      table->round_rows(x.as<const float>(), inner, first, last, job.x);
     });
     // Parts of equal size, several a thread, so that one that is held up leaves the rest to the other.
     const size_t work = tiles * nbytes * (up.data == nullptr ? 1 : 2) * (rows < 8 ? 1 : rows / 4);

@@ -1,8 +1,9 @@
 // Turns block-quantized weights as MatMulNBits stores them into tiles, and what else Python calls by name.
 //
-// A tile holds 16 columns: for each sub-block of 32 of K the weights in vectors of 64 bytes, four bytes a column, then
-// the scales, 16 a block. 4 bits: four vectors; of vector v, column j, byte i the low nibble is k = 8 v + i and the high
-// one k = 8 v + 4 + i. 8 bits: eight vectors, byte i of vector v is k = 4 v + i. Columns behind the last are zeros.
+// A tile holds 32 columns. For each block of K that shares a scale (32, 64 or 128) it holds its sub-blocks of 32, then the
+// block's 32 scales. A sub-block holds 16 columns, then the other 16, each in vectors of 64 bytes, four bytes a column.
+// 4 bits: four vectors; of vector v, column j, byte i the low nibble is k = 8 v + i and the high one k = 8 v + 4 + i.
+// 8 bits: eight vectors, byte i of vector v is k = 4 v + i. Columns behind the last are zeros.
 #include <cstring>
 
 #include "kernels.h"
@@ -48,20 +49,19 @@ EDGE_EXPORT int64_t edgedecode_prepared_nbytes(const EdgedecodeMatrix* matrix) {
   const size_t every = matrix->block / kSubBlock;
   const size_t tile = tile_nbytes(matrix->blocks * every, static_cast<int>(matrix->bits), static_cast<int>(every),
                                   matrix->wide_scales != 0);
-  return static_cast<int64_t>((matrix->columns + kTile - 1) / kTile * tile);
+  return static_cast<int64_t>((matrix->columns + kColumns - 1) / kColumns * tile);
 }
 
-// What the matrix needs: bit 0: scales that are no half-precision numbers, bit 1: an 8-bit weight of -128, bit 2: a
-// scale that is infinite or not a number.
+// What the matrix needs: bit 0: scales that are no half-precision numbers, bit 1: a scale that is infinite or not a
+// number.
 EDGE_EXPORT int32_t edgedecode_inspect(const EdgedecodeMatrix* matrix) {
   int32_t found = 0;
   const int64_t count = matrix->columns * matrix->blocks;
   for (int64_t i = 0; i < count; i++) {
     uint16_t half;
     if (!to_half(matrix->scales[i], half)) found |= 1;
-    if (!(matrix->scales[i] - matrix->scales[i] == 0.0f)) found |= 4;
+    if (!(matrix->scales[i] - matrix->scales[i] == 0.0f)) found |= 2;
   }
-  if (matrix->bits == 8 && memchr(matrix->packed, 0, static_cast<size_t>(count * matrix->block)) != nullptr) found |= 2;
   return found;
 }
 
@@ -71,14 +71,19 @@ EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t firs
   const size_t bits = matrix->bits, row_nbytes = sub_blocks * kSubBlock * bits / 8;
   const size_t nbytes = tile_nbytes(sub_blocks, static_cast<int>(bits), static_cast<int>(every), matrix->wide_scales != 0);
   for (int64_t tile = first; tile < last; tile++, out += nbytes) {
-    memset(out, bits == 4 ? 0x88 : 0x80, sub_blocks * kSubBlock * kTile * bits / 8);
-    uint8_t* scales = out + sub_blocks * kSubBlock * kTile * bits / 8;
-    memset(scales, 0, nbytes - static_cast<size_t>(scales - out));
-    for (size_t j = 0; j < kTile && tile * kTile + j < static_cast<size_t>(matrix->columns); j++) {
-      const size_t column = tile * kTile + j;
+    const size_t sub_nbytes = kSubBlock * kColumns * bits / 8, scale_nbytes = matrix->wide_scales ? 4 : 2;
+    const size_t block_nbytes = every * sub_nbytes + kColumns * scale_nbytes;
+    for (size_t block = 0; block < blocks; block++) {
+      memset(out + block * block_nbytes, bits == 4 ? 0x88 : 0x80, every * sub_nbytes);
+      memset(out + block * block_nbytes + every * sub_nbytes, 0, kColumns * scale_nbytes);
+    }
+    for (size_t j = 0; j < kColumns && tile * kColumns + j < static_cast<size_t>(matrix->columns); j++) {
+      const size_t column = tile * kColumns + j;
       const uint8_t* from = matrix->packed + column * row_nbytes;
       for (size_t vector = 0; vector < sub_blocks * bits; vector++) {  // four bytes of each, a column's are in K order
-        uint8_t* to = out + vector * 64 + 4 * j;
+        const size_t sub_block = vector / bits;
+        uint8_t* to = out + sub_block / every * block_nbytes + sub_block % every * sub_nbytes + j / 16 * (sub_nbytes / 2) +
+                      vector % bits * 64 + 4 * (j % 16);
         const uint8_t* four = from + 4 * vector;
         if (bits == 8) {
           memcpy(to, four, 4);
@@ -91,7 +96,7 @@ EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t firs
       }
       for (size_t block = 0; block < blocks; block++) {
         const float scale = matrix->scales[column * blocks + block];
-        uint8_t* to = scales + (block * kTile + j) * (matrix->wide_scales ? 4 : 2);
+        uint8_t* to = out + block * block_nbytes + every * sub_nbytes + j * scale_nbytes;
         uint16_t half = 0;
         if (matrix->wide_scales)
           memcpy(to, &scale, 4);

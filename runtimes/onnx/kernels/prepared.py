@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 FOLDER = "tiles"
-LAYOUT = 1
-INSPECTION = 1
+LAYOUT = 2
+INSPECTION = 2
 """Another number when `KernelLibrary.inspect` looks for something else."""
 _LONG_NBYTES = 64 * 2**20
 """Making more than this takes long enough to say so."""

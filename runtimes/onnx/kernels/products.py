@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edgedecode.onnx_file import GraphFile, Node, Tensor
 
-from .library import BAD_SCALE, LEAST_WEIGHT, WIDE_SCALES, KernelLibrary, Matrix
+from .library import BAD_SCALE, WIDE_SCALES, KernelLibrary, Matrix
 
 __all__ = [
     "DOMAIN",
@@ -127,7 +127,7 @@ def read_matrix(node: Node, file: GraphFile, weights: WeightsFile, library: Kern
         return "scales that are not finite"
     return Stored(
         f"{packed.name} {scales.name} {columns} {inner} {bits} {block}",  # one array may serve two matrices
-        replace(matrix, wide_scales=bool(found & WIDE_SCALES), full_range=bool(found & LEAST_WEIGHT)),
+        replace(matrix, wide_scales=bool(found & WIDE_SCALES)),
         offsets,
     )
 
@@ -170,7 +170,6 @@ def product_node(
             "bits": matrix.bits,
             "scale_every": matrix.block // 32,
             "wide_scales": int(matrix.wide_scales),
-            "full_range": int(matrix.full_range),
             "planes": planes,
             "gate": gate,
             "threads": threads,

@@ -307,7 +307,7 @@ class _Rewriting:
             final.name,
             [*first.inputs, "", second.inputs[1]],
             final.outputs,
-            {**first.attributes, "full_range": _either(first, second, "full_range"), "gate": gate},
+            {**first.attributes, "gate": gate},
         )
         self._file.nodes[self._file.nodes.index(final)] = joined
         for node in (*removed[1:], first, second):
@@ -338,11 +338,6 @@ def _is(node: Node | None, op_type: str) -> bool:
     return node is not None and node.op_type == op_type
 
 
-def _either(first: Node, second: Node, name: str) -> int:
-    """Return 1 where one of two nodes has a mark."""
-    return int(first.attributes[name] == 1 or second.attributes[name] == 1)
-
-
 def _is_bias(tensor: Tensor, product: Node) -> bool:
     return tensor.data_type == FLOAT and tensor.dims == (product.attributes["columns"],)
 
@@ -354,5 +349,5 @@ def _joinable(first: Node, second: Node) -> bool:
         and first is not second
         and len(first.inputs) == len(second.inputs) == 2
         and first.inputs[0] == second.inputs[0]
-        and {**first.attributes, "full_range": 0} == {**second.attributes, "full_range": 0}
+        and first.attributes == second.attributes
     )

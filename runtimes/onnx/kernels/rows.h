@@ -4,13 +4,16 @@
 
 // Rounds rows first to last - 1. A sub-block's scale is its largest magnitude over 127 (over 127 * 256 with two
 // planes). A value that is infinite or not a number makes the scale NaN, so that the products are NaN, never wrong.
-template <int PLANES>
-static void round_planes(const float* x, size_t columns, size_t first, size_t last, int zero_point, const Rounded& out) {
+template <int BITS, int PLANES>
+static void round_planes(const float* x, size_t columns, size_t first, size_t last, const Rounded& out) {
+  using D = Dot<BITS, PLANES>;
   constexpr size_t kVectors = kSubBlock / kLanes;
   constexpr float kLargest = PLANES == 1 ? 127.0f : 127.0f * 256.0f;
   for (size_t row = first; row < last; row++) {
-    int8_t* values = out.values + row * PLANES * out.sub_blocks * kSubBlock;
+    const size_t chunk = row / kChunk * kChunk, together = out.rows - chunk < kChunk ? out.rows - chunk : kChunk;
     for (size_t block = 0; block < out.sub_blocks; block++) {
+      const size_t at = chunk * out.sub_blocks + block * together + row - chunk;
+      int8_t* values = out.values + at * D::kValueNbytes;
       const float* p = x + row * columns + block * kSubBlock;
       float padded[kSubBlock];
       if (block * kSubBlock + kSubBlock > columns) {  // a width that is no multiple of the weights' blocks
@@ -40,97 +43,122 @@ static void round_planes(const float* x, size_t columns, size_t first, size_t la
       for (size_t i = 0; i < kVectors; i++) {
         VI v = vint(vmul(vload(p + i * kLanes), vset(inverse)));
         sum = vadd_int(sum, v);
-        int8_t* to = values + block * kSubBlock + i * kLanes;
-        if (PLANES == 1) {
-          vstore_bytes(to, v);
-        } else {
-          VI high = vhigh(v);
-          vstore_bytes(to, high);
-          vstore_bytes(to + out.sub_blocks * kSubBlock, vlow(v, high));
-        }
+        D::keep(values, i * kLanes, v);
       }
-      out.scales[row * out.sub_blocks + block] = (tiny ? 0.0f : most / kLargest) + bad;
-      out.starts[row * out.sub_blocks + block] = -zero_point * vsum_int(sum);
+      out.scales[at] = (tiny ? 0.0f : most / kLargest) + bad;
+      out.starts[at] = -D::kZeroPoint * vsum_int(sum);
     }
   }
 }
 
-static void round_rows(const float* x, size_t columns, size_t first, size_t last, int zero_point, const Rounded& out) {
-  if (out.planes == 1)
-    round_planes<1>(x, columns, first, last, zero_point, out);
-  else
-    round_planes<2>(x, columns, first, last, zero_point, out);
+static void round_rows(const float* x, size_t columns, size_t first, size_t last, const Rounded& out) {
+  if (out.bits == 4)
+    return out.planes == 1 ? round_planes<4, 1>(x, columns, first, last, out) : round_planes<4, 2>(x, columns, first, last, out);
+  return out.planes == 1 ? round_planes<8, 1>(x, columns, first, last, out) : round_planes<8, 2>(x, columns, first, last, out);
 }
 
 // ---- Products with quantized weights -----------------------------------------------------------------------------
 
-// One tile of 16 columns times ROWS rows from `row`: integer dot products over each sub-block, exact, then one fma
-// a sub-block in the order of K. The nibbles are unpacked once for all rows.
-template <int BITS, int ROWS, int PLANES>
-static inline void tile_rows(const Product& job, const uint8_t* tile, size_t row, float (*out)[kTile]) {
-  constexpr size_t kBytes = kSubBlock * kTile * BITS / 8;
-  const size_t blocks = job.sub_blocks, stride = PLANES * blocks * kSubBlock;
-  const int8_t* a = job.x.values + row * stride;
-  const float* a_scales = job.x.scales + row * blocks;
-  const int32_t* starts = job.x.starts + row * blocks;
-  const uint8_t* scales = tile + blocks * kBytes;
-  for (size_t group = 0; group < kGroups; group++) {
-    VF sums[ROWS];
-    for (int m = 0; m < ROWS; m++) sums[m] = vset(0.0f);
-    const uint8_t* quants = tile + group * 4 * kLanes;
-    for (size_t block = 0; block < blocks; block++, quants += kBytes) {
-      VW w[8];
-      if (BITS == 4) {
-        for (int i = 0; i < 4; i++) vnibbles(quants + 64 * i, w[2 * i], w[2 * i + 1]);
-      } else {
-        for (int i = 0; i < 8; i++) w[i] = vweights(quants + 64 * i);
-      }
-#if defined(__GNUC__)
-      if (group == 0)
-        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(quants + 2048 + line);
+// Bytes by which the weights are asked for before they are used.
+constexpr size_t kAhead = 4096;
+
+struct Rows {  // one chunk of the rounded rows
+  const int8_t* values;
+  const float* scales;
+  const int32_t* starts;
+  size_t count;
+};
+
+// The columns of a tile times the rows of a chunk: integer dot products over each sub-block, exact, then one fma a
+// sub-block in the order of K. A tile is read once, from the first byte to the last. kLanes columns make a unit; kUnits
+// of them are multiplied together and share the loads of the activations. Weights are unpacked once for all rows, with
+// two halves 16 of a sub-block's 32 at a time. ONE: the chunk is one row, whose sums stay in registers.
+template <int BITS, int PLANES, bool ONE>
+static inline void multiply(const Product& job, const uint8_t* tile, const Rows& x, float (*out)[kColumns]) {
+  using D = Dot<BITS, PLANES>;
+  constexpr size_t kBytes = kSubBlock * kColumns * BITS / 8;  // of a sub-block: 16 columns, then the other 16
+  constexpr int UNITS = kUnits;
+  constexpr int kTurns = static_cast<int>(kColumns / kLanes) / UNITS;
+  const size_t rows = ONE ? 1 : x.count, every = job.scale_every;
+  const bool wide = job.wide_scales;
+  const int8_t* a = x.values;
+  const float* factor = x.scales;
+  const int32_t* start = x.starts;
+  VF one[kTurns * UNITS];
+  VI part[ONE ? 1 : kChunk][UNITS];
+  for (int u = 0; u < kTurns * UNITS; u++) one[u] = vset(0.0f);
+  if (!ONE)
+    for (size_t m = 0; m < rows; m++)
+      for (int u = 0; u < kTurns * UNITS; u++) vstore(out[m] + u * kLanes, vset(0.0f));
+  const uint8_t *sub_block = tile, *scales = tile + every * kBytes;
+  size_t left = every;  // sub-blocks in front of these scales
+  for (size_t block = 0; block < job.sub_blocks; block++) {
+    for (int turn = 0; turn < kTurns; turn++) {
+#if defined(__GNUC__)  // a turn's share: all lines of a sub-block at once would hold up what follows
+      const size_t end = (turn + 1) * (kBytes / kTurns) + (turn == kTurns - 1 ? 64 : 0);
+      for (size_t line = turn * (kBytes / kTurns); line < end; line += 64)
+        __builtin_prefetch(sub_block + kAhead + line);
 #endif
-      const size_t place = block / job.scale_every * kTile + group * kLanes;
-      VF scale = job.wide_scales ? vload(reinterpret_cast<const float*>(scales) + place)
-                                 : vhalf(reinterpret_cast<const uint16_t*>(scales) + place);
-      for (int m = 0; m < ROWS; m++) {
-        const int8_t* am = a + m * stride + block * kSubBlock;
-        Dot<BITS> low(starts[m * blocks + block]);
-        for (int step = 0; step < 8; step++) {
-          int32_t four;
-          memcpy(&four, am + 4 * step + (PLANES - 1) * blocks * kSubBlock, 4);
-          low.step(w[step], four);
+      const uint8_t* quants[UNITS];
+      VF scale[UNITS];
+      for (int u = 0; u < UNITS; u++) {
+        const size_t column = (turn * UNITS + u) * kLanes;
+        quants[u] = sub_block + column / 16 * (kBytes / 2) + column % 16 * 4;
+        scale[u] = wide ? vload(reinterpret_cast<const float*>(scales) + column)
+                        : vhalf(reinterpret_cast<const uint16_t*>(scales) + column);
+      }
+      VW w[UNITS][8];
+      if (D::kHalves == 2) {
+        for (int u = 0; u < UNITS; u++) D::unpack(quants[u], 0, w[u]);
+        for (size_t m = 0; m < rows; m++) {
+          for (int u = 0; u < UNITS; u++) part[m][u] = vset_int(start[m]);
+          D::template add<UNITS>(w, a + m * D::kValueNbytes, part[m]);
         }
-        VI sum = low.end();
-        if (PLANES == 2) {
-          Dot<BITS> high(0);
-          for (int step = 0; step < 8; step++) {
-            int32_t four;
-            memcpy(&four, am + 4 * step, 4);
-            high.step(w[step], four);
+      }
+      const auto sum_up = [&](size_t m, const VI* sums) {
+        const VF by = vset(factor[m]);
+        for (int u = 0; u < UNITS; u++) {
+          if (ONE) {
+            VF& sum = one[turn * UNITS + u];
+            sum = vfma(vfloat(sums[u]), vmul(scale[u], by), sum);
+          } else {
+            float* to = out[m] + (turn * UNITS + u) * kLanes;
+            vstore(to, vfma(vfloat(sums[u]), vmul(scale[u], by), vload(to)));
           }
-          sum = vjoin(high.end(), sum);
         }
-        sums[m] = vfma(vfloat(sum), vmul(scale, vset(a_scales[m * blocks + block])), sums[m]);
+      };
+      if constexpr (D::kPairs && !ONE) {
+        for (int u = 0; u < UNITS; u++) D::unpack_pairs(quants[u], w[u]);
+        for (size_t m = 0; m < rows; m += 2) {
+          const size_t n = m + 1 < rows ? m + 1 : m;  // the last of an odd number goes with itself
+          VI first[UNITS], second[UNITS];
+          D::template add_pair<UNITS>(w, a + m * D::kValueNbytes, a + n * D::kValueNbytes, first, second);
+          sum_up(m, first);
+          if (n != m) sum_up(n, second);
+        }
+      } else {
+        for (int u = 0; u < UNITS; u++) D::unpack(quants[u], D::kHalves - 1, w[u]);
+        for (size_t m = 0; m < rows; m++) {
+          VI sums[UNITS];
+          for (int u = 0; u < UNITS; u++)
+            sums[u] = D::kHalves == 2 ? part[m][u] : vset_int(D::kZeroPoint == 0 ? 0 : start[m]);
+          D::template add<UNITS>(w, a + m * D::kValueNbytes + (D::kHalves - 1) * D::kValueNbytes / 2, sums);
+          sum_up(m, sums);
+        }
       }
     }
-    for (int m = 0; m < ROWS; m++) vstore(out[m] + group * kLanes, sums[m]);
+    a += rows * D::kValueNbytes;
+    factor += rows;
+    start += rows;
+    sub_block += kBytes;
+    if (--left == 0) {
+      sub_block = scales + kColumns * (wide ? 4 : 2);
+      scales = sub_block + every * kBytes;
+      left = every;
+    }
   }
-}
-
-constexpr int kRowsAtOnce = 8;
-
-template <int BITS, int PLANES>
-static inline void tile_any(const Product& job, const uint8_t* tile, size_t row, int rows, float (*out)[kTile]) {
-  switch (rows) {
-    case 1: return tile_rows<BITS, 1, PLANES>(job, tile, row, out);
-    case 2: return tile_rows<BITS, 2, PLANES>(job, tile, row, out);
-    case 3: return tile_rows<BITS, 3, PLANES>(job, tile, row, out);
-    case 4: return tile_rows<BITS, 4, PLANES>(job, tile, row, out);
-    case 5: return tile_rows<BITS, 5, PLANES>(job, tile, row, out);
-    case 6: return tile_rows<BITS, 6, PLANES>(job, tile, row, out);
-    case 7: return tile_rows<BITS, 7, PLANES>(job, tile, row, out);
-    default: return tile_rows<BITS, 8, PLANES>(job, tile, row, out);
-  }
+  if (ONE)
+    for (int u = 0; u < kTurns * UNITS; u++) vstore(out[0] + u * kLanes, one[u]);
 }
 
 static inline VF gated(Gate gate, VF x) {
@@ -141,22 +169,31 @@ template <int BITS, int PLANES>
 static void tiles_of(const Product& job, size_t first, size_t last) {
   const size_t nbytes = tile_nbytes(job.sub_blocks, BITS, job.scale_every, job.wide_scales);
   for (size_t tile = first; tile < last; tile++) {
-    const size_t column = tile * kTile;
-    const size_t valid = job.columns - column < kTile ? job.columns - column : kTile;
-    float bias[kTile] = {};
+    const size_t column = tile * kColumns;
+    const size_t valid = job.columns - column < kColumns ? job.columns - column : kColumns;
+    float bias[kColumns] = {};
     if (job.bias != nullptr) memcpy(bias, job.bias + column, valid * sizeof(float));
-    for (size_t row = 0; row < job.rows; row += kRowsAtOnce) {
-      const int rows = job.rows - row < kRowsAtOnce ? static_cast<int>(job.rows - row) : kRowsAtOnce;
-      float out[kRowsAtOnce][kTile], up[kRowsAtOnce][kTile];
-      tile_any<BITS, PLANES>(job, job.weights + tile * nbytes, row, rows, out);
-      if (job.up != nullptr) tile_any<BITS, PLANES>(job, job.up + tile * nbytes, row, rows, up);
-      for (int m = 0; m < rows; m++) {
-        for (size_t g = 0; g < kTile; g += kLanes) {
-          VF y = vload(out[m] + g);
-          if (job.bias != nullptr) y = vadd(y, vload(bias + g));
-          if (job.up != nullptr) y = vmul(gated(job.gate, y), vload(up[m] + g));
-          vstore(out[m] + g, y);
-        }
+    for (size_t row = 0; row < job.rows; row += kChunk) {
+      const size_t at = row * job.sub_blocks;
+      const Rows x = {job.x.values + at * Dot<BITS, PLANES>::kValueNbytes, job.x.scales + at, job.x.starts + at,
+                      job.rows - row < kChunk ? job.rows - row : kChunk};
+      alignas(64) float out[kChunk][kColumns], up[kChunk][kColumns];
+      const auto times = [&](const uint8_t* matrix, float (*to)[kColumns]) {
+        if (x.count == 1)
+          multiply<BITS, PLANES, true>(job, matrix + tile * nbytes, x, to);
+        else
+          multiply<BITS, PLANES, false>(job, matrix + tile * nbytes, x, to);
+      };
+      times(job.weights, out);
+      if (job.up != nullptr) times(job.up, up);
+      for (size_t m = 0; m < x.count; m++) {
+        if (job.bias != nullptr || job.up != nullptr)
+          for (size_t g = 0; g < kColumns; g += kLanes) {
+            VF y = vload(out[m] + g);
+            if (job.bias != nullptr) y = vadd(y, vload(bias + g));
+            if (job.up != nullptr) y = vmul(gated(job.gate, y), vload(up[m] + g));
+            vstore(out[m] + g, y);
+          }
         memcpy(job.y + (row + m) * job.columns + column, out[m], valid * sizeof(float));
       }
     }
@@ -164,9 +201,6 @@ static void tiles_of(const Product& job, size_t first, size_t last) {
 }
 
 static void product_tiles(const Product& job, size_t first, size_t last) {
-#if defined(EDGE_AVX2)
-  if (job.bits == 8 && job.full_range) return kernels_generic()->product_tiles(job, first, last);
-#endif
   if (job.bits == 4)
     return job.x.planes == 1 ? tiles_of<4, 1>(job, first, last) : tiles_of<4, 2>(job, first, last);
   return job.x.planes == 1 ? tiles_of<8, 1>(job, first, last) : tiles_of<8, 2>(job, first, last);
@@ -537,6 +571,5 @@ static void float_product(const float* x, const float* w, float* y, size_t rows,
 }
 
 static const Kernels kTable = {
-    EDGE_NAME,    Dot<4>::kZeroPoint, Dot<8>::kZeroPoint, round_rows, product_tiles,
-    take_in,      attend,             norm_rows,          pointwise,  float_product,
+    EDGE_NAME, round_rows, product_tiles, take_in, attend, norm_rows, pointwise, float_product,
 };

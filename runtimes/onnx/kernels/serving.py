@@ -128,7 +128,7 @@ def _rewritten(entry: ModelEntry, path: Path, *, root: Path, library: KernelLibr
 
 def _scratch_nbytes(entry: ModelEntry, *, rows: int, widest: int, threads: int) -> int:
     """Bound the operators' own memory (`Scratch`): rounded rows, queries, and scores of 16 queries a thread."""
-    rounded = rows * widest * 9 // 4  # two planes, a scale and a sum for each sub-block of 32
+    rounded = rows * widest * 9 // 4  # up to two bytes a value, and eight for each 32
     queries = rows * max(entry.hidden_size, entry.kv_heads * entry.head_size) * 4 * 2
     scores = threads * 16 * 4 * (2 * (entry.context + 32) + entry.head_size)
     return rounded + queries + scores

@@ -41,20 +41,13 @@ static inline VI vlow(VI v, VI high) { return _mm512_sub_epi32(v, _mm512_slli_ep
 static inline VI vadd_int(VI a, VI b) { return _mm512_add_epi32(a, b); }
 static inline VI vjoin(VI high, VI low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
 static inline int32_t vsum_int(VI v) { return _mm512_reduce_add_epi32(v); }
-static inline void vnibbles(const uint8_t* p, VW& low, VW& high) {
-  VW x = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
-  low = _mm512_and_si512(x, mask);
-  high = _mm512_and_si512(_mm512_srli_epi16(x, 4), mask);
-}
-static inline VW vweights(const uint8_t* p) { return _mm512_loadu_si512(p); }
-template <int BITS>
-struct Dot {
-  static constexpr int kZeroPoint = BITS == 4 ? 8 : 128;
-  VI sum;
-  explicit Dot(int32_t start) : sum(_mm512_set1_epi32(start)) {}
-  inline void step(VW w, int32_t a) { sum = _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(a)); }
-  inline VI end() const { return sum; }
-};
+static inline VI vset_int(int32_t x) { return _mm512_set1_epi32(x); }
+constexpr int kUnits = 2;
+static inline VW vquants(const uint8_t* p) { return _mm512_loadu_si512(p); }
+static inline VW vlow_nibbles(VW x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+static inline VW vhigh_nibbles(VW x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+static inline VW vwhole(const uint8_t* p) { return vquants(p); }
+static inline VI vdot(VI sum, VW w, VI a) { return _mm512_dpbusd_epi32(sum, w, a); }
 
 #elif defined(EDGE_AVX2) || defined(EDGE_AVXVNNI)
 
@@ -97,56 +90,14 @@ static inline int32_t vsum_int(VI v) {
   s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
-static inline void vnibbles(const uint8_t* p, VW& low, VW& high) {
-  VW x = _mm256_loadu_si256((const __m256i*)p), mask = _mm256_set1_epi8(15);
-  low = _mm256_and_si256(x, mask);
-  high = _mm256_and_si256(_mm256_srli_epi16(x, 4), mask);
-}
+static inline VI vset_int(int32_t x) { return _mm256_set1_epi32(x); }
+constexpr int kUnits = 1;
+static inline VW vquants(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+static inline VW vlow_nibbles(VW x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+static inline VW vhigh_nibbles(VW x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
 #if defined(EDGE_AVXVNNI)
-static inline VW vweights(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
-template <int BITS>
-struct Dot {
-  static constexpr int kZeroPoint = BITS == 4 ? 8 : 128;
-  VI sum;
-  explicit Dot(int32_t start) : sum(_mm256_set1_epi32(start)) {}
-  inline void step(VW w, int32_t a) { sum = _mm256_dpbusd_avx_epi32(sum, w, _mm256_set1_epi32(a)); }
-  inline VI end() const { return sum; }
-};
-#else
-// 8-bit weights are made signed: see Dot<8>.
-static inline VW vweights(const uint8_t* p) {
-  return _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)p), _mm256_set1_epi8(-128));
-}
-template <int BITS>
-struct Dot;
-// Eight steps fit 16 bits: 15 * 128 * 2 * 8 = 30,720.
-template <>
-struct Dot<4> {
-  static constexpr int kZeroPoint = 8;
-  VI sum;
-  int32_t start;
-  explicit Dot(int32_t first) : sum(_mm256_setzero_si256()), start(first) {}
-  inline void step(VW w, int32_t a) {
-    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, _mm256_set1_epi32(a)));
-  }
-  inline VI end() const {
-    return _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), _mm256_set1_epi32(start));
-  }
-};
-// vpmaddubsw saturates at 16 bits, and 255 * 127 * 2 does not fit: |activation| is the unsigned side and the weight
-// takes its sign. 128 * 127 * 2 = 32,512 fits as long as no weight is -128, which has no negative: see full_range.
-template <>
-struct Dot<8> {
-  static constexpr int kZeroPoint = 0;
-  VI sum;
-  explicit Dot(int32_t) : sum(_mm256_setzero_si256()) {}
-  inline void step(VW w, int32_t a) {
-    VI value = _mm256_set1_epi32(a);
-    VI pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(value), _mm256_sign_epi8(w, value));
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-  }
-  inline VI end() const { return sum; }
-};
+static inline VW vwhole(const uint8_t* p) { return vquants(p); }
+static inline VI vdot(VI sum, VW w, VI a) { return _mm256_dpbusd_avx_epi32(sum, w, a); }
 #endif
 
 #elif defined(EDGE_NEON)
@@ -191,21 +142,15 @@ static inline VI vlow(VI v, VI high) { return vsubq_s32(v, vshlq_n_s32(high, 8))
 static inline VI vadd_int(VI a, VI b) { return vaddq_s32(a, b); }
 static inline VI vjoin(VI high, VI low) { return vaddq_s32(vshlq_n_s32(high, 8), low); }
 static inline int32_t vsum_int(VI v) { return vaddvq_s32(v); }
+static inline VI vset_int(int32_t x) { return vdupq_n_s32(x); }
 // NEON multiplies signed by signed: the zero point is subtracted here.
-static inline void vnibbles(const uint8_t* p, VW& low, VW& high) {
-  uint8x16_t x = vld1q_u8(p);
-  low = vsubq_s8(vreinterpretq_s8_u8(vandq_u8(x, vdupq_n_u8(15))), vdupq_n_s8(8));
-  high = vsubq_s8(vreinterpretq_s8_u8(vshrq_n_u8(x, 4)), vdupq_n_s8(8));
+constexpr int kUnits = 2;
+static inline uint8x16_t vquants(const uint8_t* p) { return vld1q_u8(p); }
+static inline VW vlow_nibbles(uint8x16_t x) {
+  return vsubq_s8(vreinterpretq_s8_u8(vandq_u8(x, vdupq_n_u8(15))), vdupq_n_s8(8));
 }
-static inline VW vweights(const uint8_t* p) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128))); }
-template <int BITS>
-struct Dot {
-  static constexpr int kZeroPoint = 0;
-  VI sum;
-  explicit Dot(int32_t) : sum(vdupq_n_s32(0)) {}
-  inline void step(VW w, int32_t a) { sum = vdotq_s32(sum, w, vreinterpretq_s8_s32(vdupq_n_s32(a))); }
-  inline VI end() const { return sum; }
-};
+static inline VW vhigh_nibbles(uint8x16_t x) { return vsubq_s8(vreinterpretq_s8_u8(vshrq_n_u8(x, 4)), vdupq_n_s8(8)); }
+static inline VW vwhole(const uint8_t* p) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128))); }
 
 #else  // plain C++
 
@@ -254,32 +199,54 @@ static inline int32_t vsum_int(VI a) {
   for (size_t i = 0; i < kLanes; i++) sum += a.v[i];
   return sum;
 }
-static inline void vnibbles(const uint8_t* p, VW& low, VW& high) {
-  for (size_t i = 0; i < 4 * kLanes; i++) {
-    low.v[i] = static_cast<int8_t>((p[i] & 15) - 8);
-    high.v[i] = static_cast<int8_t>((p[i] >> 4) - 8);
-  }
+static inline VI vset_int(int32_t x) EDGE_LANES(VI, x)
+constexpr int kUnits = 1;
+struct Quants { uint8_t v[4 * kLanes]; };
+static inline Quants vquants(const uint8_t* p) {
+  Quants x;
+  memcpy(x.v, p, sizeof x.v);
+  return x;
 }
-static inline VW vweights(const uint8_t* p) {
+static inline VW vlow_nibbles(const Quants& x) {
+  VW w;
+  for (size_t i = 0; i < 4 * kLanes; i++) w.v[i] = static_cast<int8_t>((x.v[i] & 15) - 8);
+  return w;
+}
+static inline VW vhigh_nibbles(const Quants& x) {
+  VW w;
+  for (size_t i = 0; i < 4 * kLanes; i++) w.v[i] = static_cast<int8_t>((x.v[i] >> 4) - 8);
+  return w;
+}
+static inline VW vwhole(const uint8_t* p) {
   VW w;
   for (size_t i = 0; i < 4 * kLanes; i++) w.v[i] = static_cast<int8_t>(p[i] ^ 128);
   return w;
 }
-template <int BITS>
-struct Dot {
-  static constexpr int kZeroPoint = 0;
-  VI sum;
-  explicit Dot(int32_t) { memset(sum.v, 0, sizeof sum.v); }
-  inline void step(VW w, int32_t a) {
+static inline VI vdot(VI sum, const VW& w, VI a) {
+  for (size_t i = 0; i < kLanes; i++) {
     int8_t four[4];
-    memcpy(four, &a, 4);
-    for (size_t i = 0; i < kLanes; i++)
-      for (size_t j = 0; j < 4; j++) sum.v[i] += w.v[4 * i + j] * four[j];
+    memcpy(four, &a.v[i], 4);
+    for (size_t j = 0; j < 4; j++) sum.v[i] += w.v[4 * i + j] * four[j];
   }
-  inline VI end() const { return sum; }
-};
+  return sum;
+}
 #undef EDGE_LANES
 
+#endif
+
+// Four bytes for all lanes.
+static inline VI vfour(const int8_t* p) {
+  int32_t four;
+  memcpy(&four, p, 4);
+  return vset_int(four);
+}
+#if defined(EDGE_AVX2)
+// Keeps a compiler from adding in another order, which holds more values at once than there are registers.
+static inline void keep_order(VI& a, VI& b) {
+#if defined(__GNUC__)
+  asm("" : "+x"(a), "+x"(b));
+#endif
+}
 #endif
 
 constexpr size_t kGroups = kTile / kLanes;  // vectors that hold 16 values

@@ -45,16 +45,17 @@ std::vector<float> random_floats(size_t count) {
 
 void check_product(const Kernels* table, Digest& digest) {
   const int bits = below(2) ? 4 : 8, every = 1 << below(3), planes = 1 + static_cast<int>(below(2));
-  const size_t rows = 1 + below(18), columns = 1 + below(40), inner = 1 + below(200);
+  const size_t rows = 1 + below(18), columns = 1 + below(70), inner = 1 + below(200);
   const bool wide = below(2), gate = below(2);
-  const size_t blocks = (inner + 32 * every - 1) / (32 * every) * every, tiles = (columns + 15) / 16;
-  const size_t nbytes = tile_nbytes(blocks, bits, every, wide), quants = blocks * 32 * 16 * bits / 8;
+  const size_t blocks = (inner + 32 * every - 1) / (32 * every) * every, tiles = (columns + 31) / 32;
+  const size_t nbytes = tile_nbytes(blocks, bits, every, wide), quants = every * 32 * 32 * bits / 8;
+  const size_t strip = quants + (wide ? 128 : 64);  // the sub-blocks that share scales, and these
   std::vector<uint8_t> weights(2 * tiles * nbytes);
   for (size_t i = 0; i < weights.size(); i++) {
-    const size_t inside = i % nbytes;
+    const size_t inside = i % strip;
     if (inside < quants)
-      weights[i] = bits == 8 ? 1 + below(255) : below(256);
-    else if (wide && inside % 4 == 0 && inside + 4 <= nbytes) {
+      weights[i] = below(256);
+    else if (wide && inside % 4 == 0) {
       const float scale = 0.01f * (1 + uniform() * 0.5f);
       memcpy(&weights[i], &scale, 4);
       i += 3;
@@ -66,14 +67,14 @@ void check_product(const Kernels* table, Digest& digest) {
   }
   const std::vector<float> x = random_floats(rows * inner), bias = random_floats(columns);
   const auto multiply = [&](size_t first, size_t count, float* y) {
-    std::vector<int8_t> values(count * planes * blocks * 32);
+    std::vector<int8_t> values(count * blocks * 64);
     std::vector<float> scales(count * blocks);
     std::vector<int32_t> starts(count * blocks);
     Product job{};
     job.weights = weights.data();
     job.up = gate ? weights.data() + tiles * nbytes : nullptr;
     job.bias = bias.data();
-    job.x = {values.data(), scales.data(), starts.data(), blocks, planes};
+    job.x = {values.data(), scales.data(), starts.data(), count, blocks, planes, bits};
     job.y = y;
     job.rows = count;
     job.columns = columns;
@@ -82,8 +83,7 @@ void check_product(const Kernels* table, Digest& digest) {
     job.scale_every = every;
     job.wide_scales = wide;
     job.gate = gate ? (planes == 1 ? Gate::kSilu : Gate::kGeluTanh) : Gate::kNone;
-    const int zero_point = bits == 4 ? table->zero_point4 : table->zero_point8;
-    table->round_rows(x.data() + first * inner, inner, 0, count, zero_point, job.x);
+    table->round_rows(x.data() + first * inner, inner, 0, count, job.x);
     table->product_tiles(job, 0, tiles);
   };
   std::vector<float> together(rows * columns), alone(columns);
@@ -251,7 +251,7 @@ void check_others(const Kernels* table, Digest& digest) {
 int main(int count, char** arguments) {
   const int rounds = count > 1 ? std::atoi(arguments[1]) : 200;
   uint64_t first = 0;
-  for (const char* name : {"generic", "avx2", "avxvnni", "avx512", "neon"}) {
+  for (const char* name : {"generic", "avx2", "avxvnni", "avx512", "neon", "i8mm"}) {
     const Kernels* table = kernels_named(name);
     if (table == nullptr) continue;
     state = 1;
