@@ -94,11 +94,15 @@ static inline void multiply(const Product& job, const uint8_t* tile, const Rows&
   size_t left = every;  // sub-blocks in front of these scales
   for (size_t block = 0; block < job.sub_blocks; block++) {
     for (int turn = 0; turn < kTurns; turn++) {
-#if defined(__GNUC__)  // a turn's share: all lines of a sub-block at once would hold up what follows
-      const size_t end = (turn + 1) * (kBytes / kTurns) + (turn == kTurns - 1 ? 64 : 0);
-      for (size_t line = turn * (kBytes / kTurns); line < end; line += 64)
-        __builtin_prefetch(sub_block + kAhead + line);
+      // A turn's share of the next lines, in two parts: all lines of a sub-block at once would hold up what follows.
+      const auto ask = [&](size_t from, size_t to) {
+#if defined(__GNUC__)
+        for (size_t line = from; line < to; line += 64) __builtin_prefetch(sub_block + kAhead + line);
 #endif
+      };
+      const size_t begin = turn * (kBytes / kTurns), middle = begin + kBytes / kTurns / 2 / 64 * 64;
+      const size_t end = begin + kBytes / kTurns + (turn == kTurns - 1 ? 64 : 0);
+      ask(begin, middle);
       const uint8_t* quants[UNITS];
       VF scale[UNITS];
       for (int u = 0; u < UNITS; u++) {
@@ -129,6 +133,7 @@ static inline void multiply(const Product& job, const uint8_t* tile, const Rows&
       };
       if constexpr (D::kPairs && !ONE) {
         for (int u = 0; u < UNITS; u++) D::unpack_pairs(quants[u], w[u]);
+        ask(middle, end);
         for (size_t m = 0; m < rows; m += 2) {
           const size_t n = m + 1 < rows ? m + 1 : m;  // the last of an odd number goes with itself
           VI first[UNITS], second[UNITS];
@@ -138,6 +143,7 @@ static inline void multiply(const Product& job, const uint8_t* tile, const Rows&
         }
       } else {
         for (int u = 0; u < UNITS; u++) D::unpack(quants[u], D::kHalves - 1, w[u]);
+        ask(middle, end);
         for (size_t m = 0; m < rows; m++) {
           VI sums[UNITS];
           for (int u = 0; u < UNITS; u++)
