@@ -16,8 +16,10 @@ SOURCES = [
     *sorted(FOLDER.glob("kernels_*.cpp")),
     FOLDER / "pool.cpp",
     FOLDER / "dispatch.cpp",
+    FOLDER / "draw.cpp",
 ]
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-w"]
+DRAW = "draw-"
 SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
@@ -28,11 +30,13 @@ def build(compiler: str, out: Path, *flags: str) -> Path:
     return out
 
 
-def digests(words: list[str]) -> dict[str, str]:
-    """Run the program; return the digest of all results by instruction set."""
+def digests(words: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Run the program; return the digests by instruction set, those of the kernels' results and those of the draws."""
     ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
-    return dict(line.split() for line in ran.stdout.splitlines())
+    found = dict(line.split() for line in ran.stdout.splitlines())
+    drawn = {name.removeprefix(DRAW): found.pop(name) for name in list(found) if name.startswith(DRAW)}
+    return found, drawn
 
 
 def compiler(name: str) -> str:
@@ -45,23 +49,27 @@ def compiler(name: str) -> str:
 @pytest.mark.slow
 def test_sanitizers_find_nothing_and_all_instruction_sets_agree(tmp_path: Path) -> None:
     program = build(compiler("g++"), tmp_path / "check", *SANITIZERS)
-    found = digests([str(program), "60"])
+    found, drawn = digests([str(program), "60"])
     assert "generic" in found
-    assert len(set(found.values())) == 1
+    assert "plain" in drawn
+    assert len(set(found.values())) == len(set(drawn.values())) == 1
 
 
 @pytest.mark.slow
 def test_arm64_gives_the_bits_of_this_processor(tmp_path: Path) -> None:
     cross, emulator = compiler("aarch64-linux-gnu-g++"), compiler("qemu-aarch64")
-    here = digests([str(build(compiler("g++"), tmp_path / "here", "-O2")), "40"])
+    here, drawn_here = digests([str(build(compiler("g++"), tmp_path / "here", "-O2")), "40"])
     arm = build(cross, tmp_path / "arm", "-O2", "-static")
-    emulated = digests([emulator, "-cpu", "max", str(arm), "40"])
+    emulated, drawn = digests([emulator, "-cpu", "max", str(arm), "40"])
     assert set(emulated) == {"generic", "neon", "i8mm"}
     assert set(emulated.values()) == set(here.values())
-    older = digests([emulator, "-cpu", "cortex-a76", str(arm), "5"])  # dot products, no matrix products
+    assert set(drawn) == {"plain"}
+    assert set(drawn.values()) == set(drawn_here.values())
+    older, _ = digests([emulator, "-cpu", "cortex-a76", str(arm), "5"])  # dot products, no matrix products
     assert set(older) == {"generic", "neon"}
-    plain = digests([emulator, "-cpu", "cortex-a53", str(arm), "5"])  # no dot products: nothing illegal may run
+    plain, drawn = digests([emulator, "-cpu", "cortex-a53", str(arm), "5"])  # no dot products: nothing illegal may run
     assert set(plain) == {"generic"}
+    assert set(drawn.values()) == set(drawn_here.values())
 
 
 @pytest.mark.skipif(os.name != "posix", reason="forks")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import platform
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from edgedecode.runtimes.onnx.kernels.draw import INSTRUCTION_SETS, NativeRowDra
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
 from edgedecode.testing import TableRuntime, byte_tokenizer, toy_pair, toy_tables
 from edgedecode.types import FloatArray, IntArray
+from edgedecode.weights import exponent_scale
 
 ROOT = Path(__file__).parents[2]
 COMPILER = next((name for name in ("g++", "clang++") if shutil.which(name)), None)
@@ -266,6 +270,43 @@ def test_helpers_of_several_threads_do_not_disturb_each_other(library: ctypes.CD
         thread.start()
     for thread in threads:
         thread.join()
+    assert found == expected
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="sets the mode as glibc keeps it")
+def test_draws_do_not_depend_on_the_threads_floating_point_mode(native: NativeRowDraw) -> None:
+    """Another library may have told this thread to take denormals for zeros, or to round upwards."""
+    tiny = (np.arange(300) % 100 * 1e-42).astype(np.float32)
+    row = (2.5 * np.random.default_rng(7).standard_normal(5000)).astype(np.float32)
+    options = [  # with numbers that rounding upwards does not change while they are passed on
+        next(
+            each
+            for each in temperatures
+            if float(exponent_scale(each.temperature)) > math.log2(math.e) / each.temperature
+        )
+        for temperatures in (
+            [SamplingOptions(t / 64, top_k, 0.90625, 0.0, 1.25) for t in range(60, 90)] for top_k in (0, 3000)
+        )
+    ]
+
+    def results() -> list[object]:
+        drawn = [native.draw(row, each, key=key, seen=np.arange(9)) for each in options for key in range(40)]
+        return [native.argmax(tiny), native.leading(row), native.leading(tiny), *native.top(row, 5).tolist(), *drawn]
+
+    expected = results()
+    assert expected[0] == 99
+    mathematics = ctypes.CDLL(find_library("m"))
+    before, other = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)
+    mathematics.fegetenv(before)
+    mathematics.fegetenv(other)
+    mode = int.from_bytes(other[28:32], "little")  # the last field of an x86-64 fenv_t
+    assert mode & 0x1F80 == 0x1F80
+    other[28:32] = (mode | 0xC040).to_bytes(4, "little")
+    mathematics.fesetenv(other)
+    try:
+        found = results()
+    finally:
+        mathematics.fesetenv(before)
     assert found == expected
 
 

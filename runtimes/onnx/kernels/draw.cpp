@@ -12,7 +12,8 @@
 #include <cstring>
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3", "fp-contract=off")
+// The blocks' long chains of operations are run side by side: their order in the code must mix them.
+#pragma GCC optimize("O3", "fp-contract=off", "schedule-insns", "sched-pressure")
 #elif defined(__clang__)
 #pragma clang fp contract(off)
 #endif
@@ -20,9 +21,15 @@
 #include "kernels.h"
 
 #define INLINE EDGE_INLINE
+#if defined(_MSC_VER)
+#define NEVER_INLINE __declspec(noinline)
+#else
+#define NEVER_INLINE __attribute__((noinline))
+#endif
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#define TARGET_AVX2 __attribute__((target("avx2,popcnt")))
 #if defined(__clang__)
 #define TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl")))
 #else
@@ -41,8 +48,8 @@ constexpr int64_t NOT_NUMBERS = -1;
 constexpr float LEAST_EXPONENT = -125.0f;  // weights below 2^-125 are 0: no result is subnormal
 constexpr float LEAST_WEIGHT = 0x1p-126f;     // not above any weight but 0
 constexpr float ROUNDER = 0x1.8p23f;       // adding it rounds to an integer, in the low bits
-constexpr double MASS_ROUNDER = 0x1.8p52;
 constexpr double MASS_UNIT = 0x1p40;       // a mass is a weight in units of 2^-40
+constexpr double MASS_ROUNDER = 0x1.8p12;  // adding it rounds to that unit, in the low bits
 constexpr float NO_MASS = 0x1p-41f;       // and less
 constexpr uint64_t STEP = 0x9E3779B97F4A7C15u;
 
@@ -66,9 +73,13 @@ INLINE float unsortable(int32_t key) { return bits_as<float>(key ^ ((key >> 31) 
 
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-INLINE uint64_t hashed(uint64_t state) {  // splitmix64's output for a state that was stepped
+INLINE uint64_t nearly_hashed(uint64_t state) {  // the first 31 bits are the hash's
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9u;
-    state = (state ^ (state >> 27)) * 0x94D049BB133111EBu;
+    return (state ^ (state >> 27)) * 0x94D049BB133111EBu;
+}
+
+INLINE uint64_t hashed(uint64_t state) {  // splitmix64's output for a state that was stepped
+    state = nearly_hashed(state);
     return state ^ (state >> 31);
 }
 
@@ -93,9 +104,11 @@ INLINE float weight_of(float x, float top, float scale) {
 }
 
 // The weight in units of 2^-40, to the nearest, ties to even.
-INLINE uint64_t mass_of(float weight) {
-    return bits_as<uint64_t>(static_cast<double>(weight) * MASS_UNIT + MASS_ROUNDER) - bits_as<uint64_t>(MASS_ROUNDER);
-}
+INLINE uint64_t mass_from_zero(float weight) { return bits_as<uint64_t>(static_cast<double>(weight) + MASS_ROUNDER); }
+
+constexpr uint64_t MASS_ZERO = 0x40B8000000000000u;  // what it gives for no weight: MASS_ROUNDER's bits
+
+INLINE uint64_t mass_of(float weight) { return mass_from_zero(weight) - MASS_ZERO; }
 
 // The weights of a block; 0 for logits below `least`.
 INLINE void weigh_block(const float* logits, int64_t size, float top, float scale, float least, float* __restrict made) {
@@ -106,8 +119,8 @@ INLINE void weigh_block(const float* logits, int64_t size, float top, float scal
 }
 
 INLINE uint64_t total_mass(const float* weights, int64_t count) {
-    uint64_t total = 0;
-    for (int64_t i = 0; i < count; ++i) total += mass_of(weights[i]);
+    uint64_t total = 0 - static_cast<uint64_t>(count) * MASS_ZERO;
+    for (int64_t i = 0; i < count; ++i) total += mass_from_zero(weights[i]);
     return total;
 }
 
@@ -189,8 +202,13 @@ INLINE float cut_of_few(const float* values, int64_t count, uint64_t enough, Ran
         const int64_t middle = least + (most - least + 1) / 2;
         const float value = unsortable(static_cast<int32_t>(middle));
         uint64_t found = 0;
-        for (int64_t i = 0; i < count; ++i) found += measures[i] & (0 - static_cast<uint64_t>(values[i] >= value));
-        if (found >= enough) {
+        uint32_t number = 0;  // narrow sums are quicker
+        if (MEASURE == NUMBER) {
+            for (int64_t i = 0; i < count; ++i) number += values[i] >= value;
+        } else {
+            for (int64_t i = 0; i < count; ++i) found += measures[i] & (0 - static_cast<uint64_t>(values[i] >= value));
+        }
+        if (found + number >= enough) {
             least = middle;
         } else {
             most = middle - 1;
@@ -274,6 +292,46 @@ TARGET_AVX512 inline int64_t split_block<AVX512>(const float* block, int64_t, Ra
     }
     return above;
 }
+
+// For each set of 8 lanes, the numbers of those in it: AVX2 has a permutation in the place of a compression.
+struct Lanes {
+    uint8_t of[256][8];
+    constexpr Lanes() : of{} {
+        for (int set = 0; set < 256; ++set)
+            for (int lane = 0, count = 0; lane < 8; ++lane)
+                if (set >> lane & 1) of[set][count++] = static_cast<uint8_t>(lane);
+    }
+};
+constexpr Lanes LANES;
+
+template <>
+TARGET_AVX2 inline int64_t split_block<AVX2>(const float* block, int64_t, Range range, Split* split, float* taken) {
+    // Nothing equals the low end of a range that is one value: it is its high end.
+    const __m256 high = _mm256_set1_ps(range.high), low = _mm256_set1_ps(range.low < range.high ? range.low : NAN);
+    __m256i above = _mm256_setzero_si256(), from_high = above, from_low = above;  // lanes of -1 are added
+    float* next = taken + split->taken;
+    for (int64_t i = 0; i < BLOCK; i += 8) {
+        const __m256 x = _mm256_loadu_ps(block + i), not_below = _mm256_cmp_ps(x, high, _CMP_GE_OQ);
+        above = _mm256_add_epi32(above, _mm256_castps_si256(_mm256_cmp_ps(x, high, _CMP_GT_OQ)));
+        from_high = _mm256_add_epi32(from_high, _mm256_castps_si256(not_below));
+        from_low = _mm256_add_epi32(from_low, _mm256_castps_si256(_mm256_cmp_ps(x, low, _CMP_GE_OQ)));
+        const int inside = _mm256_movemask_ps(_mm256_andnot_ps(not_below, _mm256_cmp_ps(x, low, _CMP_GT_OQ)));
+        const __m128i lanes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(LANES.of[inside]));
+        _mm256_storeu_ps(next, _mm256_permutevar8x32_ps(x, _mm256_cvtepu8_epi32(lanes)));
+        next += __builtin_popcount(inside);
+    }
+    // Three counts of up to 64 in one sum.
+    __m256i sums = _mm256_add_epi32(above, _mm256_add_epi32(_mm256_slli_epi32(from_high, 8), _mm256_slli_epi32(from_low, 16)));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    sum = _mm_add_epi32(sum, _mm_srli_si128(sum, 8));
+    sum = _mm_add_epi32(sum, _mm_srli_si128(sum, 4));
+    const uint32_t counts = 0u - static_cast<uint32_t>(_mm_cvtsi128_si32(sum));
+    const int64_t found = next - taken - split->taken, at_least_high = counts >> 8 & 255;
+    split->at_high += at_least_high - (counts & 255);
+    if (range.low < range.high) split->at_low += (counts >> 16) - at_least_high - found;
+    split->taken += found;
+    return counts & 255;
+}
 #endif
 
 template <Isa ISA, Measure MEASURE>
@@ -290,8 +348,10 @@ INLINE Split split(const float* values, int64_t count, Range range, float* taken
         }
         if (MEASURE == NUMBER) result.above += above;
         if (MEASURE == MASS && above) {
+            float counted[BLOCK];
             for (int64_t i = 0; i < size; ++i)
-                result.above += mass_of(block[i]) & (0 - static_cast<uint64_t>(block[i] > range.high));
+                counted[i] = bits_as<float>(bits_as<uint32_t>(block[i]) & (0u - static_cast<uint32_t>(block[i] > range.high)));
+            result.above += total_mass(counted, size);
         }
     }
     return result;
@@ -353,46 +413,55 @@ INLINE double exponential(uint64_t hash) {
     return -logarithm((static_cast<double>(hash >> 12) + 0.5) * 0x1p-52);
 }
 
-// An exponential is above 1 - u, whose first 24 bits are cheap: only ids that may arrive first by that are looked at.
+struct Race {
+    double first;    // when the winner arrives
+    float limit;     // not before it, in units of 2^-24
+    int64_t winner;  // its place
+};
+
+// Lets a block take part. `steps`: the key and the stepped ids, less `begin`.
+INLINE void race_block(const float* block, int64_t size, float floor, const uint64_t* steps, uint64_t begin,
+                       int64_t start, Race* race) {
+    int32_t any = 0;
+    for (int64_t i = 0; i < size; ++i) any += block[i] >= floor;
+    if (!any) return;
+    // An exponential is above 1 - u, whose first 24 bits are cheap: only ids that may arrive first by that are looked at.
+    uint32_t heads[BLOCK];
+    for (int64_t i = 0; i < size; ++i) heads[i] = static_cast<uint32_t>(nearly_hashed(begin + steps[i]) >> 32);
+    any = 0;
+    for (int64_t i = 0; i < size; ++i) {
+        const float bound = static_cast<float>(static_cast<int32_t>(~heads[i] >> 8));
+        any += (block[i] >= floor) & (bound <= race->limit * block[i]);
+    }
+    if (!any) return;
+    for (int64_t i = 0; i < size; ++i) {
+        if (!(block[i] >= floor)) continue;
+        if (!(static_cast<float>(static_cast<int32_t>(~heads[i] >> 8)) <= race->limit * block[i])) continue;
+        const double arrival = exponential(hashed(begin + steps[i])) / static_cast<double>(block[i]);
+        if (arrival < race->first)
+            *race = {arrival, static_cast<float>(arrival * (1.0 + 0x1p-20) * 0x1p24), start + i};
+    }
+}
+
+// ids: null for the indices.
 INLINE int64_t race(const float* weights, const int64_t* ids, int64_t count, float floor, uint64_t key) {
-    double first = INFINITY;
-    float limit = INFINITY;
-    int64_t winner = 0;
+    Race race = {INFINITY, INFINITY, 0};
     uint64_t steps[BLOCK];
     for (int64_t i = 0; i < BLOCK; ++i) steps[i] = key + STEP + static_cast<uint64_t>(i) * STEP;
     for (int64_t start = 0; start < count; start += BLOCK) {
         const int64_t size = smaller(BLOCK, count - start);
-        const float* block = weights + start;
-        int32_t any = 0;
-        for (int64_t i = 0; i < size; ++i) any |= block[i] >= floor;
-        if (!any) continue;
-        uint64_t hashes[BLOCK];
-        const uint64_t begin = static_cast<uint64_t>(start) * STEP;
-        if (ids == nullptr) {
-            for (int64_t i = 0; i < size; ++i) hashes[i] = hashed(begin + steps[i]);
+        uint64_t begin = static_cast<uint64_t>(start) * STEP;
+        if (ids != nullptr) {
+            begin = 0;
+            for (int64_t i = 0; i < size; ++i) steps[i] = key + STEP + static_cast<uint64_t>(ids[start + i]) * STEP;
+        }
+        if (size == BLOCK) {
+            race_block(weights + start, BLOCK, floor, steps, begin, start, &race);
         } else {
-            for (int64_t i = 0; i < size; ++i)
-                hashes[i] = hashed(key + STEP + static_cast<uint64_t>(ids[start + i]) * STEP);
-        }
-        int32_t near[BLOCK];
-        any = 0;
-        for (int64_t i = 0; i < size; ++i) {
-            const float bound = static_cast<float>(static_cast<int32_t>(~hashes[i] >> 40)) * 0x1p-24f;
-            near[i] = (block[i] >= floor) & (bound <= limit * block[i]);
-            any |= near[i];
-        }
-        if (!any) continue;
-        for (int64_t i = 0; i < size; ++i) {
-            if (!near[i]) continue;
-            const double arrival = exponential(hashes[i]) / static_cast<double>(block[i]);
-            if (arrival < first) {
-                first = arrival;
-                winner = start + i;
-                limit = static_cast<float>(arrival * (1.0 + 0x1p-20));
-            }
+            race_block(weights + start, size, floor, steps, begin, start, &race);
         }
     }
-    return ids == nullptr ? winner : ids[winner];
+    return ids == nullptr ? race.winner : ids[race.winner];
 }
 
 // -- a whole row -------------------------------------------------------------------------------------------------------
@@ -514,6 +583,8 @@ INLINE void top_of(const float* row, int64_t size, int64_t count, int64_t* found
 
 // -- one copy for each instruction set ---------------------------------------------------------------------------------
 
+// Never inlined: an entry point sets the floating point mode first.
+
 #define COPY(NAME, ISA, TARGET)                                                                                        \
     TARGET int64_t draw_##NAME(const float* row, const int64_t* ids, int64_t size, const Options& options,             \
                                const int64_t* seen, int64_t seen_count, uint64_t key, float* scratch) {                \
@@ -527,9 +598,9 @@ INLINE void top_of(const float* row, int64_t size, int64_t count, int64_t* found
         top_of(row, size, count, found);                                                                               \
     }
 
-COPY(plain, PLAIN, )
+COPY(plain, PLAIN, NEVER_INLINE)
 #if defined(__x86_64__)
-COPY(avx2, AVX2, __attribute__((target("avx2"))))
+COPY(avx2, AVX2, TARGET_AVX2)
 COPY(avx512, AVX512, TARGET_AVX512)
 #define CALL(FUNCTION, ...)                                                                                            \
     (chosen == AVX512 ? FUNCTION##_avx512(__VA_ARGS__)                                                                 \
@@ -541,7 +612,7 @@ bool offers(Isa isa) {
     if (isa == AVX512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-    return isa == PLAIN || __builtin_cpu_supports("avx2");
+    return isa == PLAIN || (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt"));
 }
 #else
 #define CALL(FUNCTION, ...) FUNCTION##_plain(__VA_ARGS__)
@@ -570,12 +641,16 @@ EDGE_EXPORT int64_t edgedecode_draw_scratch(int64_t size) {
 }
 
 // The first of the largest, or -1 where one is NaN.
-EDGE_EXPORT int64_t edgedecode_argmax_row(const float* row, int64_t size) { return CALL(argmax, row, size); }
+EDGE_EXPORT int64_t edgedecode_argmax_row(const float* row, int64_t size) {
+    const edgedecode::FloatMode mode;
+    return CALL(argmax, row, size);
+}
 
 // The indices of the `count` largest in found[count], largest first; NaN counts as larger or smaller than all. -1:
 // count is not 1 to 64, or more than there are.
 EDGE_EXPORT int64_t edgedecode_top_row(const float* row, int64_t size, int64_t count, int64_t* found) {
     if (count < 1 || count > MOST_TOP || count > size) return -1;
+    const edgedecode::FloatMode mode;
     CALL(top, row, size, count, found);
     return count;
 }
@@ -583,6 +658,7 @@ EDGE_EXPORT int64_t edgedecode_top_row(const float* row, int64_t size, int64_t c
 // The arg-max, in found[0] the sum of e^(x - largest) over the others, in found[1] the largest less the second largest;
 // -1 where one is NaN or the largest is infinite.
 EDGE_EXPORT int64_t edgedecode_leading_row(const float* row, int64_t size, double* found) {
+    const edgedecode::FloatMode mode;
     return CALL(leading, row, size, found);
 }
 
@@ -592,6 +668,7 @@ EDGE_EXPORT int64_t edgedecode_leading_row(const float* row, int64_t size, doubl
 EDGE_EXPORT int64_t edgedecode_draw_row(const float* row, const int64_t* ids, int64_t size, float scale,
                                         int64_t top_k, double top_p, float min_p, float penalty,
                                         const int64_t* seen, int64_t seen_count, uint64_t key, float* scratch) {
+    const edgedecode::FloatMode mode;
     const Options options = {scale, top_k, top_p, min_p, penalty};
     return CALL(draw, row, ids, size, options, seen, seen_count, key, scratch);
 }

@@ -158,7 +158,7 @@ class FloatMode {
     asm volatile("mrs %0, fpcr" : "=r"(mode));
     return mode;
   }
-  static void write(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode)); }
+  static void write(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
 #else
   static constexpr uint64_t kChanged = 0;
   static uint64_t read() { return 0; }

@@ -1,6 +1,7 @@
 // Runs every kernel of every instruction set that this processor has on random shapes, without Python or an engine, so
 // that sanitizers and emulators can watch. Prints a digest of all results for each set; the sets must agree, rows must
 // not depend on what goes with them, and results must be near a float64 reference. Exit code 1 where they are not.
+// The draws of draw.cpp have a digest of their own.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +10,17 @@
 #include <vector>
 
 #include "../kernels.h"
+
+extern "C" {
+int edgedecode_draw_force(const char* name);
+int64_t edgedecode_draw_scratch(int64_t size);
+int64_t edgedecode_argmax_row(const float* row, int64_t size);
+int64_t edgedecode_top_row(const float* row, int64_t size, int64_t count, int64_t* found);
+int64_t edgedecode_leading_row(const float* row, int64_t size, double* found);
+int64_t edgedecode_draw_row(const float* row, const int64_t* ids, int64_t size, float scale, int64_t top_k, double top_p,
+                            float min_p, float penalty, const int64_t* seen, int64_t seen_count, uint64_t key,
+                            float* scratch);
+}
 
 using namespace edgedecode;
 
@@ -246,6 +258,44 @@ void check_others(const Kernels* table, Digest& digest) {
   digest.add(product.data(), product.size() * sizeof(float));
 }
 
+// Draws from one row, of a kind of its own, with every sort of options; memory is of the exact size.
+void check_draws(int kind, Digest& digest) {
+  const size_t size = kind % 3 == 0 ? 1 + below(200) : 2000 + below(5000);
+  std::vector<float> row = random_floats(size);
+  for (float& x : row) {
+    x = kind % 5 == 0 ? 0.01f * x : 5.0f * (x + uniform() + uniform());
+    if (kind % 5 == 1) x = std::floor(2 * x);                     // ties
+    if (kind % 5 == 2 && below(10) < 7) x = -INFINITY;            // masked
+    if (kind % 5 == 3 && below(size) < 4) x += 15.0f;             // peaked
+    if (kind % 5 == 4) x = below(2) ? 1.0f : 1.0f - 0x1p-24f;     // neighbours
+  }
+  row[below(size)] = 1.0f;
+  std::vector<int64_t> ids(size), seen(below(20));
+  for (size_t i = 0; i < size; i++) ids[i] = 3 * i + below(3);
+  for (int64_t& place : seen) place = below(size);
+  std::vector<float> scratch(edgedecode_draw_scratch(size) / sizeof(float));
+  for (const float scale : {0.0f, 0.01f, 1.4427f, 5.0f})
+    for (const int64_t top_k : {size_t{0}, size_t{1}, size_t{40}, size / 2, size - 1})
+      for (const double top_p : {1.0, 0.999, 0.9, 1e-9})
+        for (const float min_p : {0.0f, 0.05f})
+          for (const float penalty : {1.0f, 1.25f}) {
+            const int64_t* names = next() % 2 ? ids.data() : nullptr;
+            const int64_t token = edgedecode_draw_row(row.data(), names, size, scale, top_k, top_p, min_p, penalty,
+                                                      seen.data(), seen.size(), next(), scratch.data());
+            expect(token >= 0, "a row is refused");
+            digest.add(&token, sizeof token);
+          }
+  double found[2];
+  const int64_t best = edgedecode_leading_row(row.data(), size, found);
+  expect(best == edgedecode_argmax_row(row.data(), size), "two arg-maxima differ");
+  digest.add(&best, sizeof best);
+  digest.add(found, sizeof found);
+  std::vector<int64_t> largest(size < 40 ? size : 40);
+  edgedecode_top_row(row.data(), size, largest.size(), largest.data());
+  expect(row[largest[0]] == row[best], "the largest is not the first of the largest");
+  digest.add(largest.data(), largest.size() * sizeof(int64_t));
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -265,6 +315,16 @@ int main(int count, char** arguments) {
     std::printf("%s %016llx\n", name, static_cast<unsigned long long>(digest.value));
     if (first == 0) first = digest.value;
     expect(digest.value == first, "two instruction sets differ");
+  }
+  first = 0;
+  for (const char* name : {"plain", "avx2", "avx512"}) {
+    if (!edgedecode_draw_force(name)) continue;
+    state = 2;
+    Digest digest;
+    for (int kind = 0; kind < 15; kind++) check_draws(kind, digest);
+    std::printf("draw-%s %016llx\n", name, static_cast<unsigned long long>(digest.value));
+    if (first == 0) first = digest.value;
+    expect(digest.value == first, "two instruction sets draw differently");
   }
   std::vector<int> seen(1000);
   for (int i = 0; i < 300; i++) parallel_for(seen.size(), 3, [&](size_t part) { seen[part]++; });
