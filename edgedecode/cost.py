@@ -42,9 +42,10 @@ _OUTLIER = 1.5
 """A pass this many times dearer or cheaper than predicted counts as that: the machine did something else meanwhile."""
 _LATEST = 5
 """Plain passes, host work and draft steps are the median of so many: an interrupted one is many times as long."""
-_DRIFT = 1.1
-"""Where plain passes become this many times cheaper or dearer, costs that were told in them are converted: other
-widths' times are what was measured, and a first plain pass beside other work must not make them look cheap."""
+_DRIFT, _EARLY = 1.1, 6
+"""Where one of the first plain passes turns out this many times cheaper or dearer, costs that were told in them are
+converted: other widths' times are what was measured, and a first plain pass beside other work must not make them look
+cheap. Later the machine has become another one, which all widths feel alike."""
 _MEASURE = 64
 """Rounds without a plain one, after which one is plain: the unit of every cost must not grow old. A pair's first plain
 passes may have been beside other work, so the fourth to sixth are asked for after 8, 16 and 32 rounds."""
@@ -115,7 +116,7 @@ class CostTable:
         assert self.step is not None
         if self._unit is None:
             self._unit = self.step
-        elif not self._unit / _DRIFT < self.step < self._unit * _DRIFT:
+        elif self.seen[1] <= _EARLY and not self._unit / _DRIFT < self.step < self._unit * _DRIFT:
             others = np.maximum(1, np.arange(WIDEST + 1) - 1)
             told = ((1 + self.beta * others) * self._unit / self.step - 1) / others
             self.beta = np.where(self.seen > 0, told, self.beta)

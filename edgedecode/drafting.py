@@ -59,7 +59,8 @@ class Drafting:
         self._offers = OpenOffers()
         self._costs: list[RoundCost] = []
         self._end: Sequence[int] = ()
-        self._resting = 0
+        self._resting = self._rested = 0
+        """Rounds at rest: those to come, and those of this rest after its first one."""
         self._rounds = 0
         """Rounds of this generation in which the policy was asked."""
         self._asked = NO_DRAFTER
@@ -128,6 +129,9 @@ class Drafting:
     def spent(self, verdict: Verdict, *, pass_seconds: float, host_seconds: float) -> None:
         """Keep what a round cost for the policy: the target's pass, and the host's work without a model's drafting."""
         drafted = len(verdict.draft)
+        if self._asked == NO_DRAFTER and self._costs and self._costs[-1].drafter == NO_DRAFTER:
+            self._rested += 1
+            return
         self._costs.append(
             RoundCost(
                 width=1 + drafted,
@@ -176,6 +180,9 @@ class Drafting:
         return draft
 
     def _signals(self, tokens: Sequence[int], drafts: dict[str, Draft], *, room: int) -> Signals:
+        if self._rested:
+            self._costs[-1] = replace(self._costs[-1], repeats=self._rested)
+            self._rested = 0
         costs, scores = tuple(self._costs), (*self._offers.settle(tokens), *self._head_scores)
         self._costs.clear()
         self._head_scores.clear()

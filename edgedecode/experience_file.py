@@ -22,7 +22,7 @@ from edgedecode.processor import cores, processor_facts
 __all__ = ["FOLDER", "experience_path", "load_experience", "store_experience"]
 
 FOLDER = "costs"
-FORMAT = 1
+FORMAT = 2
 _MOST_NBYTES = 1 << 20
 
 

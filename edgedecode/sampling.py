@@ -184,8 +184,8 @@ class Sampler:
         return self._row_draw.draw(logits, self.options, key=key, seen=seen, ids=ids)
 
     def top(self, row: FloatArray, k: int) -> IntArray:
-        """Return the ids of the k largest raw logits of a row, likeliest first; padding is none of them."""
-        return self._row_draw.top(row[: self.vocabulary_size], k)
+        """Return the ids of the k largest raw logits of a row, or of all, likeliest first; padding is none of them."""
+        return self._row_draw.top(row[: self.vocabulary_size], min(k, self.vocabulary_size, len(row)))
 
     def probs(self, row: FloatArray, path: Sequence[int] = ()) -> Probs:
         """Process one row of logits, [rows]; `path` are the drafted tokens between the sequence and this row.

@@ -27,7 +27,7 @@ LOOK_SHARE = 0.004
 """What asking drafters in vain may cost of the plain time, once `LOOK_GRANT` is spent: a small model feels it."""
 LOOK_GRANT = 0.1
 """Plain steps that asking in vain may cost since a draft last paid, before it is done more rarely."""
-MOST_REST = 7
+MOST_REST = 15
 SLACK = 1
 """Tokens a drafter with a stop of its own may go beyond what pays on average: it knows better, token by token."""
 FIRST_REACH = 2
@@ -141,6 +141,8 @@ class Scheduler:
         price = self.costs.asking(self._context)
         self._looked += price
         rest = min(MOST_REST, int(price / LOOK_SHARE)) if self._looked > LOOK_GRANT else 0
+        if NO_DRAFTER not in self.costs.host:  # what asking adds is known from a round at rest only
+            rest = 1
         return Plan(0, rest=rest, reason="nothing pays")
 
     def _best(self, signals: Signals, room: int) -> _Choice | None:
@@ -245,7 +247,7 @@ class Scheduler:
 
     def _learn(self, cost: RoundCost) -> None:
         self._unmeasured = self._unmeasured + 1 if cost.drafted else 0
-        self._undrafted = 0 if cost.drafted else self._undrafted + 1
+        self._undrafted = 0 if cost.drafted else self._undrafted + 1 + cost.repeats
         self.costs.observe(cost, context_tokens=self._context)
         if cost.drafted and (step := self.costs.table(self._context).step) is not None:
             self._measured.add(cost, self._predicted(cost) * step)
@@ -261,7 +263,7 @@ class Scheduler:
                 self.survival.add(Score(cost.drafter, cost.drafted, cost.accepted))
             arm.add(cost.accepted + 1, self._predicted(cost) / (1 + self._o(NO_DRAFTER)))
         for other in self.models.values():
-            other.passed(cost.accepted + 1)
+            other.passed(cost.accepted + 1 + cost.repeats)
 
 
 @dataclass(slots=True)

@@ -239,6 +239,8 @@ class RoundCost:
     match: int = 0
     levels: int = 0
     """Of a tree that a drafter's model grew, a pass each; 0: it drafted a token a pass."""
+    repeats: int = 0
+    """Plain rounds after this plain one whose times were not kept: at rest nobody is asked, and little is noted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,8 @@ class TargetRows:
 
         Fewer than k where the vocabulary has fewer.
         """
-        size = self._sampler.vocabulary_size
         wanted = range(len(self._logits)) if rows is None else rows
-        return np.stack([self._sampler.top(self._logits[row], min(k, size)) for row in wanted])
+        return np.stack([self._sampler.top(self._logits[row], k) for row in wanted])
 
 
 @dataclass(frozen=True, slots=True)

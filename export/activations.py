@@ -97,7 +97,11 @@ def _least(
         found = trials.agreement(chosen, texts, measured) if chosen else at8
         if found >= at16 - _TOLERANCE:
             return chosen, found
-        limit /= 2
+        limit = min(
+            limit / 2, max((measured.errors[name].at8 for name in set(measured.errors) - {*chosen}), default=0.0)
+        )
+        if limit <= 0.0:  # what is left errs by nothing: the whole model's agreement does not come from the rest
+            return tuple(everything), at16
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ class Ranking:
     def ranked(self, row: FloatArray, path: Sequence[int]) -> list[int]:
         """Return at most `breadth` ids for the place after the sequence and `path`, from the row [vocabulary] there."""
         if self._noise is None and self._sampler.options.repetition_penalty == 1:
-            ids: list[int] = self._sampler.top(row, min(self._breadth, len(row))).tolist()
+            ids: list[int] = self._sampler.top(row, self._breadth).tolist()
             return [id for id in ids if row[id] > -np.inf]
         probs = self._sampler.probs(row, path)
         if self._noise is not None:

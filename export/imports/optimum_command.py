@@ -16,6 +16,7 @@ __all__ = ["add_optimum", "run_optimum"]
 
 _OURS: Mapping[str, object] = {
     "bits": None,
+    "activations": "auto",
     "block_size": None,
     "head_bits": None,
     "mixed": False,

@@ -11,7 +11,7 @@ import pytest
 from edgedecode import load
 from edgedecode.runtimes.onnx.kernels import thread_choice
 from edgedecode.runtimes.onnx.kernels.library import load_kernels
-from edgedecode.runtimes.onnx.kernels.thread_choice import SAMPLES, WARM_UP, chosen_threads, fewest_fast
+from edgedecode.runtimes.onnx.kernels.thread_choice import LEAST_SAMPLES, SAMPLES, WARM_UP, chosen_threads, fewest_fast
 
 needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="edgedecode was installed without its kernels")
 
@@ -36,6 +36,14 @@ def test_every_power_of_two_and_the_most_are_tried_as_often(most: int, counts: l
     assert runs == dict.fromkeys(counts, WARM_UP + SAMPLES)
 
 
+def test_a_slow_model_is_measured_with_fewer_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(thread_choice, "perf_counter", lambda: float(next(clock)))
+    runs: Counter[int] = Counter()
+    chosen_threads(lambda threads: runs.update([threads]), most=2, kept=None)
+    assert runs == dict.fromkeys([1, 2], WARM_UP + LEAST_SAMPLES)
+
+
 def test_what_was_found_is_kept_and_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_choice, "_busy_cores", lambda: 0.0)
     kept = tmp_path / "choice.json"
@@ -46,7 +54,18 @@ def test_what_was_found_is_kept_and_not_measured_again(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", '{"threads": 0}', '{"threads": 9}', '{"threads": "many"}', "[]", '{"threads": 1, "ends": "x"}']
+    "content",
+    [
+        "",
+        "{",
+        '{"threads": 0}',
+        '{"threads": 9}',
+        '{"threads": "many"}',
+        "[]",
+        '{"threads": 1, "ends": "x"}',
+        '{"threads": Infinity}',
+        "[" * 9000,
+    ],
 )
 def test_a_damaged_choice_is_measured_again(tmp_path: Path, content: str) -> None:
     kept = tmp_path / "choice.json"

@@ -10,7 +10,7 @@ from edgedecode.drafting import Drafting
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.protocols import UniformSource
 from edgedecode.sampling import Noise, Sampler
-from edgedecode.types import ASKED, WHOLE, Draft, FloatArray, Offer, Outcome, Plan, Score, Signals
+from edgedecode.types import ASKED, NO_DRAFTER, WHOLE, Draft, FloatArray, Offer, Outcome, Plan, Score, Signals
 from edgedecode.verify import TargetRows, Verdict
 from tests.toys import GREEDY, CallDrafter
 
@@ -132,7 +132,7 @@ def test_resting_asks_nobody_and_loses_no_cost() -> None:
     assert (len(quick.limits), len(policy.told)) == (1, 1)
     made.propose(tokens, room=10)
     assert (len(quick.limits), len(policy.told)) == (2, 2)
-    assert len(policy.told[1].costs) == 3
+    assert [(cost.drafter, cost.repeats) for cost in policy.told[1].costs] == [(ASKED, 0), (NO_DRAFTER, 1)]
     assert policy.told[1].scores == (Score("call", 1, 0, match=2),)
 
 

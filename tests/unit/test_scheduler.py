@@ -12,7 +12,7 @@ from edgedecode.errors import InputError
 from edgedecode.experience import Experience
 from edgedecode.policy import FixedLength
 from edgedecode.scheduler import Scheduler, SchedulerOptions
-from edgedecode.types import Plan, RoundCost, Signals
+from edgedecode.types import NO_DRAFTER, Plan, RoundCost, Signals
 from tests.virtual import Machine, Ride, always, never, ride
 
 SLOW = Machine(row=0.45, draft=0.2, read=0.1)
@@ -169,6 +169,13 @@ def test_what_was_learnt_survives_json() -> None:
 def test_longest_drafts_out_of_range_are_refused(length: int) -> None:
     with pytest.raises(InputError, match=f"draft length {length} is out of range: 1 to 64"):
         SchedulerOptions(draft_max=length)
+
+
+@pytest.mark.parametrize(("host", "asking"), [(0.0005, 0.012), (0.005, 0.01), (0.03, 0.1)])
+def test_asking_in_vain_comes_to_rest_whatever_it_costs(host: float, asking: float) -> None:
+    found = ride(scheduler(), tokens=2000, machine=Machine(host=host, asking=asking), free=never)
+    late = [name for place, name, _, _ in found.rounds if place >= 200]
+    assert late.count(NO_DRAFTER) >= 0.5 * len(late)
 
 
 def test_fixed_lengths_need_no_scheduler() -> None:

@@ -44,7 +44,7 @@ def check_peer_options(arguments: Namespace) -> None:
         arguments.usage_error("--against compares whole requests and --overhead bare loops: leave one of the two out")
     if arguments.against and (arguments.drafters or arguments.lengths or arguments.fixed):
         arguments.usage_error("--against compares what the scheduler chooses: leave --drafters and --lengths out")
-    others = arguments.mixed, arguments.calibrate, arguments.replay, arguments.plot, arguments.temp
+    others = arguments.draws, arguments.mixed, arguments.calibrate, arguments.replay, arguments.plot, arguments.temp
     if arguments.against and (any(others) or arguments.synthetic is not None):
         arguments.usage_error("--against measures greedy answers to prompts and nothing else: give it alone")
     if arguments.against_genai and not arguments.overhead and "genai" not in arguments.against:

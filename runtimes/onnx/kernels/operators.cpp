@@ -176,7 +176,7 @@ struct RowsProduct {
   }
 };
 
-// ---- TreeAttention: see README's section on kernels for the inputs ------------------------------------------------
+// ---- TreeAttention: the inputs are those of `_tree_attention` in rewriting.py ------------------------------------------------
 
 template <class Cache>
 struct TreeAttention {
@@ -208,7 +208,8 @@ struct TreeAttention {
         positions.data == nullptr || total.data == nullptr || keys.shape[1] != kv_heads || values.count() != keys.count() ||
         size > kMostSize || size % kTile != 0 || capacity % kTile != 0 || kv_heads < 1 || heads % kv_heads != 0 ||
         q.last() != (packed ? heads + 2 * kv_heads : heads) * width ||
-        (!packed && (k.last() != kv_heads * width || v.last() != kv_heads * width || k.rows() != q.rows())) ||
+        (!packed && (k.last() != kv_heads * width || v.last() != kv_heads * width || k.rows() != q.rows() ||
+                      v.rows() != q.rows())) ||
         total.count() != 1 || positions.count() != static_cast<int64_t>(rows))
       return ort::fail("TreeAttention: a shape does not fit the node's attributes");
     const size_t filled = *total.as<const int32_t>(), tree = parents.data == nullptr ? 0 : parents.count();

@@ -41,7 +41,7 @@ static void round_planes(const float* x, size_t columns, size_t first, size_t la
       const float inverse = tiny ? 0.0f : kLargest / most;
       VI sum = vint(vset(0.0f));
       for (size_t i = 0; i < kVectors; i++) {
-        VI v = vint(vmul(vload(p + i * kLanes), vset(inverse)));
+        const VI v = tiny ? vint(vset(0.0f)) : vint(vmul(vload(p + i * kLanes), vset(inverse)));
         sum = vadd_int(sum, v);
         D::keep(values, i * kLanes, v);
       }

@@ -15,13 +15,16 @@ from statistics import median
 from time import perf_counter, time
 
 from edgedecode.folders import cache_folder, keep_json
+from edgedecode.notices import notice
 from edgedecode.processor import cores, processor_facts
 
 __all__ = ["FOLDER", "chosen_threads", "fewest_fast", "kept_choice"]
 
 FOLDER = "threads"
 FORMAT = 1
-WARM_UP, SAMPLES = 2, 9
+WARM_UP, SAMPLES, LEAST_SAMPLES = 2, 9, 3
+SLOW_SECONDS = 2.0
+"""A large model is measured with fewer samples, so that they take no longer than this together, and says so."""
 BUSY_SECONDS = 3600
 """A finding made beside other processes that took part of the cores holds so long."""
 CLOSE = 1.04
@@ -64,7 +67,7 @@ def _kept_threads(kept: Path | None) -> int:
         found = {} if kept is None else json.loads(kept.read_text(encoding="utf-8"))
         ends = found.get("ends")
         return int(found["threads"]) if ends is None or time() < float(ends) else 0
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return 0
 
 
@@ -72,13 +75,19 @@ def _measured(run: Callable[[int], None], *, most: int) -> dict[int, float]:
     """Return the median seconds of a pass by number of threads: powers of two, and `most`; in turns."""
     counts = sorted({most, *(1 << power for power in range(most.bit_length()))} & set(range(1, most + 1)))
     samples: dict[int, list[float]] = {count: [] for count in counts}
-    for index in range(WARM_UP + SAMPLES):
+    wanted = SAMPLES
+    while len(samples[most]) < WARM_UP + wanted:
         for count in counts:
             started = perf_counter()
             run(count)
-            if index >= WARM_UP:
-                samples[count].append(perf_counter() - started)
-    return {count: median(each) for count, each in samples.items()}
+            samples[count].append(perf_counter() - started)
+        if (
+            len(samples[most]) == WARM_UP
+            and (spent := sum(each[-1] for each in samples.values())) * SAMPLES > SLOW_SECONDS
+        ):
+            wanted = max(LEAST_SAMPLES, int(SLOW_SECONDS / spent))
+            notice("measuring how many threads are fastest for this model here, once")
+    return {count: median(each[WARM_UP:]) for count, each in samples.items()}
 
 
 def _busy_cores() -> float:
