@@ -85,7 +85,7 @@ class BenchCommand:
             arguments.usage_error("--plot draws costs and speed-ups, which this does not measure")
         prompts = arguments.drafters, arguments.lengths, arguments.fixed, arguments.temp, arguments.families
         if arguments.draws and (any(prompts) or arguments.prompts is not None or arguments.scale is not None):
-            arguments.usage_error("--draws measures rows of its own: leave out what chooses prompts, drafters and packs")
+            arguments.usage_error("--draws measures rows of its own: leave out what chooses prompts, drafters or packs")
         if arguments.scale is not None and arguments.replay is not None:
             arguments.usage_error("--replay runs no model: leave out --scale")
         if arguments.repetitions is None:
