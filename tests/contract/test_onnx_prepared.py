@@ -149,3 +149,16 @@ def test_what_is_known_of_a_matrix_decides_how_its_tiles_are_read(tmp_path: Path
     assert found.matrix.wide_scales
     assert again.matrix.wide_scales
     assert second.findings == first.findings
+
+
+def test_files_of_another_layout_are_removed_when_new_ones_are_made(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    old = [cache / name for name in ("a.tiles", "a.json", "b.v1.tiles", "b.v1.json", "c.found1")]
+    for path in old:
+        path.write_bytes(b"of an older edgedecode")
+    other = cache / "d.txt"
+    other.write_bytes(b"not ours to judge")
+    open_target()
+    assert not any(path.exists() for path in old)
+    assert other.exists()
+    assert list(cache.glob("*.tiles"))

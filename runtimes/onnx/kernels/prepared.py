@@ -44,6 +44,7 @@ INSPECTION = 2
 """Another number when `KernelLibrary.inspect` looks for something else."""
 _LONG_NBYTES = 64 * 2**20
 """Making more than this takes long enough to say so."""
+_TILES, _FOUND = f".v{LAYOUT}.tiles", f".found{INSPECTION}"
 _MAKING = ".making"
 _STALE_SECONDS = 3600
 
@@ -85,7 +86,7 @@ def keep_findings(digest: str, findings: Mapping[str, int]) -> None:
 
 def _findings_path(digest: str) -> Path | None:
     folder = cache_folder(FOLDER) if digest else None
-    return None if folder is None else folder / f"{digest[:32]}.found{INSPECTION}"
+    return None if folder is None else folder / f"{digest[:32]}{_FOUND}"
 
 
 def prepare_tiles(
@@ -98,7 +99,7 @@ def prepare_tiles(
     """
     folder = cache_folder(FOLDER) if digest else None
     if folder is not None:
-        path = folder / f"{_key(stored, digest)}.tiles"
+        path = folder / f"{_key(stored, digest)}{_TILES}"
         try:
             if not _is_sound(path, tiles_nbytes(library, stored)):
                 _make(library, stored, path, release=release)
@@ -174,7 +175,13 @@ def _make(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, relea
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what crashed writers have left, older than an hour."""
+    """Remove what crashed writers left, older than an hour, and what an edgedecode with another layout made."""
+    others = [path for path in folder.glob("*.tiles") if not path.name.endswith(_TILES)]
+    others += [path for path in folder.glob("*.found*") if not path.name.endswith(_FOUND)]
+    for path in others:
+        with suppress(OSError):
+            path.unlink()
+            path.with_suffix(".json").unlink(missing_ok=True)
     for path in folder.glob(f"*{_MAKING}"):
         with suppress(OSError):
             if path.stat().st_mtime < time() - _STALE_SECONDS:
