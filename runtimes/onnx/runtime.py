@@ -229,8 +229,9 @@ class OnnxRuntime:
             )
             undo.pop_all()
             self._code[budget] = code
-        if chooses and isinstance(model, OnnxModel):
-            kept = kept_choice([digest, graph.file, str(self.engine_version())])
+        if chooses and served is not None and isinstance(model, OnnxModel):
+            build = str(served.library.path.stat().st_mtime_ns)
+            kept = kept_choice([digest, graph.file, str(self.engine_version()), build])
             model.choose_threads(kept, otherwise=engine_threads)
         return model
 
