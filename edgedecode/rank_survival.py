@@ -18,7 +18,7 @@ _PRIORS: tuple[float, ...] = (0.45, 0.1, 0.04, 0.02)
 _PRIOR_WEIGHT = 4.0
 _FADE = 0.97
 RATES_AFTER = 8
-"""Scores after which rates are worked out again: they fade slowly, and a round asks for them."""
+"""Scores after which rates are worked out again, fewer while little is known: they fade slowly, and rounds ask for them."""
 _MOVED = 0.03
 """How far a rate must move before shapes are thought over: less would change none."""
 
@@ -57,7 +57,7 @@ class RankSurvival:
 
     def rates(self) -> RankRates:
         """Return [depth][rank] → chance; the same object until one of them moved."""
-        if self._rates is not None and self._scored < RATES_AFTER:
+        if self._rates is not None and self._scored < min(RATES_AFTER, 1 + self._tried[0] / 4):
             return self._rates
         self._scored = 0
         rates: list[tuple[float, ...]] = []

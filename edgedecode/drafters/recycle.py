@@ -72,7 +72,7 @@ class RecycledLogits:
 
     def rates(self) -> RankRates:
         """Return `rate` by depth and rank; the same object until one of them moved."""
-        if self._rates is not None and self._scored < RATES_AFTER:
+        if self._rates is not None and self._scored < min(RATES_AFTER, 1 + self._tried[0] / 4):
             return self._rates
         self._scored = 0
         rates = tuple(tuple(self.rate(depth, rank) for rank in range(BREADTH)) for depth in range(DEEPEST))
