@@ -18,7 +18,7 @@ _PRIORS: tuple[float, ...] = (0.45, 0.1, 0.04, 0.02)
 _PRIOR_WEIGHT = 4.0
 _FADE = 0.97
 RATES_AFTER = 8
-"""Scores after which rates are worked out again, fewer while little is known: they fade slowly, and rounds ask for them."""
+"""Scores after which rates are worked out again, fewer while little is known: they fade slowly, rounds ask often."""
 _MOVED = 0.03
 """How far a rate must move before shapes are thought over: less would change none."""
 
