@@ -15,13 +15,12 @@ from edgedecode.protocols import Runtime
 from edgedecode.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.sampling import Noise
 from edgedecode.text import checked_text
+from edgedecode.types import NO_DRAFTER
 
 from .interrupts import leaving_at_once
 from .notices import show_notices
 
 __all__ = ["add_pack_options", "add_session_options", "open_pair", "session_options", "system_messages"]
-
-NO_DRAFTER = "none"
 
 _Value = TypeVar("_Value")
 

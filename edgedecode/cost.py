@@ -41,7 +41,7 @@ _REACH = 0.15
 _OUTLIER = 1.5
 """A pass this many times dearer or cheaper than predicted counts as that: the machine did something else meanwhile."""
 _LATEST = 5
-"""Plain passes, host work and draft steps are the median of so many: an interrupted one is many times as long."""
+"""Plain passes, host work and draft steps are the median of this many: an interrupted one is many times as long."""
 _DRIFT, _EARLY = 1.1, 6
 """Where one of the first plain passes turns out this many times cheaper or dearer, costs that were told in them are
 converted: other widths' times are what was measured, and a first plain pass beside other work must not make them look
@@ -50,7 +50,7 @@ _MEASURE = 64
 """Rounds without a plain one, after which one is plain: the unit of every cost must not grow old. A pair's first plain
 passes may have been beside other work, so the fourth to sixth are asked for after 8, 16 and 32 rounds."""
 _FIRST = 3
-"""So many plain passes make the first estimate, by their median: the first ones are cold."""
+"""The first estimate is the median of this many plain passes: the first ones are cold."""
 
 
 class CostTable:

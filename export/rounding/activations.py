@@ -38,7 +38,7 @@ _STEPS = {8: 127.0, 16: 127.0 * 256.0}
 """Steps from zero to a sub-block's largest magnitude, as runtimes/onnx/kernels/rows.h takes them."""
 _SUB_BLOCK = 32
 _SAMPLED = 256
-"""About so many positions of a pass are looked at: each costs a product of its own for either width."""
+"""About how many positions of a pass are measured: each costs a product of its own for either width."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class KernelLibrary:
             raise InputError(f"{VARIABLE}={name}: this processor or build has no such kernels; it has: {usable}")
 
     def use_threads(self, threads: int) -> None:
-        """Let passes that the calling thread runs use at most so many threads from now on."""
+        """Limit the threads of passes that the calling thread runs from now on."""
         self._use_threads(threads)
 
     def inspect(self, matrix: Matrix) -> int:
