@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgedecode.errors import ExportError
+from edgedecode.errors import ExportError, ManifestError
 
 from ..graph.quantize import Blocks, ByteArray, Scheme
 
@@ -31,11 +31,17 @@ def transcode(blocks: Blocks, scheme: Scheme) -> ByteArray:
     """Return the rows' bytes in ggml's order, uint8 [rows, bytes]: no level and no scale changes.
 
     A block is its float16 scale, then 16 bytes of levels (column i low, column i + 16 high), or 32 signed bytes.
+    Raises ManifestError for scales that are no float16 numbers.
     """
     rows, count = blocks.scales.shape
     kind_of(scheme)
-    halves = blocks.scales.astype("<f2")
-    assert np.array_equal(halves.astype(np.float32), blocks.scales)
+    with np.errstate(over="ignore", invalid="ignore"):
+        halves = blocks.scales.astype("<f2")
+    if not np.array_equal(halves.astype(np.float32), blocks.scales):
+        raise ManifestError(
+            "the weights are damaged (they hold scales that are no float16 numbers, as GGUF keeps them): export the "
+            "pack again"
+        )
     scales = halves.view(np.uint8).reshape(rows, count, 2)
     levels = _nibbles(blocks.packed) if scheme.bits == 4 else blocks.packed ^ _SIGN
     return np.concatenate((scales, levels), axis=-1).reshape(rows, -1)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import time
 
+import numpy as np
 import pytest
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, RuntimeUnavailable
@@ -191,6 +192,20 @@ def test_another_state_of_the_pack_replaces_its_file(bundled: Path, tmp_path: Pa
     new = path_of(root)
     assert new != old
     assert [path.name for path in cache.glob("*.gguf")] == [new.name]
+
+
+def test_weights_that_gguf_cannot_hold_are_named_in_one_line(bundled: Path, tmp_path: Path, cache: Path) -> None:
+    """Random bytes under their right digest: scales that are no float16 numbers."""
+    root = tmp_path / "pack"
+    shutil.copytree(bundled, root)
+    manifest = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
+    name = manifest["models"]["draft"]["weights"]
+    (root / name).write_bytes(np.random.default_rng(0).bytes((root / name).stat().st_size))
+    manifest["files"][name]["sha256"] = first_use.file_sha256(root / name)
+    (root / MANIFEST_NAME).write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(CapabilityError, match=r"the weights are damaged .*scales that are no float16.*again$"):
+        path_of(root)
+    assert list(cache.iterdir()) == []
 
 
 def test_a_pack_without_file_and_plan(bundled: Path) -> None:

@@ -219,6 +219,17 @@ def test_differences_are_named(tmp_path: Path) -> None:
     assert "gpt-2 and the other gpt2 qwen2" in str(first_difference(one, replace(one, pre="qwen2")))
 
 
+def test_a_split_that_nobody_asks_for_is_no_difference(tmp_path: Path) -> None:
+    """llama.cpp reads `tokenizer.ggml.pre` in byte-level BPE alone, and takes default where it is absent."""
+    bytes_, _ = written(tmp_path / "v.gguf", byte_level())
+    scored = replace(bytes_, model="llama")
+    for one in (bytes_, scored):
+        absent, default = (replace(one, pre=pre) for pre in ("", "default"))
+        assert first_difference(absent, default) is first_difference(default, absent) is None
+    assert first_difference(scored, replace(scored, pre="qwen2")) is None
+    assert "gpt2 default" in str(first_difference(bytes_, replace(bytes_, pre="default")))
+
+
 def test_a_token_twice_and_lists_of_other_lengths(tmp_path: Path) -> None:
     inner = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

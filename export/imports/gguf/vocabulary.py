@@ -37,6 +37,8 @@ _ENDS = (
     "_<EOT>",
 )
 """Spellings of tokens that end an answer even where no key names them."""
+_UNNAMED = "default"
+"""How llama.cpp splits where the file does not say."""
 _BEGINNING_ADDED = "llama-bpe"
 """Splits whose tokenizers put a beginning before a text unless the file says otherwise."""
 
@@ -93,9 +95,14 @@ def first_difference(one: Vocabulary, other: Vocabulary) -> str | None:
     for place, (left, right) in enumerate(zip_longest(one.merges, other.merges)):
         if left != right:
             return f"the tokens are the same, but merge {place} is {left!r} in one and {right!r} in the other"
-    if (one.model, one.pre) != (other.model, other.pre):
+    if _splits(one) != _splits(other):
         return f"the tokens are the same, but one is {one.model} {one.pre} and the other {other.model} {other.pre}"
     return None
+
+
+def _splits(vocabulary: Vocabulary) -> tuple[str, str]:
+    """Return what decides how a text is split: llama.cpp asks for the name in byte-level BPE alone."""
+    return vocabulary.model, (vocabulary.pre or _UNNAMED) if vocabulary.model == "gpt2" else ""
 
 
 def _used(vocabulary: Vocabulary) -> Sequence[str | None]:
