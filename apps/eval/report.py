@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from edgedecode.equality import Equality
+from edgedecode.equality import EXPECTED_BEYOND, Equality
 from edgedecode.manifest import ModelEntry
 
 from .compare import Comparison
+from .tally import noisier
 
 __all__ = ["show_equality"]
 
@@ -31,17 +32,23 @@ def show_equality(role: str, entry: ModelEntry, equality: Equality, comparison: 
         table.add_column(title, justify="right")
     for name in equality.noise:
         table.add_column(f"noise of {name}", justify="right")
-    table.add_column("prompts beyond noise", justify="right")
+    table.add_column("tokens beyond noise", justify="right")
     table.add_row(
         str(equality.prompts),
         f"{equality.hits} of {equality.tokens} tokens",
         str(equality.divergent),
         _logits(equality.largest_gap),
         *(_logits(value) for value in equality.noise.values()),
-        str(equality.beyond),
+        str(equality.beyond_tokens),
     )
     console.print(table)
-    beyond = [prompt for prompt in comparison.prompts if not prompt.within(comparison.noise)]
+    console.print(f"divergent prompts: {equality.divergent_rate}", highlight=False)
+    console.print(
+        f"tokens beyond noise: {equality.beyond_rate}; {EXPECTED_BEYOND:.1%} may be, as the noise is a percentile",
+        highlight=False,
+    )
+    noise = noisier(comparison.noise)
+    beyond = [prompt for prompt in comparison.prompts if prompt.beyond(noise)]
     for prompt in beyond[:NAMED]:
         text = " ".join(prompt.name.split())
         short = text if len(text) <= _NAME_LENGTH else text[:_NAME_LENGTH] + "…"

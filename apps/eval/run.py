@@ -134,17 +134,29 @@ def _digest(prompts: Sequence[EncodedPrompt]) -> str:
 
 def _verdict(found: Mapping[str, Equality]) -> str:
     """Say in one line what the exit code says."""
-    different = [
-        f"{role} on {equality.beyond} of {equality.prompts} prompts"
-        for role, equality in found.items()
-        if not equality.equal
-    ]
+    different = [f"{role} on {_excess(equality)}" for role, equality in found.items() if not equality.equal]
     first, second = next(iter(found.values())).engines
     if different:
         return f"NOT EQUAL: {first} and {second} differ by more than kernel noise: {', '.join(different)}"
-    return f"EQUAL: every token is the arg-max in both {first} and {second}, or within kernel noise"
+    few = sum(equality.beyond_tokens for equality in found.values())
+    but = f", but for {few} near ties, no more than a percentile leaves out" if few else ""
+    return f"EQUAL: every token is the arg-max in both {first} and {second}, or within kernel noise{but}"
+
+
+def _excess(equality: Equality) -> str:
+    """Say what makes two engines different: prompts, and tokens that are no near tie or too many beyond the noise."""
+    tokens = f"{equality.untied} tokens are no near tie" if equality.untied else f"tokens: {equality.beyond_rate}"
+    return f"{equality.beyond} of {equality.prompts} prompts ({tokens})"
 
 
 def _json(found: Mapping[str, Equality], *, root: Path, saved: bool) -> dict[str, object]:
-    models = {role: {**asdict(equality), "equal": equality.equal} for role, equality in found.items()}
+    models = {
+        role: {**asdict(equality), "equal": equality.equal, **_bounds(equality)} for role, equality in found.items()
+    }
     return {"pack": str(root), "saved": saved, "models": models}
+
+
+def _bounds(equality: Equality) -> dict[str, object]:
+    """Return the rates' bounds."""
+    rates = {"divergent": equality.divergent_rate, "beyond_tokens": equality.beyond_rate}
+    return {f"{name}_bounds": [rate.low, rate.high] for name, rate in rates.items()}

@@ -190,8 +190,8 @@ def _equality(found: Equality) -> str:
     said = "equal" if found.equal else f"NOT EQUAL on {found.beyond} prompts"
     cache = f", {found.kv_type} keys and values" if found.kv_type else ""
     return (
-        f"{engines}: {said}, {found.hits} of {found.tokens} tokens arg-max in both, {found.divergent} of "
-        f"{found.prompts} prompts divergent, largest gap {gap} (prompts {found.prompts_digest[:_DIGEST]}{cache})"
+        f"{engines}: {said}, {found.hits} of {found.tokens} tokens arg-max in both, prompts "
+        f"divergent: {found.divergent_rate}, largest gap {gap} (prompts {found.prompts_digest[:_DIGEST]}{cache})"
     )
 
 

@@ -107,19 +107,56 @@ def test_one_perturbed_weight_is_not_equal_and_its_gap_is_what_was_added() -> No
     assert summed(plain).equal
 
 
-@pytest.mark.parametrize(("noise", "equal"), [(0.4, False), (0.6, True)])
-def test_a_gap_is_judged_by_the_noise(noise: float, equal: bool) -> None:
+@pytest.mark.parametrize(("noise", "beyond"), [(0.4, 1), (0.6, 0)])
+def test_a_gap_is_judged_by_the_noise(noise: float, beyond: int) -> None:
     said = TableModel(tables()).logits_after(PROMPTS[0].tokens)
     ranked = np.argsort(-said)
     behind = float(said[ranked[0]] - said[ranked[1]])
     half = nudged(tables(), token=int(ranked[1]), after=3, amount=behind + 0.5)
     comparison, _ = compared(tables(), half, noise=noise)
     assert comparison.prompts[0].divergent
-    bound = comparison.prompts[0].scores["b"].gaps[0]
-    assert (bound <= noise) == equal
-    assert comparison.prompts[0].within({"a": noise, "b": 0.0}) == (comparison.prompts[0].largest_gap <= noise)
-    assert comparison.prompts[0].within({"a": 100.0, "b": 0.0})
-    assert not comparison.prompts[0].within({"a": 100.0, "b": math.nan})
+    assert comparison.prompts[0].scores["b"].gaps[0] == pytest.approx(0.5, abs=1e-4)
+    assert comparison.prompts[0].beyond(noise) == beyond + sum(
+        gap > 0.6 for score in comparison.prompts[0].scores.values() for gap in score.gaps
+    )
+    assert comparison.prompts[0].beyond(100.0) == 0
+
+
+def of_gaps(*gaps: float, tokens: int = 3200, noise: float = 0.136) -> Equality:
+    """What a comparison of so many tokens finds, on 50 prompts, with these gaps in one engine's scores."""
+    none = PromptEquality("p", scores={"a": Rescore(tokens // 50, tokens // 50, ())}, divergent=False)
+    some = PromptEquality(
+        "q", scores={"a": Rescore(tokens // 50, tokens // 50 - len(gaps), gaps)}, divergent=bool(gaps)
+    )
+    return summed(Comparison((some, *[none] * 49), {"a": noise, "b": 0.0}))
+
+
+def test_a_near_tie_beyond_a_percentile_is_no_difference_of_engines() -> None:
+    """One token in 1,000 may lie above a 99.9th percentile; many more may not, and far above it none."""
+    one = of_gaps(0.21)
+    assert (one.beyond, one.beyond_tokens, one.untied, one.equal) == (1, 1, 0, True)
+    assert one.beyond_rate.low <= 0.001 <= one.beyond_rate.high
+    assert (one.divergent_rate.count, one.divergent_rate.total) == (1, 50)
+    assert of_gaps(*[0.21] * 7).equal
+    many = of_gaps(*[0.21] * 12)
+    assert many.beyond_rate.low > 0.001
+    assert not many.equal
+    far = of_gaps(0.7)
+    assert (far.beyond_tokens, far.untied, far.equal) == (1, 1, False)
+
+
+def test_without_noise_one_difference_is_too_many() -> None:
+    """Kernels whose rows have the same bits at every width excuse nothing."""
+    assert of_gaps(noise=0.0).equal
+    assert not of_gaps(1e-6, noise=0.0).equal
+    assert not of_gaps(1e-6, noise=math.nan).equal
+
+
+def test_an_older_result_keeps_its_verdict() -> None:
+    for gaps in ((), (0.21,)):
+        value = asdict(of_gaps(*gaps))
+        del value["beyond_tokens"], value["untied"]
+        assert Equality.of(Fields.of(json.loads(json.dumps(value)), "equality")).equal == (not gaps)
 
 
 def test_logits_that_are_no_numbers_are_an_error() -> None:
@@ -133,7 +170,7 @@ def test_a_score_that_is_no_number_is_never_equal_and_keeps_the_manifest_readabl
     prompt = PromptEquality("p", scores={"a": score, "b": Rescore(3, 3, ())}, divergent=True)
     found = summed(Comparison((prompt,), {"a": 1.0, "b": 1.0}))
     assert not found.equal
-    assert (found.tokens, found.hits, found.beyond, found.largest_gap) == (6, 5, 1, None)
+    assert (found.tokens, found.hits, found.beyond, found.untied, found.largest_gap) == (6, 5, 1, 1, None)
     assert Equality.of(Fields.of(json.loads(json.dumps(asdict(found), allow_nan=False)), "equality")) == found
 
 
@@ -200,6 +237,8 @@ def test_equal_engines_exit_with_0_and_are_kept(
     out = capsys.readouterr().out
     value = json.loads(out.splitlines()[-1])
     assert out.splitlines()[-2].startswith("EQUAL: ")
+    assert out.count("divergent prompts: 0 of 4, 0% (0 to 60% at 95% confidence)") == 2
+    assert value["models"]["target"]["divergent_bounds"] == [0, pytest.approx(1 - 0.025**0.25)]
     kept = Manifest.load(tmp_path)
     for role in ("target", "draft"):
         entry = kept.models[role]
@@ -290,5 +329,5 @@ def test_a_manifest_with_impossible_counts_is_refused(engines: dict[str, Tables]
     assert evaluate(tmp_path) == 0
     value = json.loads((tmp_path / MANIFEST_NAME).read_text())
     value["models"]["target"]["equality"]["hits"] = 10**6
-    with pytest.raises(ManifestError, match=r"target\.equality counts more hits"):
+    with pytest.raises(ManifestError, match=r"target\.equality counts more tokens"):
         Manifest.from_json(value)

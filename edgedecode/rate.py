@@ -1,0 +1,61 @@
+"""How often something happens, from a count: the share, and between which bounds it lies. Knows no model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["CONFIDENCE", "Rate"]
+
+CONFIDENCE = 0.95
+"""Of the two bounds together: Clopper-Pearson's, which hold it or more at every share and number of cases."""
+_HALVINGS = 60
+"""Of the interval from 0 to 1: more than float64 tells apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """`count` of `total` independent cases, of which there is one at least."""
+
+    count: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        return self.count / self.total
+
+    @property
+    def low(self) -> float:
+        """The smallest share at which so many or more are not too rare to be believed."""
+        return 0.0 if not self.count else self._share_where(self.count - 1, (1 + CONFIDENCE) / 2)
+
+    @property
+    def high(self) -> float:
+        """The largest share at which so many or fewer are not too rare to be believed."""
+        return 1.0 if self.count == self.total else self._share_where(self.count, (1 - CONFIDENCE) / 2)
+
+    def __str__(self) -> str:
+        bounds = f"{_percent(self.low)} to {_percent(self.high)}% at {CONFIDENCE:.0%} confidence"
+        return f"{self.count} of {self.total}, {_percent(self.share)}% ({bounds})"
+
+    def _share_where(self, count: int, probability: float) -> float:
+        """Find the share at which `count` or fewer of the cases have this probability, by halving."""
+        counts = np.arange(count + 1)
+        ways = np.array([_log_ways(self.total, k) for k in range(count + 1)])
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            logs = ways + counts * math.log(middle) + (self.total - counts) * math.log1p(-middle)
+            low, high = (middle, high) if np.exp(logs).sum() > probability else (low, middle)
+        return (low + high) / 2
+
+
+def _log_ways(total: int, count: int) -> float:
+    return math.lgamma(total + 1) - math.lgamma(count + 1) - math.lgamma(total - count + 1)
+
+
+def _percent(share: float) -> str:
+    """Render a share with two digits that say something."""
+    return f"{100 * share:.2g}" if share < 0.1 else f"{100 * share:.0f}"
