@@ -46,6 +46,7 @@ def open_network(
     network.load_state_dict(dict(checkpoint.tensors), strict=False, assign=True)
     revive_rotary(network, long=long_rope)
     _revive_scale(network)
+    network.get_input_embeddings().padding_idx = None  # for gradients only, and no row of a table cut to some rows
     _float_vectors(network)
     network.requires_grad_(False)
     network.tie_weights()

@@ -218,6 +218,15 @@ def test_code_in_the_folder_of_a_known_architecture_is_not_run(tmp_path: Path) -
     assert export(folder, tmp_path / "pack", stored=recipe(32)).models["target"].window == 24
 
 
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_a_padding_id_above_the_tokens_of_every_checked_text_exports(family: str, tmp_path: Path) -> None:
+    """Phi-3's is 32,000 of 32,064; the checks embed only the tokens that a text uses."""
+    folder = write_model(tmp_path / "model", TinyModel(family=family, more={"pad_token_id": 351}))
+    assert json.loads((folder / "config.json").read_text())["pad_token_id"] == 351
+    parity = export(folder, tmp_path / "pack", stored=recipe(8)).models["target"].parity
+    assert parity["max_error"] < 5e-5 * max(1.0, parity["deviation"])
+
+
 def test_gemma2_without_caps(tmp_path: Path) -> None:
     caps = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 24}
     folder = write_model(tmp_path / "model", TinyModel(family="gemma2", tied=True, more={"sliding_window": 24, **caps}))
