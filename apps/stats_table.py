@@ -84,8 +84,7 @@ def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]
     yield "speed", f"{stats.tokens_per_second:.1f} tokens/s after the first, prompt {_prefill(stats)}"
     yield "first token", f"{1000 * stats.time_to_first_token:.1f} ms"
     peak = "not told by this system" if stats.peak_nbytes is None else format_nbytes(stats.peak_nbytes)
-    shared = "" if stats.peak_nbytes is None else " (shared pages whole)"
-    yield "memory", f"planned {format_nbytes(stats.planned_nbytes)}, peak of the process {peak}{shared}"
+    yield "memory", f"planned {format_nbytes(stats.planned_nbytes)}, peak of the process {peak}"
 
 
 def _split(stats: Stats) -> str:

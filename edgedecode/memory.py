@@ -143,10 +143,13 @@ def parse_nbytes(text: str) -> int:
 
 
 def resident_nbytes() -> int | None:
-    """Return the proportional resident memory of this process in bytes; None where the system does not tell."""
+    """Return what this process alone would hold of memory: pages it shares with others count whole.
+
+    In bytes, as `peak_nbytes` counts them; None where the system does not tell.
+    """
     try:
         with open("/proc/self/smaps_rollup", encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
     except (OSError, StopIteration, ValueError):
         return None
 

@@ -269,13 +269,9 @@ def test_the_plan_bounds_recurrent_memories(
 
 RESIDENT = """
 import json, sys
-import edgedecode, edgedecode.pair
+import edgedecode
 from edgedecode.memory import peak_nbytes
 
-def resident_nbytes():  # shared pages whole, as the system's peak counts them
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/smaps_rollup") if line.startswith("Rss:"))
-
-edgedecode.pair.resident_nbytes = resident_nbytes
 with edgedecode.load(sys.argv[1], runtime="llama") as pair, pair.session() as session:
     before = next(lease.nbytes for lease in pair.budget.leases if lease.name.startswith("process"))
     session.generate("hello there", max_tokens=60)
@@ -286,7 +282,6 @@ with edgedecode.load(sys.argv[1], runtime="llama") as pair, pair.session() as se
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
 def test_what_a_pack_takes_beside_the_process_is_planned(gguf_opener: GgufOpener, tmp_path: Path) -> None:
-    """In one unit: the budget counts shared pages in proportion, the system's peak counts them whole."""
     gguf_opener().close()  # skips where the engine is missing
     root = write_pack(tmp_path / "pack", gguf_opener)
     done = subprocess.run(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
@@ -157,6 +161,25 @@ def test_the_process_knows_its_own_size() -> None:
         pytest.skip("this system does not tell")
     assert 5_000_000 < resident < 8 * 10**9
     assert peak > resident / 2
+
+
+HELD = """
+import numpy, tokenizers
+from edgedecode.memory import resident_nbytes
+held = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in open("/proc/self/smaps_rollup") if "kB" in line}
+print(resident_nbytes(), held["Rss"], held["Pss"])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="compares with /proc/self/smaps_rollup")
+def test_a_process_is_charged_what_it_would_hold_without_its_neighbours() -> None:
+    """This one has the same libraries open: shared out between the two, a child's would come out smaller."""
+    import tokenizers  # noqa: F401
+
+    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True, timeout=60)
+    resident, whole, shared_out = map(int, done.stdout.split())
+    assert resident == pytest.approx(whole, abs=500_000)
+    assert resident > shared_out + 1_000_000
 
 
 class BudgetMachine(RuleBasedStateMachine):
