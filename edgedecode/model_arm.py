@@ -13,7 +13,7 @@ from typing import NamedTuple
 from edgedecode.cost import CostModel
 from edgedecode.stored import positive
 
-__all__ = ["ModelArm", "Use"]
+__all__ = ["ModelArm", "Probe", "Use"]
 
 FIRST_DRAFTS = 2
 """Tokens drafted at most until `SCORED` rounds are known."""
@@ -48,6 +48,13 @@ LOSING = 0.97
 """Below this its rounds of this generation send it off: bad luck alone reaches a little below 1."""
 
 
+class Probe(NamedTuple):
+    """What a probe is charged, and the cost of a round with one drafted token, in plain steps."""
+
+    price: float
+    round_cost: float
+
+
 class Use(NamedTuple):
     """How the arm may be used in this round. `whole` is the speed-up with the reading in it, spread over what comes."""
 
@@ -56,6 +63,8 @@ class Use(NamedTuple):
     draft_max: int
     read_max: int
     reason: str
+    probe: Probe | None = None
+    """The probe that using it so would begin; None: it is on."""
 
 
 @dataclass(slots=True)
@@ -125,49 +134,56 @@ class ModelArm:
         weight = self.prior * min(2.5, 1 + self.scored / 50) / cost
         return (self.tokens + weight * tokens) / (self.cost + weight * cost) if self.cost or weight else 1.0
 
-    def use(
-        self, unread: int, *, costs: CostModel, context_tokens: int, remaining_tokens: int, current: bool = False
-    ) -> Use | None:
-        """Return how to use it in this round; None: it is off, or reading would cost more than it promises.
+    def judge(self, costs: CostModel, context_tokens: int, *, current: bool = False) -> None:
+        """Go off where its rounds lose, to be probed before it is used again; once a round, before `use`.
 
         current: whether it drafted the last rounds; then it stays until it loses, else it must promise something.
         """
         speed_up = self.speed_up(costs, context_tokens)
-        reading = costs.reading(self.name, context_tokens)
-        if self.on and not self.probing and self._loses(speed_up, current=current):
+        loses = speed_up < (LOSING if current else UNPROVEN) or self.rejected >= _STREAK
+        if self.on and not self.probing and loses:
             self.on = False
             self.wait, self.interval = self.interval, min(2 * self.interval, LAST_INTERVAL)
-        if not self.on:
-            round_cost = costs.table(context_tokens).c(2) + costs.d(self.name, context_tokens)
-            if not self._may_probe(min(unread, READ_WINDOW) * reading + PROBE_ROUNDS * (round_cost - 1)):
-                return None
-            self.tokens = self.cost = _NEUTRAL_ROUNDS * round_cost
-            self.prior = 0.0
-        if self.rounds and speed_up > UNPROVEN:
+        elif self.rounds and speed_up > UNPROVEN:
             self.interval = FIRST_INTERVAL
-        longest = FIRST_DRAFTS if self.scored < SCORED or self.probing else LONGEST
+
+    def use(self, unread: int, *, costs: CostModel, context_tokens: int, remaining_tokens: int) -> Use | None:
+        """Return how to use it in this round; None: it is off, or reading would cost more than it promises.
+
+        It changes nothing: whoever uses the arm so calls `begin_probe` where there is one.
+        """
+        probe = None if self.on else self._probe(unread, costs=costs, context_tokens=context_tokens)
+        if not self.on and probe is None:
+            return None
+        speed_up = self.speed_up(costs, context_tokens)
+        reading = costs.reading(self.name, context_tokens)
+        probing = bool(self.probing or probe)
+        longest = FIRST_DRAFTS if self.scored < SCORED or probing else LONGEST
         horizon = min(remaining_tokens, self.emitted + HORIZON)
         for read, read_max in ((unread, 0), (min(unread, READ_WINDOW), READ_WINDOW)):
             whole = horizon / (horizon / speed_up + max(0, read - 1) * reading)
-            if whole > (LOSING if read <= SMALL_READ else 1.0) or (self.probing and read <= READ_WINDOW):
-                reason = "probe" if self.probing else "pays"
-                return Use(speed_up, whole, longest, read_max if unread > read else 0, reason)
+            if whole > (LOSING if read <= SMALL_READ else 1.0) or (probing and read <= READ_WINDOW):
+                reason = "probe" if probing else "pays"
+                return Use(speed_up, whole, longest, read_max if unread > read else 0, reason, probe)
         return None
 
-    def _loses(self, speed_up: float, *, current: bool) -> bool:
-        """Tell whether it shall go off, and be probed before it is used again."""
-        return speed_up < (LOSING if current else UNPROVEN) or self.rejected >= _STREAK
-
-    def _may_probe(self, price: float) -> bool:
-        """Begin a probe of this price when its time has come and the text has earned it."""
+    def _probe(self, unread: int, *, costs: CostModel, context_tokens: int) -> Probe | None:
+        """Return the probe whose time has come and which the text has earned, if there is one."""
+        if self.wait:
+            return None
+        round_cost = costs.table(context_tokens).c(2) + costs.d(self.name, context_tokens)
+        reading = costs.reading(self.name, context_tokens)
+        price = min(unread, READ_WINDOW) * reading + PROBE_ROUNDS * (round_cost - 1)
         earned = self.probed + price <= PROBE_GRANT + PROBE_SHARE * self.text or self.since >= LAST_INTERVAL
-        if self.wait or not earned:
-            return False
-        self.since = 0
+        return Probe(price, round_cost) if earned else None
+
+    def begin_probe(self, probe: Probe) -> None:
+        """Go on for a probe, and charge it. It starts from "as fast as plain", not from what sent the arm off."""
         self.on, self.probing = True, PROBE_ROUNDS
-        self.probed += price
-        self.rejected = 0
-        return True
+        self.since = self.rejected = 0
+        self.probed += probe.price
+        self.tokens = self.cost = _NEUTRAL_ROUNDS * probe.round_cost
+        self.prior = 0.0
 
     def as_dict(self) -> dict[str, float]:
         """Return what outlives a generation."""

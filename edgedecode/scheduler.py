@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from edgedecode.errors import InputError
 from edgedecode.experience import Experience
-from edgedecode.model_arm import SCORED, Use
+from edgedecode.model_arm import SCORED, Probe, Use
 from edgedecode.policy import MAX_DRAFT
 from edgedecode.tree_arms import MARGIN, TreeArms, TreeChoice
 from edgedecode.tree_shape import MOST_NODES
@@ -61,6 +61,8 @@ class _Choice(NamedTuple):
     rank: float
     """Against the other arms, with what taking it up costs, and what a tree must have over a chain."""
     plan: Plan
+    probe: Probe | None = None
+    """What taking it begins, of an arm that is off."""
 
 
 class Scheduler:
@@ -121,11 +123,16 @@ class Scheduler:
             self._measured.penalty -= 1
             self._current = None
             return Plan(0, reason="measured slower")
+        for name, _ in signals.unread:
+            if (arm := self.models.get(name)) is not None:
+                arm.judge(self.costs, self._context, current=name == self._current)
         choice = self._best(signals, room)
         if choice is None:
             return self._off()
         self._looked = 0.0
         self._current = choice.drafter
+        if choice.probe is not None:
+            self.models[choice.drafter].begin_probe(choice.probe)
         return choice.plan
 
     def _begin(self) -> None:
@@ -153,12 +160,11 @@ class Scheduler:
         if not choices:
             return None
         best = max(choices, key=lambda choice: choice.rank * (SWITCH if choice.drafter == self._current else 1.0))
-        arm = self.models.get(best.drafter)
-        if arm is not None and arm.probing:
+        if best.plan.reason == "probe":
             return best
         if best.drafter != self._current:
             return best if best.speed_up > SWITCH else None
-        return best if arm is not None or best.speed_up > 1.0 else None  # a model arm goes off by itself
+        return best if best.drafter in self.models or best.speed_up > 1.0 else None  # a model arm goes off by itself
 
     def _of_offer(self, offer: Offer, room: int) -> _Choice:
         reach = self._reach.get(offer.drafter, FIRST_REACH)
@@ -180,13 +186,7 @@ class Scheduler:
         arm = self.models.get(name)
         if arm is None:
             return None
-        use = arm.use(
-            unread,
-            costs=self.costs,
-            context_tokens=self._context,
-            remaining_tokens=signals.remaining_tokens,
-            current=name == self._current,
-        )
+        use = arm.use(unread, costs=self.costs, context_tokens=self._context, remaining_tokens=signals.remaining_tokens)
         if use is None:
             return None
         longest = min(room, use.draft_max)
@@ -199,7 +199,7 @@ class Scheduler:
             length = min(longest, length + (SLACK if self.models[name].scored else 0))
             floor = self._row_cost(length) * max(1.0, use.speed_up)
         plan = Plan(length, drafter, floor=floor, read_max=use.read_max, reason=use.reason)
-        return _Choice(name, length, use.speed_up, use.whole, plan)
+        return _Choice(name, length, use.speed_up, use.whole, plan, use.probe)
 
     def _promise(self, drafter: str, longest: int) -> tuple[int, float]:
         return self.best_length(self.survival.curve(drafter, longest), drafter=drafter)
@@ -214,7 +214,7 @@ class Scheduler:
             return None
         speed_up = tree.speed_up if self.models[name].rounds < SCORED else min(tree.speed_up, use.speed_up)
         plan = Plan(len(tree.shape), name, read_max=use.read_max, reason=use.reason, shape=tree.shape)
-        return _Choice(name, len(tree.shape), speed_up, use.whole * speed_up / use.speed_up / MARGIN, plan)
+        return _Choice(name, len(tree.shape), speed_up, use.whole * speed_up / use.speed_up / MARGIN, plan, use.probe)
 
     def best_length(self, alive: Sequence[float], *, drafter: str) -> tuple[int, float]:
         """Return the length of the best S for a draft with these chances of survival, and that S; at least 1."""

@@ -83,11 +83,11 @@ class Variants:
         if self._idle[longest] >= TURN:
             return longest
         current = self._current.get(arm)
-        self._current[arm] = max(names, key=lambda name: worth(name) * (STAY if name == current else 1.0))
-        return self._current[arm]
+        return max(names, key=lambda name: worth(name) * (STAY if name == current else 1.0))
 
     def used(self, name: str) -> None:
         """A drafter drafted in a round."""
+        self._current[self._arm[name]] = name
         if name in self._first:
             self._first[name] = max(0, self._first[name] - 1)
         for other in self._group(name):
