@@ -25,9 +25,9 @@ class DraftModels:
         self._loaded: list[LanguageModel] = []
 
     @property
-    def loaded(self) -> int:
-        """How many copies are in memory."""
-        return len(self._loaded)
+    def loaded(self) -> tuple[LanguageModel, ...]:
+        """The copies in memory."""
+        return tuple(self._loaded)
 
     def offering(self, needs: Sequence[str] = ()) -> LanguageModel | None:
         """Return the draft model with such heads, loaded at its first use; None when the pack has no draft model.

@@ -86,10 +86,10 @@ def _rounds(costs: Costs) -> list[RoundCost]:
     rounds = [
         RoundCost(width, seconds) for width, seconds in sorted(costs.target_seconds.items()) for _ in range(_SETTLING)
     ]
-    if costs.draft_seconds is None:
-        return rounds
-    step = costs.d("model", _HOST_DRAFT) * costs.step_seconds
-    one = RoundCost(2, costs.target_seconds[2], drafter="model", drafted=1, read=1, draft_seconds=step)
-    if costs.read_seconds is None:
-        return [*rounds, one]
-    return [*rounds, one, replace(one, read=READ, draft_seconds=READ * costs.read_seconds)]
+    for drafter in costs.drafters:
+        step = costs.d(drafter, _HOST_DRAFT) * costs.step_seconds
+        one = RoundCost(2, costs.target_seconds[2], drafter=drafter, drafted=1, read=1, draft_seconds=step)
+        rounds.append(one)
+        if costs.read_seconds is not None:
+            rounds.append(replace(one, read=READ, draft_seconds=READ * costs.read_seconds))
+    return rounds

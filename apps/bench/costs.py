@@ -1,4 +1,4 @@
-"""What passes cost here: the target's curve c(n) and the draft model's step d, each measured behind what it follows.
+"""What passes cost here: the target's curve c(n) and each head's draft step d, measured behind what they follow.
 
 A pass leaves the caches, and the engine's threads, to the next one. So a target pass is timed behind another target
 pass, as in plain decoding and with lookups, and behind draft steps, as with the draft model; a draft step behind a
@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
+import numpy as np
+
+from edgedecode.drafters.chain import HEAD as CHAIN_HEAD
 from edgedecode.loop import PREFILL_CHUNK
 from edgedecode.protocols import LanguageModel, State
 from edgedecode.types import RowRequest
 
-from .timed import TimedPair
+from .timed import TimedHead, TimedLocalHead, TimedModel, TimedPair
 
-__all__ = ["CONTEXT", "READ", "WIDEST", "CostMeter", "Costs"]
+__all__ = ["CONTEXT", "READ", "WIDEST", "CostMeter", "Costs", "DraftCosts"]
 
 CONTEXT = 256
 WIDEST = 16
@@ -30,20 +33,31 @@ _LEAD_IN = 8
 token of a 10M pack by 19 to 27% at once, 10 to 15% after two; a busy machine), and plain decoding has no wide ones."""
 
 
+_HEADS = {"model": "model", "tree": "model", "chain": "model", "trim": "trim", "local": "local"}
+"""Drafters that run the draft model, and with which of its heads. A tree's level counts as a step, though wide ones
+cost somewhat more."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCosts:
+    """Median seconds of a head's draft step behind a target pass and behind another step, and of target passes behind
+    such steps, by width."""
+
+    first_seconds: float
+    next_seconds: float
+    target_seconds: dict[int, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Median seconds of a target pass by width (all its rows scored), and of one draft step; at `context` tokens."""
+    """Median seconds of a target pass by width (all its rows scored), and of draft steps; at `context` tokens."""
 
     context: int
     samples: int
     target_seconds: dict[int, float]
     """Behind another target pass."""
-    draft_seconds: float | None
-    """A draft step behind a target pass."""
-    next_draft_seconds: float | None = None
-    """A draft step behind another."""
-    drafted_seconds: dict[int, float] | None = None
-    """Target passes behind draft steps."""
+    drafts: dict[str, DraftCosts] = field(default_factory=dict)
+    """By head: the whole one is the "model"."""
     read_seconds: float | None = None
     """What the draft model takes to read a token of many; None where that was not measured."""
 
@@ -52,10 +66,15 @@ class Costs:
         """One target pass over one token, in plain decoding: the unit of c, d and o."""
         return self.target_seconds[1]
 
-    def c(self, width: int, drafter: str = "none") -> float:
-        """Cost of a pass over `width` tokens; between and beyond the measured widths, linear."""
-        behind_draft = drafter == "model" and width > 1 and self.drafted_seconds is not None
-        curve = self.drafted_seconds or {} if behind_draft else self.target_seconds
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Those whose draft steps were measured."""
+        return tuple(drafter for drafter, head in _HEADS.items() if head in self.drafts)
+
+    def c(self, width: float, drafter: str = "none") -> float:
+        """Cost of a pass over `width` tokens, on average; between and beyond the measured widths, linear."""
+        draft = self._draft(drafter)
+        curve = self.target_seconds if draft is None or width <= 1 else draft.target_seconds
         known = sorted(curve)
         above = next((n for n in known if n >= width), known[-1])
         below = max((n for n in known if n < above), default=above)
@@ -66,11 +85,15 @@ class Costs:
         return seconds / self.step_seconds
 
     def d(self, drafter: str, length: int = 1) -> float:
-        """Cost of a drafted token in a draft of `length`; a lookup has none in the engine, its work is host work."""
-        if drafter != "model" or self.draft_seconds is None:
+        """Cost of a drafted token, or a tree's level, in a draft of `length`; that of a lookup is host work alone."""
+        draft = self._draft(drafter)
+        if draft is None:
             return 0.0
-        following = self.draft_seconds if self.next_draft_seconds is None else self.next_draft_seconds
-        return (self.draft_seconds + (length - 1) * following) / length / self.step_seconds
+        steps = min(length, CHAIN_HEAD) if drafter == "chain" else length
+        return (draft.first_seconds + (steps - 1) * draft.next_seconds) / length / self.step_seconds
+
+    def _draft(self, drafter: str) -> DraftCosts | None:
+        return self.drafts.get(_HEADS.get(drafter, ""))
 
 
 class CostMeter:
@@ -91,16 +114,18 @@ class CostMeter:
         context: int = CONTEXT,
         reading: bool = False,
     ) -> None:
-        self._target, self._draft = timed.pair.target, timed.draft
+        self._target = timed.pair.target
         room = max(widest, READ) if reading else widest
         self._context = min(context, self._target.card.context - room)
         text = (list(tokens) * (1 + (self._context + room) // len(tokens)))[: self._context + room]
         self._next = text[self._context : self._context + widest]
         self._read = text[self._context : self._context + READ] if reading else []
-        self._state = _filled(self._target, text[: self._context], room=widest)
-        self._draft_state = None
-        if self._draft is not None:
-            self._draft_state = _filled(self._draft, text[: self._context], room=READ if reading else 1)
+        before = text[: self._context]
+        self._state = _filled(self._target, before, room=widest)
+        self._draft_states = [_filled(model, before, room=READ if reading else 1) for model in timed.drafts]
+        opened = list(zip(timed.drafts, self._draft_states, strict=True))
+        self._reader = next(((model, state) for model, state in opened if model is timed.draft), None)
+        self._heads = {name: (head, state) for model, state in opened for name, head in _heads(model)}
         self._samples: list[_Sample] = []
         self.sample(_WARM_UP)
         self._samples.clear()
@@ -116,54 +141,81 @@ class CostMeter:
             start = self.samples % len(self._next)
             widths = range(1, len(self._next) + 1)
             sample = _Sample()
+            self._choose_local()
             for width in (*widths[start:], *widths[:start]):
                 self._time_round(width, sample)
-            if self._read and self._draft is not None and self._draft_state is not None:
-                seconds = _pass(self._draft, self._draft_state, self._read, rows="last")
-                sample.read.append(seconds / len(self._read))
+            if self._read and self._reader is not None:
+                model, state = self._reader
+                sample.read.append(_pass(model, state, self._read, rows="last") / len(self._read))
             self._samples.append(sample)
 
     def costs(self, *, since: int = 0) -> Costs:
         """Return the medians of the samples from number `since` on."""
         samples = self._samples[since:]
-        drafts = self._draft is not None
+        reads = [seconds for sample in samples for seconds in sample.read]
         return Costs(
             context=self._context,
             samples=len(samples),
             target_seconds=_medians([sample.target for sample in samples]),
-            draft_seconds=median(seconds for sample in samples for seconds in sample.draft) if drafts else None,
-            next_draft_seconds=median(s for sample in samples for s in sample.next_draft) if drafts else None,
-            drafted_seconds=_medians([sample.drafted for sample in samples]) if drafts else None,
-            read_seconds=median(s for sample in samples for s in sample.read) if drafts and self._read else None,
+            drafts={name: _draft_costs([sample.drafts[name] for sample in samples]) for name in self._heads},
+            read_seconds=median(reads) if reads else None,
         )
 
     def close(self) -> None:
-        self._state.close()
-        if self._draft_state is not None:
-            self._draft_state.close()
+        for state in (self._state, *self._draft_states):
+            state.close()
+
+    def _choose_local(self) -> None:
+        """Give a local head as many ids as it takes, which is its dearest; sessions choose others in between."""
+        for head, _ in self._heads.values():
+            if isinstance(head, TimedLocalHead):
+                head.choose(np.arange(head.most))
 
     def _time_round(self, width: int, sample: _Sample) -> None:
-        """Settle, time a target pass, then a round with the draft model: two draft steps and a target pass."""
+        """Settle, time a target pass, then a round with each head: two draft steps and a target pass."""
         tokens = self._next[:width]
         for _ in range(max(1, _LEAD_IN // width)):
             _pass(self._target, self._state, tokens)
         sample.target[width] = _pass(self._target, self._state, tokens)
-        if self._draft is not None and self._draft_state is not None:
-            sample.draft.append(_pass(self._draft, self._draft_state, tokens[:1]))
-            sample.next_draft.append(_pass(self._draft, self._draft_state, tokens[:1]))
-            sample.drafted[width] = _pass(self._target, self._state, tokens)
+        for name, (head, state) in self._heads.items():
+            draft = sample.drafts.setdefault(name, _DraftSample())
+            draft.first.append(_pass(head, state, tokens[:1]))
+            draft.next.append(_pass(head, state, tokens[:1]))
+            draft.target[width] = _pass(self._target, self._state, tokens)
+
+
+@dataclass(slots=True)
+class _DraftSample:
+    """Seconds of one head's steps, and of target passes behind them by width."""
+
+    first: list[float] = field(default_factory=list)
+    next: list[float] = field(default_factory=list)
+    target: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Sample:
-    """Seconds: of target passes by width, and of draft steps, each behind what `Costs` says."""
+    """Seconds: of target passes by width, and of draft steps by head, each behind what `Costs` says."""
 
     target: dict[int, float] = field(default_factory=dict)
-    drafted: dict[int, float] = field(default_factory=dict)
-    draft: list[float] = field(default_factory=list)
-    next_draft: list[float] = field(default_factory=list)
+    drafts: dict[str, _DraftSample] = field(default_factory=dict)
     read: list[float] = field(default_factory=list)
     """Seconds a token."""
+
+
+def _heads(model: TimedModel) -> list[tuple[str, TimedModel | TimedHead]]:
+    """Return what drafters step with."""
+    whole = ("model" if model.card.token_ids is None else "trim", model)
+    smaller = (("trim", model.trimmed), ("local", model.local))
+    return [whole, *((name, head) for name, head in smaller if head is not None)]
+
+
+def _draft_costs(samples: Sequence[_DraftSample]) -> DraftCosts:
+    return DraftCosts(
+        first_seconds=median(seconds for sample in samples for seconds in sample.first),
+        next_seconds=median(seconds for sample in samples for seconds in sample.next),
+        target_seconds=_medians([sample.target for sample in samples]),
+    )
 
 
 def _medians(samples: Sequence[dict[int, float]]) -> dict[int, float]:
@@ -179,7 +231,7 @@ def _filled(model: LanguageModel, tokens: Sequence[int], *, room: int) -> State:
     return state
 
 
-def _pass(model: LanguageModel, state: State, tokens: Sequence[int], *, rows: RowRequest = "all") -> float:
+def _pass(model: LanguageModel | TimedHead, state: State, tokens: Sequence[int], *, rows: RowRequest = "all") -> float:
     length = state.length
     started = perf_counter()
     model.forward(tokens, state, rows=rows)

@@ -61,7 +61,7 @@ def _family(family: str, runs: dict[Arm, Runs], *, settings: Settings, costs: Co
     plain = runs[PLAIN]
     scheduled = _arm(settings.scheduled, runs[settings.scheduled], plain=plain, costs=costs)
     arms = tuple(_arm(arm, runs[arm], plain=plain, costs=costs) for arm in arms_of(settings)[2:])
-    bound, bound_arm = _bound(runs, settings=settings, costs=costs) if arms else (None, "")
+    bound, bound_arm = _bound(arms, runs, settings=settings, costs=costs) if arms else (None, "")
     result = FamilyResult(
         family=family,
         prompts=len(plain),
@@ -136,19 +136,25 @@ def _predicted(
     return predicted(survival, costs, drafter="none", host=host, drafting=drafting)
 
 
-def _bound(runs: dict[Arm, Runs], *, settings: Settings, costs: Costs) -> tuple[float, str]:
-    """Return max S(k) and its arm: for each drafter from the survival recorded at its longest length."""
-    best, name = 1.0, str(PLAIN)
+def _bound(arms: Sequence[ArmResult], runs: dict[Arm, Runs], *, settings: Settings, costs: Costs) -> tuple[float, str]:
+    """Return max S(k) and its arm: for each drafter from the survival recorded at its longest length.
+
+    A smaller tree is no beginning of a larger one: of trees the arms that ran count.
+    """
+    bounds = [(1.0, str(PLAIN))]
     longest = max(settings.lengths)
     for drafter in settings.drafters:
         kept = _kept(runs[Arm(drafter, longest)], runs[PLAIN])
         survival = _survival(kept.mine)
+        if survival.branching > 1:
+            bounds += [(arm.predicted, arm.name) for arm in arms if arm.drafter == drafter]
+            continue
         host = Host(_host(kept.plain), _host(kept.mine))
-        for length in range(1, longest + 1):
-            speed_up = predicted_at(survival, costs, drafter=drafter, host=host, length=length)
-            if speed_up > best:
-                best, name = speed_up, f"{drafter} {length}"
-    return best, name
+        bounds += [
+            (predicted_at(survival, costs, drafter=drafter, host=host, length=length), f"{drafter} {length}")
+            for length in range(1, longest + 1)
+        ]
+    return max(bounds, key=lambda bound: bound[0])
 
 
 def _kept(mine: Runs, plain: Runs) -> _Kept:

@@ -55,18 +55,16 @@ class Report:
             *map(str, costs.target_seconds),
         )
         table.add_row("c(n)", *(f"{costs.c(width):.2f}" for width in costs.target_seconds))
-        if costs.drafted_seconds is not None:
-            table.add_row("behind draft steps", *(f"{costs.c(width, 'model'):.2f}" for width in costs.target_seconds))
+        for head in costs.drafts:
+            table.add_row(f"behind {head} steps", *(f"{costs.c(width, head):.2f}" for width in costs.target_seconds))
         table.add_row("1/c(n)", *(f"{1 / costs.c(width):.2f}" for width in costs.target_seconds))
         note = ""
-        if costs.draft_seconds is not None:
-            note = f"d = {costs.d('model'):.3f}: a draft step behind a target pass is "
-            note += f"{1000 * costs.draft_seconds:.3f} ms, "
-            note += f"behind another step {1000 * (costs.next_draft_seconds or 0):.3f} ms"
-            if costs.read_seconds is not None:
-                share = costs.read_seconds / costs.step_seconds
-                note += f"; reading takes it {1000 * costs.read_seconds:.4f} ms a token ({share:.4f} plain steps)"
-            note += "\n"
+        for head, draft in costs.drafts.items():
+            note += f"{head}: d = {costs.d(head):.3f}, a draft step behind a target pass is "
+            note += f"{1000 * draft.first_seconds:.3f} ms, behind another step {1000 * draft.next_seconds:.3f} ms\n"
+        if costs.read_seconds is not None:
+            share = costs.read_seconds / costs.step_seconds
+            note += f"the draft model reads a token in {1000 * costs.read_seconds:.4f} ms ({share:.4f} plain steps)\n"
         self._show(table, note=note)
 
     def scheduled(self, families: Sequence[FamilyResult]) -> None:

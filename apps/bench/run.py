@@ -72,7 +72,7 @@ def run(arguments: Namespace) -> int:
         if synthetic is not None:
             pair.add_drafter_source(synthetic)
         settings = settings_of(arguments, pair, prompts)
-        timed = TimedPair(pair, with_draft=_runs_draft(pair, settings))
+        timed = TimedPair(pair, with_draft=_runs_draft(pair, settings), drafters=settings.drafters)
         if synthetic is not None:
             synthetic.target = timed.target
         with one_at_a_time():
@@ -205,8 +205,7 @@ def _costs_json(costs: Costs) -> Json:
     return {
         **asdict(costs),
         "c": {n: costs.c(n) for n in costs.target_seconds},
-        "c_model": {n: costs.c(n, "model") for n in costs.target_seconds},
-        "d": costs.d("model"),
+        "d": {drafter: costs.d(drafter) for drafter in costs.drafters},
     }
 
 

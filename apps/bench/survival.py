@@ -1,6 +1,7 @@
 """What was drafted and accepted, summed over runs, and the speed-up this predicts (goodput, TurboSpec, 2406.14066).
 
-A round with a draft of L tokens costs c(L + 1) + L·d + o target passes and gives its accepted tokens and one more:
+A round with a draft of L tokens costs c(L + 1) + L·d + o target passes and gives its accepted tokens and one more (a
+tree of L levels is as wide as it has nodes, and costs a draft step a level):
     S(k) = (1 + Σ_{j≤k} Π_{i≤j} a_i) / (c(k + 1) + k·d + o), times 1 + o₀, plain decoding's own host work.
 Drafts shorter than k (at the end of an answer, or where a lookup found little) count with their own length.
 """
@@ -51,6 +52,12 @@ class Survival:
         return self.tokens / self.rounds if self.rounds else 0.0
 
     @property
+    def branching(self) -> float:
+        """Tokens drafted per level of a draft: 1 unless drafts are trees."""
+        levels = sum(self.reached)
+        return self.proposed / levels if levels else 1.0
+
+    @property
     def per_position(self) -> list[float]:
         """Of the drafts at least j + 1 long, the share whose first j + 1 tokens were accepted."""
         return [survived / reached for survived, reached in zip(self.survived, self.reached, strict=True) if reached]
@@ -89,7 +96,8 @@ def _speed_up(tokens: int, survival: Survival, *, costs: Costs, drafter: str, ho
     cost = survival.rounds * host.round_seconds / step
     for length in range(longest + 1):
         rounds = survival.drafts_of(length, longest=longest)
-        cost += rounds * (costs.c(length + 1, drafter) + length * costs.d(drafter, max(1, length)))
+        width = 1 + length * survival.branching
+        cost += rounds * (costs.c(width, drafter) + length * costs.d(drafter, max(1, length)))
     return tokens * (1 + host.plain_seconds / step) / cost if cost else 1.0
 
 

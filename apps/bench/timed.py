@@ -184,20 +184,33 @@ class TimedRuntime:
 
 
 class TimedPair:
-    """A pair on a TimedRuntime, and its stopwatches. `draft` is None when the pack has none, or none is wanted."""
+    """A pair on a TimedRuntime, and its stopwatches. `draft` is None when the pack has none, or none is wanted.
 
-    def __init__(self, pair: Pair, *, with_draft: bool) -> None:
+    drafters: those that will run, whose draft models are loaded now; a smaller head may need a copy of its own.
+    """
+
+    def __init__(self, pair: Pair, *, with_draft: bool, drafters: Sequence[str] = ()) -> None:
+        if with_draft:
+            sources = [source for name in drafters if (source := pair.drafter_source(name)).needs_model]
+            for source in sorted(sources, key=lambda source: not source.needs):  # one copy may then serve all
+                pair.drafts.offering(source.needs)
         draft = pair.draft if with_draft else None
         assert isinstance(pair.target, TimedModel)
         assert draft is None or isinstance(draft, TimedModel)
         self.pair, self.target, self.draft = pair, pair.target, draft
 
+    @property
+    def drafts(self) -> list[TimedModel]:
+        """Every copy of the draft model."""
+        loaded = () if self.draft is None else self.pair.drafts.loaded
+        return [model for model in loaded if isinstance(model, TimedModel)]
+
     def clear(self) -> None:
         """Forget the passes so far."""
-        self.target.passes.clear()
-        if self.draft is not None:
-            self.draft.passes.clear()
+        for model in (self.target, *self.drafts):
+            model.passes.clear()
 
     @property
     def draft_passes(self) -> list[Pass]:
-        return [] if self.draft is None else self.draft.passes
+        """The passes of all copies, in the order of time."""
+        return sorted(each for model in self.drafts for each in model.passes)

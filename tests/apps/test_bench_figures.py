@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgedecode import Pair, Stats
-from edgedecode.apps.bench.costs import READ, CostMeter, Costs
+from edgedecode.apps.bench.costs import READ, CostMeter, Costs, DraftCosts
 from edgedecode.apps.bench.prompts import Prompt
 from edgedecode.apps.bench.runs import answer, host_gaps, reading_seconds
 from edgedecode.apps.bench.settings import Arm, Settings
 from edgedecode.apps.bench.survival import Host, Survival, predicted, predicted_at
-from edgedecode.apps.bench.timed import Pass, TimedPair
+from edgedecode.apps.bench.timed import Pass, TimedPair, TimedRuntime
+from edgedecode.manifest import ModelEntry
+from edgedecode.memory import Budget
+from edgedecode.registry import drafter_names
+from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
+from tests.toys import HeadedTable
 
-COSTS = Costs(context=256, samples=15, target_seconds={1: 0.01, 2: 0.012, 4: 0.018}, draft_seconds=0.001)
+CURVE = {1: 0.01, 2: 0.012, 4: 0.018}
+COSTS = Costs(context=256, samples=15, target_seconds=CURVE, drafts={"model": DraftCosts(0.001, 0.001, CURVE)})
 NO_HOST = Host(0.0, 0.0)
 
 
@@ -26,7 +34,7 @@ def test_the_curve_is_interpolated_and_extended() -> None:
 
 def test_what_follows_draft_steps_has_a_curve_of_its_own() -> None:
     """Also a draft's first step, behind a target pass, costs more than its others."""
-    costs = replace(COSTS, next_draft_seconds=0.0005, drafted_seconds={1: 0.02, 2: 0.013, 4: 0.02})
+    costs = replace(COSTS, drafts={"model": DraftCosts(0.001, 0.0005, {1: 0.02, 2: 0.013, 4: 0.02})})
     assert [round(costs.c(n, "model"), 3) for n in (1, 2, 3, 4)] == [1.0, 1.3, 1.65, 2.0]
     assert [round(costs.c(n, "ngram"), 3) for n in (1, 2, 3, 4)] == [1.0, 1.2, 1.5, 1.8]
     assert [round(costs.d("model", n), 4) for n in (1, 2, 4)] == [0.1, 0.075, 0.0625]
@@ -52,8 +60,8 @@ def test_costs_are_measured_in_the_order_of_a_round(toy: Pair) -> None:
     meter.sample(2)
     costs = meter.costs(since=1)
     assert (meter.samples, costs.samples, list(costs.target_seconds)) == (3, 2, [1, 2, 3])
-    assert costs.drafted_seconds is not None
-    assert costs.next_draft_seconds is not None
+    assert list(costs.drafts) == ["model"]
+    assert list(costs.drafts["model"].target_seconds) == [1, 2, 3]
     meter.close()
 
 
@@ -61,8 +69,56 @@ def test_without_a_draft_model_only_the_target_is_timed(toy: Pair) -> None:
     meter = CostMeter(TimedPair(toy, with_draft=False), tokens=[5, 6, 7], widest=3)
     meter.sample()
     costs = meter.costs()
-    assert (costs.draft_seconds, costs.next_draft_seconds, costs.drafted_seconds) == (None, None, None)
+    assert costs.drafts == {}
     assert costs.c(2, "model") == costs.c(2)
+
+
+class HeadedRuntime(TableRuntime):
+    """Opens a draft model with a trimmed and a local head."""
+
+    def open(self, entry: ModelEntry, root: Path, *, name: str, budget: Budget, **options: Any) -> TableModel:
+        tables = self._tables[name]
+        if name == "target":
+            return TableModel(tables, context=512, budget=budget)
+        return HeadedTable(tables, range(0, tables[0].shape[-1], 2), budget=budget)
+
+
+def headed_pair(root: Path) -> Pair:
+    toy = toy_pair()
+    target = toy_tables(toy.tokenizer.size, seed=0)
+    tables = {"target": target, "draft": toy_tables(toy.tokenizer.size, seed=1, scale=0.5, near=target)}
+    runtime = TimedRuntime(HeadedRuntime(tables))
+    return Pair(toy.manifest, root, tokenizer=toy.tokenizer, runtime=runtime, budget=Budget())
+
+
+@pytest.mark.parametrize("drafter", drafter_names())
+def test_every_drafter_with_a_model_is_charged_for_its_steps(drafter: str, tmp_path: Path) -> None:
+    """In S predicted, the bound and a calibration: each head by its own steps, a chain for what the model drafts."""
+    with headed_pair(tmp_path) as pair:
+        needs_model = pair.drafter_source(drafter).needs_model
+        timed = TimedPair(pair, with_draft=needs_model, drafters=[drafter])
+        meter = CostMeter(timed, tokens=[5, 6, 7], widest=3)
+        meter.sample()
+        costs = meter.costs()
+        meter.close()
+    assert (costs.d(drafter, 4) > 0) == (drafter in costs.drafters) == needs_model
+
+
+def test_heads_cost_what_their_own_steps_cost_and_a_chain_its_first_tokens() -> None:
+    costs = replace(COSTS, drafts=COSTS.drafts | {"trim": DraftCosts(0.0004, 0.0002, {1: 0.01, 2: 0.011, 4: 0.012})})
+    assert [costs.d("trim", length) for length in (1, 2)] == pytest.approx([0.04, 0.03])
+    assert [costs.c(n, "trim") for n in (2, 4)] == pytest.approx([1.1, 1.2])
+    assert [costs.d("chain", length) for length in (1, 2, 8)] == pytest.approx([0.1, 0.1, 0.025])
+    assert costs.d("local") == 0.0  # this pack has no such head
+    survival = Survival(rounds=100, tokens=280, proposed=300, accepted=180, survived=[80, 60, 40], reached=[100] * 3)
+    assert predicted(survival, costs, drafter="trim", host=NO_HOST) == pytest.approx(2.8 / (1.2 + 3 * 0.08 / 3))
+
+
+def test_a_tree_is_as_wide_as_its_nodes_and_takes_a_step_a_level() -> None:
+    """100 trees of 3 nodes on 2 levels: c(4), and two draft steps."""
+    survival = Survival(rounds=100, tokens=220, proposed=300, accepted=120, survived=[80, 40], reached=[100] * 2)
+    assert survival.branching == 1.5
+    assert predicted(survival, COSTS, drafter="tree", host=NO_HOST) == pytest.approx(2.2 / (1.8 + 0.2))
 
 
 def test_the_prediction_is_the_formula_of_methods() -> None:

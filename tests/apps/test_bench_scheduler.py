@@ -13,7 +13,7 @@ import pytest
 from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.apps.bench.calibration import CONTEXTS, bucket_contexts, learn, measure_host
 from edgedecode.apps.bench.conversations import MIXED, mixed_conversations
-from edgedecode.apps.bench.costs import READ, Costs
+from edgedecode.apps.bench.costs import READ, Costs, DraftCosts
 from edgedecode.apps.bench.plot import speed_svg, write_plot
 from edgedecode.apps.bench.prompts import Prompt, bundled_prompts, choose
 from edgedecode.apps.bench.requests import Requests
@@ -32,9 +32,10 @@ CURVE = Costs(
     context=256,
     samples=9,
     target_seconds={n: 0.01 * (1 + 0.2 * (n - 1)) for n in range(1, 18)},
-    draft_seconds=0.001,
-    next_draft_seconds=0.001,
-    drafted_seconds={n: 0.01 * (1 + 0.2 * (n - 1)) for n in range(1, 18)},
+    drafts={
+        "model": DraftCosts(0.001, 0.001, {n: 0.01 * (1 + 0.2 * (n - 1)) for n in range(1, 18)}),
+        "trim": DraftCosts(0.0005, 0.0005, {n: 0.01 * (1 + 0.2 * (n - 1)) for n in range(1, 18)}),
+    },
     read_seconds=0.0002,
 )
 PROMPT = Prompt("chat", (), ("hello there", "and again"))
@@ -231,15 +232,17 @@ def test_there_is_a_context_for_each_bucket() -> None:
     assert bucket_contexts(100) == [100 - READ]
 
 
-def test_the_scheduler_takes_over_what_was_measured(toy: Pair) -> None:
+def test_the_scheduler_takes_over_what_was_measured_of_every_drafter_that_has_a_cost(toy: Pair) -> None:
     longer = replace(CURVE, context=1024, target_seconds={n: 3 * s for n, s in CURVE.target_seconds.items()})
     learn(toy, [CURVE, longer], host={"none": 0.0005, "ngram": 0.001})
     costs = toy.experience.costs
     assert costs.table(256).step == pytest.approx(0.01)
     assert costs.table(1024).step == pytest.approx(0.03)
     assert [costs.table(256).c(n) for n in (2, 5, 17)] == pytest.approx([1.2, 1.8, 4.2], rel=0.02)  # smoothed
-    assert costs.d("model", 256) == pytest.approx(0.1)
-    assert costs.reading("model", 256) == pytest.approx(0.02)
+    for drafter in ("model", "tree", "chain"):
+        assert costs.d(drafter, 256) == pytest.approx(0.1)
+    assert costs.d("trim", 256) == pytest.approx(0.05)
+    assert [costs.reading(drafter, 256) for drafter in ("model", "tree", "trim")] == pytest.approx([0.02] * 3)
     assert (costs.o("none", 256), costs.o("ngram", 256)) == (pytest.approx(0.05), pytest.approx(0.1))
 
 

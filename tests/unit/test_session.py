@@ -313,7 +313,7 @@ def test_draft_length_zero_opens_no_drafter() -> None:
     made = pair.session(SessionOptions(draft_max=0))
     assert made.drafter_name == "none"
     assert made.generate("hello", max_tokens=5).stats.mode == "plain"
-    assert pair.drafts.loaded == 0
+    assert len(pair.drafts.loaded) == 0
 
 
 def test_collecting_nothing_is_a_cancelled_reply() -> None:

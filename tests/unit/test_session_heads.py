@@ -114,7 +114,7 @@ def test_whoever_asks_first_the_recommended_head_is_there_afterwards(first: dict
     pair, runtime = pair_with(TRIM)
     assert names(pair, **first) == "model"
     assert names(pair) == "trim+model+suffix"
-    assert pair.drafts.loaded == 1
+    assert len(pair.drafts.loaded) == 1
     assert runtime.needs == [(), ("trim",)]
 
 
