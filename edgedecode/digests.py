@@ -11,6 +11,7 @@ from pathlib import Path
 from edgedecode.errors import ManifestError
 from edgedecode.folders import cache_folder, keep_json
 from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest, OutsideFile
+from edgedecode.trim_entry import TRIM_NAMES
 
 __all__ = ["check_files", "file_sha256", "pack_digest"]
 
@@ -69,11 +70,15 @@ def check_files(
 
 
 def _refuse_unlisted(manifest: Manifest, root: Path) -> None:
+    """Refuse what no manifest lists, but not a trim's own names: a killed trim's files, which hold no weights."""
     graphs = [graph.file for entry in manifest.models.values() for graph in entry.graphs.values()]
+    known = {*manifest.files, MANIFEST_NAME}
+    passed = {name for names in TRIM_NAMES.values() for name in names}
     for folder in sorted({(root / file).parent for file in graphs}):
         for path in folder.iterdir() if folder.is_dir() else ():
             name = path.relative_to(root).as_posix()
-            if path.is_file() and not path.name.startswith(".") and name not in {*manifest.files, MANIFEST_NAME}:
+            hidden = path.name.startswith(".") or path.name in passed
+            if path.is_file() and not hidden and name not in known:
                 raise ManifestError(f"{path} is not listed in the pack's manifest: move it elsewhere")
 
 

@@ -54,7 +54,7 @@ def new_folder(out: Path) -> Iterator[Path]:
             raise _as_export_error(error, out) from error
         raise
     with suppress(OSError):  # it is there, and whole
-        _flush_folder(out.parent)
+        flush_folder(out.parent)
 
 
 def _as_export_error(error: OSError, out: Path) -> ExportError:
@@ -101,10 +101,10 @@ def _flush(root: Path) -> None:
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
     for folder in (root, *(path for path in root.rglob("*") if path.is_dir())):
-        _flush_folder(folder)
+        flush_folder(folder)
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     if os.name == "nt":  # folders cannot be flushed there
         return
     handle = os.open(folder, os.O_RDONLY)

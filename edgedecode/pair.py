@@ -7,7 +7,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
-from edgedecode.digests import check_files
+from edgedecode.digests import check_files, pack_digest
 from edgedecode.draft_models import DraftModels, default_heads
 from edgedecode.engine_speeds import EngineRequest
 from edgedecode.engines import AUTO, chosen_engines, default_runtime, engine_version
@@ -29,6 +29,7 @@ from edgedecode.messages import Message
 from edgedecode.notices import notice
 from edgedecode.options import TREE, SessionOptions
 from edgedecode.pack_adapters import PackAdapters
+from edgedecode.pack_lock import opening
 from edgedecode.protocols import DrafterSource, LanguageModel, Runtime
 from edgedecode.registry import find_drafter, find_runtime
 from edgedecode.row_draw import RowDraw, row_draw_of
@@ -86,6 +87,21 @@ def load(
     wanted = runtime if runtime is not None else default_runtime()
     engine = None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
     root = find_pack(pack)
+    request = EngineRequest(provider=provider, threads=threads, kv_type=kv_type, memory=limit)
+    with opening(root):
+        return _open_pack(root, engine, request, verify=verify, wrap=wrap, asked=runtime == AUTO)
+
+
+def _open_pack(
+    root: Path,
+    engine: Runtime | None,
+    request: EngineRequest,
+    *,
+    verify: bool,
+    wrap: Callable[[Runtime], Runtime] | None,
+    asked: bool,
+) -> Pair:
+    """Open the pack at `root`; None: on the faster of its engines. asked: whether that was asked for."""
     manifest = Manifest.load(root)
     if manifest.outside and is_downloaded(root):
         raise ManifestError(
@@ -101,20 +117,19 @@ def load(
             root,
             tokenizer=tokenizer,
             runtime=engine if wrap is None else wrap(engine),
-            provider=provider,
-            threads=threads,
-            budget=Budget(limit),
-            kv_type=kv_type,
+            provider=request.provider,
+            threads=request.threads,
+            budget=Budget(request.memory),
+            kv_type=request.kv_type,
         )
         if (version := engine_version(engine.name)) is not None:
-            settings = (provider, pair.target.card.threads, kv_type)
+            settings = (request.provider, pair.target.card.threads, request.kv_type)
             pair.keep_experience(experience_path(manifest, engine=engine.name, version=version, settings=settings))
         return pair
 
     if engine is not None:
         return opened(engine)
-    request = EngineRequest(provider=provider, threads=threads, kv_type=kv_type, memory=limit)
-    return _first_opened(chosen_engines(manifest, root, request, asked=runtime == AUTO), opened)
+    return _first_opened(chosen_engines(manifest, root, request, asked=asked), opened)
 
 
 def _first_opened(names: Sequence[str], opened: Callable[[Runtime], Pair]) -> Pair:
@@ -265,7 +280,13 @@ class Pair:
         return False
 
     def _load_draft(self, needs: Sequence[str]) -> LanguageModel:
-        return self._open("draft", needs=needs)
+        with opening(self.root):
+            try:
+                return self._open("draft", needs=needs)
+            except ManifestError:
+                if not needs or pack_digest(Manifest.load(self.root)) == pack_digest(self.manifest):
+                    raise
+                raise CapabilityError("the pack's trim was changed since the pack was opened: open it again") from None
 
     def _open(self, role: str, *, needs: Sequence[str] = ()) -> LanguageModel:
         """Open a role's model with the KV type asked for; nobody asked it of a draft, which may have another only."""

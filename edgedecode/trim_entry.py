@@ -9,7 +9,15 @@ from edgedecode.errors import ManifestError
 from edgedecode.fields import Fields
 from edgedecode.pack_files import plain_path
 
-__all__ = ["TrimCategory", "TrimEntry"]
+__all__ = ["TRIM_NAMES", "TrimCategory", "TrimEntry"]
+
+TRIM_NAMES = {
+    "heads": ("heads.onnx", "heads-2.onnx"),
+    "trim": ("trim.ids", "trim-2.ids"),
+    "gguf": ("trim.gguf", "trim-2.gguf"),
+}
+"""Each of a trim's files has two names: what replaces a file never has its name, so that both can lie there for a
+moment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from pathlib import Path
 from edgedecode.equality import Equality
 from edgedecode.errors import ManifestError
 from edgedecode.hub import BUNDLED_PACK, is_downloaded
-from edgedecode.manifest import MANIFEST_NAME, Manifest
+from edgedecode.manifest import MANIFEST_NAME
+from edgedecode.pack_lock import changing, replace_manifest
 
 __all__ = ["save_equality", "saves_by_itself"]
 
@@ -25,20 +26,13 @@ def saves_by_itself(root: Path) -> bool:
 def save_equality(root: Path, found: Mapping[str, Equality]) -> None:
     """Write what was found of each role into the manifest. Raises ManifestError where that cannot be written."""
     path = root / MANIFEST_NAME
-    value = json.loads(path.read_text(encoding="utf-8"))  # as it stands: keys that only a newer version knows stay
-    for role, equality in found.items():
-        value["models"][role]["equality"] = asdict(equality)
-    Manifest.from_json(value)
-    fresh = root / f".{MANIFEST_NAME}.{os.getpid()}"
     try:
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
+        with changing(root):
+            value = json.loads(path.read_text(encoding="utf-8"))  # keys that only a newer version knows stay
+            for role, equality in found.items():
+                value["models"][role]["equality"] = asdict(equality)
+            replace_manifest(root, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise ManifestError(
             f"the result cannot be kept in {path} ({error.strerror or error}): give --no-save"
         ) from None
-    finally:
-        fresh.unlink(missing_ok=True)

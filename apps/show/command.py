@@ -11,6 +11,7 @@ from edgedecode.commands import Command
 from edgedecode.digests import check_files
 from edgedecode.hub import find_pack
 from edgedecode.manifest import Manifest
+from edgedecode.pack_lock import opening
 
 __all__ = ["command"]
 
@@ -31,10 +32,11 @@ class ShowCommand:
 
     def run(self, arguments: Namespace) -> int:
         root = find_pack(arguments.pack)
-        manifest = Manifest.load(root)
-        _show(manifest, root)
-        if arguments.verify:
-            _verify(manifest, root)
+        with opening(root):
+            manifest = Manifest.load(root)
+            _show(manifest, root)
+            if arguments.verify:
+                _verify(manifest, root)
         if arguments.json:
             value = {"pack": str(root), "nbytes": manifest.nbytes, **json.loads(manifest.to_json())}
             print(json.dumps(value | ({"verified": True} if arguments.verify else {})))

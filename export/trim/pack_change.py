@@ -1,7 +1,7 @@
 """Changes a pack's trim: new files beside the old ones, then the manifest by one rename, then the old files go.
 
 Whatever interrupts it, the pack is the old one or the new one. While it is made, a file's name begins with a dot, which
-a pack's check passes over.
+a pack's check passes over. The pack is held while it changes, not for the minutes before: two trims may run at once.
 """
 
 from __future__ import annotations
@@ -9,16 +9,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from time import time
 
 from edgedecode.digests import file_sha256
 from edgedecode.errors import ManifestError
 from edgedecode.hub import is_downloaded
+from edgedecode.locks import take_lock
 from edgedecode.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, ModelEntry, TrimEntry
-from edgedecode.new_folder import process_runs
+from edgedecode.new_folder import flush_folder
+from edgedecode.pack_lock import changing, replace_manifest
+from edgedecode.trim_entry import TRIM_NAMES
 
 __all__ = ["HEADS", "Workplace", "check_writable", "remove_trim", "save_entry", "save_trim", "trim_files", "workplace"]
 
@@ -26,17 +31,10 @@ HEADS = "heads"
 """The name of the graph that has the further heads."""
 _ROLE = "draft"
 _STEMS = {"heads": "onnx", "trim": "ids", "gguf": "gguf"}
-_NAMES = {
-    "heads": ("heads.onnx", "heads-2.onnx"),
-    "trim": ("trim.ids", "trim-2.ids"),
-    "gguf": ("trim.gguf", "trim-2.gguf"),
-}
-"""Each file has two names: what replaces a file never has its name, so that both can lie there for a moment."""
-_WORK = re.compile(
-    r"\.trim-(?P<process>\d+)-[^.]+\.\w+"  # a file of a workplace
-    r"|\.\.trim-\d+-[^.]+\.\w+\.(?P<cutter>\d+)"  # the same while it is written, as `trim_gguf` names it
-    rf"|\.{re.escape(MANIFEST_NAME)}\.(?P<writer>\d+)"  # a manifest that was not put in place yet
-)
+_WORK = re.compile(r"\.?\.trim-(?P<run>\w+)(-\d+\.\w+(\.\d+)?|\.lock)")
+"""A file of a workplace, perhaps while it is written, and the one whose lock shows that its run goes on."""
+_STALE_SECONDS = 24 * 3600
+"""What nobody wrote to for so long is nobody's, where no lock can tell."""
 
 
 @dataclass(slots=True)
@@ -45,11 +43,13 @@ class Workplace:
 
     root: Path
     folder: str
+    run: str
+    """Part of every name: no other run's."""
     made: list[Path] = field(default_factory=list)
 
     def path(self, kind: str) -> Path:
         """Return a new name for a file of this kind: heads, trim or gguf."""
-        path = self.root / self.folder / f".trim-{os.getpid()}-{len(self.made)}.{_STEMS[kind]}"
+        path = self.root / self.folder / f".trim-{self.run}-{len(self.made)}.{_STEMS[kind]}"
         self.made.append(path)
         return path
 
@@ -65,13 +65,22 @@ class Workplace:
 @contextmanager
 def workplace(root: Path, manifest: Manifest) -> Iterator[Workplace]:
     """Give a place to make files in; what is still there at the end is removed, and so is what a killed run left."""
-    place = Workplace(root, _folder(manifest.models[_ROLE]))
-    (root / place.folder).mkdir(exist_ok=True)
-    _remove_abandoned(place)
-    try:
+    folder = root / _folder(manifest.models[_ROLE])
+    with ExitStack() as stack:
+        with changing(root):
+            folder.mkdir(exist_ok=True)
+            _remove_abandoned(root, folder)
+            handle, name = tempfile.mkstemp(prefix=".trim-", suffix=".lock", dir=folder)
+            os.close(handle)
+            stack.callback(Path(name).unlink, missing_ok=True)
+            with suppress(OSError):  # no locks there: its files are taken for abandoned when they are old
+                if (lock := take_lock(Path(name))) is not None:
+                    stack.enter_context(lock)
+        found = _WORK.fullmatch(Path(name).name)
+        assert found is not None
+        place = Workplace(root, folder.relative_to(root).as_posix(), found["run"])
+        stack.callback(lambda: place.remove(place.made))
         yield place
-    finally:
-        place.remove(place.made)
 
 
 def check_writable(root: Path, manifest: Manifest) -> None:
@@ -92,33 +101,42 @@ def save_trim(place: Workplace, *, graph: Graph | None, entry: TrimEntry | None)
     graph, entry: as the manifest shall have them, but with the names of files in `place`; None: there is none. Raises
     ManifestError or OSError, and then the pack is as it was.
     """
-    old = Manifest.load(place.root)
-    moves: dict[Path, str] = {}
+    with changing(place.root):
+        old = Manifest.load(place.root)
+        moves: dict[Path, str] = {}
 
-    def placed(kind: str, name: str) -> str:
-        final = next(free for each in _NAMES[kind] if (free := f"{place.folder}/{each}") not in old.files)
-        moves[place.root / name] = final
-        return final
+        def placed(kind: str, name: str) -> str:
+            final = next(free for each in TRIM_NAMES[kind] if (free := f"{place.folder}/{each}") not in old.files)
+            moves[place.root / name] = final
+            return final
 
-    if graph is not None:
-        graph = replace(graph, file=placed("heads", graph.file))
-    if entry is not None:
-        gguf = placed("gguf", entry.gguf) if entry.gguf else ""
-        entry = replace(entry, token_ids=placed("trim", entry.token_ids), gguf=gguf)
-    return _change(place.root, old, graph=graph, entry=entry, moves=moves)
-
-
-def save_entry(root: Path, entry: TrimEntry) -> None:
-    """Let the manifest say this of the trim that the pack has; its files stay. Raises OSError."""
-    path = root / MANIFEST_NAME
-    value = json.loads(path.read_text(encoding="utf-8"))
-    value["models"][_ROLE]["trim"] = asdict(entry)
-    _commit(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", moves={})
+        if graph is not None:
+            graph = replace(graph, file=placed("heads", graph.file))
+        if entry is not None:
+            gguf = placed("gguf", entry.gguf) if entry.gguf else ""
+            entry = replace(entry, token_ids=placed("trim", entry.token_ids), gguf=gguf)
+        return _change(place.root, old, graph=graph, entry=entry, moves=moves)
 
 
-def remove_trim(root: Path) -> Manifest:
-    """Take a pack's trim out: the further heads, the map, their files. Raises ManifestError or OSError."""
-    return _change(root, Manifest.load(root), graph=None, entry=None, moves={})
+def save_entry(root: Path, entry: TrimEntry, *, measured: TrimEntry) -> None:
+    """Let the manifest say this of the pack's trim, whose files stay.
+
+    Raises ManifestError where the pack's trim is not the `measured` one any more, or OSError; the pack is as it was.
+    """
+    with changing(root):
+        if Manifest.load(root).models[_ROLE].trim != measured:
+            raise ManifestError("the pack's trim was replaced or removed meanwhile")
+        value = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
+        value["models"][_ROLE]["trim"] = asdict(entry)
+        replace_manifest(root, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def remove_trim(root: Path) -> list[str]:
+    """Take the heads and the map of a pack's trim out; return the files that went. Raises ManifestError or OSError."""
+    with changing(root):
+        old = Manifest.load(root)
+        _change(root, old, graph=None, entry=None, moves={})
+        return trim_files(old.models[_ROLE])
 
 
 def trim_files(entry: ModelEntry) -> list[str]:
@@ -147,31 +165,26 @@ def _change(
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     manifest = Manifest.from_json(json.loads(text))
     try:
-        _commit(path, text, moves={made: root / name for made, name in moves.items()})
+        _commit(root, text, moves={made: root / name for made, name in moves.items()})
     finally:
         if path.read_text(encoding="utf-8") == text:  # also where an interrupt came right behind the last rename
             _remove(root, gone)
     return manifest
 
 
-def _commit(path: Path, text: str, *, moves: Mapping[Path, Path]) -> None:
+def _commit(root: Path, text: str, *, moves: Mapping[Path, Path]) -> None:
     """Move files, then the manifest; if anything comes between, take back what the manifest does not name yet."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
         for made, final in moves.items():
             made.replace(final)
-        fresh.replace(path)
+        for folder in {final.parent for final in moves.values()}:
+            flush_folder(folder)  # they are there for good before the manifest names them
+        replace_manifest(root, text)
     except BaseException:
-        if path.read_text(encoding="utf-8") != text:
+        if (root / MANIFEST_NAME).read_text(encoding="utf-8") != text:
             for final in moves.values():
                 final.unlink(missing_ok=True)
         raise
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def _remove(root: Path, names: Sequence[str]) -> None:
@@ -186,16 +199,34 @@ def _file_entry(path: Path) -> FileEntry:
     return FileEntry(nbytes=path.stat().st_size, sha256=file_sha256(path))
 
 
-def _remove_abandoned(place: Workplace) -> None:
-    """Remove what a killed run left: its unfinished files, and those that it had named but no manifest lists."""
-    for path in (*place.root.iterdir(), *(place.root / place.folder).iterdir()):
-        found = _WORK.fullmatch(path.name)
-        if found is not None and not process_runs(int(found[str(found.lastgroup)])):
+def _remove_abandoned(root: Path, folder: Path) -> None:
+    """Remove what killed runs left: unfinished files, and those that were named but no manifest lists."""
+    runs: dict[str, list[Path]] = {}
+    for path in folder.iterdir():
+        if (found := _WORK.fullmatch(path.name)) is not None:
+            runs.setdefault(found["run"], []).append(path)
+    for run, left in runs.items():
+        if not _goes_on(folder / f".trim-{run}.lock", left):
+            for path in sorted(left, key=lambda path: path.suffix == ".lock"):  # that one last
+                path.unlink(missing_ok=True)
+    for path in root.glob(f".{MANIFEST_NAME}.*"):  # a manifest that was not put in place
+        path.unlink(missing_ok=True)
+    listed = Manifest.load(root).files
+    for path in (folder / name for names in TRIM_NAMES.values() for name in names):
+        if path.relative_to(root).as_posix() not in listed:
             path.unlink(missing_ok=True)
-    listed = Manifest.load(place.root).files  # as it is now: another process may have finished a trim meanwhile
-    for name in (f"{place.folder}/{name}" for names in _NAMES.values() for name in names):
-        if name not in listed:
-            (place.root / name).unlink(missing_ok=True)
+
+
+def _goes_on(mark: Path, files: Sequence[Path]) -> bool:
+    """Tell whether a run may be alive: its mark's lock says it, else how old its files are."""
+    with suppress(OSError):
+        if mark.exists():
+            if (lock := take_lock(mark)) is not None:
+                lock.release()
+            return lock is None
+    with suppress(OSError):
+        return time() - max(path.stat().st_mtime for path in files) < _STALE_SECONDS
+    return True
 
 
 def _folder(entry: ModelEntry) -> str:

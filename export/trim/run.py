@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedecode import load
-from edgedecode.errors import EdgeDecodeError, ExportError, InputError
+from edgedecode.errors import EdgeDecodeError, ExportError, InputError, ManifestError
 from edgedecode.hub import find_pack
 from edgedecode.manifest import Manifest, TrimEntry
 from edgedecode.notices import notice
@@ -70,6 +70,8 @@ def time_answers(request: TrimRequest, result: TrimResult, *, stages: Stages) ->
             load(result.root, runtime=request.runtime, threads=request.threads) as pair,
             stages.stage("whole answers", total) as advance,
         ):
+            if pair.manifest.models["draft"].trim != result.entry:
+                raise ManifestError("its trim was replaced or removed meanwhile")
             speeds = measure_speeds(
                 pair,
                 prompts,
@@ -80,15 +82,19 @@ def time_answers(request: TrimRequest, result: TrimResult, *, stages: Stages) ->
     except EdgeDecodeError as error:
         notice(f"the pack {result.root} is trimmed, but whole answers were not timed: {error}")
         return result
-    entry = result.entry
-    if entry is not None and entry.categories is not None:
+    measured = entry = result.entry
+    if measured is not None and measured.categories is not None:
         told = {
             name: replace(found, measured=speeds[name].trimmed, measured_full=speeds[name].whole)
-            for name, found in entry.categories.items()
+            for name, found in measured.categories.items()
             if name in speeds
         }
-        entry = replace(entry, categories={**entry.categories, **told})
-        save_entry(result.root, entry)
+        entry = replace(measured, categories={**measured.categories, **told})
+        try:
+            save_entry(result.root, entry, measured=measured)
+        except (ManifestError, OSError) as error:
+            notice(f"the speeds of whole answers are not kept in the pack {result.root}: {error}")
+            entry = measured
     return replace(result, entry=entry, speeds=speeds)
 
 
@@ -110,8 +116,7 @@ def take_out(pack: str | Path) -> list[str]:
     if not files:
         raise InputError(f"the pack {root} has no trim to remove")
     with workplace(root, manifest):
-        remove_trim(root)
-    return files
+        return remove_trim(root)
 
 
 def _opened(pack: str | Path) -> tuple[Path, Manifest]:

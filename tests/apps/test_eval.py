@@ -286,7 +286,7 @@ def test_an_interrupt_leaves_the_pack_as_it_was(
     monkeypatch.setattr("edgedecode.apps.eval.compare.rescore", interrupted)
     assert evaluate(tmp_path) == 130
     monkeypatch.undo()
-    monkeypatch.setattr("edgedecode.apps.eval.saving.os.fsync", interrupted)
+    monkeypatch.setattr("edgedecode.pack_lock.os.fsync", interrupted)
     equality = summed(compared(tables(), tables())[0])
     with pytest.raises(KeyboardInterrupt):
         saving.save_equality(tmp_path, {"target": equality})

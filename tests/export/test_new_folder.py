@@ -42,7 +42,7 @@ def test_a_folder_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.Monkey
         if folder == tmp_path:
             raise OSError(errno.EIO, "the flush of the parent fails")
 
-    monkeypatch.setattr("edgedecode.new_folder._flush_folder", flush)
+    monkeypatch.setattr("edgedecode.new_folder.flush_folder", flush)
     with new_folder(tmp_path / "out") as folder:
         (folder / "file").write_text("text")
     assert flushed[-1] == tmp_path

@@ -1,0 +1,79 @@
+"""A pack is held while it changes: who opens it meanwhile gets the old or the new one, never a mixture of both."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from edgedecode.errors import ManifestError
+from edgedecode.locks import Lock, wait_for_lock
+from edgedecode.manifest import MANIFEST_NAME, Manifest
+from edgedecode.new_folder import flush_folder
+from edgedecode.notices import notice
+
+__all__ = ["changing", "opening", "replace_manifest"]
+
+_FRESH_MANIFEST = f".{MANIFEST_NAME}.new"
+"""A manifest on its way. One name is enough: only who holds the pack writes one."""
+CHANGE_SECONDS, OPEN_SECONDS = 600.0, 60.0
+"""Opening a large pack for the first time hashes it, which may take minutes; a change takes less than a second."""
+
+
+@contextmanager
+def changing(root: Path) -> Iterator[None]:
+    """Hold a pack alone: for every change of its manifest, and of the files that it lists.
+
+    Waits until others have opened or changed it; raises ManifestError where that takes ten minutes.
+    """
+    try:
+        lock = _held(root, seconds=CHANGE_SECONDS, shared=False)
+    except OSError:  # a disk without locks: the renames alone keep it whole
+        lock = Lock(-1)
+    if lock is None:
+        raise ManifestError(
+            f"another process has held the pack {root} for {CHANGE_SECONDS / 60:.0f} minutes: nothing was changed; "
+            f"try again when it is done"
+        )
+    with lock:
+        yield
+
+
+@contextmanager
+def opening(root: Path) -> Iterator[None]:
+    """Keep a pack as it is while its manifest is read and its files are opened."""
+    try:
+        lock = _held(root, seconds=OPEN_SECONDS, shared=True)
+    except OSError:  # not there, not ours to read, or a disk without locks
+        lock = Lock(-1)
+    if lock is None:
+        notice(f"another process has held the pack {root} for {OPEN_SECONDS:.0f} s: it is opened all the same")
+    with lock or nullcontext():
+        if os.name == "nt" and lock is not None:
+            lock.release()  # nothing is shared there, so that opening it twice at once would wait
+        yield
+
+
+def replace_manifest(root: Path, text: str) -> None:
+    """Replace a held pack's manifest in one step; it is on the disk then.
+
+    Raises ManifestError for a text that is none, or OSError, the old one unchanged.
+    """
+    Manifest.from_json(json.loads(text))
+    fresh = root / _FRESH_MANIFEST
+    try:
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(root / MANIFEST_NAME)
+    finally:
+        fresh.unlink(missing_ok=True)
+    flush_folder(root)
+
+
+def _held(root: Path, *, seconds: float, shared: bool) -> Lock | None:
+    waiting = f"waiting for another process that opens or changes the pack {root}"
+    return wait_for_lock(root, seconds=seconds, waiting=waiting, shared=shared)
