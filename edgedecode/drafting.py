@@ -59,8 +59,11 @@ class Drafting:
         self._offers = OpenOffers()
         self._costs: list[RoundCost] = []
         self._end: Sequence[int] = ()
+        """The generation's tokens, which grow in place."""
         self._resting = self._rested = 0
-        """Rounds at rest: those to come, and those of this rest after its first one."""
+        """Rounds at rest: those to come, and those of this rest so far."""
+        self.timed = True
+        """Whether the running round is to be told to `spent`: of a rest's rounds, which are alike, only the first."""
         self._rounds = 0
         """Rounds of this generation in which the policy was asked."""
         self._asked = NO_DRAFTER
@@ -82,18 +85,26 @@ class Drafting:
         self._tell_the_rest()
         self._offers.clear()
         self._head_scores.clear()
-        self._resting, self._rounds = min(self._resting, REST_KEPT), 0
-        self.plan = _PLAIN
+        self._resting, self._rested, self._rounds = min(self._resting, REST_KEPT), 0, 0
+        self.plan, self._end = _PLAIN, tokens
         for drafter in self.drafters.values():
             drafter.begin(tokens)
+
+    def asks(self) -> bool:
+        """Tell whether the next round is to `propose` and `observe`; one at rest is plain, and takes a count."""
+        if not self._resting:
+            self.timed = True
+            return True
+        self._resting -= 1  # the plan that rests is a plain one, and stands
+        self._rested += 1
+        self.timed = self._rested == 1
+        if self.timed:
+            self._asked, self._read, self._draft_seconds = NO_DRAFTER, 0, 0.0
+        return False
 
     def propose(self, tokens: Sequence[int], *, room: int) -> Draft:
         """Return the next round's draft of at most `room` tokens. Raises InputError for a drafter that gives more."""
         self._read, self._draft_seconds = 0, 0.0
-        if self._resting:  # the plan that rests is a plain one, and stands
-            self._resting -= 1
-            self._asked = NO_DRAFTER
-            return EMPTY_DRAFT
         self._asked = ASKED
         self._rounds += 1
         self._noise.position = len(tokens)
@@ -118,8 +129,7 @@ class Drafting:
         return self._checked(draft, name, length)
 
     def observe(self, tokens: Sequence[int], verdict: Verdict) -> None:
-        """Tell the drafters what a round emitted; `tokens` end with it."""
-        self._end = tokens
+        """Tell the drafters what a round emitted in which they were asked; `tokens` end with it."""
         for drafter in self.drafters.values():
             drafter.observe(tokens, verdict)
         if len(verdict.draft) and verdict.draft.parents is None:
@@ -129,9 +139,6 @@ class Drafting:
     def spent(self, verdict: Verdict, *, pass_seconds: float, host_seconds: float) -> None:
         """Keep what a round cost for the policy: the target's pass, and the host's work without a model's drafting."""
         drafted = len(verdict.draft)
-        if self._asked == NO_DRAFTER and self._costs and self._costs[-1].drafter == NO_DRAFTER:
-            self._rested += 1
-            return
         self._costs.append(
             RoundCost(
                 width=1 + drafted,
@@ -180,9 +187,9 @@ class Drafting:
         return draft
 
     def _signals(self, tokens: Sequence[int], drafts: dict[str, Draft], *, room: int) -> Signals:
-        if self._rested:
-            self._costs[-1] = replace(self._costs[-1], repeats=self._rested)
-            self._rested = 0
+        if self._rested > 1:
+            self._costs[-1] = replace(self._costs[-1], repeats=self._rested - 1)
+        self._rested = 0
         costs, scores = tuple(self._costs), (*self._offers.settle(tokens), *self._head_scores)
         self._costs.clear()
         self._head_scores.clear()

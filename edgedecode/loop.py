@@ -88,11 +88,12 @@ def decode(
     now = started
     while len(tokens) < limit:
         # Propose. The prompt's own pass carries no draft: nothing may delay the first token.
-        draft, room = EMPTY_DRAFT, state.capacity - state.length
-        if drafting is not None and verdict is not None:
+        draft, room, proposed = EMPTY_DRAFT, state.capacity - state.length, now
+        asked = drafting if drafting is not None and verdict is not None and drafting.asks() else None
+        if asked is not None:
             left = limit - len(tokens) - 1
-            draft = drafting.propose(tokens, room=min(left, draft_room(room, widths=widths)) if widths else left)
-        proposed = perf_counter()
+            draft = asked.propose(tokens, room=min(left, draft_room(room, widths=widths)) if widths else left)
+            proposed = perf_counter()
 
         # Score: one pass over what the state has not read, and the draft after it.
         unread = len(tokens) - state.length
@@ -116,10 +117,10 @@ def decode(
         tokens += verdict.tokens
         sampler.extend(verdict.tokens)
         stats.count(verdict, why=drafting.plan.reason if drafting is not None and stats.rounds else "")
-        kept = perf_counter()
-        if drafting is not None:
-            drafting.observe(tokens, verdict)
-        observed = perf_counter()
+        kept = observed = perf_counter()
+        if asked is not None:
+            asked.observe(tokens, verdict)
+            observed = perf_counter()
         if stats.rounds == 1:
             stats.time_to_first_token = stats.prefill_seconds = kept - started
         else:
@@ -127,7 +128,7 @@ def decode(
             stats.time.verify += scored - proposed
             stats.time.sample += verified - scored
             stats.time.host += kept - verified
-            if drafting is not None:
+            if drafting is not None and drafting.timed:
                 drafting.spent(verdict, pass_seconds=scored - proposed, host_seconds=observed - scored + proposed - now)
         yield verdict
         if verdict.outcome is Outcome.ENDED:

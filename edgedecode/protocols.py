@@ -179,7 +179,7 @@ class Drafter(Protocol):
         ...
 
     def begin(self, context: Sequence[int]) -> None:
-        """A generation starts: forget what contradicts `context`. Until the next begin the context only grows."""
+        """A generation starts: forget what contradicts `context`. Until the next begin it only grows, in place."""
         ...
 
     def unread(self, context: Sequence[int]) -> int:
@@ -194,7 +194,10 @@ class Drafter(Protocol):
         ...
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
-        """Learn from a round, also when another drafter proposed. `context` already ends with the verdict's tokens."""
+        """Learn from a round, also when another drafter proposed. `context` already ends with the verdict's tokens.
+
+        Rounds in which nobody is asked are not told: between two calls the context may grow by more than one verdict.
+        """
         ...
 
     def close(self) -> None: ...

@@ -55,8 +55,8 @@ class LocalDrafter:
         self._head = head
         self._vocabulary_size = setting.vocabulary_size
         self._vocabulary = LocalVocabulary(size=setting.vocabulary_size, most=head.most, always=setting.ends)
-        self._known = 0
-        """How many of the context's tokens were taken in."""
+        self._known: int | None = None
+        """How many of the context's tokens were taken in; None: another one began, of which nothing was needed yet."""
 
     @property
     def nbytes(self) -> int:
@@ -77,8 +77,7 @@ class LocalDrafter:
 
     def begin(self, context: Sequence[int]) -> None:
         self._drafter.begin(context)
-        self._vocabulary.begin(context)
-        self._known = len(context)
+        self._known = None
 
     def unread(self, context: Sequence[int]) -> int:
         return self._drafter.unread(context)
@@ -92,6 +91,8 @@ class LocalDrafter:
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         self._drafter.observe(context, verdict)
+        if not len(verdict.draft):
+            return
         self._follow(context, len(context) - len(verdict.tokens))  # what it could have said in this round
         if verdict.draft.source == self.name:  # looking at a wide row costs as much as it is worth elsewhere
             last = verdict.path[-1] + 1 if verdict.path else 0
@@ -103,5 +104,9 @@ class LocalDrafter:
 
     def _follow(self, context: Sequence[int], end: int) -> None:
         """Take in the context's tokens up to `end`."""
+        if self._known is None:
+            self._vocabulary.begin(context[:end])
+            self._known = end
+            return
         self._vocabulary.add(context[self._known : end])
         self._known = max(self._known, end)

@@ -80,8 +80,9 @@ class SuffixDrafter:
         self._index = SuffixAutomaton()
         self._past = past
         self._reader = None if past is None else PastReader(past)
-        self._said: list[int] = []
-        """What this generation emitted."""
+        self._context: Sequence[int] = ()
+        self._prompt = 0
+        """How many tokens of the context this generation did not emit."""
 
     @property
     def nbytes(self) -> int:
@@ -89,6 +90,7 @@ class SuffixDrafter:
 
     def begin(self, context: Sequence[int]) -> None:
         self._store_said()
+        self._context, self._prompt = context, len(context)
         index = self._index
         if not index.whole or index.tokens.tolist() != list(context[: len(index)]):
             index.clear()
@@ -125,8 +127,7 @@ class SuffixDrafter:
         return self._ended(self._index.following(place, _length(matched, limit), extra=extra))
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
-        if self._past is not None:
-            self._said += verdict.tokens
+        """What was said is taken from the context, once, when the generation is over."""
 
     def close(self) -> None:
         self._store_said()
@@ -145,7 +146,7 @@ class SuffixDrafter:
         return tuple(tokens[:end])
 
     def _store_said(self) -> None:
-        said, self._said = self._said, []
+        said, self._context = self._context[self._prompt :], ()
         if self._past is not None and said:
             self._past.add(said, remember=self._remember)
 

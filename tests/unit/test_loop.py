@@ -14,7 +14,7 @@ from edgedecode.padding import usable_context
 from edgedecode.policy import FixedLength
 from edgedecode.sampling import Noise, Sampler
 from edgedecode.stats import Stats
-from edgedecode.types import Draft, Outcome
+from edgedecode.types import Draft, Outcome, Plan, Signals
 from tests.toys import GREEDY, CallDrafter, run, toy_model
 
 VOCABULARY = 30
@@ -193,11 +193,52 @@ def test_the_policy_sees_what_the_last_round_did() -> None:
     assert max(cost.accepted for signals in seen for cost in signals.costs) >= 2
 
 
+def test_a_round_at_rest_asks_nobody_and_reads_the_clock_as_often_as_plain_decoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+
+    class Counting(CallDrafter):
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("begin", "unread", "propose", "observe"):
+                calls.append(name)
+            return super().__getattribute__(name)
+
+    class Resting:
+        def plan(self, signals: Signals) -> Plan:
+            calls.append("plan")
+            return Plan(0, rest=1000)
+
+    def clock() -> float:
+        calls.append("clock")
+        return len(calls) * 0.001
+
+    def rounds(drafting: Drafting | None) -> list[list[str]]:
+        """Return what each round called."""
+        model, tokens, found = toy_model(VOCABULARY), [1, 2], []
+        calls.clear()
+        setting = plain_setting(drafting=drafting)
+        for _ in decode(model, model.new_state(64), tokens=tokens, max_tokens=12, setting=setting, stats=Stats()):
+            found.append(calls.copy())
+            calls.clear()
+        assert tokens[2:] == reference([1, 2], 12)
+        return found
+
+    monkeypatch.setattr("edgedecode.loop.perf_counter", clock)
+    monkeypatch.setattr("edgedecode.drafting.perf_counter", clock)
+    quick, slow = Counting(lambda *given: Draft((1,))), Counting(lambda *given: Draft((1,)))
+    quick.name, slow.name, slow.free = "quick", "slow", False
+    plain = rounds(None)
+    first, look, *rest = rounds(Drafting([quick, slow], Resting(), noise=Noise(0), offers=True))
+    assert first == ["clock", "begin", "begin", *plain[0][1:]]
+    assert [name for name in look if name != "clock"] == ["propose", "unread", "plan", "observe", "observe"]
+    assert rest == plain[2:]
+    assert set(map(tuple, rest)) == {("clock",) * len(rest[0])}
+
+
 def test_a_plan_longer_than_the_rest_is_cut() -> None:
     class Greedy:
         def plan(self, signals):  # type: ignore[no-untyped-def]
-            from edgedecode.types import Plan
-
             return Plan(60)
 
     model = toy_model(VOCABULARY)

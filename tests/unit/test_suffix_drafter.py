@@ -13,23 +13,20 @@ from edgedecode.drafters.suffix import GROWTH, SHORTEST_MATCH, SuffixDrafter, Su
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory import Budget
 from edgedecode.sampling import Noise
-from edgedecode.types import Draft, Outcome
-from edgedecode.verify import Verdict
 from tests.toys import draft_setting
 
 NOISE = Noise(0)
-ROWS: object = None
 
 
 def drafter(*, ends: frozenset[int] = frozenset(), past: PastOutputs | None = None) -> SuffixDrafter:
     return SuffixDrafter(Budget().reserve("index", 0), ends=ends, past=past)
 
 
-def says(made: SuffixDrafter, context: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """Let a round emit `tokens`; return the context after it."""
-    after = [*context, *tokens]
-    made.observe(after, Verdict(Draft(), tuple(tokens), (), Outcome.BONUS, ROWS))  # type: ignore[arg-type]
-    return after
+def answers(made: SuffixDrafter, prompt: Sequence[int], *tokens: int) -> None:
+    """Let a generation emit `tokens` in rounds that nobody is told of."""
+    context = list(prompt)
+    made.begin(context)
+    context += tokens
 
 
 def brute_force(context: Sequence[int], limit: int) -> tuple[tuple[int, ...], int]:
@@ -112,9 +109,7 @@ ANSWER = list(range(20, 40))
 def test_a_session_drafts_from_what_another_one_said() -> None:
     past = PastOutputs()
     first, second = drafter(past=past), drafter(past=past)
-    first.begin([1, 2])
-    context = says(first, [1, 2], ANSWER[:10])
-    says(first, context, ANSWER[10:])
+    answers(first, [1, 2], *ANSWER)
     assert second.propose([5, 20, 21], 4, NOISE).tokens == ()
     first.begin([3])  # the next generation: what the one before said is kept
     second.begin([5, 20])
@@ -129,8 +124,7 @@ def test_a_session_drafts_from_what_another_one_said() -> None:
 def test_closing_keeps_what_was_said_too() -> None:
     past = PastOutputs()
     first = drafter(past=past)
-    first.begin([1])
-    says(first, [1], ANSWER)
+    answers(first, [1], *ANSWER)
     first.close()
     assert past.version == 1
 
@@ -206,14 +200,13 @@ def test_the_store_makes_way_for_what_needs_its_memory() -> None:
     source = SuffixSource()
     made = source.open(draft_setting(10, budget=budget, capacity=100))
     assert isinstance(made, SuffixDrafter)
-    made.begin([1, 2])
-    says(made, [1, 2], ANSWER)
+    answers(made, [1, 2], *ANSWER)
     made.begin([5])
     assert made.propose([5, 20, 21], 1, NOISE).tokens == (22,)
     with budget.reserve("a draft model", 1_000_000):
         assert budget.used_nbytes == made.nbytes + 1_000_000
         assert made.propose([5, 20, 21, 22], 1, NOISE).tokens == ()
-        says(made, [5, 20, 21, 22], ANSWER)
+        answers(made, [5, 20, 21, 22], *ANSWER)
         made.begin([5])
         assert made.propose([5, 20, 21], 1, NOISE).tokens == ()
     again = source.open(draft_setting(10, budget=budget, capacity=100))
