@@ -52,6 +52,11 @@ class DraftModels:
         except (BudgetExceeded, CapabilityError):
             return False
 
+    def keep(self, count: int) -> None:
+        """Close what was loaded after the first `count` models."""
+        while len(self._loaded) > count:
+            self._loaded.pop().close()
+
     def close(self) -> None:
         for model in self._loaded:
             model.close()

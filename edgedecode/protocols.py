@@ -79,10 +79,11 @@ class LanguageModel(Protocol):
     @property
     def card(self) -> ModelCard: ...
 
-    def new_state(self, capacity: int, *, rows: int = 1) -> State:
+    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
         """Make a state for `capacity` rows, settled and pending together.
 
-        `rows` are the most logits rows one pass will be asked for: their memory is planned now, not in mid-answer.
+        `rows` are the most logits rows one pass will be asked for, `tree` whether its rows may branch: the memory of
+        both is planned now, not in mid-answer.
         Raises BudgetExceeded before allocating.
         """
         ...
@@ -225,6 +226,8 @@ class DraftSetting:
     """Whether outputs may be kept on disk, in the user's cache."""
     tree: bool = False
     """Whether trees are wanted, and the target reads them."""
+    draft_max: int = 0
+    """The most tokens a draft may have."""
     row_draw: RowDraw = field(default_factory=NumpyRowDraw)
     """What draws a token from a row of logits."""
     opened: Mapping[str, Drafter] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from edgedecode.protocols import DraftSetting
 from edgedecode.reply import TARGET_SOURCE, Chunk, Completion, Reply
 from edgedecode.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.sampling import Noise, Sampler, SamplingOptions
-from edgedecode.session_drafting import open_drafting
+from edgedecode.session_drafting import check_options, open_drafting, plan_state
 from edgedecode.stats import Stats
 from edgedecode.stop_strings import StopStrings
 from edgedecode.transcript import Transcript
@@ -55,21 +55,23 @@ class Session:
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
         self._row_draw = pair.row_draw()
         context = _context(options.context, pair.target.card.context)
+        check_options(pair, options)
         self._drafting: Drafting | None = None
         self._running: Iterator[Chunk] | None = None
         self._closed = False
         self._adapter = None if options.adapter is None else pair.adapter(options.adapter)
         draft_max = pair.draft_max(options)
         widths = session_widths(pair, options, self._adapter)
-        self.options = options = limited_drafts(options, widths, draft_max=draft_max)
+        options = limited_drafts(options, widths, draft_max=draft_max)
         rows = pair.draft_max(options) + 1
         rows = next_width(widths.drafts, rows, room=context) or rows
         with ExitStack() as undo:
             size = pair.target.card.vocabulary_size
             scratch_nbytes = SCRATCH_NBYTES * size + self._row_draw.scratch_nbytes(size)
             self._scratch = undo.enter_context(pair.budget.reserve("sampling", scratch_nbytes))
-            self._state = pair.target.new_state(context, rows=rows)
+            self._state, options = plan_state(pair, options, context, rows=rows)
             undo.callback(self._state.close)
+            self.options = options
             self._widths = fitting_widths(widths, self._state, rows=rows)
             self._drafting = open_drafting(pair, options, self._draft_setting(), noise=self._draft_noise)
             undo.pop_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +13,10 @@ from edgedecode.digests import pack_digest
 from edgedecode.drafting import Drafting
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.experience import Experience
+from edgedecode.notices import notice
 from edgedecode.options import BRANCHING, TREE, SessionOptions, wants_trees
 from edgedecode.policy import FixedLength, FixedTree
-from edgedecode.protocols import Drafter, DraftSetting, Policy
+from edgedecode.protocols import Drafter, DraftSetting, Policy, State
 from edgedecode.sampling import Noise
 from edgedecode.scheduler import Scheduler, SchedulerOptions
 from edgedecode.trace import Recorder
@@ -24,7 +26,7 @@ from edgedecode.verify import Rule
 if TYPE_CHECKING:
     from edgedecode.pair import Pair
 
-__all__ = ["open_drafting"]
+__all__ = ["check_options", "open_drafting", "plan_state"]
 
 _SAMPLING = (("model",), ("trim",), ("local",))
 """Drafters that can draw from their own distribution, and tell it."""
@@ -34,14 +36,13 @@ def open_drafting(pair: Pair, options: SessionOptions, setting: DraftSetting, *,
     """Open the drafters these options mean and their policy; None: plain decoding. `noise` is the drafters' own.
 
     A drafter that was asked for by name and cannot be had raises CapabilityError or BudgetExceeded; any other is left
-    out with a notice. Raises InputError for options that exclude each other.
+    out with a notice. The options were checked.
     """
     names = pair.drafter_names(options)
-    _check(options, names)
     trees = wants_trees(options) and _reads_trees(pair, options)
-    setting = replace(setting, tree=trees)
     longest = pair.draft_max(options)
-    fixed = _fixed(options, longest, trees=trees) if options.fixed else None
+    setting = replace(setting, tree=trees, draft_max=longest)
+    fixed = _fixed(longest, trees=trees) if options.fixed else None
     drafters = _opened(pair, names, setting, asked=options.drafter is not None or options.fixed)
     if not drafters:
         return None
@@ -55,7 +56,36 @@ def open_drafting(pair: Pair, options: SessionOptions, setting: DraftSetting, *,
         raise
 
 
-def _fixed(options: SessionOptions, longest: int, *, trees: bool) -> Policy:
+def check_options(pair: Pair, options: SessionOptions) -> None:
+    """Raise InputError or CapabilityError for options that exclude each other, or name or number what there is not."""
+    names = pair.drafter_names(options)
+    _check(options, names)
+    for name in names:
+        pair.drafter_source(name)
+    if options.fixed:
+        _fixed(pair.draft_max(options), trees=wants_trees(options) and pair.target.card.tree)
+
+
+def plan_state(pair: Pair, options: SessionOptions, capacity: int, *, rows: int) -> tuple[State, SessionOptions]:
+    """Make the target's state, and return it with the options that it can serve: chains where trees do not fit.
+
+    Raises BudgetExceeded where chains do not fit either, or nothing but trees was asked for.
+    """
+    if wants_trees(options) and pair.target.card.tree:
+        try:
+            return pair.target.new_state(capacity, rows=rows, tree=True), options
+        except BudgetExceeded as error:
+            if options.drafter == TREE:
+                raise
+            reason = str(error).partition("\n")[0]
+            options = replace(options, tree=False)
+        state = pair.target.new_state(capacity, rows=rows)
+        notice(f"drafts are chains: trees do not fit the budget ({reason})")
+        return state, options
+    return pair.target.new_state(capacity, rows=rows), options
+
+
+def _fixed(longest: int, *, trees: bool) -> Policy:
     return FixedTree(longest) if trees and longest else FixedLength(longest)
 
 
@@ -92,10 +122,13 @@ def _check(options: SessionOptions, names: Sequence[str]) -> None:
 
 def _opened(pair: Pair, names: Sequence[str], setting: DraftSetting, *, asked: bool) -> list[Drafter]:
     drafters: list[Drafter] = []
-    for name in names:
-        drafter = _open(pair, name, replace(setting, opened={each.name: each for each in drafters}), asked=asked)
-        if drafter is not None:
-            drafters.append(drafter)
+    with ExitStack() as undo:
+        for name in names:
+            drafter = _open(pair, name, replace(setting, opened={each.name: each for each in drafters}), asked=asked)
+            if drafter is not None:
+                drafters.append(drafter)
+                undo.callback(drafter.close)
+        undo.pop_all()
     return drafters
 
 
@@ -104,10 +137,12 @@ def _open(pair: Pair, name: str, setting: DraftSetting, *, asked: bool) -> Draft
     if not asked and source.needs_model and pair.drafts.needs_another(source.needs):
         logging.getLogger("edgedecode").info("the drafter %s is left out: it needs a second draft model here", name)
         return None
+    loaded = len(pair.drafts.loaded)
     try:
         model = pair.drafts.offering(source.needs) if source.needs_model else None
         return source.open(replace(setting, draft_model=model))
     except (BudgetExceeded, CapabilityError) as error:
+        pair.drafts.keep(loaded)  # a draft model that nothing can be drafted with is not held
         if asked:
             raise
         logging.getLogger("edgedecode").info("the drafter %s is left out: %s", name, error)

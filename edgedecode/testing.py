@@ -108,7 +108,7 @@ class TableModel:
             name="table", rows=rows, vocabulary_size=len(self._first), context=context, row_invariant=True
         )
 
-    def new_state(self, capacity: int, *, rows: int = 1) -> TableState:
+    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> TableState:
         if capacity > self.card.context:
             raise CapabilityError(f"a state of {capacity} positions: this model allows {self.card.context}")
         return TableState(capacity, self._budget.reserve("kv:table", 8 * capacity))

@@ -52,8 +52,8 @@ class TimedModel:
     def card(self) -> ModelCard:
         return self._model.card
 
-    def new_state(self, capacity: int, *, rows: int = 1) -> State:
-        return self._model.new_state(capacity, rows=rows)
+    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
+        return self._model.new_state(capacity, rows=rows, tree=tree)
 
     def forward(
         self,

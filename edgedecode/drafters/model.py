@@ -22,6 +22,9 @@ from .reading import Reading
 
 __all__ = ["ModelDrafter", "ModelSource", "Watcher", "shared_reading", "usable_model"]
 
+PROBABILITY_NBYTES = 8 + 8
+"""An id and its share."""
+
 Watcher = Callable[[FloatArray, Sequence[int], Sequence[int]], None]
 """Logits [vocabulary], the path of drafted tokens and the context that they come after."""
 
@@ -91,7 +94,12 @@ class ModelDrafter:
         vocabulary: TrimmedVocabulary | None = None,
     ) -> None:
         self.name = name
-        self.reading = reading or Reading(model, setting)
+        self._told = setting.budget.reserve(f"distributions:{name}", _told_nbytes(setting))
+        try:
+            self.reading = reading or Reading(model, setting)
+        except BaseException:
+            self._told.release()
+            raise
         self._owns = reading is None
         self._head: Head | LanguageModel = head or model
         self._setting = setting
@@ -108,7 +116,7 @@ class ModelDrafter:
 
     @property
     def nbytes(self) -> int:
-        return self.reading.nbytes if self._owns else 0
+        return self._told.nbytes + (self.reading.nbytes if self._owns else 0)
 
     def begin(self, context: Sequence[int]) -> None:
         self.reading.begin(context)
@@ -154,6 +162,7 @@ class ModelDrafter:
         self._confidence.learn(judged, len(judged) if accepted is None else accepted)
 
     def close(self) -> None:
+        self._told.release()
         if self._owns:
             self.reading.close()
 
@@ -213,6 +222,11 @@ class ModelDrafter:
 
     def _draft(self, tokens: Sequence[int]) -> Draft:
         return Draft(tuple(tokens), source=self.name, vocabulary=self.vocabulary)
+
+
+def _told_nbytes(setting: DraftSetting) -> int:
+    """Return what the distributions take that tokens of one draft are drawn from, all kept until they are verified."""
+    return PROBABILITY_NBYTES * setting.vocabulary_size * setting.draft_max if setting.sampled else 0
 
 
 def _of_card(model: LanguageModel, vocabulary_size: int) -> TrimmedVocabulary | None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgedecode.errors import BudgetExceeded
 from edgedecode.heads import Head
 from edgedecode.loop import PREFILL_CHUNK
-from edgedecode.protocols import DraftSetting, LanguageModel
+from edgedecode.protocols import DraftSetting, LanguageModel, State
 from edgedecode.tree_shape import MOST_NODES
 from edgedecode.types import FloatArray, Plan
 
@@ -28,8 +29,9 @@ class Reading:
 
     def __init__(self, model: LanguageModel, setting: DraftSetting) -> None:
         self.model = model
-        rows = TREE_ROWS if setting.tree and model.card.tree else 1
-        self._state = model.new_state(min(setting.capacity, model.card.context), rows=rows)
+        self.refused_trees: BudgetExceeded | None = None
+        """Why its state reads chains only, where trees were wanted and do not fit."""
+        self._state = self._new_state(min(setting.capacity, model.card.context), tree=setting.tree and model.card.tree)
         self._read: list[int] = []
         self._start = 0
         self._agreed = 0
@@ -37,6 +39,14 @@ class Reading:
     @property
     def nbytes(self) -> int:
         return self._state.nbytes
+
+    def _new_state(self, capacity: int, *, tree: bool) -> State:
+        if tree:
+            try:
+                return self.model.new_state(capacity, rows=TREE_ROWS, tree=True)
+            except BudgetExceeded as error:
+                self.refused_trees = error
+        return self.model.new_state(capacity)
 
     def begin(self, context: Sequence[int]) -> None:
         """Compare all of what was read with a context that may be another one."""

@@ -24,7 +24,8 @@ WATCHED = 4
 class TreeSource:
     """Opens tree drafters, on the session's model drafter or on one of their own.
 
-    Raises CapabilityError when the pack has no draft model, or one of its models reads chains only.
+    Raises CapabilityError when the pack has no draft model, or one of its models reads chains only, and BudgetExceeded
+    when the draft model's trees do not fit.
     """
 
     name = "tree"
@@ -43,6 +44,10 @@ class TreeSource:
         own = not isinstance(shared, ModelDrafter)
         model = self._models.open(setting) if own else shared
         assert isinstance(model, ModelDrafter)
+        if model.reading.refused_trees is not None:
+            if own:
+                model.close()
+            raise model.reading.refused_trees
         return TreeDrafter(model, setting, own=own)
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class LlamaModel:
     def card(self) -> ModelCard:
         return self._card
 
-    def new_state(self, capacity: int, *, rows: int = 1) -> State:
+    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
         if rows < 0:
             raise InputError(f"a state with {rows} rows of logits: give 0 or more")
         check_capacity(capacity, self._card)

@@ -27,10 +27,12 @@ class Biases:
         self._full = FULL_BIAS in inputs
         self._window = window if WINDOW_BIAS in inputs else 0
 
-    def plan(self, capacity: int) -> None:
+    def plan(self, capacity: int, *, tree: bool) -> None:
         """Take the memory that a state of `capacity` rows needs beside the zeros. Raises BudgetExceeded."""
         if 0 < self._window < capacity:
             self._buffers.plan_window()
+        if tree:
+            self._buffers.plan_tree()
 
     def bind(self, binding: Untyped, state: OnnxState, *, start: int, width: int) -> None:
         """Bind the biases of the pending rows from `start`, whose positions stand in the buffers already."""

@@ -74,12 +74,16 @@ class Buffers:
             value = self._picks[count] = self._value(self.picked[:count])
         return value
 
-    def tree_bias(self, rows: int, total: int) -> FloatArray:
-        """Return a bias to fill, [rows, total]. Raises BudgetExceeded at the first tree when it does not fit."""
+    def plan_tree(self) -> FloatArray:
+        """Make the bias of trees. Raises BudgetExceeded when it does not fit."""
         if self._tree_bias is None:
             self._lease.resize(self._lease.nbytes + 2 * self._bias_nbytes)  # filling it takes as much once more
             self._tree_bias = np.empty(self._bias_nbytes // FLOAT_NBYTES, np.float32)
-        return self._tree_bias[: rows * total].reshape(rows, total)
+        return self._tree_bias
+
+    def tree_bias(self, rows: int, total: int) -> FloatArray:
+        """Return a bias to fill, [rows, total]. Raises as `plan_tree`, for a state that was made without trees."""
+        return self.plan_tree()[: rows * total].reshape(rows, total)
 
     def plan_window(self) -> None:
         """Make the bias of window layers, which chains need too once they outgrow the window. Raises BudgetExceeded."""
@@ -101,6 +105,16 @@ class Buffers:
             self.hidden = np.empty((count, self._hidden_size), np.float32)
             self.logits_pointer, self.hidden_pointer = fresh.ctypes.data, self.hidden.ctypes.data
             self.logits = fresh  # last: an interrupt before this line makes the next call start over
+
+    def shrink(self, count: int, *, tree: bool) -> None:
+        """Give back the rows beyond `count`, and the bias of trees unless any will be read."""
+        if len(self.logits) > count:
+            self._drop_rows()
+            self.hold_rows(count)
+            self._logits_lease.resize(count * (self._rows + self._hidden_size) * FLOAT_NBYTES)
+        if self._tree_bias is not None and not tree:
+            self._tree_bias = None
+            self._lease.resize(self._lease.nbytes - 2 * self._bias_nbytes)
 
     def pick(self, rows: Sequence[int]) -> None:
         """Ask for these rows of the coming pass."""

@@ -71,7 +71,7 @@ class ConcatModel:
     def card(self) -> ModelCard:
         return self._card
 
-    def new_state(self, capacity: int, *, rows: int = 1) -> State:
+    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
         check_capacity(capacity, self._card)
         if self._session is None:
             raise CapabilityError(f"the model {self._card.name} is closed")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from weakref import WeakSet, finalize
 
 import numpy as np
@@ -94,7 +94,7 @@ class OnnxModel:
             raise
         self._leases = list(leases)
         self._states: WeakSet[OnnxState] = WeakSet()
-        self._lock = Lock()
+        self._lock = RLock()  # closing the model closes its states, which give buffers back
         (self._kv_type,) = card.kv_types
 
     @property
@@ -126,7 +126,7 @@ class OnnxModel:
             raise
         self._card = replace(self._card, threads=threads)
 
-    def new_state(self, capacity: int, *, rows: int = 1) -> State:
+    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
         check_capacity(capacity, self._card)
         nbytes = state_nbytes(self._entry, capacity, kv_type=self._kv_type, tiled=self._tiled)
         with self._lock:  # the buffers that grow may be those that a pass is writing
@@ -135,7 +135,7 @@ class OnnxModel:
             lease = self._budget.reserve(f"kv:{self._card.name}", nbytes)
             try:
                 self._buffers.hold_rows(rows + LEAST_ROWS)
-                self._biases.plan(capacity)
+                self._biases.plan(capacity, tree=tree and self._card.tree)
                 state = OnnxState(
                     self._entry,
                     capacity=capacity,
@@ -145,10 +145,12 @@ class OnnxModel:
                     kv_type=self._kv_type,
                     tiled=self._tiled,
                 )
+                state.rows, state.plans_tree, state.on_close = rows + LEAST_ROWS, tree, self._give_back
                 finalize(state, lease.release)  # a state that is dropped, not closed
                 state.binding = self._bind(state)
             except BaseException:
                 lease.release()
+                self._give_back()
                 raise
             self._states.add(state)
         return state
@@ -227,6 +229,13 @@ class OnnxModel:
             self._opened.close()
             for lease in self._leases:
                 lease.release()
+
+    def _give_back(self) -> None:
+        """Shrink the buffers to what the open states need."""
+        with self._lock:
+            states = [state for state in self._states if not state.closed]
+            rows = max((state.rows for state in states), default=0)
+            self._buffers.shrink(rows, tree=any(state.plans_tree for state in states))
 
     def _append(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: Outlet) -> Output:
         """Run the passes that append `tokens` and return what `rows` gave."""

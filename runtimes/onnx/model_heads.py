@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from edgedecode.errors import CapabilityError, InputError
@@ -56,7 +56,7 @@ class TrimmedModelHead:
 class LocalModelHead:
     """Implements `LocalHead`. A model has one choice of ids at a time: whoever shares it chooses before its passes."""
 
-    def __init__(self, passes: Passes, local: LocalRows, *, lock: Lock, name: str) -> None:
+    def __init__(self, passes: Passes, local: LocalRows, *, lock: AbstractContextManager[object], name: str) -> None:
         self._passes, self._local, self._lock, self._name = passes, local, lock, name
 
     @property

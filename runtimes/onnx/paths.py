@@ -18,7 +18,7 @@ class TreePaths:
         self._value = engine.OrtValue.ortvalue_from_numpy
         self._chain = self._value(np.empty(0, np.int32))
 
-    def plan(self, capacity: int) -> None:
+    def plan(self, capacity: int, *, tree: bool) -> None:
         """Take nothing: a tree's parents are counted with its rows."""
 
     def bind(self, binding: Untyped, state: OnnxState, *, start: int, width: int) -> None:

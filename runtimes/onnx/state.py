@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,9 @@ class OnnxState:
         self.owner = owner
         self.width = width
         """How many rows one pass may have at any length of the state; wider ones are split."""
+        self.rows, self.plans_tree = 0, False
+        """What the model's buffers hold for it: rows of logits, and whether the bias of trees."""
+        self.on_close: Callable[[], None] | None = None
         self._lease = lease
         self._capacity = capacity
         self._length = 0
@@ -133,6 +136,8 @@ class OnnxState:
         self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
         self._length = self._pending = 0
         self._lease.release()
+        if self.on_close is not None:
+            self.on_close()
 
     def _gather(self, path: Sequence[int]) -> None:
         """Move the path's rows to the first pending slots, all layers at once; nothing moves when they are there."""

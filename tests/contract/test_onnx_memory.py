@@ -92,15 +92,56 @@ def test_a_part_that_cannot_be_made_leaves_no_lease(
 def test_states_are_charged_whole_and_at_once(opener: Opener) -> None:
     budget = Budget()
     model = opener(budget=budget)
-    model.new_state(1).close()
+    held = model.new_state(1)
     before = budget.used_nbytes
     state = model.new_state(100)
-    assert state.nbytes == budget.used_nbytes - before == sum_of(budget, "kv:")
+    assert state.nbytes == budget.used_nbytes - before == sum_of(budget, "kv:") - held.nbytes
     assert state.nbytes >= 2 * 2 * 2 * 16 * 4 * 100
     model.forward(list(range(90)), state, rows="none")
-    assert state.nbytes == sum_of(budget, "kv:")
+    assert state.nbytes == sum_of(budget, "kv:") - held.nbytes
     state.close()
+    held.close()
     assert sum_of(budget, "kv:") == 0
+    model.close()
+
+
+@pytest.mark.usefixtures("engine_kernels")
+def test_trees_that_were_planned_take_nothing_in_mid_answer(opener: Opener) -> None:
+    budget = Budget()
+    model = opener(budget=budget)
+    chains = model.new_state(100)
+    before = sum_of(budget, "buffers:")
+    state = model.new_state(100, rows=3, tree=True)
+    assert sum_of(budget, "buffers:") > before
+    budget.limit_nbytes = budget.used_nbytes
+    model.forward([1], state)
+    assert model.forward([1, 2, 3], state, parents=[-1, -1, 0], rows="all").logits.shape == (3, 128)
+    chains.close()
+    model.close()
+
+
+@pytest.mark.usefixtures("engine_kernels")
+def test_buffers_shrink_to_what_the_open_states_need(opener: Opener) -> None:
+    budget = Budget()
+    model = opener(budget=budget)
+    first = model.new_state(100, rows=4)
+    model.forward([1, 2, 3], first)
+    leases = {lease.name: lease.nbytes for lease in budget.leases}
+    expected = model.forward([4], first).logits.copy()
+    first.crop(3 if first.length else 0)
+    wide = model.new_state(100, rows=90, tree=True)
+    model.forward([1, 2], wide, parents=[-1, -1], rows="all")
+    assert sum_of(budget, "logits:") == 92 * 128 * 4
+    wide.close()
+    assert {lease.name: lease.nbytes for lease in budget.leases} == leases
+    model.forward([1, 2, 3], first)
+    assert np.array_equal(model.forward([4], first).logits, expected)
+    budget.limit_nbytes = budget.used_nbytes + 100_000
+    with pytest.raises(BudgetExceeded, match="logits:target"):
+        model.new_state(10, rows=100_000)
+    with pytest.raises(BudgetExceeded, match="buffers:target"):
+        model.new_state(10, rows=90, tree=True)
+    assert {lease.name: lease.nbytes for lease in budget.leases} == leases
     model.close()
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from edgedecode.errors import CapabilityError, ContextExceeded
+from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
+from edgedecode.sampling import SamplingOptions
 from edgedecode.session import Session
-from edgedecode.testing import ScriptedDrafter
+from edgedecode.testing import ScriptedDrafter, TableModel, TableState
 from edgedecode.types import Draft
+from edgedecode.verify import Rule
 from tests.toys import ascii_pair
 
 
@@ -59,6 +63,70 @@ def test_a_dropped_session_gives_its_scratch_back() -> None:
     del made
     gc.collect()
     assert not {"sampling", "n-gram index"} & {lease.name for lease in pair.budget.leases}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"draft_max": 100_000},
+        {"draft_max": 4, "drafter": "tree", "rule": Rule.RATIO},
+        {"drafter": "no such drafter"},
+        {"tree": True, "draft_max": 0},
+        {"trace": Path("trace.jsonl"), "draft_max": 2},
+    ],
+    ids=str,
+)
+def test_options_are_refused_before_anything_is_reserved(
+    options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ascii_pair(budget=Budget()) as pair:
+        leases = pair.budget.leases
+        monkeypatch.setattr(pair.budget, "reserve", lambda name, *_, **__: pytest.fail(f"{name} was reserved"))
+        with pytest.raises((InputError, CapabilityError)):
+            pair.session(SessionOptions(**options))  # type: ignore[arg-type]
+        assert pair.budget.leases == leases
+        assert pair.drafts.loaded == ()
+
+
+def test_a_refused_session_leaves_no_draft_model_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ascii_pair(budget=Budget()) as pair:
+        leases, closed = pair.budget.leases, []
+        monkeypatch.setattr(TableModel, "close", closed.append)
+        made = TableModel.new_state
+
+        def new_state(model: TableModel, capacity: int, **how: Any) -> TableState:
+            if model is not pair.target:
+                raise BudgetExceeded("no room for the draft's keys and values", table="")
+            return made(model, capacity, **how)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TableModel, "new_state", new_state)
+            with pytest.raises(BudgetExceeded, match="no room"):
+                pair.session(SessionOptions(drafter="model"))
+            assert len(closed) == 1
+            assert pair.budget.leases == leases
+            with pair.session() as session:
+                assert session.drafter_name == "suffix"
+                assert pair.drafts.loaded == ()
+        with pair.session(SessionOptions(drafter="model")) as session:
+            assert session.drafter_name == "model"
+
+
+def test_what_a_sampled_draft_is_drawn_from_is_leased_with_the_session() -> None:
+    with ascii_pair(budget=Budget()) as pair:
+        options = SessionOptions(drafter="model", rule=Rule.RATIO, draft_max=8, sampling=SamplingOptions(temperature=1))
+        with pair.session(options) as made:
+            held = {lease.name: lease.nbytes for lease in pair.budget.leases}
+            size = pair.target.card.vocabulary_size
+            draft = made._drafting.drafters["model"]
+            proposed: list[Draft] = []
+            propose = draft.propose
+            draft.propose = lambda *words, **how: (proposed.append(propose(*words, **how)), proposed[-1])[1]
+            made.generate("hello", max_tokens=60)
+            kept = max(sum(probs.ids.nbytes + probs.p.nbytes for probs in each.probs or ()) for each in proposed)
+            assert size * 16 < kept <= held["distributions:model"] == 8 * 16 * size
+            assert {lease.name: lease.nbytes for lease in pair.budget.leases} == held
+        assert "distributions:model" not in {lease.name for lease in pair.budget.leases}
 
 
 def test_reproducible_text_refuses_trees() -> None:

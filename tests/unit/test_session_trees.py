@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.errors import CapabilityError
+from edgedecode.errors import BudgetExceeded, CapabilityError
+from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.sampling import SamplingOptions
-from edgedecode.testing import TableModel, toy_pair
+from edgedecode.testing import TableModel, TableState, toy_pair
 from edgedecode.trace import replay
 from edgedecode.verify import Verdict
 from tests.toys import ascii_pair
@@ -115,6 +116,52 @@ def test_a_draft_model_that_reads_chains_only(caplog: pytest.LogCaptureFixture) 
         with caplog.at_level(logging.INFO, "edgedecode"), pair.session(SessionOptions(tree=True)) as session:
             assert "tree" not in session.drafter_name
         assert "the drafter tree is left out" in caplog.text
+
+
+def trees_take(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make states for trees take so many bytes more."""
+    made = TableModel.new_state
+
+    def new_state(model: TableModel, capacity: int, *, rows: int = 1, tree: bool = False) -> TableState:
+        state = made(model, capacity, rows=rows, tree=tree)
+        if tree:
+            try:
+                state._lease.resize(state._lease.nbytes + nbytes)
+            except BudgetExceeded:
+                state.close()
+                raise
+        return state
+
+    monkeypatch.setattr(TableModel, "new_state", new_state)
+
+
+@pytest.mark.parametrize("options", [{"tree": True}, {"tree": True, "draft_max": 4}], ids=str)
+def test_trees_that_do_not_fit_are_chains_from_the_start(
+    options: dict[str, object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trees_take(2_000_000, monkeypatch)
+    with ascii_pair(budget=Budget()) as pair:
+        pair.budget.limit_nbytes = pair.budget.used_nbytes + 1_000_000
+        with pytest.raises(BudgetExceeded, match="kv:table"):
+            pair.session(SessionOptions(drafter="tree"))
+        with caplog.at_level(logging.INFO), pair.session(SessionOptions(seed=1, **options)) as session:  # type: ignore[arg-type]
+            assert "drafts are chains: trees do not fit the budget" in caplog.text
+            assert "tree" not in session.drafter_name
+            leases = {lease.name: lease.nbytes for lease in pair.budget.leases}
+            session.generate("hello", max_tokens=60)
+            assert session.stats.proposed > 0
+            assert {lease.name: lease.nbytes for lease in pair.budget.leases} == leases
+
+
+def test_a_draft_model_whose_trees_do_not_fit_drafts_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    trees_take(600_000, monkeypatch)
+    with ascii_pair(budget=Budget()) as pair:
+        pair.budget.limit_nbytes = pair.budget.used_nbytes + 1_000_000
+        with pair.session(SessionOptions(tree=True)) as session:
+            assert session.drafter_name == "model+suffix+recycle"
+        with pytest.raises(BudgetExceeded, match="kv:table"):
+            pair.session(SessionOptions(drafter="tree"))
+        assert [lease for lease in pair.budget.leases if lease.name.startswith("kv:")] == []
 
 
 def test_a_trace_with_trees_replays(tmp_path: Path) -> None:

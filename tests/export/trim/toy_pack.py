@@ -59,8 +59,8 @@ class TrimmedTables:
         self.ids = ids
         self.card: ModelCard = replace(whole.card, rows=len(ids), token_ids=ids)
 
-    def new_state(self, capacity: int, *, rows: int = 1) -> TableState:
-        return self._whole.new_state(capacity, rows=rows)
+    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> TableState:
+        return self._whole.new_state(capacity, rows=rows, tree=tree)
 
     def forward(
         self,
