@@ -63,9 +63,9 @@ def take_lock(path: Path, *, shared: bool = False) -> Lock | None:
             return None
 
 
-def wait_for_lock(path: Path, *, seconds: float, waiting: str, shared: bool = False) -> Lock | None:
+def wait_for_lock(path: Path, *, seconds: float, waiting: str = "", shared: bool = False) -> Lock | None:
     """Take a lock as soon as it is free, with the notice `waiting`; None: somebody holds it still. Raises OSError."""
-    started, told = monotonic(), False
+    started, told = monotonic(), not waiting
     while (lock := take_lock(path, shared=shared)) is None and monotonic() - started < seconds:
         if not told and monotonic() - started > _SILENT_SECONDS:
             notice(waiting)

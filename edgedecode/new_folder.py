@@ -5,14 +5,19 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import time
 
 from edgedecode.errors import ExportError
+from edgedecode.locks import Lock, take_lock
 
-__all__ = ["check_place", "new_folder", "process_runs", "remove_abandoned"]
+__all__ = ["check_place", "flush_folder", "new_folder", "remove_abandoned", "work_folder"]
+
+_STALE_SECONDS = 24 * 3600
 
 
 def check_place(out: Path, *, nbytes: int) -> None:
@@ -37,17 +42,15 @@ def new_folder(out: Path) -> Iterator[Path]:
     """Give a folder to fill. Leaving normally makes it `out`; leaving by any exception removes every trace."""
     out = out.absolute()
     made = [parent for parent in out.parents if not parent.exists()]
-    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     try:
-        remove_abandoned(out.parent, name=out.name)
-        partial.mkdir(parents=True)
-        yield partial
-        _flush(partial)
-        if out.is_dir():
-            out.rmdir()
-        partial.rename(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with work_folder(out.parent, name=out.name) as partial:
+            yield partial
+            _flush(partial)
+            if os.name == "nt" and out.is_dir():  # elsewhere an empty folder is replaced
+                out.rmdir()
+            partial.rename(out)
     except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
         for parent in made:
             _remove_empty(parent)
         if isinstance(error, OSError):
@@ -57,7 +60,40 @@ def new_folder(out: Path) -> Iterator[Path]:
         flush_folder(out.parent)
 
 
+@contextmanager
+def work_folder(parent: Path, *, name: str) -> Iterator[Path]:
+    """Give a folder in `parent` for work on `name`, and remove it at the end, unless it was renamed.
+
+    What killed processes left of the same work goes first. Raises OSError.
+    """
+    remove_abandoned(parent, name=name)
+    folder, lock = _locked_folder(parent, name)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+
+
+def _locked_folder(parent: Path, name: str) -> tuple[Path, Lock]:
+    """Make a folder of a name that nobody had; its lock shows other processes that it is in use."""
+    while True:
+        folder = parent / f".{name}.partial-w{secrets.token_hex(4)}"
+        with suppress(FileExistsError):
+            folder.mkdir()
+            try:
+                lock = take_lock(folder)
+            except FileNotFoundError:  # another process took it for abandoned before it was locked
+                continue
+            except OSError:  # a disk without locks: it is taken for abandoned when it is old
+                return folder, Lock(-1)
+            if lock is not None:
+                return folder, lock
+
+
 def _as_export_error(error: OSError, out: Path) -> ExportError:
+    if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+        return ExportError(f"another process made {out} meanwhile: remove it, or give another --out")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ExportError(
             f"the disk became full while {out} was written: make room and start again; nothing was left behind"
@@ -72,22 +108,25 @@ def _existing(folder: Path) -> Path:
 def remove_abandoned(parent: Path, *, name: str | None = None) -> None:
     """Remove what killed processes left in `parent` of the folder `name`, or of any."""
     for folder in parent.glob(f".{'*' if name is None else glob.escape(name)}.partial-*"):
-        owner = folder.name.rpartition("-")[2]
-        if owner.isdecimal() and not process_runs(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            _remove_if_abandoned(folder)
 
 
-def process_runs(process: int) -> bool:
-    """Tell whether a process of this number is alive."""
-    if os.name == "nt":  # there, a signal of 0 would end the process
-        return True
+def _remove_if_abandoned(folder: Path) -> None:
+    """Remove a folder that nobody holds; one that shows nothing by a lock, when nobody wrote to it for a day."""
+    silent = folder.name.rpartition("-")[2].isdecimal()  # an older edgedecode's
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
+        lock = take_lock(folder)
     except OSError:
-        return True
-    return True
+        lock, silent = Lock(-1), True
+    if lock is None or (silent and not _is_stale(folder)):
+        return
+    with lock:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_stale(folder: Path) -> bool:
+    return time() - max(path.stat().st_mtime for path in (folder, *folder.rglob("*"))) > _STALE_SECONDS
 
 
 def _remove_empty(folder: Path) -> None:

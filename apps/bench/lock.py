@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 
 from edgedecode.folders import cache_folder
+from edgedecode.locks import FOLDER, Lock, take_lock, wait_for_lock
 
 __all__ = ["one_at_a_time"]
 
@@ -14,16 +17,17 @@ __all__ = ["one_at_a_time"]
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
     """Hold the machine's bench lock. Where there are no file locks, or no cache folder, nothing is held."""
-    folder = cache_folder("locks")
-    if sys.platform == "win32" or folder is None:
+    folder, lock = cache_folder(FOLDER), None
+    if folder is not None:
+        with suppress(OSError):
+            lock = _taken(folder / "bench")
+    with lock or nullcontext():
         yield
-        return
-    import fcntl
 
-    with (folder / "bench").open("w", encoding="ascii") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("waiting for another bench on this machine to end", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+
+def _taken(path: Path) -> Lock | None:
+    lock = take_lock(path)
+    if lock is None:
+        print("waiting for another bench on this machine to end", file=sys.stderr, flush=True)
+        lock = wait_for_lock(path, seconds=math.inf)
+    return lock

@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from edgedecode.folders import cache_folder, user_cache
+from edgedecode.locks import take_lock
 
 from .unit import Unit
 
@@ -102,16 +102,10 @@ def _folder() -> Path | None:
 
 def _locked(path: Path, locks: ExitStack) -> bool:
     """Take a file's lock until `locks` closes; False where somebody else holds it, or there are no locks."""
-    if sys.platform == "win32":
-        return False
-    import fcntl
-
-    with ExitStack() as attempt, suppress(OSError):
-        file: IO[str] = attempt.enter_context(path.open("w", encoding="ascii"))
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(file.fileno()).st_ino == path.stat().st_ino:  # else it was removed between the two lines above
-            attempt.callback(path.unlink, missing_ok=True)
-            locks.push(attempt.pop_all())
+    with suppress(OSError):
+        if (lock := take_lock(path)) is not None:
+            locks.enter_context(lock)
+            locks.callback(path.unlink, missing_ok=True)
             return True
     return False
 

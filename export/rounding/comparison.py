@@ -5,11 +5,10 @@ The packs are made in a temporary folder, measured through the public runtime, a
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError
 from edgedecode.folders import cache_folder
 from edgedecode.manifest import Generation, ModelEntry
-from edgedecode.new_folder import process_runs
+from edgedecode.new_folder import remove_abandoned, work_folder
 
 from ..generation import read_generation
 from ..graph.onnx import WEIGHTS_FILE
@@ -108,7 +107,7 @@ def compare_model(
     weights = find_weights(source, stages)
     with ExitStack() as stack:
         root = stack.enter_context(_temporary_folder(sum(job.nbytes for job in jobs)))
-        bench = _Bench(weights, texts, Path(root), stages)
+        bench = _Bench(weights, texts, root, stages)
         packed = bench.packed(original)
         reference = bench.scored(packed)
         calibration = jobs[1].calibration or bench.written(packed)
@@ -209,16 +208,15 @@ def _layout_name(recipe: Recipe) -> str:
     return replace(recipe, calibrated=False).name
 
 
-def _temporary_folder(nbytes: int) -> tempfile.TemporaryDirectory[str]:
-    """Make a folder in the user's cache, else in the system's place. Raises ExportError where there is no room."""
+@contextmanager
+def _temporary_folder(nbytes: int) -> Iterator[Path]:
+    """Give a folder in the user's cache, else in the system's place. Raises ExportError where there is no room."""
     place = cache_folder("compare") or Path(tempfile.gettempdir())
+    remove_abandoned(place, name="packs")
     if (free := shutil.disk_usage(place).free) < nbytes:
         raise ExportError(
             f"about {nbytes / 1e6:.0f} MB are needed for the packs that are compared and {place} has "
             f"{free / 1e6:.0f} MB left: make room, or set EDGEDECODE_CACHE to another folder"
         )
-    for folder in place.glob("packs-*"):  # of a comparison that was killed
-        owner = folder.name.split("-")[1]
-        if owner.isdecimal() and not process_runs(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
-    return tempfile.TemporaryDirectory(prefix=f"packs-{os.getpid()}-", dir=place)
+    with work_folder(place, name="packs") as folder:
+        yield folder

@@ -17,7 +17,7 @@ import pytest
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.weights import Weights
 from edgedecode.manifest import Manifest
-from edgedecode.new_folder import check_place, new_folder
+from edgedecode.new_folder import check_place, new_folder, work_folder
 
 from .conftest import export
 
@@ -70,18 +70,63 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     assert (out / "file").exists()
 
 
+def left_by_a_killed_process(out: Path) -> Path:
+    """Return the folder that a process was filling for `out` when it was killed."""
+    code = (
+        "import os, sys; from pathlib import Path; from edgedecode.new_folder import new_folder\n"
+        "with new_folder(Path(sys.argv[1])) as folder: (folder / 'file').write_text('half'), os._exit(0)"
+    )
+    before = set(out.parent.iterdir())
+    subprocess.run([sys.executable, "-c", code, str(out)], check=True)
+    (left,) = set(out.parent.iterdir()) - before
+    return left
+
+
 @pytest.mark.parametrize("name", ["out", "[out]"])
 def test_leftovers_of_a_killed_process_are_removed(name: str, tmp_path: Path) -> None:
-    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    dead = tmp_path / f".{name}.partial-{int(child.stdout)}"
-    others = tmp_path / f".o.partial-{int(child.stdout)}"
-    alive = tmp_path / f".{name}.partial-{os.getppid()}"
-    for leftover in (dead, alive, others):
-        leftover.mkdir()
+    dead = left_by_a_killed_process(tmp_path / name)
+    others = left_by_a_killed_process(tmp_path / "o")
     with new_folder(tmp_path / name):
         assert not dead.exists()
-    assert alive.exists()
     assert others.exists()
+
+
+def test_two_processes_of_one_number_fill_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two containers that share a volume count their processes apart, and neither sees the other's."""
+    with new_folder(tmp_path / "a") as first:
+        (first / "file").write_text("of the first")
+        monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)
+        with work_folder(tmp_path, name="a") as second:
+            assert second != first
+            assert (first / "file").exists()
+        assert (first / "file").exists()
+    assert (tmp_path / "a" / "file").read_text() == "of the first"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_the_second_to_finish_is_refused_in_one_line(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def make() -> None:
+        with new_folder(out) as second:
+            (second / "file").write_text("of the second")
+            with new_folder(out) as first:
+                (first / "file").write_text("of the first")
+
+    with pytest.raises(ExportError, match=r"another process made .*out meanwhile: remove it, or give another --out"):
+        make()
+    assert (out / "file").read_text() == "of the first"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_that_shows_no_lock_goes_when_it_is_old(tmp_path: Path) -> None:
+    """As an older edgedecode, which may run still, named them."""
+    for name in (".out.partial-17", ".out.partial-18"):
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / ".out.partial-18", (0, 0))
+    with new_folder(tmp_path / "out"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.partial-17", "out"]
 
 
 def test_places_that_are_refused(tmp_path: Path) -> None:
@@ -157,7 +202,7 @@ def test_an_interrupted_command_leaves_nothing(ending: str, llama: Path, tmp_pat
         while "parity" not in child.stderr.readline():
             assert child.poll() is None
         time.sleep(0.2)  # now in the stage that takes for ever
-        assert [path.name for path in tmp_path.iterdir()] == [f".pack.partial-{child.pid}"]
+        assert [path.name[:15] for path in tmp_path.iterdir()] == [".pack.partial-w"]
         child.send_signal(getattr(signal, ending))
         rest = child.stderr.read()
     assert child.returncode != 0
