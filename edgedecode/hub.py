@@ -1,17 +1,32 @@
-"""Finds a pack by folder, by hub id, or the bundled one. Talks to the hub only when a name is no folder."""
+"""Finds a pack by folder, by hub id, or the bundled one. Talks to the hub only when a name is no folder.
+
+A download appears whole or not at all: after it, exactly what the new manifest lists lies there.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+import shutil
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
+from edgedecode.digests import check_files
 from edgedecode.errors import ManifestError
-from edgedecode.folders import user_cache
+from edgedecode.folders import cache_folder, user_cache
+from edgedecode.locks import FOLDER, wait_for_lock
+from edgedecode.manifest import MANIFEST_NAME, Manifest
+from edgedecode.notices import notice
+from edgedecode.pack_lock import changing
 
 __all__ = ["BUNDLED_PACK", "find_pack", "is_downloaded"]
 
 BUNDLED_PACK = Path(__file__).parent / "packs" / "demo"
 
+_TIMEOUT = 20.0
+_NOTES = Path(".cache", "huggingface")
+"""What the hub's client keeps beside the files."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _PACK_FILES = [
     "edgedecode.json",
@@ -53,19 +68,129 @@ def _downloads() -> Path:
 
 
 def _from_hub(name: str) -> Path:
+    """Return the folder of a hub pack, brought up to date; where that fails, as it was, with a notice."""
+    folder = _downloads() / name.replace("/", "--")
+    reason = ""
     try:
-        from huggingface_hub import snapshot_download
+        _bring_up_to_date(folder, name)
     except ImportError:
         raise ManifestError(
             f"{name!r} is no folder; hub ids need huggingface_hub: pip install huggingface_hub"
         ) from None
-    # A folder of its own instead of the hub's cache: that one is made of links, which a pack may not hold.
-    folder = _downloads() / name.replace("/", "--")
-    try:
-        return Path(snapshot_download(name, allow_patterns=_PACK_FILES, local_dir=folder))
     except Exception as error:  # the hub raises requests', httpx's and its own kinds alike
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if _beside(folder, "new").exists():  # whole, and a kill came before it was in its place
+        with _alone(folder):
+            _put_in_place(folder)
+    if not folder.is_dir():
         raise ManifestError(
             f"{name!r} is no folder here, and the hub did not give it ({reason[:160]}); "
             f"check the name and the connection, or give a folder"
-        ) from None
+        )
+    if reason:
+        notice(f"the hub did not give the newest {name} ({reason[:160]}): the copy that is here is used")
+    return folder
+
+
+def _bring_up_to_date(folder: Path, name: str) -> None:
+    """Download the newest commit where another one, or none, is in `folder`. Raises whatever the hub's client does."""
+    commit = _newest_commit(name)
+    if commit == _commit_of(folder) and not _beside(folder, "old").exists():
+        return
+    with _alone(folder):
+        _put_in_place(folder)
+        if commit != _commit_of(folder):  # else another process has just downloaded it
+            _download(name, commit, folder)
+
+
+def _newest_commit(name: str) -> str:
+    from huggingface_hub import HfApi
+
+    return str(HfApi().model_info(name, timeout=_TIMEOUT).sha)
+
+
+def _commit_of(folder: Path) -> str:
+    """Return the commit that a download is, as the hub's own notes beside it say; empty: they do not."""
+    try:
+        notes = folder / _NOTES / "download" / f"{MANIFEST_NAME}.metadata"
+        return notes.read_text(encoding="utf-8").partition("\n")[0]
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _alone(folder: Path) -> AbstractContextManager[object]:
+    """Hold what is downloaded to `folder`: one process at a time."""
+    with suppress(OSError):
+        place = cache_folder(FOLDER)
+        lock = (
+            None
+            if place is None
+            else wait_for_lock(
+                place / f"download-{folder.name}",
+                seconds=math.inf,
+                waiting=f"waiting for another process that downloads {folder.name.replace('--', '/')}",
+            )
+        )
+        return lock or nullcontext()
+    return nullcontext()
+
+
+def _download(name: str, commit: str, folder: Path) -> None:
+    """Download a commit beside `folder`, which stays as it is until the new one is whole; then put it in its place.
+
+    A folder of its own instead of the hub's cache: that one is made of links, which a pack may not hold. What is in the
+    old one is not downloaded again, and what an interrupted download left is gone on with.
+    """
+    from huggingface_hub import snapshot_download
+
+    part = _beside(folder, "part")
+    part.mkdir(parents=True, exist_ok=True)
+    if folder.is_dir():
+        _copy_missing(folder, part)
+    snapshot_download(name, revision=commit, allow_patterns=_PACK_FILES, local_dir=part)
+    manifest = Manifest.load(part)
+    _keep_only({*manifest.files, MANIFEST_NAME}, part)
+    check_files(manifest, part, full=True)
+    part.rename(_beside(folder, "new"))
+    _put_in_place(folder)
+
+
+def _put_in_place(folder: Path) -> None:
+    """Replace `folder` by a new one that is whole, if there is one; whatever interrupted it before."""
+    new, old = _beside(folder, "new"), _beside(folder, "old")
+    if new.is_dir():
+        if folder.is_dir():
+            shutil.rmtree(old, ignore_errors=True)
+            with changing(folder):  # whoever opens it just now shall have opened it
+                folder.rename(old)
+        new.rename(folder)
+    if old.is_dir():
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(folder: Path, what: str) -> Path:
+    return folder.with_name(f".{folder.name}.{what}")
+
+
+def _copy_missing(folder: Path, part: Path) -> None:
+    """Copy what is in `folder` and not in `part`: the hub's client writes into files, so that no links will do."""
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        place = part / path.relative_to(folder)
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            fresh = place.with_name(f"{place.name}.copying")
+            shutil.copy2(path, fresh)
+            fresh.replace(place)
+
+
+def _keep_only(names: Collection[str], part: Path) -> None:
+    """Remove what the manifest does not list: an older commit's files, and what merely looks like a pack's."""
+    for path in sorted(part.rglob("*"), reverse=True):  # what is in a folder before the folder
+        name = path.relative_to(part)
+        if name.parts[0] == _NOTES.parts[0] or name.as_posix() in names:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            with suppress(OSError):  # it holds something that is listed
+                path.rmdir()
+        else:
+            path.unlink()

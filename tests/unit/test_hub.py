@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,76 +13,186 @@ from types import SimpleNamespace
 import pytest
 
 from edgedecode import hub
+from edgedecode.digests import check_files, file_sha256
 from edgedecode.errors import ManifestError
 from edgedecode.hub import find_pack
+from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest
+from tests.export.trim.toy_pack import write_toy_pack
+
+
+@dataclass
+class Hub:
+    """Stands in for huggingface_hub: like it, it writes into files and never deletes one that a commit has not."""
+
+    commits: dict[str, Path] = field(default_factory=dict)
+    """By their ids, the newest last."""
+    calls: list[str] = field(default_factory=list)
+    away: bool = False
+    ends_after: int | None = None
+    """Files after which the connection breaks."""
+
+    def model_info(self, name: str, *, timeout: float) -> SimpleNamespace:
+        self.calls.append(name)
+        if name == "no/such" or self.away:
+            raise RuntimeError("404 Client Error.\n\nRepository Not Found for url: https://…")
+        return SimpleNamespace(sha=list(self.commits)[-1])
+
+    def snapshot_download(self, name: str, *, revision: str = "", allow_patterns: list[str], local_dir: Path) -> str:
+        revision = revision or list(self.commits)[-1]
+        source = self.commits[revision]
+        names = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*")) if path.is_file()]
+        wanted = [name for name in names if any(fnmatch(name, pattern) for pattern in allow_patterns)]
+        for number, each in enumerate(wanted):
+            if number == self.ends_after:
+                raise ConnectionError("the connection broke")
+            notes = local_dir / ".cache" / "huggingface" / "download" / f"{each}.metadata"
+            notes.parent.mkdir(parents=True, exist_ok=True)
+            (local_dir / each).parent.mkdir(parents=True, exist_ok=True)
+            (local_dir / each).write_bytes((source / each).read_bytes())
+            notes.write_text(f"{revision}\netag\n0\n")
+        return str(local_dir)
 
 
 @pytest.fixture
-def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, object]]:
-    """Stands in for huggingface_hub and records what was asked of it."""
+def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
-    calls: list[dict[str, object]] = []
-
-    def snapshot_download(name: str, *, allow_patterns: list[str], local_dir: Path) -> str:
-        calls.append({"name": name, "patterns": allow_patterns, "folder": local_dir})
-        if name == "no/such":
-            raise RuntimeError("404 Client Error.\n\nRepository Not Found for url: https://…")
-        return str(local_dir)
-
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
-    return calls
+    hub = Hub()
+    client = SimpleNamespace(snapshot_download=hub.snapshot_download, HfApi=lambda: hub)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", client)
+    return hub
 
 
-def test_a_folder_is_itself(
-    tmp_path: Path, downloads: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def publish(hub: Hub, commit: str, source: Path, *, heads: str, weights: bytes = b"w" * 1000) -> dict[str, bytes]:
+    """Make a commit of a pack whose trim has these names; return its files."""
+    root = write_toy_pack(source)
+    for name, content in ((f"draft/{heads}.onnx", commit.encode()), ("draft/weights.bin", weights)):
+        (root / name).write_bytes(content)
+    manifest = Manifest.load(root)
+    names = [*manifest.files, f"draft/{heads}.onnx"]
+    files = {name: FileEntry((root / name).stat().st_size, file_sha256(root / name)) for name in names}
+    (root / MANIFEST_NAME).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
+    (root / "config.json").write_text("{}")  # matches what is downloaded, and no manifest lists it
+    hub.commits[commit] = root
+    return {name: (root / name).read_bytes() for name in (*names, MANIFEST_NAME)}
+
+
+def content(root: Path) -> dict[str, bytes]:
+    found = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {name: data for name, data in found.items() if not name.startswith(".cache/")}
+
+
+def test_a_folder_is_itself(tmp_path: Path, downloads: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_pack(tmp_path) == tmp_path
     assert find_pack(str(tmp_path)) == tmp_path
     (tmp_path / "owner" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert find_pack("owner/name") == Path("owner/name")
-    assert downloads == []
+    assert downloads.calls == []
 
 
 @pytest.mark.parametrize("name", ["nowhere", "/no/such/folder", "a/b/c", "", "ow ner/name", "a\0b"])
-def test_what_is_neither_folder_nor_hub_id_is_one_line(name: str, downloads: list[dict[str, object]]) -> None:
+def test_what_is_neither_folder_nor_hub_id_is_one_line(name: str, downloads: Hub) -> None:
     if name == "":
         assert find_pack(name) == Path()  # the current folder, which then turns out to be no pack
         return
     with pytest.raises(ManifestError, match=r"there is no folder .*, and it is no hub id") as refusal:
         find_pack(name)
     assert "\n" not in str(refusal.value)
-    assert downloads == []
+    assert downloads.calls == []
 
 
-def test_a_path_is_never_taken_for_a_hub_id(downloads: list[dict[str, object]]) -> None:
+def test_a_path_is_never_taken_for_a_hub_id(downloads: Hub) -> None:
     with pytest.raises(ManifestError, match="there is no folder"):
         find_pack(Path("owner/name"))
-    assert downloads == []
+    assert downloads.calls == []
 
 
 def test_an_existing_file_is_not_looked_up_on_the_hub(
-    tmp_path: Path, downloads: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, downloads: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "edgedecode.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     assert find_pack("pack/edgedecode.json") == Path("pack/edgedecode.json")
-    assert downloads == []
+    assert downloads.calls == []
 
 
-def test_a_hub_id_gets_a_folder_of_its_own(tmp_path: Path, downloads: list[dict[str, object]]) -> None:
+def test_a_hub_id_gets_a_folder_of_its_own(tmp_path: Path, downloads: Hub) -> None:
+    files = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
     assert find_pack("owner/name") == tmp_path / "cache" / "packs" / "owner--name"
-    (call,) = downloads
-    assert call["name"] == "owner/name"
-    assert "edgedecode.json" in call["patterns"]  # type: ignore[operator]
+    assert content(find_pack("owner/name")) == files
+    assert downloads.calls == ["owner/name"] * 2
 
 
-def test_a_refusal_of_the_hub_is_one_line(downloads: list[dict[str, object]]) -> None:
+def test_a_refusal_of_the_hub_is_one_line(downloads: Hub) -> None:
     with pytest.raises(ManifestError, match=r"the hub did not give it \(404 Client Error\.\)") as refusal:
         find_pack("no/such")
     assert "\n" not in str(refusal.value)
-    assert len(downloads) == 1
+    assert len(downloads.calls) == 1
+
+
+def test_after_a_download_exactly_what_the_new_manifest_lists_is_there(tmp_path: Path, downloads: Hub) -> None:
+    """A pack that its author trims again has its heads under two names in turn."""
+    publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
+    root = find_pack("owner/name")
+    for commit, heads in (("b" * 40, "heads-2"), ("c" * 40, "heads"), ("d" * 40, "more")):
+        files = publish(downloads, commit, tmp_path / commit, heads=heads)
+        assert find_pack("owner/name") == root
+        assert content(root) == files
+        check_files(Manifest.load(root), root, full=True)
+    assert [path.name for path in root.parent.iterdir()] == [root.name]
+
+
+def test_an_interrupted_download_leaves_the_old_one(
+    tmp_path: Path, downloads: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
+    root = find_pack("owner/name")
+    second = publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2", weights=b"x" * 1000)
+    for files in range(len(second) + 1):
+        downloads.ends_after = files
+        with caplog.at_level(logging.INFO, logger="edgedecode.notices"):
+            assert content(find_pack("owner/name")) == first
+        assert "the hub did not give the newest owner/name (the connection broke)" in caplog.text
+    downloads.away, downloads.ends_after = True, None
+    assert content(find_pack("owner/name")) == first
+    downloads.away = False
+    assert content(find_pack("owner/name")) == second
+    assert [path.name for path in root.parent.iterdir()] == [root.name]
+
+
+def test_a_newer_commit_that_is_no_whole_pack_does_not_replace_one(tmp_path: Path, downloads: Hub) -> None:
+    first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
+    find_pack("owner/name")
+    publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2")
+    (tmp_path / "v2" / "draft" / "weights.bin").write_bytes(b"y" * 1000)
+    assert content(find_pack("owner/name")) == first
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_kill_while_a_download_is_put_in_its_place(
+    at: int, tmp_path: Path, downloads: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the hub, the old one or the new one is there afterwards, whole."""
+    first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
+    root = find_pack("owner/name")
+    second = publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2")
+    real, calls = Path.rename, []
+
+    def rename(path: Path, target: Path) -> Path:
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        calls.append(path.name)
+        return real(path, target)
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(Path, "rename", rename)
+        patch.setattr(hub.shutil, "rmtree", lambda *_, **__: None)
+        find_pack("owner/name")
+    downloads.away = True
+    found = content(find_pack("owner/name"))
+    assert found == (second if calls else first)
+    check_files(Manifest.load(root), root, full=True)
 
 
 def test_without_the_hub_client_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
