@@ -111,6 +111,7 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
             threads=arguments.threads,
             verify=arguments.verify,
             kv_type=arguments.kv_type,
+            context=arguments.ctx_size,
         )
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgedecode.factories import Refusal
 
-__all__ = ["Candidate", "Choice", "Speeds", "choose"]
+__all__ = ["Candidate", "Choice", "Speeds", "choose", "room"]
+
+SLACK_NBYTES = 2 * 2**20
+"""What a process grows by before a model is open, beside what is leased."""
+
+
+def room(name: str, context: int | None) -> str:
+    """Name what an engine's need of memory depends on beside the pack: the positions of a session, None: as usual."""
+    return f"{name} {context or 'usual'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,17 @@ class Speeds:
     seconds: Mapping[str, float]
     refused: Mapping[str, str] = field(default_factory=dict)
     taken: str = ""
+    needs: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that a session takes beside a process that has not loaded the engine, by `room`."""
+    least: Mapping[str, int] = field(default_factory=dict)
+    """What a budget must hold at least for an engine that did not fit one, by `room`; all of it may be more."""
+
+    def fits(self, name: str, *, context: int | None, limit_nbytes: int, held_nbytes: int) -> bool | None:
+        """Tell whether a session on this engine fits a budget of which so much is held; None: that is not known."""
+        place = room(name, context)
+        if place in self.needs:
+            return held_nbytes + self.needs[place] + SLACK_NBYTES <= limit_nbytes
+        return False if limit_nbytes < self.least.get(place, 0) else None
 
     @property
     def line(self) -> str:
@@ -54,10 +73,13 @@ class Choice:
     """Of engines that are installed and do not run, a sentence each."""
 
 
-def choose(candidates: Sequence[Candidate], *, speeds: Speeds | None, preferred: str) -> Choice:
+def choose(
+    candidates: Sequence[Candidate], *, speeds: Speeds | None, preferred: str, too_large: Collection[str] = ()
+) -> Choice:
     """Take the fastest engine that is able; unmeasured ones come last, the `preferred` one first among them.
 
-    Where only one is able nothing needs to be measured. Without any, `names` is empty and the reason says why.
+    too_large: those that do not fit the budget, which come after all others. Where only one is able nothing needs to be
+    measured. Without any, `names` is empty and the reason says why.
     """
     able = [candidate.name for candidate in candidates if candidate.able]
     broken = tuple(each.why_not for each in candidates if each.refusal is not None and each.refusal.broken)
@@ -65,9 +87,13 @@ def choose(candidates: Sequence[Candidate], *, speeds: Speeds | None, preferred:
     if len(able) < 2:
         return Choice(tuple(able), rejected or "it is the only engine here", broken)
     if speeds is None or not set(able) & set(speeds.seconds):
-        reason = speeds.line if speeds else "not measured yet: the first use does it, or devices --measure"
-        return Choice(tuple(sorted(able, key=lambda name: (name != preferred, name))), reason, broken)
+        line = speeds.line if speeds else ""
+        reason = line or "not measured yet: the first use does it, or devices --measure"
+        return Choice(
+            tuple(sorted(able, key=lambda name: (name in too_large, name != preferred, name))), reason, broken
+        )
     known = speeds.seconds
-    ordered = sorted(able, key=lambda name: (name not in known, known.get(name, 0.0), name != preferred, name))
+    fastest = sorted(able, key=lambda name: (name not in known, known.get(name, 0.0), name != preferred, name))
+    ordered = sorted(fastest, key=lambda name: name in too_large)
     when = f", measured {speeds.taken}" if speeds.taken else ""
     return Choice(tuple(ordered), f"{speeds.line} a token{when}", broken)

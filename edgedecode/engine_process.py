@@ -1,21 +1,28 @@
-"""The child's side of measuring engines: an order as JSON in, one event a line out. Run as a child, never imported."""
+"""The child's side of measuring an engine: an order as JSON in, an event a line out. Run as a child, never imported."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 from edgedecode.engine_speeds import MARK
-from edgedecode.errors import EdgeDecodeError
+from edgedecode.errors import BudgetExceeded, EdgeDecodeError
+from edgedecode.memory import peak_nbytes, resident_nbytes
 from edgedecode.notices import NOTICES
-from edgedecode.pair import Pair, load
+from edgedecode.options import SessionOptions
+from edgedecode.pair import PROCESS, Pair, load
+from edgedecode.registry import find_runtime
+from edgedecode.types import NO_DRAFTER
 
 __all__ = ["main"]
 
 PROMPT, STEPS, REPETITIONS = 32, 16, 3
+LOOKUP = "ngram"
+"""A drafter that takes next to nothing: with it a session plans the logits of drafts, as one with any drafter does."""
 
 
 class _Events(logging.Handler):
@@ -26,38 +33,49 @@ class _Events(logging.Handler):
 
 
 def main(text: str) -> None:
-    """Measure every engine of the order in turns, each opened anew; one that refuses is asked once."""
+    """Open the pack on the order's engine; say what a session takes and how long a token, or why there is none."""
     order = json.loads(text)
     logger = logging.getLogger(NOTICES)
     logger.addHandler(_Events())
     logger.setLevel(logging.INFO)
-    refused: set[str] = set()
-    for _ in range(REPETITIONS):
-        for name in order["engines"]:
-            if name in refused:
-                continue
-            _say(engine=name)
-            try:
-                _say(engine=name, seconds=_step_seconds(order, name))
-            except EdgeDecodeError as error:
-                refused.add(name)
-                _say(engine=name, refused=str(error).partition("\n")[0])
+    try:
+        _measure(order)
+    except BudgetExceeded as error:
+        _say(least=error.needed_nbytes)
+    except EdgeDecodeError as error:
+        _say(refused=str(error).partition("\n")[0])
 
 
-def _step_seconds(order: dict[str, Any], name: str) -> float:
-    """Open the pack on one engine; return the seconds of one step of plain decoding after a short prompt."""
+def _measure(order: dict[str, Any]) -> None:
+    before = _held_nbytes()
+    engine = find_runtime(order["engine"])
+    loaded = _held_nbytes() - before
     with load(
         order["pack"],
         memory=order["memory"],
-        runtime=name,
+        runtime=engine,
         provider=order["provider"],
         threads=order["threads"],
         kv_type=order["kv_type"],
     ) as pair:
-        return _timed(pair)
+        _say(needs=loaded + _planned_nbytes(pair, order["context"]))
+        _say(seconds=median(_step_seconds(pair) for _ in range(REPETITIONS)))
 
 
-def _timed(pair: Pair) -> float:
+def _planned_nbytes(pair: Pair, context: int | None) -> int:
+    """Return what a session of so many positions makes the pair lease, drafters and the process itself left out."""
+    card = pair.target.card
+    positions = None if context is None else max(2, min(context, card.context))
+    with pair.session(SessionOptions(context=positions, drafter=LOOKUP if card.rollback else NO_DRAFTER)):
+        return sum(lease.nbytes for lease in pair.budget.leases if lease.name != PROCESS)
+
+
+def _held_nbytes() -> int:
+    return resident_nbytes() or peak_nbytes() or 0
+
+
+def _step_seconds(pair: Pair) -> float:
+    """Return the seconds of one step of plain decoding after a short prompt."""
     model = pair.target
     count = model.card.vocabulary_size
     length = min(PROMPT, model.card.context // 2)

@@ -1,8 +1,7 @@
-"""Measures engines on a pack in a child process, and keeps what was found. Knows no engine by name.
+"""Measures engines on a pack, each in a child process of its own, and keeps what was found. Knows no engine by name.
 
-The child opens one engine after the other, in turns, so that memory does not pile up there and none at all here, and so
-that native code which crashes takes only the child along. A finding holds for these weights, engines, threads and this
-processor.
+A child has the whole budget, nothing of it stays here, and native code that crashes takes only the child along. A
+finding holds for these weights, engines, threads and this processor, whatever the budget.
 """
 
 from __future__ import annotations
@@ -10,28 +9,27 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from signal import Signals
-from statistics import median
 
 import edgedecode
-from edgedecode.engine_choice import Speeds
+from edgedecode.engine_choice import Speeds, room
 from edgedecode.folders import cache_folder, keep_json
+from edgedecode.interpreter import interpreter
 from edgedecode.manifest import Manifest
 from edgedecode.notices import notice
 from edgedecode.processor import cores, processor_facts
 
 __all__ = ["MARK", "EngineRequest", "finding_path", "load_speeds", "measure_speeds", "store_speeds"]
 
-FORMAT = 1
+FORMAT = 2
 MARK = "edgedecode-speed:"
 TIMEOUT_SECONDS = 300.0
 REFUSALS_LAST = timedelta(days=1)
-"""An engine that refused is asked again after this: the disk may have been full."""
+"""An engine that refused, or did not fit, is asked again after this: the disk may have been full, a file unmade."""
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
     "from edgedecode.engine_process import main; main(sys.argv[1])"
@@ -40,12 +38,16 @@ _CODE = (
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """What an engine is opened with besides the pack; `memory` is the budget in bytes, None: no limit."""
+    """What an engine is opened with besides the pack, and for what.
+
+    memory: the budget in bytes, None: no limit. context: a session's positions, None: the usual number.
+    """
 
     provider: str = "cpu"
     threads: int | None = None
     kv_type: str | None = None
     memory: int | None = None
+    context: int | None = None
 
 
 def finding_path(manifest: Manifest, request: EngineRequest, *, versions: Mapping[str, str]) -> Path | None:
@@ -59,25 +61,28 @@ def finding_path(manifest: Manifest, request: EngineRequest, *, versions: Mappin
     known |= {name: file.sha256 for name, file in manifest.outside.items()}
     digests = [known[name] for name in names if name in known]
     engines = [f"{name} {version}" for name, version in sorted(versions.items())]
-    settings = [repr(value) for value in asdict(request).values()]
+    settings = [repr(value) for value in asdict(replace(request, memory=None, context=None)).values()]
     facts = [str(FORMAT), edgedecode.__version__, *digests, *engines, *settings, str(cores()), *processor_facts()]
     return folder / f"speed-{hashlib.sha256(chr(10).join(facts).encode()).hexdigest()[:24]}.json"
 
 
-def load_speeds(path: Path | None) -> Speeds | None:
-    """Return what was found; None for nothing, for damage, and for refusals of some time ago."""
+def load_speeds(path: Path | None) -> Speeds:
+    """Return what was found, less the refusals of some time ago; nothing where there is none, or damage."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path is not None else None
-        if not value:
-            return None
-        seconds = {str(name): float(number) for name, number in value["seconds"].items()}
-        refused = {str(name): str(reason) for name, reason in value["refused"].items()}
-        age = datetime.now(timezone.utc) - datetime.fromisoformat(value["taken"])
+        value = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
+        found = Speeds(
+            {str(name): float(number) for name, number in value["seconds"].items()},
+            {str(name): str(reason) for name, reason in value["refused"].items()},
+            str(value["taken"]),
+            {str(name): int(number) for name, number in value["needs"].items()},
+            {str(name): int(number) for name, number in value["least"].items()},
+        )
+        age = datetime.now(timezone.utc) - datetime.fromisoformat(found.taken)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    if not all(0 < number < float("inf") for number in seconds.values()) or (refused and age > REFUSALS_LAST):
-        return None
-    return Speeds(seconds, refused, str(value["taken"]))
+        return Speeds({})
+    if not all(0 < number < float("inf") for number in found.seconds.values()):
+        return Speeds({})
+    return replace(found, refused={}, least={}) if age > REFUSALS_LAST else found
 
 
 def store_speeds(path: Path, speeds: Speeds) -> None:
@@ -86,39 +91,59 @@ def store_speeds(path: Path, speeds: Speeds) -> None:
 
 
 def measure_speeds(
-    root: Path, names: Sequence[str], request: EngineRequest, *, python: Sequence[str] | None = None
+    root: Path,
+    names: Sequence[str],
+    request: EngineRequest,
+    *,
+    known: Speeds | None = None,
+    python: Sequence[str] | None = None,
 ) -> Speeds:
-    """Measure these engines in a child process; one that crashes it is left out and the others are measured again.
+    """Measure these engines, each in a child process; return what is `known` and what was found.
 
-    python: the command that takes an order as its one argument (tests use another one).
+    Where no child can be started, as in a frozen application, nothing is found. python: the command that takes an order
+    as its one argument (tests use another one).
     """
-    refused: dict[str, str] = {}
-    while True:
-        asked = [name for name in names if name not in refused]
-        found = _ask_child(root, asked, request, python=python or (sys.executable, "-c", _CODE))
-        refused |= found.refused
-        if found.crashed is None or not asked:
-            break
-        refused[found.crashed or asked[0]] = found.reason
-    taken = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return Speeds({name: median(times) for name, times in found.times.items() if name not in refused}, refused, taken)
+    speeds = known or Speeds({})
+    executable = interpreter()
+    command = python or (None if executable is None else (executable, "-c", _CODE))
+    if command is None:
+        return speeds
+    for name in names:
+        speeds = _with(speeds, name, request, _ask_child(root, name, request, python=command))
+    return replace(speeds, taken=datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
 
 @dataclass(slots=True)
 class _Answer:
-    """What a child printed: times by engine, refusals, and the engine in whose turn it died (None: it did not)."""
+    """What a child printed of its engine; a reason: why it gave no speed, or how it died."""
 
-    times: dict[str, list[float]]
-    refused: dict[str, str]
-    crashed: str | None = None
+    seconds: float | None = None
+    needs: int | None = None
+    least: int = 0
+    """The budget it wanted at least, where it did not fit."""
     reason: str = ""
 
 
-def _ask_child(root: Path, names: Sequence[str], request: EngineRequest, *, python: Sequence[str]) -> _Answer:
-    answer = _Answer({}, {})
-    if not names:
-        return answer
-    order = json.dumps({"pack": str(root.absolute()), "engines": list(names), **asdict(request)})
+def _with(speeds: Speeds, name: str, request: EngineRequest, answer: _Answer) -> Speeds:
+    """Return the speeds with what a child found of an engine."""
+    place = room(name, request.context)
+    refused = {other: reason for other, reason in speeds.refused.items() if other != name}
+    if answer.least:
+        return replace(speeds, refused=refused, least={**speeds.least, place: answer.least})
+    if answer.seconds is None or answer.reason:
+        seconds = {other: number for other, number in speeds.seconds.items() if other != name}
+        return replace(speeds, seconds=seconds, refused={**refused, name: answer.reason or "it gave no time"})
+    return replace(
+        speeds,
+        seconds={**speeds.seconds, name: answer.seconds},
+        refused=refused,
+        needs={**speeds.needs, place: answer.needs} if answer.needs is not None else speeds.needs,
+    )
+
+
+def _ask_child(root: Path, name: str, request: EngineRequest, *, python: Sequence[str]) -> _Answer:
+    order = json.dumps({"pack": str(root.absolute()), "engine": name, **asdict(request)})
+    answer = _Answer()
     try:
         done = subprocess.run(
             [*python, order], capture_output=True, timeout=TIMEOUT_SECONDS, check=False, stdin=subprocess.DEVNULL
@@ -128,26 +153,26 @@ def _ask_child(root: Path, names: Sequence[str], request: EngineRequest, *, pyth
         printed, reason = error.stdout or b"", f"it took more than {TIMEOUT_SECONDS:g} s"
     except OSError as error:
         printed, reason = b"", f"it could not be measured: {error.strerror or error}"
-    turn = ""
     for line in printed.decode("utf-8", "replace").splitlines():
         if line.startswith(MARK):
-            turn = _take(json.loads(line.removeprefix(MARK)), answer, turn=turn)
-    if reason:
-        answer.crashed, answer.reason = turn or names[0], reason
+            _take(json.loads(line.removeprefix(MARK)), answer)
+    answer.reason = reason or answer.reason
     return answer
 
 
-def _take(event: Mapping[str, object], answer: _Answer, *, turn: str) -> str:
-    """Take in one event of a child; return the engine whose turn it is then."""
-    name = str(event.get("engine", turn))
+def _take(event: Mapping[str, object], answer: _Answer) -> None:
+    """Take in one event of a child."""
     match event:
         case {"notice": text}:
             notice(str(text))
         case {"seconds": seconds}:
-            answer.times.setdefault(name, []).append(float(str(seconds)))
+            answer.seconds = float(str(seconds))
+        case {"needs": nbytes}:
+            answer.needs = int(str(nbytes))
+        case {"least": least}:
+            answer.least = int(str(least))
         case {"refused": reason}:
-            answer.refused[name] = str(reason)
-    return name
+            answer.reason = str(reason)
 
 
 def _ending(code: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,9 @@ from edgedecode.engine_choice import Candidate, Choice, Speeds, choose
 from edgedecode.engine_speeds import EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.factories import Refusal, RuntimeFactory
+from edgedecode.interpreter import interpreter
 from edgedecode.manifest import Manifest
+from edgedecode.memory import format_nbytes, peak_nbytes, resident_nbytes
 from edgedecode.notices import notice
 from edgedecode.registry import RUNTIMES, find_factory, installed
 
@@ -45,7 +48,7 @@ def known_choice(manifest: Manifest, root: Path, request: EngineRequest, *, meas
     path = finding_path(manifest, request, versions=able) if len(able) > 1 else None
     speeds = load_speeds(path)
     if path is not None and measure:
-        speeds = measure_speeds(root, list(able), request)
+        speeds = measure_speeds(root, list(able), request, known=replace(speeds, refused={}, least={}))
         store_speeds(path, speeds)
     return choose(candidates, speeds=speeds, preferred=USUAL)
 
@@ -60,26 +63,51 @@ def chosen_engines(manifest: Manifest, root: Path, request: EngineRequest, *, as
     able = {each.name: each.version or "" for each in candidates if each.able}
     if not able:
         return (_only_installed(candidates),)
-    speeds = _speeds(manifest, root, request, versions=able) if len(able) > 1 else None
-    choice = choose(candidates, speeds=speeds, preferred=USUAL)
-    others = [f"{each.name}: {each.why_not}" for each in candidates if not each.able] if asked else choice.broken
-    if others:
-        notice(f"decoding on {choice.names[0]} ({'; '.join(others)})")
+    speeds, measured = _speeds(manifest, root, request, versions=able) if len(able) > 1 else (None, False)
+    too_large = _too_large(able, speeds, request)
+    choice = choose(candidates, speeds=speeds, preferred=USUAL, too_large=too_large)
+    others = [f"{each.name}: {each.why_not}" for each in candidates if not each.able] if asked else list(choice.broken)
+    if request.memory is not None and set(choice.names) - too_large:
+        others += [f"{name}: it does not fit {format_nbytes(request.memory)}" for name in sorted(too_large)]
+    taken = f"decoding on {choice.names[0]}"
+    if speeds is not None and measured:
+        taken = f"measured the engines on this pack, once: {speeds.line} a token; {taken}"
+    if others or measured:
+        notice(taken + (f" ({'; '.join(others)})" if others else ""))
     return choice.names
 
 
-def _speeds(manifest: Manifest, root: Path, request: EngineRequest, *, versions: dict[str, str]) -> Speeds | None:
-    """Return what was measured, now if it never was; None where it could not be kept, since it would be done again."""
+def _speeds(
+    manifest: Manifest, root: Path, request: EngineRequest, *, versions: dict[str, str]
+) -> tuple[Speeds | None, bool]:
+    """Return what is known, and whether it was timed now; None where it could not be kept: it would be done again."""
     path = finding_path(manifest, request, versions=versions)
-    speeds = load_speeds(path)
-    if speeds is not None or path is None:
-        return speeds
-    speeds = measure_speeds(root, list(versions), request)
+    if path is None:
+        return None, False
+    known = load_speeds(path)
+    unknown = [name for name in versions if _is_unknown(known, name, request)]
+    if not unknown or interpreter() is None:
+        return known, False
+    speeds = measure_speeds(root, unknown, request, known=known)
     store_speeds(path, speeds)
-    fastest = min(speeds.seconds, key=lambda name: speeds.seconds[name], default="")
-    if fastest:
-        notice(f"measured the engines on this pack, once: {speeds.line} a token; decoding on {fastest}")
-    return speeds
+    return speeds, speeds.seconds != known.seconds
+
+
+def _is_unknown(known: Speeds, name: str, request: EngineRequest) -> bool:
+    if name in known.refused:
+        return False
+    if request.memory is None:
+        return name not in known.seconds
+    return known.fits(name, context=request.context, limit_nbytes=request.memory, held_nbytes=0) is None
+
+
+def _too_large(names: Collection[str], speeds: Speeds | None, request: EngineRequest) -> set[str]:
+    """Return the engines that are known not to fit the budget beside what this process holds; it has loaded none."""
+    if speeds is None or request.memory is None:
+        return set()
+    held, limit = resident_nbytes() or peak_nbytes() or 0, request.memory
+    fits = {name: speeds.fits(name, context=request.context, limit_nbytes=limit, held_nbytes=held) for name in names}
+    return {name for name, known in fits.items() if known is False}
 
 
 def _only_installed(candidates: list[Candidate]) -> str:

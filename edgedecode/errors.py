@@ -49,11 +49,15 @@ class IncompatiblePair(EdgeDecodeError):
 
 
 class BudgetExceeded(EdgeDecodeError):
-    """An allocation was refused before it was made; `table` lists every lease and the request."""
+    """An allocation was refused before it was made; `table` lists every lease and the request.
 
-    def __init__(self, message: str, *, table: str) -> None:
+    needed_nbytes: the budget that would have held these; 0: that is not said.
+    """
+
+    def __init__(self, message: str, *, table: str, needed_nbytes: int = 0) -> None:
         super().__init__(message)
         self.table = table
+        self.needed_nbytes = needed_nbytes
 
     def __str__(self) -> str:
         return f"{self.args[0]}\n{self.table}"

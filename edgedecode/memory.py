@@ -109,6 +109,7 @@ class Budget:
                 f"{format_nbytes(self.limit_nbytes)} budget are free: raise --memory, shorten the context "
                 f"(--ctx-size), or drop the draft model (--drafter ngram)",
                 table=self.table(name, nbytes),
+                needed_nbytes=self.used_nbytes + nbytes,
             )
 
     def _resize(self, lease: Lease, nbytes: int) -> None:

@@ -38,9 +38,11 @@ from edgedecode.tokenizer import Tokenizer
 from edgedecode.types import AdapterUse
 from edgedecode.verify import Rule
 
-__all__ = ["KV_TYPES", "Pair", "load"]
+__all__ = ["KV_TYPES", "PROCESS", "Pair", "load"]
 
 KV_TYPES = ("float32", "float16", "int8")
+PROCESS = "process (interpreter, engine, tokenizer)"
+"""The lease over what the process holds before a model is open."""
 DEFAULT_DRAFT_MAX = 2
 """A fixed length that nobody chose: `--reproducible` may not choose by the clock."""
 LONGEST_DRAFT = 16
@@ -55,7 +57,7 @@ ALONE = ("suffix", "recycle")
 """The same where the pack has no draft model: beside one, recycled logits gave less than the host's work for them."""
 
 
-def load(
+def load(  # noqa: PLR0913  (what may be said of a pack)
     pack: str | Path | None = None,
     *,
     memory: int | str | None = None,
@@ -64,6 +66,7 @@ def load(
     threads: int | None = None,
     verify: bool = False,
     kv_type: str | None = None,
+    context: int | None = None,
     wrap: Callable[[Runtime], Runtime] | None = None,
 ) -> Pair:
     """Open a pack: a folder, a hub id, or None for the bundled one.
@@ -74,6 +77,7 @@ def load(
     file now (else only at the first opening, size and time afterwards). kv_type: how keys and values are kept, the
     draft's too where it can; None: as the engine does by itself. "int8" takes a quarter of float32's memory, and
     answers may differ slightly.
+    context: the positions that sessions will plan for, which auto asks for under a budget; None: the usual number.
     wrap: what is made of the engine before models are opened on it, a stopwatch for example.
     The draft model is loaded by the first session that uses it.
     Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
@@ -87,7 +91,7 @@ def load(
     wanted = runtime if runtime is not None else default_runtime()
     engine = None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
     root = find_pack(pack)
-    request = EngineRequest(provider=provider, threads=threads, kv_type=kv_type, memory=limit)
+    request = EngineRequest(provider=provider, threads=threads, kv_type=kv_type, memory=limit, context=context)
     with opening(root):
         return _open_pack(root, engine, request, verify=verify, wrap=wrap, asked=runtime == AUTO)
 
@@ -177,7 +181,7 @@ class Pair:
         """By adapter: the pass widths that round alike here, once a reproducible session asked."""
         self._sessions: WeakSet[Session] = WeakSet()
         self.tokenizer = tokenizer
-        self._process = budget.reserve("process (interpreter, engine, tokenizer)", _process_nbytes(budget))
+        self._process = budget.reserve(PROCESS, _process_nbytes(budget))
         try:
             self.target = self._open("target")
         except BaseException:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from edgedecode.interpreter import interpreter
 from edgedecode.protocols import Device
 
 __all__ = ["answer", "probe"]
@@ -24,9 +24,13 @@ _CODE = (
 def probe(runtime: str, *, timeout: float = TIMEOUT_SECONDS, python: Sequence[str] | None = None) -> list[Device]:
     """Return the runtime's devices; an engine that is missing, crashes or hangs is one unavailable device saying so.
 
-    python: the command that runs a line of Python given after it (tests use another one).
+    A frozen application can start no child and asks in this process. python: the command that runs a line of Python
+    given after it (tests use another one).
     """
-    command = [*(python or (sys.executable, "-c", _CODE)), runtime]
+    executable = interpreter()
+    if python is None and executable is None:
+        return _devices(runtime)
+    command = [*(python or (str(executable), "-c", _CODE)), runtime]
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
@@ -41,14 +45,17 @@ def probe(runtime: str, *, timeout: float = TIMEOUT_SECONDS, python: Sequence[st
 
 def answer(runtime: str) -> None:
     """Print a runtime's devices, as the child process does."""
+    print(_MARK + json.dumps([asdict(device) for device in _devices(runtime)]), flush=True)
+
+
+def _devices(runtime: str) -> list[Device]:
     from edgedecode import EdgeDecodeError
     from edgedecode.registry import find_runtime
 
     try:
-        devices = list(find_runtime(runtime).devices())
+        return list(find_runtime(runtime).devices())
     except EdgeDecodeError as error:
-        devices = [_unavailable(runtime, " ".join(str(error).split()))]
-    print(_MARK + json.dumps([asdict(device) for device in devices]), flush=True)
+        return [_unavailable(runtime, " ".join(str(error).split()))]
 
 
 def _unavailable(runtime: str, reason: str) -> Device:

@@ -23,6 +23,7 @@ import edgedecode
 from edgedecode.digests import file_sha256
 from edgedecode.errors import CapabilityError, EdgeDecodeError, ManifestError
 from edgedecode.folders import cache_folder, keep_json, user_cache
+from edgedecode.interpreter import interpreter
 from edgedecode.manifest import VERSION, Manifest, ModelEntry
 from edgedecode.memory import Budget
 from edgedecode.notices import notice
@@ -159,7 +160,11 @@ def _make(path: Path, recipe: Recipe, *, budget: Budget) -> None:
 
 
 def _run_child(root: Path, role: str, out: Path, *, name: str) -> None:
-    command = [sys.executable, "-c", _CODE, str(root.absolute()), role, str(out.absolute())]
+    executable = interpreter()
+    if executable is None:  # a frozen application: what making it takes stays in this process
+        find_maker("gguf").make(Manifest.load(root).located(role), root, out)
+        return
+    command = [executable, "-c", _CODE, str(root.absolute()), role, str(out.absolute())]
     done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]

@@ -10,13 +10,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from edgedecode.folders import cache_folder, keep_json
+from edgedecode.interpreter import interpreter
 from edgedecode.processor import processor_facts
 
 from .engine import INSTALL, REINSTALL, Engine
@@ -46,13 +46,17 @@ class Finding:
 def probe_engine(version: str, *, python: Sequence[str] | None = None, timeout: float = TIMEOUT_SECONDS) -> Finding:
     """Return whether this wheel runs on this processor: the cached finding, else a child process's.
 
+    Where no child can be started, as in a frozen application, it counts as working: who froze it chose the wheel.
     python: the command that decodes the model whose path follows (tests use another one).
     """
     path = _cache_path(version)
     known = _load(path)
     if known is not None:
         return known
-    finding, lasting = _ask_child(version, python or (sys.executable, "-c", _CODE), timeout=timeout)
+    executable = interpreter()
+    if python is None and executable is None:
+        return Finding(True)
+    finding, lasting = _ask_child(version, python or (str(executable), "-c", _CODE), timeout=timeout)
     if lasting and path is not None:
         keep_json(path, asdict(finding))
     return finding

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,18 @@ def test_a_hang_and_a_failure_are_reasons_too() -> None:
     assert "no driver" in device.reason
     (device,) = probe("onnx", python=("/no/such/python",))
     assert "could not be probed" in device.reason
+
+
+def test_a_frozen_application_asks_and_tries_kernels_without_starting_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    usual = probe("onnx")
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(subprocess, "run", None)
+    tried.cache_clear()
+    assert probe("onnx") == usual
 
 
 def test_the_table_and_the_json_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,3 +107,45 @@ def test_bench_runs_on_the_chosen_engine(planned: Path, run: Run, settings: dict
     done = run("bench", "-m", str(planned), *words, "--drafters", "ngram", "--kv-type", "float16", "--json", **settings)
     assert done.returncode == 0, done.stderr.decode()
     assert "llama on cpu" in json.loads(done.stdout.splitlines()[-1])["conditions"]["pack"]
+
+
+OPENED = """
+import json, sys
+import edgedecode
+pack, runtime, limit = sys.argv[1:]
+options = edgedecode.SessionOptions(drafter="none")
+with edgedecode.load(pack, runtime=runtime, memory=int(limit) or None) as pair, pair.session(options) as session:
+    said, used = session.generate("What is the capital of France?", max_tokens=8).text, pair.budget.used_nbytes
+found = {"runtime": pair.runtime, "said": said, "used": used, "left": [lease.name for lease in pair.budget.leases]}
+print(json.dumps({**found, "engines": sorted({"onnxruntime", "llama_cpp"} & set(sys.modules))}))
+"""
+
+
+def opened(pack: Path, runtime: str, limit: int, settings: dict[str, str]) -> dict[str, Any]:
+    """Answer with a pair in a process of its own."""
+    command = [sys.executable, "-c", OPENED, str(pack), runtime, str(limit)]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False, env={**os.environ, **settings})
+    assert done.returncode == 0, done.stderr.decode()
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_budget_that_holds_one_engine_is_served_by_that_one_alone(
+    planned: Path, run: Run, settings: dict[str, str], tmp_path: Path
+) -> None:
+    """Also where the other would open and only its session would not fit; nothing of the other is loaded."""
+    for module in ("llama_cpp", "gguf"):
+        pytest.importorskip(module, reason="the llama extra is not installed")
+    assert run("devices", "--measure", "-m", str(planned), **settings).returncode == 0
+    (kept,) = (tmp_path / "cache" / "engines").glob("speed-*.json")
+    needs = json.loads(kept.read_text())["needs"]
+    smaller, larger = sorted(("llama", "onnx"), key=lambda name: needs[f"{name} usual"])
+    between = (needs[f"{larger} usual"] - needs[f"{smaller} usual"]) // 2
+    if between < 8 * 2**20:
+        pytest.skip("both engines take the same here")
+    alone = opened(planned, smaller, 0, settings)
+    found = opened(planned, "auto", alone["used"] + between, settings)
+    assert (found["runtime"], found["said"]) == (smaller, alone["said"])
+    assert found["engines"] == alone["engines"] == [{"llama": "llama_cpp", "onnx": "onnxruntime"}[smaller]]
+    assert found["left"] == alone["left"]
+    assert len(list((tmp_path / "cache" / "engines").glob("speed-*.json"))) == 1, "one finding for every budget"

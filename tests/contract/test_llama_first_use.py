@@ -113,6 +113,15 @@ def test_a_damaged_file_is_made_again(damage: str, bundled: Path, made: Path, ca
     assert len(list(cache.iterdir())) == 2
 
 
+def test_a_frozen_application_makes_it_without_starting_itself(
+    bundled: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(subprocess, "run", None)
+    (wanted,) = made.glob("*.gguf")
+    assert path_of(bundled).read_bytes() == wanted.read_bytes()
+
+
 def test_two_at_once_do_no_harm(bundled: Path, cache: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from edgedecode.manifest import Manifest; "

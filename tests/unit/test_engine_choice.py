@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from edgedecode import engines
 from edgedecode.activations_entry import ActivationsEntry, ProductError
-from edgedecode.engine_choice import Candidate, Choice, Speeds, choose
+from edgedecode.engine_choice import SLACK_NBYTES, Candidate, Choice, Speeds, choose
 from edgedecode.engine_speeds import MARK, EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
 from edgedecode.engines import default_runtime
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
 from edgedecode.factories import Refusal
+from edgedecode.interpreter import interpreter
 from edgedecode.manifest import FileEntry, Manifest, ModelEntry
 from edgedecode.notices import NOTICES
 from edgedecode.pair import Pair, _first_opened
 from edgedecode.protocols import Runtime
+from edgedecode.runtimes.llama.probe import Finding, probe_engine
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 
 UNABLE, BROKEN = Refusal("no such file"), Refusal("it died with SIGSEGV", broken=True)
@@ -101,12 +105,19 @@ def test_a_finding_is_kept_for_these_weights_engines_and_settings() -> None:
     ]
     assert len(set(paths)) == len(paths)
     assert path_of(replace(manifest, files=one)) == paths[0]
-    store_speeds(paths[0], Speeds({"fast": 0.25}, {}, NOW))
-    assert load_speeds(paths[0]) == Speeds({"fast": 0.25}, {}, NOW)
-    assert load_speeds(paths[1]) is None
+    found = Speeds({"fast": 0.25}, {}, NOW, {"fast usual": 7}, {"slow 64": 8})
+    store_speeds(paths[0], found)
+    assert load_speeds(paths[0]) == found
+    assert load_speeds(paths[1]) == load_speeds(None) == Speeds({})
 
 
-SETTINGS = {"provider": "gpu", "threads": 3, "kv_type": "int8", "memory": 10**9}
+SETTINGS = {"provider": "gpu", "threads": 3, "kv_type": "int8"}
+
+
+def test_budgets_and_contexts_share_one_finding() -> None:
+    manifest = toy_pair().manifest
+    assert len({path_of(manifest, EngineRequest(memory=limit)) for limit in (None, 10**8, 10**9)}) == 1
+    assert path_of(manifest, EngineRequest(context=64)) == path_of(manifest)
 
 
 def test_damage_is_no_finding(tmp_path: Path) -> None:
@@ -114,50 +125,73 @@ def test_damage_is_no_finding(tmp_path: Path) -> None:
     negative = json.dumps({"seconds": {"fast": -1}, "refused": {}, "taken": NOW})
     for damage in ("", "{", "[]", "[1]", '{"seconds": 1, "refused": {}}', negative, "\x00"):
         path.write_text(damage)
-        assert load_speeds(path) is None
+        assert load_speeds(path) == Speeds({})
 
 
 def test_a_refusal_is_asked_again_the_next_day(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     for hours, kept in ((1, True), (30, False)):
         taken = (datetime.now(timezone.utc) - timedelta(hours=hours)).isoformat()
-        speeds = Speeds({"fast": 1.0}, {"slow": "the disk is full"}, taken)
+        speeds = Speeds({"fast": 1.0}, {"slow": "the disk is full"}, taken, {"fast usual": 5}, {"slow usual": 9})
         store_speeds(path, speeds)
-        assert load_speeds(path) == (speeds if kept else None)
+        assert load_speeds(path) == (speeds if kept else replace(speeds, refused={}, least={}))
 
 
 def child(*lines: str) -> tuple[str, ...]:
-    """Return a child that runs these lines, with `say(event)` and the engines it was asked for in `names`."""
-    head = "import json, os, signal, sys; names = json.loads(sys.argv[1])['engines']"
+    """Return a child that runs these lines, with `say(event)` and the engine it was asked for in `name`."""
+    head = "import json, os, signal, sys; order = json.loads(sys.argv[1]); name = order['engine']"
     say = f"def say(**event): print({MARK!r} + json.dumps(event), flush=True)"
     return (sys.executable, "-c", "\n".join([head, say, *lines]))
 
 
-def measured(*lines: str) -> Speeds:
-    return measure_speeds(Path(), ["fast", "slow"], EngineRequest(), python=child(*lines))
+def measured(*lines: str, request: EngineRequest | None = None, known: Speeds | None = None) -> Speeds:
+    names = ["fast", "slow"]
+    return measure_speeds(Path(), names, request or EngineRequest(), known=known, python=child(*lines))
 
 
-def test_the_median_of_the_turns_is_the_speed(heard: list[str]) -> None:
+def test_each_engine_has_a_child_of_its_own(heard: list[str], tmp_path: Path) -> None:
+    log = tmp_path / "children"
     speeds = measured(
         "say(notice='made a file')",
-        "[say(engine=name, seconds=number) for number in (1, 9, 2) for name in names]",
+        f"open({str(log)!r}, 'a').write(f'{{os.getpid()}} {{name}}\\n')",
+        "say(needs=7 + order['memory']); say(seconds=2 if name == 'fast' else 3)",
         "print('something else')",
+        request=EngineRequest(memory=100),
     )
-    assert (speeds.seconds, speeds.refused) == ({"fast": 2.0, "slow": 2.0}, {})
-    assert heard == ["made a file"]
+    assert (speeds.seconds, speeds.refused) == ({"fast": 2.0, "slow": 3.0}, {})
+    assert speeds.needs == {"fast usual": 107, "slow usual": 107}, "the whole budget is there for each"
+    children = [line.split() for line in log.read_text().splitlines()]
+    assert [name for _, name in children] == ["fast", "slow"]
+    assert len({pid for pid, _ in children}) == 2
+    assert heard == ["made a file"] * 2
     assert datetime.fromisoformat(speeds.taken)
 
 
 def test_a_refusal_of_one_leaves_the_other() -> None:
-    speeds = measured("say(engine='fast', refused='no memory'); say(engine='slow', seconds=1)")
-    assert (speeds.seconds, speeds.refused) == ({"slow": 1.0}, {"fast": "no memory"})
+    speeds = measured("say(refused='no file') if name == 'fast' else say(seconds=1)")
+    assert (speeds.seconds, speeds.refused) == ({"slow": 1.0}, {"fast": "no file"})
+
+
+def test_what_does_not_fit_one_budget_is_no_refusal() -> None:
+    """It is kept as the budget it wanted at least, for these positions; a larger budget asks again."""
+    unfit = "say(least=120) if name == 'fast' else [say(needs=30), say(seconds=1)]"
+    speeds = measured(unfit, request=EngineRequest(memory=100, context=64))
+    assert (speeds.seconds, speeds.refused) == ({"slow": 1.0}, {})
+    assert speeds.least == {"fast 64": 120}
+    fits = partial(speeds.fits, held_nbytes=40)
+    assert [fits("fast", context=64, limit_nbytes=limit) for limit in (100, 119, 120)] == [False, False, None]
+    assert fits("fast", context=65, limit_nbytes=100) is None
+    needed = 40 + 30 + SLACK_NBYTES
+    assert [fits("slow", context=64, limit_nbytes=limit) for limit in (needed - 1, needed)] == [False, True]
+    larger = measured("say(needs=50); say(seconds=2)", request=EngineRequest(memory=200, context=64), known=speeds)
+    assert (larger.seconds, larger.needs) == ({"fast": 2.0, "slow": 2.0}, {"fast 64": 50, "slow 64": 50})
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals by name")
 def test_a_crash_costs_only_the_engine_whose_turn_it_was() -> None:
     speeds = measured(
-        "say(engine='slow', seconds=1); 'fast' in names and say(engine='fast')",
-        "'fast' in names and os.kill(os.getpid(), signal.SIGSEGV)",
+        "say(seconds=1)",
+        "name == 'fast' and os.kill(os.getpid(), signal.SIGSEGV)",
     )
     assert speeds.seconds == {"slow": 1.0}
     assert speeds.refused == {"fast": "its native code died with SIGSEGV"}
@@ -167,8 +201,24 @@ def test_a_child_that_always_fails_ends_with_no_engine() -> None:
     speeds = measured("sys.exit(7)")
     assert speeds.seconds == {}
     assert speeds.refused == dict.fromkeys(("fast", "slow"), "its process ended with 7")
-    absent = measure_speeds(Path(), ["fast"], EngineRequest(), python=("/no/such/python",))
+    absent = measure_speeds(Path(), ["fast"], EngineRequest(), python=("/no/such/python",), known=Speeds({"fast": 1.0}))
     assert "could not be measured" in absent.refused["fast"]
+    assert absent.seconds == {}, "what it took once says nothing any more"
+
+
+@pytest.mark.parametrize("executable", ["/opt/app/app", ""])
+def test_a_frozen_or_embedded_application_starts_no_child(
+    executable: str, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its executable is the application itself; the usual engine is taken unmeasured."""
+    monkeypatch.setattr(sys, "frozen", bool(executable), raising=False)
+    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(subprocess, "run", None)
+    install(llama=Factory(), onnx=Factory())
+    assert interpreter() is None
+    assert chosen() == chosen(EngineRequest(memory=10**9)) == ("onnx", "llama")
+    assert measure_speeds(Path(), ["onnx"], EngineRequest()) == Speeds({})
+    assert probe_engine("0.0") == Finding(True), "who froze it chose the wheel"
 
 
 class Factory:
@@ -259,7 +309,7 @@ def test_two_are_measured_once(install: Install, heard: list[str], monkeypatch: 
     install(llama=Factory(), onnx=Factory())
     calls: list[object] = []
 
-    def measure(root: Path, names: list[str], request: EngineRequest) -> Speeds:
+    def measure(root: Path, names: list[str], request: EngineRequest, *, known: Speeds) -> Speeds:
         calls.append(names)
         return Speeds({"llama": 0.001, "onnx": 0.002}, {}, NOW)
 
@@ -274,6 +324,37 @@ def test_two_are_measured_once(install: Install, heard: list[str], monkeypatch: 
     assert known.reason.endswith(f"a token, measured {NOW}")
     engines.known_choice(toy_pair().manifest, Path(), EngineRequest(), measure=True)
     assert len(calls) == 2
+
+
+def test_the_faster_engine_is_passed_over_where_a_session_would_not_fit(
+    install: Install, heard: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is loaded here, and at no other budget."""
+    install(llama=Factory(), onnx=Factory())
+    asked: list[tuple[int | None, list[str]]] = []
+    need = 10**9
+
+    def measure(root: Path, names: list[str], request: EngineRequest, *, known: Speeds) -> Speeds:
+        asked.append((request.memory, names))
+        limit = request.memory or 10**12
+        if "onnx" in names and limit < need:
+            known = replace(known, least={"onnx usual": need - 10})
+        elif "onnx" in names:
+            known = replace(known, seconds={**known.seconds, "onnx": 0.001}, needs={**known.needs, "onnx usual": need})
+        if "llama" in names:
+            known = replace(known, seconds={**known.seconds, "llama": 0.002}, needs={**known.needs, "llama usual": 1})
+        return replace(known, taken=NOW)
+
+    monkeypatch.setattr(engines, "measure_speeds", measure)
+    small, large = EngineRequest(memory=9 * 10**8), EngineRequest(memory=2 * 10**9)
+    assert chosen(small) == chosen(EngineRequest(memory=need - 11)) == ("llama", "onnx")
+    assert chosen(large) == chosen(large) == chosen() == ("onnx", "llama")
+    assert chosen(small) == ("llama", "onnx")
+    assert asked == [(small.memory, ["llama", "onnx"]), (large.memory, ["onnx"])]
+    assert heard[0].endswith("; decoding on llama (onnx: it does not fit 900.0 MB)")
+    assert heard[1].endswith("it does not fit 1000.0 MB)")
+    assert heard[-1] == "decoding on llama (onnx: it does not fit 900.0 MB)"
+    assert len(heard) == 4, "a budget with room for both tells nothing but what it measured"
 
 
 def test_what_cannot_be_kept_is_not_measured(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

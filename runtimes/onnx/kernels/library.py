@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from edgedecode.errors import InputError, RuntimeUnavailable
 from edgedecode.folders import cache_folder, keep_json
+from edgedecode.interpreter import interpreter
 from edgedecode.notices import notice
 from edgedecode.processor import processor_facts
 from edgedecode.types import FloatArray
@@ -231,8 +232,11 @@ def _reason_against(path: Path, *, engine: str) -> str:
 
 
 def _try_in_child(path: Path) -> str:
+    executable = interpreter()
+    if executable is None:
+        return _try_here(path)
     child = subprocess.run(
-        [sys.executable, "-c", _CODE, str(path)],
+        [executable, "-c", _CODE, str(path)],
         capture_output=True,
         text=True,
         timeout=TRY_SECONDS,
@@ -244,3 +248,16 @@ def _try_in_child(path: Path) -> str:
     last = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
     died = f"signal {-child.returncode}" if child.returncode < 0 else last
     return f"the library {path.name} does not run here ({died}): reinstall edgedecode on this machine"
+
+
+def _try_here(path: Path) -> str:
+    """Try it in this process, for want of another: who froze the application chose the build."""
+    from .self_check import run_once
+
+    try:
+        library = KernelLibrary(path)
+        run_once(library)
+        library.choose("auto")  # not the one that was tried last
+    except Exception as error:  # the engine's own kinds too
+        return f"the library {path.name} does not run here ({error}): reinstall edgedecode on this machine"
+    return ""
