@@ -7,10 +7,10 @@ match. Most states have one transition: the first lies in arrays, only further o
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["TOKEN_NBYTES", "Cursor", "Match", "SuffixAutomaton"]
+__all__ = ["NO_MATCH", "TOKEN_NBYTES", "Cursor", "Match", "SuffixAutomaton"]
 
 TOKEN_NBYTES = 320
 """Memory a token: 117 to 131 bytes were measured on text, up to 288 on random bits (CPython 3.11)."""
@@ -31,18 +31,12 @@ NO_MATCH = Match(-1, 0)
 class SuffixAutomaton:
     """Every substring of `tokens`. State 0 is the empty string; `_places` are ends of recent occurrences."""
 
-    __slots__ = ("_branches", "_last", "_lengths", "_links", "_only", "_places", "_then", "match", "tokens", "whole")
+    __slots__ = ("_branches", "_last", "_lengths", "_links", "_only", "_places", "_then", "tokens", "whole")
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything."""
         self.tokens = array("i")
-        self.match = NO_MATCH
-        """The longest suffix of `tokens` that occurred earlier too, at its most recent place."""
         self.whole = True
-        """False after an interrupt inside `extend`: the index is broken and must be cleared."""
+        """False after an interrupt inside `extend`: the index is broken."""
         self._last = 0
         self._links, self._lengths, self._places = array("i", [-1]), array("i", [0]), array("i", [-1])
         self._only, self._then = array("i", [0]), array("i", [-1])
@@ -85,24 +79,12 @@ class SuffixAutomaton:
                 links[new] = found if exact else self._split(state, token, found)
             self._last = new
             suffix = links[new]
-            self.match = Match(places[suffix], lengths[suffix]) if suffix else NO_MATCH
             for _ in range(_FRESHENED):
                 if suffix <= 0:
                     break
                 places[suffix] = here
                 suffix = links[suffix]
         self.whole = True
-
-    def following(self, place: int, limit: int, *, extra: Sequence[int] = ()) -> list[int]:
-        """Return what came after `place`, at most `limit` ids of it; `extra` stands behind the sequence's end.
-
-        Where that runs into the end, it goes on with itself: text that repeats a short piece is expected to go on.
-        """
-        found = self.tokens[place + 1 : place + 1 + limit].tolist()
-        found += extra[: limit - len(found)]
-        while 0 < len(found) < limit:
-            found += found[: limit - len(found)]
-        return found
 
     def after(self, state: int, token: int) -> int:
         """Return the state after `token`; -1 where that never followed."""
@@ -136,10 +118,9 @@ class Cursor:
 
     __slots__ = ("_state", "automaton", "length")
 
-    def __init__(self, automaton: SuffixAutomaton, *, at_end: bool = False) -> None:
+    def __init__(self, automaton: SuffixAutomaton) -> None:
         self.automaton = automaton
-        self._state = automaton._last if at_end else 0
-        self.length = len(automaton) if at_end else 0
+        self._state = self.length = 0
         """Of the match, in tokens."""
 
     def read(self, tokens: Iterable[int]) -> None:

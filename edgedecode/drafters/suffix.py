@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from array import array
 from collections.abc import Sequence
 from weakref import finalize
 
@@ -12,15 +14,18 @@ from edgedecode.protocols import Drafter, DraftSetting, UniformSource
 from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, Plan
 from edgedecode.verify import Verdict
 
-from .automaton import TOKEN_NBYTES, Cursor, SuffixAutomaton
+from .automaton import NO_MATCH, Match
 from .past import STORE_NBYTES, PastOutputs, PastReader, following
 from .remembered import OutputFile
 
-__all__ = ["SuffixDrafter", "SuffixSource"]
+__all__ = ["TOKEN_NBYTES", "SuffixDrafter", "SuffixSource", "longest_earlier"]
 
-SHORTEST_MATCH = 2
+SHORTEST_MATCH, LONGEST_MATCH = 2, 64
 GROWTH = 4
 """Drafted tokens per matched one, beyond the first: a long match is a copy."""
+TOKEN_NBYTES = 24
+"""Memory a token of the context: a character of up to 4 bytes, and while it is appended copies of all of them."""
+_CODEC = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
 
 
 class SuffixSource:
@@ -60,7 +65,11 @@ class SuffixSource:
 
 
 class SuffixDrafter:
-    """Follows the most recent place of the longest suffix; past outputs where they match longer than the context."""
+    """Follows the most recent place of the longest suffix; past outputs where they match longer than the context.
+
+    The context is kept as text, a character an id, and searched: nothing is built before the first draft of an answer,
+    and an answer in which nobody is asked is not even read.
+    """
 
     name = "suffix"
     free = True
@@ -77,7 +86,7 @@ class SuffixDrafter:
         self._remember = remember
         finalize(self, lease.release)  # a drafter that is dropped, not closed
         self._ends = ends
-        self._index = SuffixAutomaton()
+        self._text = ""
         self._past = past
         self._reader = None if past is None else PastReader(past)
         self._context: Sequence[int] = ()
@@ -90,10 +99,7 @@ class SuffixDrafter:
 
     def begin(self, context: Sequence[int]) -> None:
         self._store_said()
-        self._context, self._prompt = context, len(context)
-        index = self._index
-        if not index.whole or index.tokens.tolist() != list(context[: len(index)]):
-            index.clear()
+        self._context, self._prompt, self._text = context, len(context), ""
         if self._reader is not None:
             self._reader.forget()
 
@@ -102,29 +108,28 @@ class SuffixDrafter:
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
         self._read(context)
-        here = self._index.match
+        place, matched = longest_earlier(self._text, len(self._text) - 1)
         there = None if self._reader is None else self._reader.best()
-        if there is not None and there.length > here.length:
+        if there is not None and min(there.length, LONGEST_MATCH) > matched:
             matched = there.length
             tokens = following(there, _length(matched, limit))
         else:
-            matched = here.length
-            tokens = self._index.following(here.place, _length(matched, limit)) if matched else []
+            most = _length(matched, limit)
+            tokens = _repeated(context[place + 1 : place + 1 + most], most) if matched else []
         if matched < SHORTEST_MATCH or not tokens:
             return EMPTY_DRAFT
         return Draft(self._ended(tokens), source=self.name, match=matched)
 
     def continuation(self, context: Sequence[int], extra: Sequence[int], limit: int) -> tuple[int, ...]:
-        """Return what would follow `context` and then `extra`, nothing after an end token; the index is not changed."""
+        """Return what would follow `context` and then `extra`, nothing after an end token."""
         if extra and extra[-1] in self._ends:
             return ()
         self._read(context)
-        cursor = Cursor(self._index, at_end=True)
-        cursor.read(extra)
-        place, matched = cursor.match
-        if matched < SHORTEST_MATCH or limit <= 0:
+        place, matched = longest_earlier(self._text + _characters(extra), len(self._text))
+        if not matched or limit <= 0:
             return ()
-        return self._ended(self._index.following(place, _length(matched, limit), extra=extra))
+        most = _length(matched, limit)
+        return self._ended(_repeated([*context[place + 1 : place + 1 + most], *extra], most))
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         """What was said is taken from the context, once, when the generation is over."""
@@ -134,7 +139,7 @@ class SuffixDrafter:
         self._lease.release()
 
     def _read(self, context: Sequence[int]) -> None:
-        self._index.extend(context[len(self._index) :])
+        self._text += _characters(context[len(self._text) :])
         if self._reader is not None:
             self._reader.read(context)
 
@@ -146,10 +151,41 @@ class SuffixDrafter:
         return tuple(tokens[:end])
 
     def _store_said(self) -> None:
-        said, self._context = self._context[self._prompt :], ()
-        if self._past is not None and said:
-            self._past.add(said, remember=self._remember)
+        context, self._context = self._context, ()
+        if self._past is not None:
+            self._past.add(context[self._prompt :], remember=self._remember)
 
 
 def _length(matched: int, limit: int) -> int:
     return min(limit, 1 + GROWTH * matched)
+
+
+def longest_earlier(text: str, end: int) -> Match:
+    """Return the most recent place of the longest suffix of `text` that occurs before `end`, within the two limits.
+
+    Every search begins where the last one found something, and looks for more: all of them together read `text` once.
+    """
+    place, matched, length = -1, 0, len(text)
+    while matched < LONGEST_MATCH:
+        wanted = max(matched + 1, SHORTEST_MATCH)
+        start = text.rfind(text[-wanted:], 0, end) if wanted <= length else -1
+        if start < 0:
+            break
+        end, matched = start + wanted, wanted
+        place = end - 1
+        while matched < min(end, LONGEST_MATCH) and text[place - matched] == text[length - 1 - matched]:
+            matched += 1
+    return Match(place, matched) if matched else NO_MATCH
+
+
+def _characters(tokens: Sequence[int]) -> str:
+    """Return a character for each id, which are below 1,114,112."""
+    return array("I", tokens).tobytes().decode(_CODEC, "surrogatepass")
+
+
+def _repeated(tokens: Sequence[int], limit: int) -> list[int]:
+    """Return `limit` of these tokens; where they end before it, they go on with themselves: short pieces repeat."""
+    found = list(tokens[:limit])
+    while 0 < len(found) < limit:
+        found += found[: limit - len(found)]
+    return found

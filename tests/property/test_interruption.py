@@ -20,7 +20,6 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.detokenizer import Detokenizer
-from edgedecode.drafters.automaton import SuffixAutomaton
 from edgedecode.drafters.chain import ChainDrafter
 from edgedecode.drafters.model import ModelDrafter
 from edgedecode.drafters.ngram import NgramDrafter
@@ -229,7 +228,6 @@ PLACES: dict[str, tuple[Any, str]] = {
     "observe tree": (TreeDrafter, "observe"),
     "observe": (ModelDrafter, "observe"),
     "observe recycle": (RecycleDrafter, "observe"),
-    "index": (SuffixAutomaton, "extend"),
     "verify": (sys.modules["edgedecode.loop"], "verify"),
     "detokenizer": (Detokenizer, "push"),
     "begin": (ModelDrafter, "begin"),
@@ -243,7 +241,6 @@ DRAFTERS = {
     RecycleDrafter: "recycle",
     ChainDrafter: "chain",
     TreeDrafter: "tree",
-    SuffixAutomaton: "suffix",
 }
 CALLED = [
     (place, *way) for place, (owner, _) in PLACES.items() for way in WAYS if way[0] == DRAFTERS.get(owner, way[0])

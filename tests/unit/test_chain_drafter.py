@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edgedecode.drafters.automaton import TOKEN_NBYTES
 from edgedecode.drafters.chain import HEAD, ChainDrafter, ChainSource
 from edgedecode.drafters.model import ModelSource
 from edgedecode.drafters.past import STORE_NBYTES
-from edgedecode.drafters.suffix import SuffixSource
+from edgedecode.drafters.suffix import TOKEN_NBYTES, SuffixSource
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory import Budget
 from edgedecode.protocols import Drafter
@@ -112,7 +111,7 @@ def test_alone_it_has_its_own_and_gives_them_back() -> None:
 def test_what_cannot_be_opened_leaves_nothing_behind() -> None:
     with pytest.raises(CapabilityError, match="no draft model"):
         ChainSource().open(draft_setting(VOCABULARY))
-    budget = Budget(10_000)  # room for the model's state only
+    budget = Budget(2_000)  # room for the model's state only
     model = TableModel(toy_tables(VOCABULARY, seed=2), budget=budget)
     with pytest.raises(BudgetExceeded, match="suffix index"):
         ChainSource().open(draft_setting(VOCABULARY, model=model, budget=budget, capacity=100))

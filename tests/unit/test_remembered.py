@@ -124,7 +124,7 @@ def test_a_folder_where_the_file_should_be(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_a_later_process_drafts_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.unit.test_suffix_drafter import ANSWER, says
+    from tests.unit.test_suffix_drafter import ANSWER, answers
 
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
     for remember, known in ((False, False), (True, False), (True, True), (False, False)):
@@ -132,8 +132,7 @@ def test_a_later_process_drafts_from_it(tmp_path: Path, monkeypatch: pytest.Monk
         made = source.open(draft_setting(VOCABULARY, remember=remember))
         made.begin([5])
         assert (made.propose([5, 20, 21], 2, Noise(0)).tokens == (22, 23)) == known
-        made.begin([5])
-        says(made, [5], ANSWER)  # type: ignore[arg-type]
+        answers(made, [5], *ANSWER)  # type: ignore[arg-type]
         made.close()
         source.close()
     other = SuffixSource().open(draft_setting(VOCABULARY, remember=True, tokenizer_digest="another"))

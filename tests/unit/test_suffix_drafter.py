@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgedecode.drafters.past import STORE_NBYTES, PastOutputs, PastReader, following
-from edgedecode.drafters.suffix import GROWTH, SHORTEST_MATCH, SuffixDrafter, SuffixSource
+from edgedecode.drafters.suffix import (
+    GROWTH,
+    LONGEST_MATCH,
+    SHORTEST_MATCH,
+    TOKEN_NBYTES,
+    SuffixDrafter,
+    SuffixSource,
+)
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory import Budget
 from edgedecode.sampling import Noise
@@ -80,18 +88,54 @@ def test_another_conversation_forgets_the_old_index() -> None:
     assert made.propose([9, 9], 8, NOISE).tokens == ()
 
 
-def test_an_interrupt_while_indexing_is_noticed_at_the_next_begin() -> None:
-    class Interrupting(list[int]):
+def test_nothing_is_made_of_a_context_before_the_first_draft_of_an_answer() -> None:
+    class Unread(list[int]):
         def __iter__(self):  # type: ignore[no-untyped-def, override]
-            yield 1
-            raise KeyboardInterrupt
+            raise AssertionError("it was read")
+
+        def __getitem__(self, place):  # type: ignore[no-untyped-def, override]
+            raise AssertionError("it was read")
 
     made = drafter()
-    with pytest.raises(KeyboardInterrupt):
-        made._index.extend(Interrupting())
-    context = [1, 2, 3, 4, 1, 2]
+    made.begin(Unread([1, 2, 3]))
+    made.begin([1, 2])
+
+
+@pytest.mark.parametrize("ids", [(1, 2, 3, 4), (0xD800, 0xDFFF, 0xFEFF, 0x10FFFF), (70_000, 255, 0xFFFE, 0)], ids=str)
+def test_any_id_is_a_character(ids: tuple[int, ...]) -> None:
+    context = [*ids, 9, *ids[:2]]
+    made = drafter()
     made.begin(context)
-    assert made.propose(context, 2, NOISE).tokens == (3, 4)
+    assert made.propose(context, 2, NOISE).tokens == ids[2:]
+
+
+def test_of_long_matches_the_newest_is_followed() -> None:
+    piece = list(range(10, 10 + LONGEST_MATCH))
+    context = [1, 2, *piece, 3, *piece, 4, 1, 2, *piece]  # the older place has two tokens more
+    made = drafter()
+    made.begin(context)
+    draft = made.propose(context, 1, NOISE)
+    assert (draft.tokens, draft.match) == ((4,), LONGEST_MATCH)
+
+
+def test_a_continuation_that_reaches_the_end_repeats_itself() -> None:
+    context = [1, 2, 3, 1, 2, 3, 1]
+    made = drafter()
+    made.begin(context)
+    assert made.propose(context, 7, NOISE).tokens == (2, 3, 1, 2, 3, 1, 2)
+    assert made.continuation(context, [2, 3], 6) == (1, 2, 3, 1, 2, 3)
+
+
+def test_its_memory_is_below_what_is_leased() -> None:
+    context = [1_000_000 + token for token in range(20_000)]
+    made = drafter()
+    made.begin(context)
+    tracemalloc.start()
+    for length in (10_000, 10_001, 20_000):
+        made.propose(context[:length], 4, NOISE)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak <= 20_000 * (TOKEN_NBYTES + 16)  # the slices of the context are this test's
 
 
 def test_a_draft_stops_at_an_end_token() -> None:
