@@ -59,6 +59,7 @@ def import_engine() -> Untyped:
         raise RuntimeUnavailable(
             f"ONNX Runtime does not start ({first_line(error)}): pip install 'edgedecode[onnx]'"
         ) from None
+    onnxruntime.set_default_logger_severity(SILENT)  # what no session says: refused allocations
     return onnxruntime
 
 
@@ -100,10 +101,9 @@ def open_session(
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
         source = path.read_bytes()
     try:
-        session = engine.InferenceSession(source, options, providers=[provider.engine_name])
+        session = engine.InferenceSession(source, options, providers=[provider.engine_name], enable_fallback=0)
     except Exception as error:  # the engine's exceptions share no base class
         raise ManifestError(f"{path} cannot be opened ({first_line(error)}): export or import the pack again") from None
-    session.disable_fallback()
     if session.get_providers()[0] != provider.engine_name:
         raise RuntimeUnavailable(f"{provider.engine_name} did not start for {path}; got {session.get_providers()}")
     return session
@@ -175,6 +175,7 @@ def _biases(entry: ModelEntry, inputs: Sequence[str]) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an engine's message, which may hold its stack."""
+    """Return the first line of an engine's message, which may hold its stack, and characters of the pack's own."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    line = lines[0] if lines else type(error).__name__
+    return "".join(character if character.isprintable() else "\ufffd" for character in line)

@@ -66,6 +66,25 @@ def test_damaged_files(pack: Path, entry: ModelEntry, name: str, damage: str) ->
     assert str(path.parent) in refused(entry, pack)
 
 
+@pytest.mark.parametrize("place", ["node", "file"])
+def test_the_engine_says_nothing_itself_of_a_graph_it_cannot_open(
+    pack: Path, entry: ModelEntry, place: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not of names that are no text, where its Python would try once more, and no name reaches a terminal raw."""
+    model = onnx.load(pack / GRAPH, load_external_data=False)
+    if place == "node":
+        model.graph.node[0].op_type = "Unreadable"
+        data = model.SerializeToString().replace(b"Unreadable", b"Unread\xffble")
+    else:
+        next(tensor for tensor in model.graph.initializer if tensor.external_data).external_data[
+            0
+        ].value = "\x1b]0;x\x07"
+        data = model.SerializeToString()
+    (pack / GRAPH).write_bytes(data)
+    assert refused(entry, pack).isprintable()
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_graph_without_the_contract_s_inputs(pack: Path, entry: ModelEntry) -> None:
     model = onnx.load(pack / GRAPH, load_external_data=False)
     model.graph.output.pop()
