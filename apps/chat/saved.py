@@ -34,9 +34,10 @@ def save_messages(path: Path, messages: Sequence[Message]) -> None:
 
 def load_messages(path: Path) -> list[Message]:
     """Read messages: an object with `messages`, or the bare list. Raises InputError or OSError."""
-    if path.stat().st_size > LARGEST_NBYTES:
+    with path.open("rb") as file:
+        data = file.read(LARGEST_NBYTES + 1)  # a device's size says nothing
+    if len(data) > LARGEST_NBYTES:
         raise InputError(f"{path} is longer than {LARGEST_NBYTES >> 20} MiB: that is no saved conversation")
-    data = path.read_bytes()
     try:
         value: object = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, or a number of 5000 digits

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,6 +129,20 @@ def test_a_bad_file_is_one_line_and_the_conversation_stays(
     assert expected in err
     assert err.count("\n") == 1
     assert session.messages == messages
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
+def test_what_has_no_size_is_read_no_further_than_a_conversation_can_be_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /dev/zero, which would fill the memory."""
+    monkeypatch.setattr("edgedecode.apps.chat.saved.LARGEST_NBYTES", 100)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = subprocess.Popen([sys.executable, "-c", f"open({str(pipe)!r}, 'wb').write(bytes(1 << 20))"], stderr=-3)
+    with pytest.raises(InputError, match="longer than"):
+        load_messages(pipe)
+    assert writer.wait(timeout=60) != 0
 
 
 def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
