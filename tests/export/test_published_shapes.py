@@ -1,0 +1,79 @@
+"""Published widths, vocabularies and special ids: exported at 4 bits, both engines say the same. Minutes: opt-in."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import edgedecode
+from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.manifest import Manifest
+from edgedecode.rescore import rescore
+
+from .conftest import export, recipe
+from .published import PUBLISHED, write_published
+
+ENGINES = ("onnx", "llama") if importlib.util.find_spec("llama_cpp") else ("onnx",)
+PROMPT = "The quick brown fox says: 1 + 1 = 2, naïve café."
+NEW = 24
+
+pytestmark = [
+    pytest.mark.export,
+    pytest.mark.slow,
+    pytest.mark.skipif("EDGEDECODE_PUBLISHED" not in os.environ, reason="EDGEDECODE_PUBLISHED=1 takes minutes and GB"),
+]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_shape_exports_and_says_the_same_on_both_engines(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published = PUBLISHED[name]
+    folder = write_published(tmp_path / name, published)
+    start = time.perf_counter()
+    manifest = export(folder, tmp_path / "pack", stored=recipe(4))
+    seconds = time.perf_counter() - start
+    check_entry(manifest, name)
+    texts = {engine: greedy(tmp_path / "pack", engine) for engine in ENGINES}
+    gaps = {engine: gap_in(texts, engine, pack=tmp_path / "pack") for engine in ENGINES}
+    noise = manifest.models["target"].parity["kernel_max_error"]
+    with capsys.disabled():
+        same = len(set(texts.values())) == 1
+        print(f"\n{name}: {seconds:.0f} s; {'same text' if same else 'texts differ'}; gaps {gaps}, noise {noise:.3f}")
+    for text in texts.values():
+        assert len(text) > NEW
+        assert len(set(text[-NEW:])) > NEW // 4, "it repeats itself: its layers have no say"
+    assert all(gap <= noise for gap in gaps.values())
+
+
+def check_entry(manifest: Manifest, name: str) -> None:
+    """The pack says what the maker's configuration does, and computes what its weights stand for."""
+    published, entry = PUBLISHED[name], manifest.models["target"]
+    config, ends = published.config, published.ends
+    assert entry.rows == config["vocab_size"]
+    assert manifest.vocabulary_size == published.tokens
+    assert set(manifest.generation.end_token_ids) >= ({ends} if isinstance(ends, int) else set(ends))
+    assert entry.window == (512 if name.startswith("gemma") else 0)
+    assert entry.parity["max_error"] < 5e-5 * max(1.0, entry.parity["deviation"])
+
+
+def greedy(pack: Path, engine: str) -> tuple[int, ...]:
+    """Return the prompt's tokens and the answer's."""
+    options = SessionOptions(sampling=SamplingOptions(), drafter="none", ignore_eos=True, context=256)
+    with edgedecode.load(pack, runtime=engine) as pair, pair.session(options) as session:
+        session.generate(PROMPT, max_tokens=NEW)
+        return tuple(session.tokens)
+
+
+def gap_in(texts: Mapping[str, tuple[int, ...]], engine: str, *, pack: Path) -> float:
+    """Return how far any token of the other engine's text lies below this one's own choice, in logits."""
+    others = [text for other, text in texts.items() if other != engine and text != texts[engine]]
+    if not others:
+        return 0.0
+    with edgedecode.load(pack, runtime=engine) as pair:
+        return max(rescore(pair.target, text, prompt_tokens=len(text) - NEW).largest_gap for text in others)
