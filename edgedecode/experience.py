@@ -6,28 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgedecode.cost import CostModel
-from edgedecode.model_arm import ModelArm
+from edgedecode.model_arm import ArmLife, ModelArm
 from edgedecode.survival import Survival
 
 __all__ = ["Experience"]
 
 
 class Experience:
-    """Shared by the sessions of a pair, one at a time; a scheduler learns in it as it goes."""
+    """Shared by the sessions of a pair, whose rounds may alternate; a scheduler learns in it as it goes."""
 
     def __init__(
         self,
         costs: CostModel | None = None,
         survival: Survival | None = None,
-        arms: Mapping[str, ModelArm] | None = None,
+        arms: Mapping[str, ArmLife] | None = None,
     ) -> None:
         self.costs = costs or CostModel()
         self.survival = survival or Survival()
         self._arms = dict(arms or {})
 
     def arm(self, name: str) -> ModelArm:
-        """Return what is known of a drafter with a model of its own."""
-        return self._arms.setdefault(name, ModelArm(name))
+        """Return one session's view of a drafter with a model of its own: what is known of it is shared."""
+        return ModelArm(name, self._arms.setdefault(name, ArmLife()))
 
     def as_dict(self) -> dict[str, object]:
         """Return everything, JSON-serialisable."""
@@ -44,7 +44,7 @@ class Experience:
             return cls(
                 CostModel.from_dict(value["costs"]),
                 Survival.from_dict(value["survival"]),
-                {name: ModelArm.from_dict(name, arm) for name, arm in value["arms"].items()},
+                {name: ArmLife.from_dict(arm) for name, arm in value["arms"].items()},
             )
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise ValueError(f"no experience of a pack: {error}") from None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from edgedecode.cost import CostModel
 from edgedecode.stored import positive
 
-__all__ = ["ModelArm", "Probe", "Use"]
+__all__ = ["ArmLife", "ModelArm", "Probe", "Use"]
 
 FIRST_DRAFTS = 2
 """Tokens drafted at most until `SCORED` rounds are known."""
@@ -68,17 +68,51 @@ class Use(NamedTuple):
 
 
 @dataclass(slots=True)
+class ArmLife:
+    """What outlives a generation, and is shared by the sessions that draft with one drafter."""
+
+    tokens: float = 0.0
+    cost: float = 0.0
+    scored: int = 0
+    """Rounds it ever had."""
+    text: int = 0
+    """Tokens of all generations."""
+    probed: float = 0.0
+    """Plain steps that probes cost in all of them."""
+    since: int = 0
+    """Tokens since the last probe; not kept."""
+
+    def as_dict(self) -> dict[str, float]:
+        """Return what outlives the process."""
+        return {
+            "life_tokens": self.tokens,
+            "life_cost": self.cost,
+            "scored": self.scored,
+            "text": self.text,
+            "probed": self.probed,
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, float]) -> ArmLife:
+        """Read what `as_dict` gave. Raises KeyError or ValueError."""
+        return cls(
+            tokens=positive(value["life_tokens"]),
+            cost=positive(value["life_cost"]),
+            scored=int(positive(value["scored"])),
+            text=int(positive(value["text"])),
+            probed=positive(value["probed"]),
+        )
+
+
+@dataclass(slots=True)
 class ModelArm:
-    """Counts of one drafter. `tokens` and `cost` fade: emitted tokens and plain steps of this generation's rounds."""
+    """One session's counts of a drafter. `tokens`, `cost` fade: emitted tokens, plain steps of this generation."""
 
     name: str
+    life: ArmLife
     tokens: float = 0.0
     cost: float = 0.0
     rounds: int = 0
-    life_tokens: float = 0.0
-    life_cost: float = 0.0
-    scored: int = 0
-    """Rounds it ever had."""
     on: bool = True
     wait: int = 0
     """Tokens to emit before it may be probed."""
@@ -91,12 +125,6 @@ class ModelArm:
     """Rounds left of a probe."""
     emitted: int = 0
     """Tokens of this generation."""
-    text: int = 0
-    """Tokens of all generations."""
-    since: int = 0
-    """Tokens since the last probe."""
-    probed: float = 0.0
-    """Plain steps that probes cost in all of them."""
 
     def begin(self) -> None:
         """A generation starts: the text may be another one, so older rounds are a prior only, and a probe is near."""
@@ -109,8 +137,8 @@ class ModelArm:
     def passed(self, tokens: int) -> None:
         """Tokens were emitted, by whomever."""
         self.emitted += tokens
-        self.text += tokens
-        self.since += tokens
+        self.life.text += tokens
+        self.life.since += tokens
         self.wait = max(0, self.wait - tokens)
 
     def add(self, tokens: int, cost: float) -> None:
@@ -119,19 +147,19 @@ class ModelArm:
         self.cost = _FADE * self.cost + cost
         self.rounds += 1
         self.rejected = 0 if tokens > 1 else self.rejected + 1
-        self.life_tokens = _LIFE_FADE * self.life_tokens + tokens
-        self.life_cost = _LIFE_FADE * self.life_cost + cost
-        self.scored += 1
+        self.life.tokens = _LIFE_FADE * self.life.tokens + tokens
+        self.life.cost = _LIFE_FADE * self.life.cost + cost
+        self.life.scored += 1
         self.probing = max(0, self.probing - 1)
 
     def speed_up(self, costs: CostModel, context_tokens: int) -> float:
         """Return what its rounds gave, without reading: tokens over plain steps, leaning on a prior."""
-        if self.scored >= _LIFE_ROUNDS:
-            tokens, cost = self.life_tokens, self.life_cost
+        if self.life.scored >= _LIFE_ROUNDS:
+            tokens, cost = self.life.tokens, self.life.cost
         else:
             tokens = _PRIOR_TOKENS
             cost = costs.table(context_tokens).c(2) + costs.d(self.name, context_tokens)
-        weight = self.prior * min(2.5, 1 + self.scored / 50) / cost
+        weight = self.prior * min(2.5, 1 + self.life.scored / 50) / cost
         return (self.tokens + weight * tokens) / (self.cost + weight * cost) if self.cost or weight else 1.0
 
     def judge(self, costs: CostModel, context_tokens: int, *, current: bool = False) -> None:
@@ -158,7 +186,7 @@ class ModelArm:
         speed_up = self.speed_up(costs, context_tokens)
         reading = costs.reading(self.name, context_tokens)
         probing = bool(self.probing or probe)
-        longest = FIRST_DRAFTS if self.scored < SCORED or probing else LONGEST
+        longest = FIRST_DRAFTS if self.life.scored < SCORED or probing else LONGEST
         horizon = min(remaining_tokens, self.emitted + HORIZON)
         for read, read_max in ((unread, 0), (min(unread, READ_WINDOW), READ_WINDOW)):
             whole = horizon / (horizon / speed_up + max(0, read - 1) * reading)
@@ -174,35 +202,14 @@ class ModelArm:
         round_cost = costs.table(context_tokens).c(2) + costs.d(self.name, context_tokens)
         reading = costs.reading(self.name, context_tokens)
         price = min(unread, READ_WINDOW) * reading + PROBE_ROUNDS * (round_cost - 1)
-        earned = self.probed + price <= PROBE_GRANT + PROBE_SHARE * self.text or self.since >= LAST_INTERVAL
+        life = self.life
+        earned = life.probed + price <= PROBE_GRANT + PROBE_SHARE * life.text or life.since >= LAST_INTERVAL
         return Probe(price, round_cost) if earned else None
 
     def begin_probe(self, probe: Probe) -> None:
         """Go on for a probe, and charge it. It starts from "as fast as plain", not from what sent the arm off."""
         self.on, self.probing = True, PROBE_ROUNDS
-        self.since = self.rejected = 0
-        self.probed += probe.price
+        self.rejected = self.life.since = 0
+        self.life.probed += probe.price
         self.tokens = self.cost = _NEUTRAL_ROUNDS * probe.round_cost
         self.prior = 0.0
-
-    def as_dict(self) -> dict[str, float]:
-        """Return what outlives a generation."""
-        return {
-            "life_tokens": self.life_tokens,
-            "life_cost": self.life_cost,
-            "scored": self.scored,
-            "text": self.text,
-            "probed": self.probed,
-        }
-
-    @classmethod
-    def from_dict(cls, name: str, value: Mapping[str, float]) -> ModelArm:
-        """Read what `as_dict` gave. Raises KeyError or ValueError."""
-        return cls(
-            name,
-            life_tokens=positive(value["life_tokens"]),
-            life_cost=positive(value["life_cost"]),
-            scored=int(positive(value["scored"])),
-            text=int(positive(value["text"])),
-            probed=positive(value["probed"]),
-        )

@@ -196,7 +196,7 @@ class Scheduler:
         length, _ = self._promise(drafter, longest)
         floor = 0.0
         if self.options.floor_stop:  # its own confidence ends the draft where one more token would not pay
-            length = min(longest, length + (SLACK if self.models[name].scored else 0))
+            length = min(longest, length + (SLACK if self.models[name].life.scored else 0))
             floor = self._row_cost(length) * max(1.0, use.speed_up)
         plan = Plan(length, drafter, floor=floor, read_max=use.read_max, reason=use.reason)
         return _Choice(name, length, use.speed_up, use.whole, plan, use.probe)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -70,6 +70,23 @@ def test_hostile_drafts_cost_next_to_nothing(machine: Machine, drafters: dict[st
         machine.c(1 + drafted) - 1 + (machine.draft if name == "model" else 0) * drafted for _, name, drafted, _ in late
     )
     assert 192 / (192 + extra) >= 0.99
+
+
+def test_generations_that_alternate_keep_their_own_rounds_and_share_what_lasts() -> None:
+    known = Experience()
+    first, second = scheduler(known), scheduler(known)
+    first.plan(Signals(round=1, context_tokens=10, remaining_tokens=100))
+    arm = first.models["model"]
+    arm.on, arm.wait = False, 40
+    for _ in range(3):
+        arm.add(2, 1.5)
+    before = replace(arm)
+    second.plan(Signals(round=1, context_tokens=10, remaining_tokens=100))
+    assert arm == before
+    second.models["model"].add(3, 1.0)
+    assert arm.rounds == 3
+    assert arm.life.scored == 4
+    assert known.as_dict()["arms"]["model"]["scored"] == 4  # type: ignore[index]
 
 
 def settled(machine: Machine, share: float, name: str) -> tuple[float, float]:
