@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from edgedecode.errors import BudgetExceeded, InputError
+from edgedecode.turns import FairLock
 
 __all__ = ["Budget", "Lease", "format_nbytes", "parse_nbytes", "peak_nbytes", "resident_nbytes"]
 
@@ -17,7 +18,10 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "
 
 
 class Lease:
-    """A named share of a budget. Releases itself when used as a context manager; `release` is idempotent."""
+    """A named share of a budget. Releases itself when used as a context manager; `release` is idempotent.
+
+    `release` takes no lock: finalizers call it, in any thread and in the middle of anything.
+    """
 
     __slots__ = ("_budget", "name", "nbytes", "priority", "reclaim")
 
@@ -32,15 +36,18 @@ class Lease:
 
     def resize(self, nbytes: int) -> None:
         """Grow or shrink to `nbytes`. Raises BudgetExceeded, the lease unchanged, when the growth does not fit."""
-        if self._budget is None:
+        budget = self._budget
+        if budget is None:
             raise ValueError(f"lease {self.name!r} was released")
-        self._budget._resize(self, nbytes)
+        budget._lock.run(lambda: budget._resize(self, nbytes))
+
+    @property
+    def held(self) -> bool:
+        return self._budget is not None
 
     def release(self) -> None:
         """Give the bytes back."""
-        if self._budget is not None:
-            self._budget._release(self)
-            self._budget = None
+        self._budget = None
 
     def __enter__(self) -> Lease:
         return self
@@ -52,23 +59,25 @@ class Lease:
 
 
 class Budget:
-    """A hard limit in bytes (None: none) over the sum of all leases."""
+    """A hard limit in bytes (None: none) over the sum of all leases. Threads may share it."""
 
     def __init__(self, limit_nbytes: int | None = None) -> None:
         if limit_nbytes is not None and limit_nbytes <= 0:
             raise InputError(f"the memory budget must be positive, not {limit_nbytes}")
         self.limit_nbytes = limit_nbytes
+        self._lock = FairLock()
         self._leases: list[Lease] = []
+        """Written under the lock; those that were released since are among them."""
 
     @property
     def used_nbytes(self) -> int:
         """Sum of all leases."""
-        return sum(lease.nbytes for lease in self._leases)
+        return sum(lease.nbytes for lease in self._leases if lease.held)
 
     @property
     def leases(self) -> tuple[Lease, ...]:
         """The leases held now, oldest first."""
-        return tuple(self._leases)
+        return tuple(lease for lease in self._leases if lease.held)
 
     def reserve(self, name: str, nbytes: int, *, priority: int = 0, reclaim: Callable[[], None] | None = None) -> Lease:
         """Lease `nbytes` before allocating them.
@@ -78,14 +87,13 @@ class Budget:
         """
         if nbytes < 0:
             raise ValueError(f"lease {name!r} of {nbytes} bytes")
-        self._make_room(name, nbytes, priority=priority)
         lease = Lease(self, name, nbytes=nbytes, priority=priority, reclaim=reclaim)
-        self._leases.append(lease)
+        self._lock.run(lambda: self._add(lease))
         return lease
 
     def table(self, request: str = "", nbytes: int = 0) -> str:
         """Render the leases, a line each, largest first, with the request (if any), the sum and the limit."""
-        rows = [(lease.name, lease.nbytes) for lease in sorted(self._leases, key=lambda lease: -lease.nbytes)]
+        rows = [(lease.name, lease.nbytes) for lease in sorted(self.leases, key=lambda lease: -lease.nbytes)]
         if request:
             rows.append((f"{request} (asked for)", nbytes))
         rows.append(("sum", self.used_nbytes + nbytes))
@@ -94,10 +102,14 @@ class Budget:
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"  {name:<{width}}  {format_nbytes(value):>10}" for name, value in rows)
 
+    def _add(self, lease: Lease) -> None:
+        self._make_room(lease.name, lease.nbytes, priority=lease.priority)
+        self._leases = [*self.leases, lease]
+
     def _make_room(self, name: str, nbytes: int, *, priority: int) -> None:
         if self.limit_nbytes is None:
             return
-        for lease in sorted(self._leases, key=lambda lease: lease.priority):
+        for lease in sorted(self.leases, key=lambda lease: lease.priority):
             if self.used_nbytes + nbytes <= self.limit_nbytes:
                 return
             if lease.reclaim is not None and lease.priority < priority:
@@ -118,10 +130,6 @@ class Budget:
         if nbytes > lease.nbytes:
             self._make_room(lease.name, nbytes - lease.nbytes, priority=lease.priority)
         lease.nbytes = nbytes
-
-    def _release(self, lease: Lease) -> None:
-        if lease in self._leases:
-            self._leases.remove(lease)
 
 
 def format_nbytes(nbytes: int) -> str:

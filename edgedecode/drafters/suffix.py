@@ -52,16 +52,17 @@ class SuffixSource:
 
     def _store(self, setting: DraftSetting) -> PastOutputs | None:
         """Return the store, which makes way for anything else; None, with a notice, where the budget has no room."""
-        if self._past is None:
+        past = self._past  # which another thread that needs memory may take away
+        if past is None:
             try:
                 self._lease = setting.budget.reserve("past outputs", STORE_NBYTES, priority=-1, reclaim=self.close)
             except BudgetExceeded as error:
                 logging.getLogger("edgedecode").info("past outputs are not kept: %s", error)
                 return None
-            self._past = PastOutputs()
+            self._past = past = PastOutputs()
         if setting.remember and (file := OutputFile.of_tokenizer(setting.tokenizer_digest)) is not None:
-            self._past.remember(file, vocabulary_size=setting.vocabulary_size)
-        return self._past
+            past.remember(file, vocabulary_size=setting.vocabulary_size)
+        return past
 
 
 class SuffixDrafter:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,29 @@ def test_release_is_idempotent_and_a_released_lease_cannot_grow() -> None:
     assert budget.used_nbytes == 0
     with pytest.raises(ValueError, match="'a' was released"):
         lease.resize(1)
+
+
+def test_threads_never_get_more_than_the_limit_and_releases_wait_for_nobody() -> None:
+    budget, most = Budget(1000), 0
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def work() -> None:
+        nonlocal most
+        for _ in range(200):
+            with suppress(BudgetExceeded), budget.reserve("a", 300) as lease:
+                lease.resize(400)
+                most = max(most, budget.used_nbytes)
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(work) for _ in range(8)]:
+            done.result(60)
+    sys.setswitchinterval(before)
+    assert 400 <= most <= 1000
+    assert (budget.used_nbytes, budget.leases) == (0, ())
+    lease = budget.reserve("a", 300)
+    budget._lock.run(lease.release)  # as a finalizer in the middle of `reserve`
+    assert budget.leases == ()
 
 
 def test_a_resize_that_does_not_fit_leaves_the_lease_alone() -> None:
