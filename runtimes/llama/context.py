@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from threading import RLock
 from weakref import finalize
 
 import numpy as np
@@ -62,6 +63,8 @@ class Context:
         self._compute_nbytes = self._engine.log.sizes().get("compute", 0)
         """What the lease holds for the engine's graph, which is reserved anew when adapters change."""
         self._changed = False
+        self._busy = RLock()
+        """Held in every native call, which lets other threads run: one of them may close the context."""
         self.feed(table, rows=plan.rows_per_pass)
 
     @property
@@ -77,19 +80,23 @@ class Context:
         count = self.batch.count
         assert 0 < count <= self.plan.rows_per_pass, "more rows abort the process"
         assert self.batch.outputs <= self.plan.outputs, "more outputs abort the process"
-        if self._changed:
-            self._engine.log.begin()
-        status = self._api.llama_decode(self._native, self.batch.value)
-        if self._changed:
-            self._changed = False
-            self._charge(self._engine.log.sizes().get("compute", self._compute_nbytes))
+        with self._busy:
+            self._check_open()
+            if self._changed:
+                self._engine.log.begin()
+            status = self._api.llama_decode(self._native, self.batch.value)
+            if self._changed:
+                self._changed = False
+                self._charge(self._engine.log.sizes().get("compute", self._compute_nbytes))
         if status:
             reason = "it finds no room in its cache" if status == NO_ROOM else self._engine.log.reason(newest=True)
             raise RuntimeUnavailable(f"llama.cpp failed in a pass of {count} rows ({reason}, code {status})")
 
     def logits(self, count: int, *, rows: int) -> FloatArray:
         """Return the newest pass's outputs, [count, rows]: the engine's own memory, which the view keeps alive."""
-        pointer = self._api.llama_get_logits(self._native)
+        with self._busy:
+            self._check_open()
+            pointer = self._api.llama_get_logits(self._native)
         memory: Untyped = (ctypes.c_float * (count * rows)).from_address(ctypes.addressof(pointer.contents))
         memory.owner = self
         view: FloatArray = np.frombuffer(memory, np.float32).reshape(count, rows)
@@ -107,12 +114,14 @@ class Context:
         if self._adapter is None and adapter is not None:
             self._charge(self._compute_nbytes + adapter.work_nbytes)  # an upper bound, until the engine reports it
         self._applied = False  # an interrupt in the middle must look like neither
-        if adapter is None:
-            self._api.llama_set_adapters_lora(self._native, None, 0, None)
-        else:
-            kind = self._api.llama_adapter_lora_p_ctypes
-            natives, scales = (kind * 1)(ctypes.cast(adapter.native, kind)), (ctypes.c_float * 1)(adapter.scale)
-            self._api.llama_set_adapters_lora(self._native, natives, 1, scales)
+        with self._busy:
+            self._check_open()
+            if adapter is None:
+                self._api.llama_set_adapters_lora(self._native, None, 0, None)
+            else:
+                kind = self._api.llama_adapter_lora_p_ctypes
+                natives, scales = (kind * 1)(ctypes.cast(adapter.native, kind)), (ctypes.c_float * 1)(adapter.scale)
+                self._api.llama_set_adapters_lora(self._native, natives, 1, scales)
         self._adapter, self._changed, self._applied = adapter, True, True
 
     def drop(self, native: int) -> None:
@@ -128,31 +137,40 @@ class Context:
 
     def copy(self, source: int, target: int, *, start: int, stop: int) -> None:
         """Let sequence `target` hold the cells of `source` at positions start to stop, too."""
-        self._api.llama_memory_seq_cp(self._open_memory(), source, target, start, stop)
+        with self._busy:
+            self._api.llama_memory_seq_cp(self._open_memory(), source, target, start, stop)
 
     def remove(self, id: int, start: int, stop: int = TO_THE_END) -> None:
         """Drop what a sequence holds from `start` on. Raises CapabilityError where the memory cannot."""
-        if not self._api.llama_memory_seq_rm(self._open_memory(), id, start, stop):
+        with self._busy:
+            removed = self._api.llama_memory_seq_rm(self._open_memory(), id, start, stop)
+        if not removed:
             raise CapabilityError(f"llama.cpp cannot drop the positions from {start} on of this model's memory")
 
     def clear(self) -> None:
         """Drop everything."""
-        self._api.llama_memory_clear(self._open_memory(), False)
+        with self._busy:
+            self._api.llama_memory_clear(self._open_memory(), False)
 
     def first_position(self) -> int:
         """Return the oldest position that sequence 0 holds everywhere; -1 when it is empty."""
-        return int(self._api.llama_memory_seq_pos_min(self._open_memory(), 0))
+        with self._busy:
+            return int(self._api.llama_memory_seq_pos_min(self._open_memory(), 0))
 
     def close(self) -> None:
-        """Free the context and give its lease back. Idempotent."""
-        self._native = self._memory = None
-        self._free()
+        """Free the context and give its lease back; waits for a pass that is running. Idempotent."""
+        with self._busy:
+            self._native = self._memory = None
+            self._free()
 
     def _open_memory(self) -> Untyped:
         """Return the native memory: without it a call would take the process down."""
+        self._check_open()
+        return self._memory
+
+    def _check_open(self) -> None:
         if self._memory is None:
             raise CapabilityError("the state is closed: make another with new_state")
-        return self._memory
 
 
 def _free(weights: Weights, native: Untyped, lease: Lease, work: Lease) -> None:

@@ -6,7 +6,7 @@ Knows no text, drafting or sampling.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
+from threading import RLock
 from weakref import WeakSet, finalize
 
 import numpy as np
@@ -65,7 +65,8 @@ class ConcatModel:
         self._past = cache_names("past_key_values", entry.layers)
         self._present = cache_names("present", entry.layers)
         self._states: WeakSet[ConcatState] = WeakSet()
-        self._lock = Lock()
+        self._lock = RLock()
+        """Held for a pass, and while a state is closed: not both at once."""
 
     @property
     def card(self) -> ModelCard:
@@ -80,7 +81,15 @@ class ConcatModel:
             self._reserve_logits(rows + LEAST_ROWS)
             binding = self._session.io_binding()
             width = self._footprint.rows_after(capacity)
-            state = ConcatState(self._entry, capacity=capacity, lease=lease, owner=self, width=width, binding=binding)
+            state = ConcatState(
+                self._entry,
+                capacity=capacity,
+                lease=lease,
+                owner=self,
+                width=width,
+                binding=binding,
+                busy=self._lock,
+            )
             finalize(state, lease.release)  # a state that is dropped, not closed
         except BaseException:
             lease.release()

@@ -6,6 +6,7 @@ Such a graph cannot write into its past, so there are two buffers that take turn
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,19 @@ class ConcatState:
     """
 
     def __init__(
-        self, entry: ModelEntry, *, capacity: int, lease: Lease, owner: object, width: int, binding: object
+        self,
+        entry: ModelEntry,
+        *,
+        capacity: int,
+        lease: Lease,
+        owner: object,
+        width: int,
+        binding: object,
+        busy: AbstractContextManager[object],
     ) -> None:
         self.owner = owner
+        self._busy = busy
+        """What the model enters for a pass: the engine writes to this memory then."""
         self.width = width
         """How many rows one pass may have at any length of the state; wider ones are split."""
         self._lease = lease
@@ -111,10 +122,11 @@ class ConcatState:
         self._pending += count
 
     def close(self) -> None:
-        self.binding = None
-        self._buffers = np.zeros((2, 1, 0), np.float32)
-        self._length = self._pending = self._stored = 0
-        self._lease.release()
+        with self._busy:
+            self.binding = None
+            self._buffers = np.zeros((2, 1, 0), np.float32)
+            self._length = self._pending = self._stored = 0
+            self._lease.release()
 
     def _view(self, buffer: int, rows: int) -> FloatArray:
         """Return [values, kv heads, rows, head size] over a buffer."""

@@ -95,6 +95,7 @@ class OnnxModel:
         self._leases = list(leases)
         self._states: WeakSet[OnnxState] = WeakSet()
         self._lock = RLock()  # closing the model closes its states, which give buffers back
+        """Held for a pass, and while a state is closed: not both at once."""
         (self._kv_type,) = card.kv_types
 
     @property
@@ -144,6 +145,7 @@ class OnnxModel:
                     width=self._footprint.rows_after(capacity),
                     kv_type=self._kv_type,
                     tiled=self._tiled,
+                    busy=self._lock,
                 )
                 state.rows, state.plans_tree, state.on_close = rows + LEAST_ROWS, tree, self._give_back
                 finalize(state, lease.release)  # a state that is dropped, not closed

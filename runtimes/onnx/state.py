@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,11 @@ class OnnxState:
         width: int,
         kv_type: str = "float32",
         tiled: bool = False,
+        busy: AbstractContextManager[object],
     ) -> None:
         self.owner = owner
+        self._busy = busy
+        """What the model enters for a pass: the engine writes to this memory then."""
         self.width = width
         """How many rows one pass may have at any length of the state; wider ones are split."""
         self.rows, self.plans_tree = 0, False
@@ -131,13 +135,14 @@ class OnnxState:
         self._pending += count
 
     def close(self) -> None:
-        self.binding = self.bound_outlet = None
-        self.tree = None
-        self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
-        self._length = self._pending = 0
-        self._lease.release()
-        if self.on_close is not None:
-            self.on_close()
+        with self._busy:
+            self.binding = self.bound_outlet = None
+            self.tree = None
+            self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
+            self._length = self._pending = 0
+            self._lease.release()
+            if self.on_close is not None:
+                self.on_close()
 
     def _gather(self, path: Sequence[int]) -> None:
         """Move the path's rows to the first pending slots, all layers at once; nothing moves when they are there."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
 import pytest
 
 from edgedecode.errors import CapabilityError
-from edgedecode.protocols import LanguageModel
+from edgedecode.protocols import LanguageModel, State
 from tests.contract.reference import assert_close, logits_of, settled
 
 
@@ -52,3 +55,26 @@ def test_closing_twice_is_harmless(model: LanguageModel) -> None:
     assert state.nbytes > 0
     state.close()
     state.close()
+
+
+def test_a_state_may_be_closed_while_another_thread_runs_passes_over_it(
+    model: LanguageModel, tokens: list[int]
+) -> None:
+    """The engine must not be in memory that is given back: it would take the process down, or write to others'."""
+    for _ in range(20):
+        state, begun, over = model.new_state(64), Event(), Event()
+
+        def passes(state: State = state, begun: Event = begun, over: Event = over) -> None:
+            while not over.is_set():
+                model.forward(tokens[:32], state, rows="none")
+                begun.set()
+                state.crop(0)
+
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(passes)
+            assert begun.wait(60)
+            state.close()
+            over.set()
+            error = running.exception(60)
+        assert error is None or isinstance(error, CapabilityError)
+    logits_of(model, tokens)
