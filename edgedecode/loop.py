@@ -5,7 +5,7 @@ Plain decoding is the same loop with empty drafts. The one long function of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -22,6 +22,10 @@ __all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode"]
 
 PREFILL_CHUNK = 512
 """Prompt tokens read per pass: an interrupt waits for one chunk at most, and what was read stays read."""
+
+
+def _go_on() -> None:
+    """Nobody else uses the models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class DecodeSetting:
     adapter: AdapterUse | None = None
     """What the target reads every row with; what the state holds was read with it too."""
     widths: tuple[int, ...] = ()
+    pause: Callable[[], None] = _go_on
+    """Called between two passes over the prompt: others may use the models now, and what it raises ends it."""
 
 
 def decode(
@@ -83,6 +89,7 @@ def decode(
         chunk = tokens[state.length : state.length + count]
         target.forward(chunk, state, rows="none", adapter=setting.adapter)
         state.keep(range(count))
+        setting.pause()
 
     verdict: Verdict | None = None
     now = started

@@ -35,6 +35,7 @@ from edgedecode.registry import find_drafter, find_runtime
 from edgedecode.row_draw import RowDraw, row_draw_of
 from edgedecode.session import Session
 from edgedecode.tokenizer import Tokenizer
+from edgedecode.turns import FairLock, when_free
 from edgedecode.types import AdapterUse
 from edgedecode.verify import Rule
 
@@ -150,7 +151,13 @@ def _first_opened(names: Sequence[str], opened: Callable[[Runtime], Pair]) -> Pa
 
 
 class Pair:
-    """A target, its optional draft, and everything that sessions share. Use it as a context manager, or `close` it."""
+    """A target, its optional draft, and everything that sessions share. Use it as a context manager, or `close` it.
+
+    Several threads may use it and its sessions at once. Models work for one of them at a time: `turn` is held for a
+    round of a session's decoding (drafts, pass, verification), for a piece of its prompt, while a session is opened or
+    closed, and never while a caller looks at a chunk; who waits comes in the order of asking. Whoever calls a model's
+    `forward` by himself takes care of that himself: `pair.turn.run(...)`.
+    """
 
     def __init__(
         self,
@@ -180,6 +187,9 @@ class Pair:
         self.identical_widths: dict[str, IdenticalWidths] = {}
         """By adapter: the pass widths that round alike here, once a reproducible session asked."""
         self._sessions: WeakSet[Session] = WeakSet()
+        self.turn = FairLock()
+        """Held by whoever uses the models, or what sessions share."""
+        self._closed = False
         self.tokenizer = tokenizer
         self._process = budget.reserve(PROCESS, _process_nbytes(budget))
         try:
@@ -192,17 +202,15 @@ class Pair:
     @property
     def draft(self) -> LanguageModel | None:
         """The draft model, loaded at its first use; None when the pack has none."""
-        return self.drafts.offering()
+        return self.turn.run(self.drafts.offering)
 
     def adapter(self, name: str) -> AdapterUse:
         """Return the pack's adapter of this name, loaded at its first use. Raises as `PackAdapters.use`."""
-        return self._adapters.use(name)
+        return self.turn.run(lambda: self._adapters.use(name))
 
     def session(self, options: SessionOptions | None = None, *, messages: Sequence[Message] = ()) -> Session:
         """Open a conversation, perhaps from a transcript. Raises InputError, CapabilityError or BudgetExceeded."""
-        session = Session(self, options or SessionOptions(), messages=messages)
-        self._sessions.add(session)
-        return session
+        return self.turn.run(lambda: self._opened(options or SessionOptions(), messages))
 
     def drafter_names(self, options: SessionOptions) -> tuple[str, ...]:
         """Return the drafters these options mean: none for length 0, the one that is named, else all that may pay."""
@@ -250,14 +258,34 @@ class Pair:
 
     def save_experience(self) -> None:
         """Keep now what was learnt, where it is to be kept at all."""
+        self.turn.run(self._save_experience)
+
+    def close(self) -> None:
+        """Close every session and model, keep what was learnt, and release every lease. Idempotent.
+
+        Running answers are stopped, in whichever threads, and waited for, as by `Session.close`.
+        """
+        self._closed = True
+        sessions = self.turn.run(lambda: list(self._sessions))
+        for session in sessions:
+            session.stop()
+        for session in sessions:
+            session.close()
+        when_free(lambda: self.turn.run(self._give_back))
+
+    def _opened(self, options: SessionOptions, messages: Sequence[Message]) -> Session:
+        if self._closed:
+            raise InputError("this pair is closed: open the pack again with edgedecode.load")
+        session = Session(self, options, messages=messages)
+        self._sessions.add(session)
+        return session
+
+    def _save_experience(self) -> None:
         if self._experience_path is not None and self.experience.costs.tables:
             store_experience(self._experience_path, self.experience)
 
-    def close(self) -> None:
-        """Close every session and model, keep what was learnt, and release every lease. Idempotent."""
-        for session in list(self._sessions):
-            session.close()
-        self.save_experience()
+    def _give_back(self) -> None:
+        self._save_experience()
         self._sessions.clear()
         for source in self._sources.values():
             source.close()

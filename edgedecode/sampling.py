@@ -6,6 +6,7 @@ The order is fixed: mask, penalties over context and path, temperature, top-k, t
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -20,7 +21,7 @@ from edgedecode.row_draw import NumpyRowDraw, RowDraw
 from edgedecode.types import FloatArray, IntArray
 from edgedecode.weights import largest, penalised, weighted
 
-__all__ = ["Mask", "Noise", "Sampler", "SamplingOptions"]
+__all__ = ["Mask", "Noise", "Sampler", "SamplingOptions", "answer_seed"]
 
 Mask = Callable[[Sequence[int]], "npt.NDArray[np.bool_] | None"]
 """path of drafted tokens → which ids are allowed after it (bool [vocabulary]); None allows all."""
@@ -73,20 +74,25 @@ _RANGES = {
 
 
 class Noise:
-    """The session's noise, per emitted position: a function of (seed, stream, position) alone, and per id for `draw`.
+    """An answer's noise, per emitted position: a function of (seed, stream, position) alone, and per id for `draw`.
 
     A generation that was abandoned and taken up again therefore draws what an uninterrupted one would have drawn.
     Verification reads stream 0, drafters stream 1: what is drafted never changes what the target draws. A drafter may
     look at stream 0 with `draw_at`: what it draws from a distribution near the target's is then mostly the same token.
     """
 
-    __slots__ = ("_block", "_block_start", "_hash_key", "_key", "position")
+    __slots__ = ("_block", "_block_start", "_hash_key", "_key", "_stream", "position")
 
     def __init__(self, seed: int, *, stream: int = 0) -> None:
+        self._stream = stream
+        self.begin(seed)
+
+    def begin(self, seed: int) -> None:
+        """Take another seed, and start over."""
         if not 0 <= seed < 2**64:
             raise InputError(f"seed {seed} is out of range: 0 to 2**64 - 1")
-        self._key = np.array([seed, stream], dtype=np.uint64)
-        self._hash_key = mixed(mixed(seed) + stream)
+        self._key = np.array([seed, self._stream], dtype=np.uint64)
+        self._hash_key = mixed(mixed(seed) + self._stream)
         self._block: npt.NDArray[np.float64] = np.empty(0)
         self._block_start = -1
         self.position = 0
@@ -120,6 +126,13 @@ class Noise:
         """Return what this position's noise would draw first, then without that, and so on; at most `count` tokens."""
         ranked: list[int] = probs.ids[first_arrivals(self.key_at(position), probs.ids, probs.p, count=count)].tolist()
         return ranked
+
+
+def answer_seed(seed: int | None, number: int) -> int:
+    """Return the seed of a session's answer of this number: the first has the session's own, or each a fresh one."""
+    if seed is None:
+        return secrets.randbits(63)
+    return seed if number == 0 else mixed(mixed(seed) + number) >> 1
 
 
 class Sampler:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from time import perf_counter
 from typing import TYPE_CHECKING
 from weakref import finalize
 
+from edgedecode.answer import Answer
 from edgedecode.drafting import Drafting
 from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.loop import DecodeSetting, decode
@@ -19,11 +19,12 @@ from edgedecode.padding import next_width, usable_context
 from edgedecode.protocols import DraftSetting
 from edgedecode.reply import TARGET_SOURCE, Chunk, Completion, Reply
 from edgedecode.reproducible import fitting_widths, limited_drafts, session_widths
-from edgedecode.sampling import Noise, Sampler, SamplingOptions
+from edgedecode.sampling import Noise, Sampler, SamplingOptions, answer_seed
 from edgedecode.session_drafting import check_options, open_drafting, plan_state
 from edgedecode.stats import Stats
 from edgedecode.stop_strings import StopStrings
 from edgedecode.transcript import Transcript
+from edgedecode.turns import FairLock, when_free
 from edgedecode.types import FinishReason, Outcome
 from edgedecode.verify import Rule, Verdict
 
@@ -41,14 +42,21 @@ SCRATCH_NBYTES = 3 * 8
 class Session:
     """A conversation. `messages` is the transcript, `tokens` what the model sees; all else reconciles to them.
 
-    Made by `Pair.session`. One generation at a time: starting another closes the one before. Close it to give its
-    memory back.
+    Made by `Pair.session`. It says one answer at a time: a new one (`stream`, `complete`, `generate`), `reset` and
+    `close` stop the one before, from whichever thread, and wait until it has ended, which takes one round of decoding,
+    or one piece of a long prompt. Who iterates over the stopped answer sees it end. Sessions of a pair may answer in
+    several threads at once; their rounds take turns, each as if it were alone. Close it to give its memory back.
+
+    `seed` is that of the newest answer, before the first one of that: the one given, or a fresh one. Later answers have
+    seeds of their own, made of the given one and their number, or fresh ones: asking again gives another text, the same
+    calls give the same texts, and any answer is had again as the first of a new session with its seed and messages.
     """
 
     def __init__(self, pair: Pair, options: SessionOptions, *, messages: Sequence[Message] = ()) -> None:
         self._pair = pair
         self.sampling = options.sampling or SamplingOptions.from_generation(pair.manifest.generation)
-        self.seed = secrets.randbits(63) if options.seed is None else options.seed
+        self.seed = answer_seed(options.seed, 0)
+        self._answers = 0
         self.stats = Stats()
         self._transcript = Transcript(pair.tokenizer, messages)
         self._ends = frozenset[int]() if options.ignore_eos else frozenset(pair.manifest.generation.end_token_ids)
@@ -57,7 +65,9 @@ class Session:
         context = _context(options.context, pair.target.card.context)
         check_options(pair, options)
         self._drafting: Drafting | None = None
-        self._running: Iterator[Chunk] | None = None
+        self._running: Answer | None = None
+        self._own = FairLock()
+        """Held while an answer is started or stopped: first this lock, then the pair's."""
         self._closed = False
         self._adapter = None if options.adapter is None else pair.adapter(options.adapter)
         draft_max = pair.draft_max(options)
@@ -79,8 +89,12 @@ class Session:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The transcript so far."""
-        return tuple(self._transcript.messages)
+        """The transcript, up to the last chunk of an answer that has not ended.
+
+        Of such an answer half a character, or what may begin a stop string, is added when it ends. One that was stopped
+        before it said anything is no part of it, nor is its prompt.
+        """
+        return self._transcript.heard
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -97,31 +111,22 @@ class Session:
         """The drafters in use, joined by "+"; "none" for plain decoding."""
         return "none" if self._drafting is None else "+".join(self._drafting.drafters)
 
-    def stream(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Iterator[Chunk]:
+    def stream(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
         """Answer a user message, yielding text as it is decoded.
 
-        Closing the iterator stops the answer; what was said stays in the transcript, and the session goes on. Raises
-        ContextExceeded, before anything changes, when the conversation no longer fits the context.
+        Closing the iterator stops the answer, and so does leaving it, at the next call of the session; what was said
+        stays in the transcript, and the session goes on. Raises ContextExceeded, before anything changes, when the
+        conversation no longer fits the context.
         """
         limit = self._limit(max_tokens)
         stops = StopStrings(stop)
-        self._stop_running()
-        self._check_length(prompt)
-        tokens = self._transcript.open_turn(prompt)
-        self._check_fits(tokens)
-        self._running = self._turn(prompt, tokens, limit=limit, stops=stops)
-        return self._running
+        return self._own.run(lambda: self._stream(prompt, limit=limit, stops=stops))
 
-    def complete(self, text: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Iterator[Chunk]:
+    def complete(self, text: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
         """Continue a bare text, without template or transcript, yielding text as it is decoded."""
         limit = self._limit(max_tokens)
         stops = StopStrings(stop)
-        self._stop_running()
-        self._check_length(text)
-        tokens = self._transcript.bare(text)
-        self._check_fits(tokens)
-        self._running = self._bare(tokens, limit=limit, stops=stops)
-        return self._running
+        return self._own.run(lambda: self._complete(text, limit=limit, stops=stops))
 
     def generate(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Completion:
         """Answer a user message and return the whole reply."""
@@ -140,18 +145,22 @@ class Session:
 
     def reset(self, messages: Sequence[Message] = ()) -> None:
         """Start over from these messages; KV that still fits is reused."""
-        self._stop_running()
-        self._transcript.messages[:] = messages
-        self._transcript.forget_rendering()
+        self._own.run(lambda: self._start_over(messages))
 
     def close(self) -> None:
-        """Stop a running answer and give the memory back. Idempotent."""
-        self._stop_running()
+        """Stop a running answer, wait until it has ended, and give the memory back. Idempotent.
+
+        In the middle of a round of this very thread (from a finalizer, a signal handler, a drafter) it only says so,
+        and the rest is done when the round is over.
+        """
+        self.stop()
+        when_free(lambda: self._own.run(self._end))
+
+    def stop(self) -> None:
+        """Let it say no more, without waiting; only `close` is left to be called."""
         self._closed = True
-        self._state.close()
-        self._scratch.release()
-        if self._drafting is not None:
-            self._drafting.close()
+        if (running := self._running) is not None:
+            running.stop()
 
     def __enter__(self) -> Session:
         return self
@@ -161,33 +170,84 @@ class Session:
 
     # -- one generation ------------------------------------------------------------------------------------------
 
-    def _stop_running(self) -> None:
-        running, self._running = self._running, None
-        if running is not None and hasattr(running, "close"):
-            running.close()
+    def _stream(self, prompt: str, *, limit: int, stops: StopStrings) -> Answer:
+        self._stop_running()
+        self._check_length(prompt)
+        tokens = self._transcript.open_turn(prompt)
+        self._check_fits(tokens)
+        return self._started(lambda pause: self._turn(prompt, tokens, limit=limit, stops=stops, pause=pause))
 
-    def _turn(self, prompt: str, tokens: list[int], *, limit: int, stops: StopStrings) -> Iterator[Chunk]:
+    def _complete(self, text: str, *, limit: int, stops: StopStrings) -> Answer:
+        self._stop_running()
+        self._check_length(text)
+        tokens = self._transcript.bare(text)
+        self._check_fits(tokens)
+        return self._started(lambda pause: self._bare(tokens, limit=limit, stops=stops, pause=pause))
+
+    def _started(self, chunks: Callable[[Callable[[], None]], Generator[Chunk]]) -> Answer:
+        """Give the next answer its noise, and let it be the one that runs."""
+        if self._answers:
+            self.seed = answer_seed(self.options.seed, self._answers)
+        self._answers += 1
+        self._noise.begin(self.seed)
+        self._draft_noise.begin(self.seed)
+        self._running = Answer(chunks, turn=self._pair.turn, own=self._own)
+        return self._running
+
+    def _stop_running(self) -> None:
+        """End the answer before, if any. Raises InputError where the session is closed."""
+        if self._running is not None:
+            self._running.end()
+        self._running = None
+        self._check_open()
+
+    def _start_over(self, messages: Sequence[Message]) -> None:
+        self._stop_running()
+        self._transcript.start_over(messages)
+
+    def _end(self) -> None:
+        """Do what `close` says."""
+        if self._running is not None:
+            self._running.end()
+        self._pair.turn.run(self._give_back)
+
+    def _give_back(self) -> None:
+        self._state.close()
+        self._scratch.release()
+        if self._drafting is not None:
+            self._drafting.close()
+
+    def _turn(
+        self, prompt: str, tokens: list[int], *, limit: int, stops: StopStrings, pause: Callable[[], None]
+    ) -> Generator[Chunk]:
         reply = Reply(self._pair.tokenizer.detokenizer(), stops)
+        before = self._transcript.messages
         self._reconcile(tokens)
-        self._transcript.begin_reply(prompt, tokens)
         try:
-            yield from self._chunks(tokens, reply, limit=limit)
+            self._transcript.begin_reply(prompt, tokens, said=lambda: reply.text)
+            yield from self._chunks(tokens, reply, limit=limit, pause=pause)
         except EdgeDecodeError:  # the answer failed: the conversation stays as it was
-            self._transcript.abandon_reply()
+            self._transcript.start_over(before)
             raise
         except BaseException:  # closed or interrupted: what was said was said
-            self._transcript.end_reply(reply.text + reply.rest(), ends=self._ends)
+            if text := reply.text + reply.rest():
+                self._transcript.end_reply(text, ends=self._ends)
+            else:
+                self._transcript.start_over(before)
             raise
         self._transcript.end_reply(reply.text + reply.rest(), ends=self._ends)
 
-    def _bare(self, tokens: list[int], *, limit: int, stops: StopStrings) -> Iterator[Chunk]:
+    def _bare(
+        self, tokens: list[int], *, limit: int, stops: StopStrings, pause: Callable[[], None]
+    ) -> Generator[Chunk]:
         self._reconcile(tokens)
         self._transcript.forget_rendering()
         self._transcript.tokens = tokens
-        yield from self._chunks(tokens, Reply(self._pair.tokenizer.detokenizer(), stops), limit=limit)
+        reply = Reply(self._pair.tokenizer.detokenizer(), stops)
+        yield from self._chunks(tokens, reply, limit=limit, pause=pause)
 
-    def _chunks(self, tokens: list[int], reply: Reply, *, limit: int) -> Iterator[Chunk]:
-        self.stats = stats = Stats(mode=self._mode())
+    def _chunks(self, tokens: list[int], reply: Reply, *, limit: int, pause: Callable[[], None]) -> Generator[Chunk]:
+        self.stats = stats = Stats(mode=self._mode(), seed=self.seed)
         stats.planned_nbytes, stats.peak_nbytes = self._pair.budget.used_nbytes, peak_nbytes()
         size = self._pair.target.card.vocabulary_size
         setting = DecodeSetting(
@@ -198,6 +258,7 @@ class Session:
             rule=self.options.rule,
             ends=self._ends,
             widths=self._widths,
+            pause=pause,
         )
         rounds = decode(self._pair.target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats)
         verdict: Verdict | None = None
@@ -221,6 +282,7 @@ class Session:
 
     def _reconcile(self, tokens: Sequence[int]) -> None:
         """Cut the target's state to what it shares with `tokens`; its settled positions hold the old tokens."""
+        self._check_open()
         old, shared = self._transcript.tokens, 0
         end = min(len(old), len(tokens), self._state.length)
         while shared < end and old[shared] == tokens[shared]:
@@ -264,9 +326,11 @@ class Session:
                 f"than {most}: shorten it, or raise --ctx-size"
             )
 
-    def _check_fits(self, tokens: Sequence[int]) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise InputError("this session is closed: open another with Pair.session")
+
+    def _check_fits(self, tokens: Sequence[int]) -> None:
         if len(tokens) >= self.context:
             raise ContextExceeded(
                 f"the prompt has {len(tokens)} tokens, the context holds {self.context}: shorten it, "

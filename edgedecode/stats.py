@@ -46,6 +46,8 @@ class Stats:
 
     mode: str = "plain"
     """plain, or the drafter's name: how tokens were proposed. Every one was verified by the target."""
+    seed: int | None = None
+    """Of the draws: a new session with this seed and the same messages gives this answer first."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV was already there."""
@@ -127,6 +129,7 @@ class Stats:
         """Return every figure, JSON-serialisable, times in seconds."""
         return {
             "mode": self.mode,
+            "seed": self.seed,
             "rounds": self.rounds,
             "proposed": self.proposed,
             "accepted": self.accepted,

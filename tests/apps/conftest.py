@@ -40,12 +40,16 @@ def timed_toy(root: Path) -> Pair:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pair]:
-    """The pair that every verb opens in this test. Its manifest file is empty: only its digest is ever wanted."""
+    """A pair like those that every verb opens in this test, and the first that is opened.
+
+    Its manifest file is empty: only its digest is ever wanted.
+    """
     (tmp_path / "edgedecode.json").write_text("{}")
     pair = timed_toy(tmp_path)
+    unused = [pair]
     for module in ("generate.command", "chat.command", "bench.run"):
         opened = import_module(f"edgedecode.apps.{module}")
-        monkeypatch.setattr(opened, "open_pair", lambda arguments, **options: pair)
+        monkeypatch.setattr(opened, "open_pair", lambda *_, **__: unused.pop() if unused else timed_toy(tmp_path))
     yield pair
     pair.close()
 

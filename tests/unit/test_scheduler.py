@@ -11,7 +11,7 @@ import pytest
 from edgedecode.cost import CostModel
 from edgedecode.errors import InputError
 from edgedecode.experience import Experience
-from edgedecode.model_arm import ModelArm
+from edgedecode.model_arm import ArmLife, ModelArm
 from edgedecode.policy import FixedLength
 from edgedecode.scheduler import Scheduler, SchedulerOptions
 from edgedecode.types import NO_DRAFTER, Offer, Plan, RoundCost, Signals
@@ -143,7 +143,7 @@ def test_off_within_sixteen_rounds_and_back_within_512_tokens_for_the_model(mach
 
 def test_asking_what_a_model_promises_changes_nothing_and_the_arm_that_is_chosen_pays() -> None:
     """An arm that is off is asked in every round; only a round that takes it begins a probe and is charged."""
-    arm, costs = ModelArm("model", on=False), CostModel()
+    arm, costs = ModelArm("model", ArmLife(), on=False), CostModel()
     before = asdict(arm)
     uses = [arm.use(8, costs=costs, context_tokens=64, remaining_tokens=100) for _ in range(3)]
     assert uses[0] is not None
@@ -151,7 +151,7 @@ def test_asking_what_a_model_promises_changes_nothing_and_the_arm_that_is_chosen
     assert uses == [uses[0]] * 3
     assert asdict(arm) == before
     arm.begin_probe(uses[0].probe)
-    assert (arm.on, arm.probed) == (True, uses[0].probe.price)
+    assert (arm.on, arm.life.probed) == (True, uses[0].probe.price)
 
 
 def test_a_probe_that_loses_to_another_arm_is_not_charged() -> None:
@@ -159,13 +159,13 @@ def test_a_probe_that_loses_to_another_arm_is_not_charged() -> None:
     ride(made, tokens=40, machine=FAST, model=always, free=always)
     arm = made.models["model"]
     arm.on, arm.wait, arm.probing = False, 0, 0
-    before = arm.probed
+    before = arm.life.probed
     signals = Signals(
         round=9, context_tokens=64, remaining_tokens=200, offers=(Offer("free", 8, 8),), unread=(("model", 4),)
     )
     assert arm.use(4, costs=made.costs, context_tokens=64, remaining_tokens=200) is not None
     assert made.plan(signals).drafter == "free"
-    assert (arm.on, arm.probing, arm.probed) == (False, 0, before)
+    assert (arm.on, arm.probing, arm.life.probed) == (False, 0, before)
 
 
 def test_a_model_is_not_read_for_a_few_tokens() -> None:

@@ -301,6 +301,63 @@ def test_the_same_seed_says_the_same_and_another_does_not() -> None:
     assert len(unseeded) == 4
 
 
+def texts(made: Session) -> list[str]:
+    """What some calls of every kind say, one after the other."""
+    said = [made.collect(made.complete("once upon", max_tokens=20)).text for _ in range(3)]
+    said += [made.generate("hello", max_tokens=20).text]
+    made.reset()
+    said += [made.generate("hello", max_tokens=20).text]
+    next(made.stream("and then?", max_tokens=20))
+    return [*said, made.generate("and then?", max_tokens=20).text]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("drafter", ["none", "model", None])
+def test_asking_again_gives_another_text(seed: int | None, drafter: str | None) -> None:
+    said = texts(session(sampling=WARM, seed=seed, drafter=drafter))
+    assert len(set(said)) == len(said)
+
+
+@pytest.mark.parametrize("options", [{"drafter": "none"}, {"drafter": "model"}, {"reproducible": True}], ids=str)
+def test_with_a_seed_the_same_calls_give_the_same_texts(options: dict[str, object]) -> None:
+    expected = texts(session(sampling=WARM))
+    assert texts(session(sampling=WARM, **options)) == expected
+    assert texts(session(sampling=WARM, seed=4, **options)) != expected
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize("seed", [None, 3])
+def test_any_answer_is_had_again_by_its_seed(seed: int | None, rule: Rule) -> None:
+    options = {"sampling": WARM, "drafter": "model", "draft_max": 3, "rule": rule, "noise": 0.4}
+    made = session(seed=seed, **options)
+    seeds = set[int | None]()
+    for turn in range(4):
+        before = made.messages
+        done = made.generate(f"turn {turn}", max_tokens=20)
+        again = session(seed=done.stats.seed, **options)
+        again.reset(before)
+        assert again.generate(f"turn {turn}", max_tokens=20).text == done.text
+        assert done.stats.seed == made.seed == done.stats.as_dict()["seed"]
+        seeds.add(done.stats.seed)
+    assert len(seeds) == 4
+    assert seed is None or seed in seeds
+
+
+def test_what_was_said_is_in_the_transcript_while_it_is_said() -> None:
+    made = session(drafter="none")
+    said = ""
+    for chunk in made.stream("hello", max_tokens=20):
+        said += chunk.text
+        assert made.messages == (Message("user", "hello"), Message("assistant", said))
+        if len(said) == 7:
+            break
+    assert made.messages[1].content == said
+    assert "".join(made._pair.tokenizer.decode(made.tokens[-7:])) == said
+    before = made.messages
+    made.generate("and then?", max_tokens=5)
+    assert made.messages[:2] == before
+
+
 def test_a_row_invariant_target_is_reproducible_without_padding() -> None:
     pair = ascii_pair()
     pair.session(SessionOptions(reproducible=True, drafter="none")).generate("hello", max_tokens=10)

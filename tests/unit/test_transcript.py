@@ -48,7 +48,7 @@ def test_the_first_turn_is_the_rendered_conversation() -> None:
 def test_opening_a_turn_changes_nothing() -> None:
     transcript = Transcript(byte_tokenizer())
     first = transcript.open_turn("hello")
-    assert transcript.messages == []
+    assert transcript.messages == ()
     assert transcript.tokens == []
     assert transcript.open_turn("hello") == first
 
