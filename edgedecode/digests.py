@@ -10,12 +10,13 @@ from pathlib import Path
 
 from edgedecode.errors import ManifestError
 from edgedecode.folders import cache_folder, keep_json
-from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest, OutsideFile
-from edgedecode.trim_entry import TRIM_NAMES
+from edgedecode.manifest import FileEntry, Manifest, OutsideFile
 
 __all__ = ["check_files", "file_sha256", "pack_digest"]
 
 _CHUNK = 1 << 20
+_JUDGED = ""
+"""Beside the files' stamps: under which key they were judged. No file has this name."""
 
 
 def file_sha256(path: Path, *, progress: Callable[[int], None] | None = None) -> str:
@@ -40,15 +41,21 @@ def pack_digest(manifest: Manifest) -> str:
 
 
 def check_files(
-    manifest: Manifest, root: Path, *, full: bool = False, progress: Callable[[int], None] | None = None
+    manifest: Manifest,
+    root: Path,
+    *,
+    full: bool = False,
+    progress: Callable[[int], None] | None = None,
+    judge: Callable[[], None] = lambda: None,
+    key: str = "",
 ) -> None:
     """Check every file the manifest lists; `full` hashes them even if this very file was hashed before.
 
-    `progress` is called with the bytes hashed.
+    `progress` is called with the bytes hashed. judge: looks into files of the right content, and raises where they
+    will not do; not asked again while all are as they were, under the same `key`.
 
     Raises ManifestError for a file that is missing, a link, of the wrong size or of the wrong content, also where it
-    lies outside the pack, and for a file beside a graph that the manifest does not list: a graph could read weights
-    there that nobody checked or planned.
+    lies outside the pack.
     """
     known = {} if full else _load_known(root)
     stamps: dict[str, str] = {}
@@ -64,22 +71,10 @@ def check_files(
         stamps[name] = stamp = _outside_stamp(outside)
         if known.get(name) != stamp and file_sha256(Path(outside.path), progress=progress) != outside.sha256:
             raise _foreign(outside, "has another content than what was imported")
-    _refuse_unlisted(manifest, root)
+    stamps[_JUDGED] = key
     if stamps != known:
+        judge()
         _store_known(root, stamps)
-
-
-def _refuse_unlisted(manifest: Manifest, root: Path) -> None:
-    """Refuse what no manifest lists, but not a trim's own names: a killed trim's files, which hold no weights."""
-    graphs = [graph.file for entry in manifest.models.values() for graph in entry.graphs.values()]
-    known = {*manifest.files, MANIFEST_NAME}
-    passed = {name for names in TRIM_NAMES.values() for name in names}
-    for folder in sorted({(root / file).parent for file in graphs}):
-        for path in folder.iterdir() if folder.is_dir() else ():
-            name = path.relative_to(root).as_posix()
-            hidden = path.name.startswith(".") or path.name in passed
-            if path.is_file() and not hidden and name not in known:
-                raise ManifestError(f"{path} is not listed in the pack's manifest: move it elsewhere")
 
 
 def _stamp(path: Path, name: str, entry: FileEntry) -> str:

@@ -11,6 +11,9 @@ from edgedecode.errors import ManifestError
 
 __all__ = ["Fields", "JsonValue"]
 
+_MOST = 1 << 53
+"""No size, count or id is larger; arithmetic and arrays of 64 bits take this much."""
+
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
 
@@ -50,20 +53,21 @@ class Fields:
             raise self._wrong(key, "a list of strings", value)
         return tuple(str(item) for item in value)
 
-    def integer(self, key: str, *, low: int) -> int:
+    def integer(self, key: str, *, low: int, high: int = _MOST) -> int:
         value = self._get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise self._wrong(key, f"an integer of at least {low}", value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            bounds = f"of at least {low}" if high == _MOST else f"from {low} to {high}"
+            raise self._wrong(key, f"an integer {bounds}", value)
         return value
 
-    def optional_integer(self, key: str, *, low: int = 0) -> int | None:
-        return None if self.values.get(key) is None else self.integer(key, low=low)
+    def optional_integer(self, key: str, *, low: int = 0, high: int = _MOST) -> int | None:
+        return None if self.values.get(key) is None else self.integer(key, low=low, high=high)
 
     def integers(self, key: str) -> tuple[int, ...]:
         value = self._get(key)
         if not isinstance(value, list):
             raise self._wrong(key, "a list of token ids", value)
-        result = [item for item in value if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
+        result = [item for item in value if isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= _MOST]
         if len(result) != len(value):
             raise self._wrong(key, "a list of token ids", value)
         return tuple(result)

@@ -6,6 +6,7 @@ A pack is a folder with `edgedecode.json`, a tokenizer, and for each role one we
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from edgedecode.errors import ManifestError
 from edgedecode.fields import Fields, JsonValue
 from edgedecode.pack_files import FileEntry, OutsideFile, plain_path
 from edgedecode.trim_entry import TrimEntry
+from edgedecode.wire_format import add_once
 
 __all__ = [
     "FORMAT",
@@ -39,6 +41,11 @@ VERSION = 1
 MANIFEST_NAME = "edgedecode.json"
 STACKS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Projections that a model or a graph may hold as one, stacked by their outputs in this order."""
+_MOST_NBYTES = 1 << 20
+"""Of a manifest; models of a hundred layers with adapters have one of a third of this."""
+_MOST_ROWS, _MOST_CONTEXT, _MOST_LAYERS = 1 << 24, 1 << 24, 512
+_MOST_WIDTH, _MOST_HEADS, _MOST_BITS, _MOST_BLOCK = 1 << 18, 1 << 12, 32, 1 << 16
+"""No language model is larger than these; what is planned from a manifest stays small arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +153,7 @@ class Manifest:
         if not root.is_dir():
             raise ManifestError(f"{root} is not a folder: give the folder of a pack (made by `edgedecode export`)")
         try:
-            text = path.read_text(encoding="utf-8")
+            text = _read(path)
         except FileNotFoundError:
             raise ManifestError(
                 f"{root} is no pack: it has no {MANIFEST_NAME} (make one with `edgedecode export`)"
@@ -154,7 +161,7 @@ class Manifest:
         except (OSError, UnicodeDecodeError) as error:
             raise ManifestError(f"{path} cannot be read: {error}") from None
         try:
-            return cls.from_json(json.loads(text))
+            return cls.from_json(json.loads(text, object_pairs_hook=_object))
         except ValueError as error:  # JSONDecodeError, and Python's refusal of numbers of thousands of digits
             raise ManifestError(f"{path} is not JSON: {error}; export the pack again") from None
         except RecursionError:
@@ -176,7 +183,7 @@ class Manifest:
             created_by=top.text("created_by"),
             tokenizer=plain_path(top.text("tokenizer")),
             tokenizer_digest=top.text("tokenizer_digest"),
-            vocabulary_size=top.integer("vocabulary_size", low=1),
+            vocabulary_size=top.integer("vocabulary_size", low=1, high=_MOST_ROWS),
             chat_template=None if (chat := top.optional_text("chat_template")) is None else plain_path(chat),
             generation=_generation(top.child("generation")),
             models={role: _model(child) for role, child in top.children("models")},
@@ -190,6 +197,11 @@ class Manifest:
     def to_json(self) -> str:
         """Render as indented JSON, keys in declaration order."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The end tokens that can be said: of padded rows, which the source may name too, none ever is."""
+        return frozenset(id for id in self.generation.end_token_ids if id < self.vocabulary_size)
 
     @property
     def nbytes(self) -> int:
@@ -214,6 +226,16 @@ class Manifest:
         name = self.models[role].weights
         return (self.outside.get(name) or self.files[name]).nbytes
 
+    def named(self) -> set[str]:
+        """Return the files of the pack that something in it reads."""
+        named = {self.tokenizer} | ({self.chat_template} if self.chat_template else set())
+        for entry in self.models.values():
+            named |= {entry.weights, *([entry.gguf] if entry.gguf else [])} - set(self.outside)
+            named |= {graph.file for graph in entry.graphs.values()} | ({entry.gguf_plan} - {""})
+            if entry.trim is not None:
+                named |= {entry.trim.token_ids, entry.trim.gguf} - {""}
+        return named | ({adapter.file for adapter in self.adapters.values()} - set(self.outside))
+
     def _place(self, name: str) -> str:
         outside = self.outside.get(name)
         return outside.path if outside is not None else name
@@ -221,16 +243,12 @@ class Manifest:
     def _check(self) -> None:
         if "target" not in self.models:
             raise ManifestError("the manifest names no target model: export the pack again")
-        named = {self.tokenizer} | ({self.chat_template} if self.chat_template else set())
-        for entry in self.models.values():
-            named |= {entry.weights, *([entry.gguf] if entry.gguf else [])} - set(self.outside)
-            named |= {graph.file for graph in entry.graphs.values()} | ({entry.gguf_plan} - {""})
-            if entry.trim is not None:
-                named |= {entry.trim.token_ids, entry.trim.gguf} - {""}
-        named |= {adapter.file for adapter in self.adapters.values()} - set(self.outside)
+        rows = self.models["target"].rows
+        if beyond := [id for id in self.generation.end_token_ids if id >= rows]:
+            raise ManifestError(f"the manifest names the end token {beyond[0]}, the target has {rows} rows")
         if foreign := sorted({adapter.role for adapter in self.adapters.values()} - set(self.models)):
             raise ManifestError(f"an adapter is for the model {foreign[0]!r}, which the pack has not: import it again")
-        if missing := sorted(named - set(self.files)):
+        if missing := sorted(self.named() - set(self.files)):
             raise ManifestError(
                 f"the manifest lists no size and digest for {', '.join(missing)}: export the pack again"
             )
@@ -241,14 +259,35 @@ def _optional(top: Fields, key: str) -> Iterator[tuple[str, Fields]]:
     return top.children(key) if key in top.values else iter(())
 
 
+def _read(path: Path) -> str:
+    """Return a manifest's text: of an ordinary file, whose size is told before it is read."""
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_NBYTES:
+        what = f"it has {found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "it is no ordinary file"
+        raise ManifestError(f"{path} is no manifest: {what}; export the pack again")
+    with path.open("rb") as file:
+        return file.read(_MOST_NBYTES).decode("utf-8")
+
+
+def _object(pairs: list[tuple[str, JsonValue]]) -> JsonValue:
+    """Return a JSON object. Raises ValueError for a key that it has twice: readers differ in which one they take."""
+    found: dict[str, JsonValue] = {}
+    for key, value in pairs:
+        add_once(found, key, value, what="key")
+    return found
+
+
 def _graph(fields: Fields) -> Graph:
+    inputs, outputs = fields.texts("inputs"), fields.texts("outputs")
+    if not inputs or not outputs:
+        raise ManifestError(f"{fields.where} has no {'outputs' if inputs else 'inputs'}: export the pack again")
     return Graph(
         file=plain_path(fields.text("file")),
-        inputs=fields.texts("inputs"),
-        outputs=fields.texts("outputs"),
+        inputs=inputs,
+        outputs=outputs,
         capabilities=fields.texts("capabilities"),
         kv_type=fields.optional_text("kv_type") or "float32",
-        lora_rank=fields.optional_integer("lora_rank") or 0,
+        lora_rank=fields.optional_integer("lora_rank", high=_MOST_WIDTH) or 0,
         lora_modules=fields.texts("lora_modules") if "lora_modules" in fields.values else (),
     )
 
@@ -256,23 +295,23 @@ def _graph(fields: Fields) -> Graph:
 def _model(fields: Fields) -> ModelEntry:
     return ModelEntry(
         architecture=fields.text("architecture"),
-        rows=fields.integer("rows", low=1),
-        context=fields.integer("context", low=1),
-        hidden_size=fields.integer("hidden_size", low=1),
-        layers=fields.integer("layers", low=1),
-        kv_heads=fields.integer("kv_heads", low=1),
-        head_size=fields.integer("head_size", low=1),
+        rows=fields.integer("rows", low=1, high=_MOST_ROWS),
+        context=fields.integer("context", low=1, high=_MOST_CONTEXT),
+        hidden_size=fields.integer("hidden_size", low=1, high=_MOST_WIDTH),
+        layers=fields.integer("layers", low=1, high=_MOST_LAYERS),
+        kv_heads=fields.integer("kv_heads", low=1, high=_MOST_HEADS),
+        head_size=fields.integer("head_size", low=1, high=_MOST_HEADS),
         parameters=fields.integer("parameters", low=1),
         weights=plain_path(fields.text("weights")),
         graphs={name: _graph(child) for name, child in fields.children("graphs")},
-        bits=fields.integer("bits", low=1),
-        block_size=fields.integer("block_size", low=0),
-        head_bits=fields.integer("head_bits", low=1),
+        bits=fields.integer("bits", low=1, high=_MOST_BITS),
+        block_size=fields.integer("block_size", low=0, high=_MOST_BLOCK),
+        head_bits=fields.integer("head_bits", low=1, high=_MOST_BITS),
         license=fields.text("license"),
         source=fields.text("source"),
         kernel_noise=fields.optional_number("kernel_noise"),
         parity=fields.numbers("parity"),
-        window=fields.optional_integer("window") or 0,
+        window=fields.optional_integer("window", high=_MOST_CONTEXT) or 0,
         quantization=fields.optional_text("quantization") or "",
         notes=fields.texts("notes") if "notes" in fields.values else (),
         gguf=plain_path(gguf) if (gguf := fields.optional_text("gguf")) else "",

@@ -7,7 +7,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
-from edgedecode.digests import check_files, pack_digest
+from edgedecode.digests import pack_digest
 from edgedecode.draft_models import DraftModels, default_heads
 from edgedecode.engine_speeds import EngineRequest
 from edgedecode.engines import AUTO, chosen_engines, default_runtime, engine_version
@@ -21,7 +21,7 @@ from edgedecode.errors import (
 )
 from edgedecode.experience import Experience
 from edgedecode.experience_file import experience_path, load_experience, store_experience
-from edgedecode.hub import find_pack, is_downloaded
+from edgedecode.hub import find_pack
 from edgedecode.identical_widths import IdenticalWidths
 from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget, parse_nbytes, peak_nbytes, resident_nbytes
@@ -29,6 +29,7 @@ from edgedecode.messages import Message
 from edgedecode.notices import notice
 from edgedecode.options import TREE, SessionOptions
 from edgedecode.pack_adapters import PackAdapters
+from edgedecode.pack_gate import check_pack
 from edgedecode.pack_lock import opening
 from edgedecode.protocols import DrafterSource, LanguageModel, Runtime
 from edgedecode.registry import find_drafter, find_runtime
@@ -90,30 +91,24 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
     if kv_type is not None and kv_type not in KV_TYPES:
         raise InputError(f"no KV type is called {kv_type!r}: it is {', '.join(KV_TYPES)}")
     wanted = runtime if runtime is not None else default_runtime()
-    engine = None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
     root = find_pack(pack)
     request = EngineRequest(provider=provider, threads=threads, kv_type=kv_type, memory=limit, context=context)
     with opening(root):
-        return _open_pack(root, engine, request, verify=verify, wrap=wrap, asked=runtime == AUTO)
+        return _open_pack(root, wanted, request, verify=verify, wrap=wrap, asked=runtime == AUTO)
 
 
 def _open_pack(
     root: Path,
-    engine: Runtime | None,
+    wanted: str | Runtime,
     request: EngineRequest,
     *,
     verify: bool,
     wrap: Callable[[Runtime], Runtime] | None,
     asked: bool,
 ) -> Pair:
-    """Open the pack at `root`; None: on the faster of its engines. asked: whether that was asked for."""
-    manifest = Manifest.load(root)
-    if manifest.outside and is_downloaded(root):
-        raise ManifestError(
-            f"the pack {root} was downloaded and names files outside itself, such as "
-            f"{next(iter(manifest.outside.values())).path}: refused; its author should import with --copy"
-        )
-    check_files(manifest, root, full=verify)
+    """Open the pack at `root`; "auto": on the faster of its engines. asked: whether that was asked for."""
+    manifest = check_pack(root, full=verify)
+    engine = None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
     tokenizer = _tokenizer(manifest, root)
 
     def opened(engine: Runtime) -> Pair:

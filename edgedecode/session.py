@@ -59,7 +59,7 @@ class Session:
         self._answers = 0
         self.stats = Stats()
         self._transcript = Transcript(pair.tokenizer, messages)
-        self._ends = frozenset[int]() if options.ignore_eos else frozenset(pair.manifest.generation.end_token_ids)
+        self._ends = frozenset[int]() if options.ignore_eos else pair.manifest.end_ids
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
         self._row_draw = pair.row_draw()
         context = _context(options.context, pair.target.card.context)

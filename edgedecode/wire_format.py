@@ -86,10 +86,10 @@ def read_fields(data: memoryview) -> Iterator[Field]:
         number, kind, value, length = tag >> 3, tag & 7, 0, 0
         if not 0 < number < 1 << 29:
             raise ValueError(f"a field has the number {number}")
-        if kind == VARINT:
-            value, offset = _read_varint(data, offset)
-        elif kind == BYTES:
+        if kind == BYTES:
             length, offset = _read_varint(data, offset)
+        elif kind == VARINT:
+            value, offset = _read_varint(data, offset)
         elif kind in _FIXED:
             length = _FIXED[kind]
         else:
@@ -203,6 +203,8 @@ def _varint(value: int) -> bytes:
 
 def _read_varint(data: memoryview, offset: int) -> tuple[int, int]:
     """Return an unsigned integer of at most 64 bits, and where it ends."""
+    if offset < len(data) and (value := data[offset]) < 0x80:  # nearly all are, and a graph has tens of thousands
+        return value, offset + 1
     value = 0
     for position, byte in enumerate(data[offset : offset + _VARINT_NBYTES]):
         value |= (byte & 0x7F) << (7 * position)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from edgedecode import CapabilityError, InputError
 from edgedecode.activations_entry import ActivationsWay
-from edgedecode.digests import check_files
 from edgedecode.errors import ManifestError
 from edgedecode.folders import cache_folder, user_cache
 from edgedecode.hub import find_pack
@@ -24,6 +23,7 @@ from edgedecode.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, Model
 from edgedecode.memory import format_nbytes, parse_nbytes
 from edgedecode.new_folder import new_folder, remove_abandoned
 from edgedecode.onnx_file import GraphFile
+from edgedecode.pack_gate import check_pack
 
 from ..progress import progress
 from .lock import one_at_a_time
@@ -92,7 +92,7 @@ def _is_whole(folder: Path) -> bool:
     if not folder.exists():
         return False
     try:
-        check_files(Manifest.load(folder), folder)
+        check_pack(folder)
     except ManifestError:
         shutil.rmtree(folder)
         return False
@@ -100,7 +100,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _make(out: Path, root: Path, manifest: Manifest, *, nbytes: int) -> None:
-    check_files(manifest, root)
+    check_pack(root)
     roles = [_role(root, manifest, name, nbytes=nbytes) for name in manifest.models]
     needed = sum(role.nbytes for role in roles) + manifest.nbytes + _MARGIN_NBYTES
     if (free := shutil.disk_usage(out.parent).free) < needed:

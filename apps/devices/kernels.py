@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from edgedecode.errors import RuntimeUnavailable
 from edgedecode.factories import GraphKernels, KernelsFactory
 from edgedecode.hub import find_pack
-from edgedecode.manifest import Manifest
+from edgedecode.pack_gate import check_pack
 from edgedecode.registry import find_factory
 
 __all__ = ["ModelKernels", "pack_kernels"]
@@ -35,7 +35,7 @@ class ModelKernels:
 def pack_kernels(pack: str, runtimes: Sequence[str]) -> list[ModelKernels]:
     """List the graphs of a pack on those of the runtimes that have kernels of ours. Raises ManifestError."""
     root = find_pack(pack)
-    manifest = Manifest.load(root)
+    manifest = check_pack(root)
     found: list[ModelKernels] = []
     for name in runtimes:
         try:

@@ -54,7 +54,7 @@ def _compared(role: str, prompts: Sequence[EncodedPrompt], *, manifest: Manifest
     """Compare the engines on one model and show what was found."""
     setting = Setting(
         max_tokens=arguments.max_tokens,
-        ends=frozenset(manifest.generation.end_token_ids),
+        ends=manifest.end_ids,
         noise_positions=arguments.noise_positions,
         trusted_noise=arguments.kv_type is None,
     )

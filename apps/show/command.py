@@ -8,9 +8,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from edgedecode.commands import Command
-from edgedecode.digests import check_files
 from edgedecode.hub import find_pack
 from edgedecode.manifest import Manifest
+from edgedecode.pack_gate import check_pack
 from edgedecode.pack_lock import opening
 
 __all__ = ["command"]
@@ -72,7 +72,7 @@ def _verify(manifest: Manifest, root: Path) -> None:
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bars:
         outside = sum(file.nbytes for file in manifest.outside.values())
         task = bars.add_task("hashing", total=manifest.nbytes + outside)
-        check_files(manifest, root, full=True, progress=lambda nbytes: bars.advance(task, nbytes))
+        check_pack(root, full=True, progress=lambda nbytes: bars.advance(task, nbytes))
     print(f"\nOK: all {len(manifest.files) + len(manifest.outside)} files are what the manifest says")
 
 

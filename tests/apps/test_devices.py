@@ -14,7 +14,8 @@ import pytest
 import edgedecode
 from edgedecode.apps.devices.probe import probe
 from edgedecode.cli import main
-from edgedecode.manifest import Manifest
+from edgedecode.digests import file_sha256
+from edgedecode.manifest import MANIFEST_NAME, Manifest
 from edgedecode.onnx_file import GraphFile
 from edgedecode.runtimes.onnx.kernels.library import tried
 
@@ -100,6 +101,7 @@ def test_products_that_stay_with_the_engine_are_listed_with_the_reason(
     first.attributes["accuracy_level"] = 1
     second.attributes["block_size"] = 256
     path.write_bytes(file.serialize())
+    _sign(copy, path)
     printed, found = listed(copy, capsys)
     whole, changed = found["target", "base"], found["draft", "base"]
     assert whole["row_invariant"]
@@ -110,9 +112,16 @@ def test_products_that_stay_with_the_engine_are_listed_with_the_reason(
     assert any("blocks of 256" in what for what in changed["left"])
     assert "blocks of 256" in printed
     path.write_bytes(b"no graph")
-    _, found = listed(copy, capsys)
-    assert found["draft", "base"]["kernels"] == ""
-    assert "ONNX Runtime's own kernels: " in found["draft", "base"]["reason"]
+    _sign(copy, path)
+    assert main(["devices", "--runtime", "onnx", "-m", str(copy)]) == 1
+    assert "draft/base.onnx is refused: " in capsys.readouterr().err
+
+
+def _sign(pack: Path, path: Path) -> None:
+    value = json.loads((pack / MANIFEST_NAME).read_text(encoding="utf-8"))
+    listed = {"nbytes": path.stat().st_size, "sha256": file_sha256(path)}
+    value["files"][path.relative_to(pack).as_posix()] = listed
+    (pack / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
 
 
 def test_an_unknown_runtime_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -290,7 +290,7 @@ def test_a_folder_without_a_manifest_is_no_pack(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="is not a folder"):
         Manifest.load(tmp_path / "absent")
     (tmp_path / MANIFEST_NAME).mkdir()
-    with pytest.raises(ManifestError, match="cannot be read"):
+    with pytest.raises(ManifestError, match="it is no ordinary file"):
         Manifest.load(tmp_path)
 
 

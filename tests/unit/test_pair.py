@@ -119,8 +119,7 @@ def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     base = toy_pair()
     (root / "tokenizer.json").write_text(byte_tokenizer()._inner.to_str(), encoding="utf-8")
     (root / "chat.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
-    for name in ("base.onnx", "weights.bin"):
-        (root / name).write_bytes(name.encode())
+    (root / "weights.bin").write_bytes(b"weights.bin" * 10)
     write_manifest(root, replace(base.manifest, chat_template="chat.jinja"))
     tables = toy_tables(259, seed=0)
     monkeypatch.setattr("edgedecode.pair.find_runtime", lambda name: TableRuntime({"target": tables, "draft": tables}))
@@ -142,7 +141,7 @@ def test_a_pack_is_opened_with_its_tokenizer_and_template(pack: Path) -> None:
 
 
 def test_damage_is_found_before_anything_is_loaded(pack: Path) -> None:
-    (pack / "weights.bin").write_bytes(b"weights.bad")
+    (pack / "weights.bin").write_bytes(b"weights.bad" * 10)
     with pytest.raises(ManifestError, match=r"weights\.bin is damaged"):
         load(pack)
     (pack / "weights.bin").write_bytes(b"")

@@ -166,7 +166,7 @@ def _entry(role: str) -> ModelEntry:
         head_size=1,
         parameters=1,
         weights=f"{role}/weights.bin",
-        graphs={"base": Graph(f"{role}/base.onnx", inputs=(), outputs=(), capabilities=("tree", "rows"))},
+        graphs={"base": Graph(f"{role}/base.onnx", ("input_ids",), ("logits",), capabilities=("tree", "rows"))},
         bits=32,
         block_size=0,
         head_bits=32,

@@ -1,0 +1,328 @@
+"""Packs that a stranger spoilt: signed copies of the bundled pack's draft, each wrong in one place. Opens none.
+
+A case changes a copy's files or its manifest; `signed` then lists what lies there, so that digests find nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgedecode.digests import file_sha256
+from edgedecode.hub import BUNDLED_PACK
+from edgedecode.manifest import MANIFEST_NAME
+from edgedecode.onnx_file import GraphFile, Node, Tensor
+from edgedecode.wire_format import bytes_field, integer_field, message_field, pair_field, text_field
+
+__all__ = ["BASE", "BYTES", "FOLDERS", "GRAPHS", "NUMBERS", "Spoil", "base_pack", "copy_of", "read", "signed", "spoilt"]
+
+Document = dict[str, Any]
+Spoil = Callable[[Path], None]
+BASE, WEIGHTS = "draft/base.onnx", "draft/weights.bin"
+_NAMES = ("tokenizer.json", "chat_template.jinja", BASE, WEIGHTS, "draft/hidden.onnx", "draft/lora.onnx")
+
+
+def base_pack(root: Path) -> Path:
+    """Write a sound pack of 3 MB: the bundled draft as its target."""
+    for name in _NAMES:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(BUNDLED_PACK / name, root / name)
+    value = json.loads((BUNDLED_PACK / MANIFEST_NAME).read_text(encoding="utf-8"))
+    entry = value["models"]["draft"]
+    entry["graphs"] = {name: entry["graphs"][name] for name in ("base", "hidden", "lora")}
+    entry |= {"trim": None, "gguf_plan": ""}
+    value |= {"models": {"target": entry}, "files": {}}
+    (root / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
+    signed(root)
+    return root
+
+
+def copy_of(pack: Path, root: Path) -> Path:
+    """Copy a pack; `signed` may have files of it that are large and stay the same by hard links."""
+    return Path(shutil.copytree(pack, root, copy_function=os.link))
+
+
+def read(root: Path) -> Document:
+    value: Document = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
+    return value
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file anew: the old one may be linked."""
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+
+
+def signed(root: Path, more: Sequence[str] = ()) -> None:
+    """Let the manifest list the files of the pack, and `more`, as they are."""
+    value = read(root)
+    names = [name for name in (*_NAMES, *more) if (root / name).is_file()]
+    value["files"] = {
+        name: {"nbytes": (root / name).stat().st_size, "sha256": file_sha256(root / name)} for name in names
+    }
+    write(root / MANIFEST_NAME, json.dumps(value).encode())
+
+
+def number(key: str, value: object) -> Spoil:
+    """Let the target's entry, or with a dot another place, say something else."""
+
+    def spoil(root: Path) -> None:
+        manifest = read(root)
+        place = manifest["models"]["target"]
+        *path, last = key.split(".")
+        if path[:1] == [""]:
+            place, path = manifest, path[1:]
+        for part in path:
+            place = place[part]
+        place[last] = value
+        write(root / MANIFEST_NAME, json.dumps(manifest).encode())
+
+    return spoil
+
+
+def text(change: Callable[[str], str]) -> Spoil:
+    """Change the manifest's text."""
+    return lambda root: write(root / MANIFEST_NAME, change((root / MANIFEST_NAME).read_text("utf-8")).encode())
+
+
+def graph(change: Callable[[GraphFile], None]) -> Spoil:
+    """Change the base graph."""
+
+    def spoil(root: Path) -> None:
+        file = GraphFile.parse((root / BASE).read_bytes())
+        change(file)
+        write(root / BASE, file.serialize())
+        signed(root)
+
+    return spoil
+
+
+def content(change: Callable[[bytes], bytes]) -> Spoil:
+    """Change the base graph's bytes."""
+
+    def spoil(root: Path) -> None:
+        write(root / BASE, change((root / BASE).read_bytes()))
+        signed(root)
+
+    return spoil
+
+
+def _first(file: GraphFile) -> Tensor:
+    return next(tensor for tensor in file.initializers.values() if tensor.external is not None)
+
+
+def tensor(**changes: Any) -> Spoil:
+    """Change where the first external tensor lies, or its shape."""
+
+    def change(file: GraphFile) -> None:
+        old = _first(file)
+        assert old.external is not None
+        shape = {key: value for key, value in changes.items() if key in ("dims", "data_type")}
+        place = {key: value for key, value in changes.items() if key not in shape}
+        file.initializers[old.name] = replace(old, external=replace(old.external, **place), **shape)
+
+    return graph(change)
+
+
+def _outside_tensor(location: str = "/etc/passwd", *more: bytes) -> bytes:
+    """Encode an external tensor of 16 bytes."""
+    places = [pair_field(13, pair) for pair in (("location", location), ("offset", "0"), ("length", "16"))]
+    fields = [integer_field(1, 16), integer_field(2, 2), text_field(8, "t"), *places, integer_field(14, 1), *more]
+    return b"".join(fields)
+
+
+def _constant(value: bytes, *, number: int = 5, kind: str = "Constant", domain: str = "") -> bytes:
+    """Encode a node with one attribute."""
+    attribute = [text_field(1, "value"), bytes_field(number, value), integer_field(20, number - 1)]
+    return b"".join([text_field(2, "c"), text_field(4, kind), message_field(5, attribute), text_field(7, domain)])
+
+
+def node(encoded: bytes) -> Spoil:
+    return graph(lambda file: file.graph_rest.append((1, bytes_field(1, encoded))))
+
+
+def rest(number: int, message: bytes) -> Spoil:
+    return graph(lambda file: file.model_rest.append((number, bytes_field(number, message))))
+
+
+def _deep(levels: int) -> bytes:
+    inner = b""
+    for _ in range(levels):
+        inner = bytes_field(1, _constant(inner, number=6, kind="If"))
+    return _constant(inner, number=6, kind="If")
+
+
+def _named(op_type: str, domain: str) -> Spoil:
+    return graph(lambda file: file.nodes.append(Node(op_type, domain, outputs=["x"])))
+
+
+def _grow(path: Path) -> None:
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(100_000_000)
+
+
+def _grow_graph(root: Path) -> None:
+    _grow(root / BASE)
+    signed(root)
+
+
+NUMBERS: dict[str, tuple[Spoil, str]] = {
+    "a billion layers": (number("layers", 10**9), "layers must be an integer from 1 to 512"),
+    "more layers": (number("layers", 3), "has layers 2, the manifest says 3"),
+    "fewer layers": (number("layers", 1), "has layers 2, the manifest says 1"),
+    "a billion positions": (number("context", 10**9), "context must be an integer from"),
+    "more positions than tables": (number("context", 4096), "serves 2048 positions, .* a context of 4096"),
+    "a wide model": (number("hidden_size", 10**7), "hidden_size must be an integer from"),
+    "a model wider than its weights": (number("hidden_size", 10**5), r"8192 rows of 100000 weights, .* has 2164736"),
+    "another width": (number("hidden_size", 256), r"norms have widths \[128\], the manifest says 256"),
+    "other rows": (number("rows", 8000), "has rows 8192, the manifest says 8000"),
+    "other KV heads": (number("kv_heads", 2), "has KV heads 1, the manifest says 2"),
+    "another head size": (number("head_size", 32), "has head size 64, the manifest says 32"),
+    "a negative number": (number("kv_heads", -1), "kv_heads must be an integer from"),
+    "a truth": (number("layers", True), "layers must be an integer"),
+    "a fraction": (number("rows", 8192.0), "rows must be an integer"),
+    "a number of 400 digits": (number("rows", 10**400), "rows must be an integer"),
+    "a size of 400 digits": (number(".files", {"a": {"nbytes": 10**400, "sha256": ""}}), "nbytes must be an integer"),
+    "no number": (number("kernel_noise", float("nan")), "kernel_noise must be a finite number"),
+    "an endless number": (number("parity", {"a": float("inf")}), "parity.a must be a finite number"),
+    "64 bits a weight": (number("bits", 64), "bits must be an integer from 1 to 32"),
+    "a block of billions": (number("block_size", 10**9), "block_size must be an integer"),
+    "a window of billions": (number("window", 10**9), "window must be an integer"),
+    "no inputs": (number("graphs.base.inputs", []), "base has no inputs"),
+    "no outputs": (number("graphs.base.outputs", []), "base has no outputs"),
+    "other inputs": (number("graphs.base.inputs", ["input_ids"]), "its inputs are not those of the manifest"),
+    "an adapter of billions": (number("graphs.lora.lora_rank", 10**9), "lora_rank must be an integer"),
+    "an end token of billions": (number(".generation.end_token_ids", [10**9]), "end token 1000000000, .* 8192 rows"),
+    "a negative end token": (number(".generation.end_token_ids", [-1]), "a list of token ids"),
+    "an end token of 400 digits": (number(".generation.end_token_ids", [10**400]), "a list of token ids"),
+    "a billion ids": (number(".vocabulary_size", 10**9), "vocabulary_size must be an integer"),
+    "a deep manifest": (text(lambda old: '{"a":' * 100_000), "nested too deeply"),
+    "a key twice": (text(lambda old: '{"name": "a", ' + old[1:]), "key 'name' appears twice"),
+    "a manifest of 100 MB": (lambda root: _grow(root / MANIFEST_NAME), "is no manifest: it has 100000000 bytes"),
+    "a manifest that is a pipe": (lambda root: _pipe(root / MANIFEST_NAME), "is no manifest: it is no ordinary file"),
+    "a manifest that is a link": (lambda root: _link(root / MANIFEST_NAME), "is no manifest: it is no ordinary file"),
+}
+
+_MEMORY = "*/_ORT_MEM_ADDR_/*"
+GRAPHS: dict[str, tuple[Spoil, str]] = {
+    "an absolute place": (tensor(location="/etc/passwd"), "lies in '/etc/passwd', where only 'weights.bin'"),
+    "a place above": (tensor(location="../tokenizer.json"), r"lies in '\.\./tokenizer\.json'"),
+    "a place below": (tensor(location="./weights.bin"), r"lies in '\./weights\.bin'"),
+    "the engine's memory": (tensor(location=_MEMORY), "lies in .*_ORT_MEM_ADDR_"),
+    "behind the end": (tensor(offset=2_164_736), "ends at byte"),
+    "far behind the end": (tensor(offset=10**18), "ends at byte 1000000000001048576"),
+    "longer than its shape": (tensor(length=4), "takes 4 bytes, by its shape"),
+    "of an unknown type": (tensor(data_type=99), "of the unknown type 99"),
+    "of texts": (tensor(data_type=8), "is of texts and external"),
+    "of a negative size": (tensor(dims=(-1, 4)), "2 dimensions, or a negative one"),
+    "of many dimensions": (tensor(dims=(1,) * 17), "17 dimensions"),
+    "with prepacked parts": (tensor(others={"prepacked_0": "a"}), "unknown external entry 'prepacked_0'"),
+    "large in few bytes": (
+        graph(lambda file: file.initializers.__setitem__("t", Tensor("t", 1, (10**12,), b""))),
+        "claims 1000000000000 elements in",
+    ),
+    "outside in an attribute": (node(_constant(_outside_tensor())), "lies in '/etc/passwd'"),
+    "outside in a list of tensors": (node(_constant(_outside_tensor(), number=10)), "lies in '/etc/passwd'"),
+    "outside in an inner graph": (
+        node(_constant(bytes_field(5, _outside_tensor()), number=6, kind="If")),
+        "lies in '/etc/passwd'",
+    ),
+    "outside in a node of an inner graph": (
+        node(_constant(bytes_field(1, _constant(_outside_tensor())), number=6, kind="If")),
+        "lies in '/etc/passwd'",
+    ),
+    "a place without a mark": (
+        node(_constant(_outside_tensor().replace(integer_field(14, 1), b""))),
+        "lies in '/etc/passwd'",
+    ),
+    "a mark without a place": (node(_constant(integer_field(2, 2) + integer_field(14, 1))), "lies in ''"),
+    "a mark of 33 bits": (
+        node(_constant(_outside_tensor().replace(integer_field(14, 1), integer_field(14, 2**32 + 1)))),
+        "unknown kind of place 4294967297",
+    ),
+    "two places": (node(_constant(_outside_tensor("weights.bin", pair_field(13, ("location", "x"))))), "appears twice"),
+    "two halves of an attribute": (
+        node(_constant(_outside_tensor()) + message_field(5, [bytes_field(5, b""), bytes_field(5, b"")])),
+        "lies in '/etc/passwd'",
+    ),
+    "a sparse initializer": (
+        graph(lambda file: file.graph_rest.append((15, bytes_field(15, b"")))),
+        "holds a sparse tensor",
+    ),
+    "a sparse attribute": (node(_constant(b"", number=22)), "holds a sparse tensor"),
+    "functions": (rest(25, b""), "holds functions"),
+    "training": (rest(20, b""), "holds training steps"),
+    "a second graph": (rest(7, b""), "holds one graph, this one 2"),
+    "a foreign domain": (_named("Run", "com.example"), "'Run' is of the unknown domain 'com.example'"),
+    "our own domain": (_named("RowsProduct", "edgedecode"), "of the unknown domain 'edgedecode'"),
+    "a loop": (node(_constant(b"", number=6, kind="Loop")), "'Loop' holds a graph"),
+    "an operator that reads files": (_named("EPContext", "com.microsoft"), "EPContext reads files"),
+    "deep graphs": (node(_deep(40)), "nested more than"),
+    "too many fields": (graph(lambda file: file.graph_rest.append((13, b"\x6a\x00" * 2**18))), "more than 131072"),
+    "too many fields of an input": (
+        graph(lambda file: file.graph_rest.append((11, bytes_field(11, b"\x1a\x00" * 2**20)))),
+        "more than 131072",
+    ),
+}
+BYTES: dict[str, tuple[Spoil, str]] = {
+    "empty file": (content(lambda old: b""), "it is empty"),
+    "cut off": (content(lambda old: old[:-3]), "cut off"),
+    "an endless varint": (content(lambda old: old + b"\x80" * 40), "cut off or too long"),
+    "a length past the end": (content(lambda old: old + b"\x7a\xff\xff\xff\xff\x0f"), "cut off"),
+    "a group": (content(lambda old: old + b"\x0b"), "unknown wire type 3"),
+    "noise": (content(lambda old: b"\x93" * len(old)), "is refused: .*(?:field|number)"),
+    "of the engine's own format": (content(lambda old: b"\x7a\x06\0\0ORTM" + old), "engine's own format"),
+    "huge": (_grow_graph, "has 100000000 bytes, a graph of 2 layers needs less"),
+}
+
+
+def _pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_name("real.json"))
+    path.symlink_to("real.json")
+
+
+def _listed(name: str) -> Spoil:
+    def spoil(root: Path) -> None:
+        write(root / name, b"x" * 1000)
+        signed(root, [name])
+
+    return spoil
+
+
+def _file(name: str) -> Spoil:
+    return lambda root: write(root / name, b"x")
+
+
+FOLDERS: dict[str, tuple[Spoil, str]] = {
+    "a hidden file": (_file("draft/.m.bin"), r"draft/\.m\.bin is not listed"),
+    "a hidden file beside the manifest": (_file(".m.bin"), r"\d/\.m\.bin is not listed"),
+    "an unlisted file": (_file("draft/other.bin"), r"draft/other\.bin is not listed"),
+    "an unlisted file beside the manifest": (_file("other.bin"), r"\d/other\.bin is not listed"),
+    "a folder": (lambda root: (root / "draft" / "more").mkdir(), "draft/more is not listed"),
+    "a hidden folder": (_file("draft/.more/m.bin"), r"draft/\.more is not listed"),
+    "a link": (lambda root: (root / "draft" / "m.bin").symlink_to("/etc/passwd"), r"draft/m\.bin is a link"),
+    "a link to nothing": (lambda root: (root / "m.bin").symlink_to("nothing"), r"m\.bin is a link"),
+    "a link as README": (lambda root: (root / "README.md").symlink_to("/etc/passwd"), r"README\.md is a link"),
+    "a link to a folder": (lambda root: (root / ".git").symlink_to("/etc"), r"\.git is a link"),
+    "a pipe": (lambda root: _pipe(root / "draft" / "m.bin"), r"draft/m\.bin is not an ordinary file"),
+    "listed weights that nobody names": (_listed("draft/second.bin"), r"second\.bin is listed, but no model names it"),
+}
+
+
+def spoilt(pack: Path, root: Path, spoil: Spoil) -> Path:
+    """Return a spoilt copy of a sound pack."""
+    copy = copy_of(pack, root)
+    spoil(copy)
+    return copy
