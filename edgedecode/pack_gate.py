@@ -74,9 +74,7 @@ def check_listing(manifest: Manifest, root: Path) -> None:
             continue
         raise ManifestError(f"{path} is not listed in the pack's manifest: move it elsewhere")
     if unused:
-        raise ManifestError(
-            f"{root / unused[0]} is listed beside a graph, and no model names it: export the pack again"
-        )
+        raise ManifestError(f"{root / unused[0]} is listed, but no model names it: export the pack again")
 
 
 def _entries(root: Path, folders: set[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
