@@ -117,8 +117,8 @@ def test_options_are_refused_before_anything_is_reserved(
 
 def test_a_refused_session_leaves_no_draft_model_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     with ascii_pair(budget=Budget()) as pair:
-        leases, closed = pair.budget.leases, []
-        monkeypatch.setattr(TableModel, "close", closed.append)
+        leases, closed = pair.budget.leases, list[TableModel]()
+        monkeypatch.setattr(TableModel, "close", lambda model: closed.append(model))  # noqa: PLW0108 (a method)
         made = TableModel.new_state
 
         def new_state(model: TableModel, capacity: int, **how: Any) -> TableState:
