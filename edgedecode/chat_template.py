@@ -11,6 +11,7 @@ from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
 from .errors import InputError, ManifestError
 from .messages import Message
+from .template_limits import metered
 from .template_sandbox import template_sandbox
 
 __all__ = ["PLAIN_TEMPLATE", "ChatTemplate"]
@@ -20,6 +21,10 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
 """What a pack without a template gets: "role: content" lines, with no special token, for base models."""
+MOST_CHARACTERS = 1 << 16
+MOST_NBYTES = 1 << 28
+SHOWN = 500
+"""Characters of what a template says of itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +32,7 @@ class ChatTemplate:
     """A jinja2 chat template, compiled once in the sandbox that transformers uses.
 
     `source` is the template's text; `bos_token` and `eos_token` are what it may print under these names. A template
-    that does not compile raises `ManifestError` here, not at the first conversation. The sandbox bounds one `range`,
-    not the time or memory of a template that nests loops or multiplies strings on purpose.
+    that does not compile raises `ManifestError` here, not at the first conversation. Nothing of it is worked out here.
     """
 
     source: str
@@ -40,24 +44,30 @@ class ChatTemplate:
         object.__setattr__(self, "_compiled", _compile(self.source))
 
     def render(
-        self, messages: Sequence[Mapping[str, str]] | Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, str]] | Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        most_nbytes: int = MOST_NBYTES,
     ) -> str:
         """Render a conversation to the text the model was trained on.
 
         `add_generation_prompt` appends the header of the assistant's next turn. A mapping needs `role` and `content`;
-        its other keys reach the template too. Raises `InputError` for a message that is none, or that the template
-        refuses (role order, no system message, ...), and `ManifestError` for a template that tries to leave the
-        sandbox.
+        its other keys reach the template too. `most_nbytes` bounds all that is made on the way. Raises `InputError` for
+        a message that is none, or that the template refuses (role order, no system message, ...), and `ManifestError`
+        for a template that tries to leave the sandbox, or takes far more than any that renders a conversation.
         """
         try:
-            return self._compiled.render(
-                messages=[_plain(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                bos_token=self.bos_token,
-                eos_token=self.eos_token,
-            )
+            plain = [_plain(message) for message in messages]
+            with metered(most_nbytes):
+                return self._compiled.render(
+                    messages=plain,
+                    tools=None,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                    bos_token=self.bos_token,
+                    eos_token=self.eos_token,
+                )
         except InputError:
             raise
         except SecurityError as error:
@@ -67,6 +77,8 @@ class ChatTemplate:
 
 
 def _compile(source: str) -> Template:
+    if len(source) > MOST_CHARACTERS:
+        raise ManifestError(f"the chat template has {len(source)} characters: {MOST_CHARACTERS} are the most")
     try:
         return template_sandbox().from_string(source)
     except TemplateSyntaxError as error:
@@ -95,4 +107,4 @@ def _plain(message: Mapping[str, str] | Message) -> dict[str, object]:
 
 
 def _one_line(what: object) -> str:
-    return " ".join(str(what).split()) or type(what).__name__
+    return " ".join(str(what)[:SHOWN].split()) or type(what).__name__

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
+from edgedecode import template_limits
 from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.errors import EdgeDecodeError, InputError, ManifestError
+from edgedecode.memory import peak_nbytes
 from edgedecode.messages import Message
 from tests.shared_paths import SHARED, needs_shared
 
+ROOT = Path(__file__).resolve().parents[2]
 CONVERSATIONS: dict[str, list[dict[str, str]]] = {
     "user": [{"role": "user", "content": "Hi <b>there</b> & you"}],
     "system": [{"role": "system", "content": "  Be brief.\n"}, {"role": "user", "content": "é 🦙?"}],
@@ -170,6 +176,115 @@ def test_a_huge_range_is_refused() -> None:
 def test_endless_recursion_is_refused() -> None:
     with pytest.raises(InputError, match="refused these messages"):
         ChatTemplate("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}").render([])
+
+
+def repeated(first: str, more: str) -> str:
+    return "{% set n = namespace(x=" + first + ") %}{% for i in range(60) %}{% set n.x = " + more + " %}{% endfor %}"
+
+
+GROWING = {
+    "multiplied": "{{ ('a' * 900000000)[0] }}",
+    "from the right": "{{ (900000000 * 'a')[0] }}",
+    "a list": "{{ ([1] * 90000000) | length }}",
+    "doubled with ~": repeated("'aaaaaaaa'", "n.x ~ n.x"),
+    "doubled with +": repeated("'aaaaaaaa'", "n.x + n.x"),
+    "numbers": repeated("99", "n.x * n.x"),
+    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a recursive loop": "{% for i in [1] recursive %}" + "{{ loop(range(99999)) }}" * 99 + "{% endfor %}",
+    "recursive macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "recursive blocks": "{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}",
+    "plain text in a loop": "{% for i in range(99999) %}" + "x" * 5000 + "{% endfor %}",
+    "text set aside": "{% set x %}{% for i in range(99999) %}" + "x" * 500 + "{% endfor %}{% endset %}",
+    "center": "{{ 'a' | center(900000000) }}",
+    "center as a method": "{{ 'a'.center(900000000) }}",
+    "center by name": "{{ ['a'] | map('center', 900000000) | list | length }}",
+    "center of a block": "{% filter center(900000000) %}a{% endfilter %}",
+    "zeros": "{{ 'a'.zfill(900000000) }}",
+    "tabs": "{{ ('\\t' * 10000).expandtabs(100000) }}",
+    "bytes": "{{ (5).to_bytes(900000000, 'big') | length }}",
+    "indent": "{{ ('\\n' * 10000) | indent(width=100000) }}",
+    "wordwrap": "{{ ('a' * 100000) | wordwrap(1, wrapstring='b' * 100000) }}",
+    "replace": "{{ ('a' * 100000) | replace('a', 'b' * 100000) }}",
+    "replace as a method": "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
+    "translate": "{{ ('a' * 100000).translate({97: 'b' * 100000}) }}",
+    "join": "{{ range(90000) | join('b' * 100000) }}",
+    "join as a method": "{{ ('b' * 100000).join('a' * 90000) }}",
+    "batch": "{{ [1] | batch(900000000, 'x') | list | length }}",
+    "slice": "{{ [1] | slice(900000000) | list | length }}",
+    "%": "{{ '%900000000d' % 1 }}",
+    "% with a width given": "{{ '%*d' % (900000000, 1) }}",
+    "the filter format": "{{ '%900000000d' | format(1) }}",
+    "the method format": "{{ '{:{w}}'.format(1, w=900000000) }}",
+    "format_map": "{{ '{a:900000000}'.format_map({'a': 1}) }}",
+    "tojson": "{{ messages | tojson(separators=('a' * 1000000, 'b' * 1000000)) }}",
+    "indented json": "{{ messages | tojson(indent=900000000) }}",
+    "shared lists": repeated("['a']", "[n.x, n.x]") + "{{ n.x }}",
+    "shared mappings": repeated("1", "dict(a=n.x, b=n.x)"),
+    "shared tuples": repeated("1", "(n.x, n.x)"),
+    "pieces": "{% set x0 = 'a' * 500000 %}"
+    + "".join(f"{{% set x{i + 1} = x{i}[1:] %}}" for i in range(300))
+    + "{{ x300 | length }}",
+    "worked out when compiled": "{% autoescape 'a' | center(900000000) %}{% endautoescape %}",
+}
+BOUNDED = """
+import sys
+from edgedecode import template_limits
+from edgedecode.chat_template import ChatTemplate
+from edgedecode.errors import EdgeDecodeError
+from edgedecode.memory import peak_nbytes
+from tests.unit.test_chat_template import GROWING
+template_limits.STEPS = 100_000
+before, messages = peak_nbytes(), [{"role": "user", "content": "hi"}]
+for name, source in GROWING.items():
+    try:
+        ChatTemplate(source).render(messages, most_nbytes=4_000_000)
+    except EdgeDecodeError as error:
+        assert "\\n" not in str(error), name
+    else:
+        raise AssertionError(name)
+print(peak_nbytes() - before)
+"""
+
+
+def test_a_template_cannot_take_more_than_a_rendering_may() -> None:
+    """Not when it is compiled either, and not for long: most of these would take gigabytes, or hours."""
+    done = subprocess.run(
+        [sys.executable, "-c", BOUNDED], capture_output=True, text=True, check=False, timeout=300, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    if peak_nbytes() is not None:
+        assert int(done.stdout) < 25_000_000
+
+
+def test_the_steps_of_a_template_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "STEPS", 1000)
+    loop = ChatTemplate("{% for i in range(30) %}{% for j in range(30) %}{% endfor %}{% endfor %}")
+    assert loop.render([]) == ""
+    monkeypatch.setattr(template_limits, "STEPS", 900)
+    with pytest.raises(ManifestError, match="it takes more than 900 steps"):
+        loop.render([])
+
+
+def test_a_template_that_takes_long_is_stopped_between_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "SECONDS", 0.0)
+    monkeypatch.setattr(template_limits, "STEPS_A_LOOK", 2)
+    with pytest.raises(ManifestError, match="it takes more than 0 seconds"):
+        ChatTemplate("{% for i in range(30) %}{% endfor %}").render([])
+
+
+@pytest.mark.parametrize("turns", [1, 300])
+@pytest.mark.parametrize("source", [LLAMA_3_LIKE, EVERYTHING, PLAIN_TEMPLATE], ids=["llama 3", "everything", "plain"])
+def test_what_templates_take_is_far_below_what_they_may(source: str, turns: int) -> None:
+    """A session allows 200 bytes and more for each one that its context holds, and some hundred thousand at least."""
+    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+    messages = [Message("user" if turn % 2 == 0 else "assistant", f"turn {turn}") for turn in range(turns)]
+    text = template.render(messages)
+    assert template.render(messages, most_nbytes=50 * len(text)) == text
+
+
+def test_a_template_of_megabytes_is_refused_before_it_is_compiled() -> None:
+    with pytest.raises(ManifestError, match="has 3000000 characters: 65536 are the most"):
+        ChatTemplate("{{ x }}"[:6] * 500000)
 
 
 def test_the_plain_template() -> None:
