@@ -46,6 +46,18 @@ def add_pack_options(parser: ArgumentParser) -> None:
         "(lossy). onnx: float32 (default), or int8 with a pack exported with --graphs base,kv8; llama: float32 beside "
         "float weights, else float16 (defaults), or int8",
     )
+    group.add_argument(
+        "--no-mmap",
+        action="store_true",
+        help="llama: read weights instead of mapping their file: once in memory, not twice, as fast; done by itself "
+        "where --memory has no room for both",
+    )
+    group.add_argument(
+        "--no-repack",
+        action="store_true",
+        help="llama: use weights as the file has them, not copied for the processor's kernels: once in memory too, in "
+        "pages that the system may take back, and slower",
+    )
     group.add_argument("--verify", action="store_true", help="check every file's digest before loading")
 
 
@@ -112,6 +124,8 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
             verify=arguments.verify,
             kv_type=arguments.kv_type,
             context=arguments.ctx_size,
+            mmap=not arguments.no_mmap,
+            repack=not arguments.no_repack,
         )
 
 

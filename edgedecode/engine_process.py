@@ -15,6 +15,7 @@ from edgedecode.memory import peak_nbytes, resident_nbytes
 from edgedecode.notices import NOTICES
 from edgedecode.options import SessionOptions
 from edgedecode.pair import PROCESS, Pair, load
+from edgedecode.protocols import NO_MMAP, NO_REPACK
 from edgedecode.registry import find_runtime
 from edgedecode.types import NO_DRAFTER
 
@@ -57,6 +58,8 @@ def _measure(order: dict[str, Any]) -> None:
         provider=order["provider"],
         threads=order["threads"],
         kv_type=order["kv_type"],
+        mmap=NO_MMAP not in order["loading"],
+        repack=NO_REPACK not in order["loading"],
     ) as pair:
         _say(needs=loaded + _planned_nbytes(pair, order["context"]))
         _say(seconds=median(_step_seconds(pair) for _ in range(REPETITIONS)))

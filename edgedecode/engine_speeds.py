@@ -48,6 +48,8 @@ class EngineRequest:
     kv_type: str | None = None
     memory: int | None = None
     context: int | None = None
+    loading: tuple[str, ...] = ()
+    """Of `NO_MMAP` and `NO_REPACK`."""
 
 
 def finding_path(manifest: Manifest, request: EngineRequest, *, versions: Mapping[str, str]) -> Path | None:

@@ -156,9 +156,11 @@ def _precise(candidates: list[Candidate], manifest: Manifest) -> list[Candidate]
 def _refusal(factory: RuntimeFactory, manifest: Manifest, root: Path, request: EngineRequest) -> Refusal | None:
     """Ask of every model; a KV type is asked of the target only, as `Pair` does."""
     for role in manifest.models:
-        needs = (f"kv:{request.kv_type}",) if request.kv_type and role == "target" else ()
+        kv_type = (f"kv:{request.kv_type}",) if request.kv_type and role == "target" else ()
         entry = manifest.located(role)
         with suppress(EdgeDecodeError):  # what else is wrong with the pack, its opening says
-            if refusal := factory.refusal(entry, root, name=role, provider=request.provider, needs=needs):
+            if refusal := factory.refusal(
+                entry, root, name=role, provider=request.provider, needs=(*kv_type, *request.loading)
+            ):
                 return refusal
     return None

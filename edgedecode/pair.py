@@ -31,7 +31,7 @@ from edgedecode.options import TREE, SessionOptions
 from edgedecode.pack_adapters import PackAdapters
 from edgedecode.pack_gate import check_pack
 from edgedecode.pack_lock import opening
-from edgedecode.protocols import DrafterSource, LanguageModel, Runtime
+from edgedecode.protocols import NO_MMAP, NO_REPACK, DrafterSource, LanguageModel, Runtime
 from edgedecode.registry import find_drafter, find_runtime
 from edgedecode.row_draw import RowDraw, row_draw_of
 from edgedecode.session import Session
@@ -69,6 +69,8 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
     verify: bool = False,
     kv_type: str | None = None,
     context: int | None = None,
+    mmap: bool = True,
+    repack: bool = True,
     wrap: Callable[[Runtime], Runtime] | None = None,
 ) -> Pair:
     """Open a pack: a folder, a hub id, or None for the bundled one.
@@ -80,6 +82,9 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
     draft's too where it can; None: as the engine does by itself. "int8" takes a quarter of float32's memory, and
     answers may differ slightly.
     context: the positions that sessions will plan for, which auto asks for under a budget; None: the usual number.
+    mmap, repack: False has llama.cpp read weights rather than map their file, or use them as they lie in it rather than
+    as its kernels want them: either takes them once in memory instead of twice; the first is as fast and is done by
+    itself where a budget asks for it, the second is slower.
     wrap: what is made of the engine before models are opened on it, a stopwatch for example.
     The draft model is loaded by the first session that uses it.
     Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
@@ -92,7 +97,10 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
         raise InputError(f"no KV type is called {kv_type!r}: it is {', '.join(KV_TYPES)}")
     wanted = runtime if runtime is not None else default_runtime()
     root = find_pack(pack)
-    request = EngineRequest(provider=provider, threads=threads, kv_type=kv_type, memory=limit, context=context)
+    loading = tuple(need for need, done in ((NO_MMAP, mmap), (NO_REPACK, repack)) if not done)
+    request = EngineRequest(
+        provider=provider, threads=threads, kv_type=kv_type, memory=limit, context=context, loading=loading
+    )
     with opening(root):
         return _open_pack(root, wanted, request, verify=verify, wrap=wrap, asked=runtime == AUTO)
 
@@ -121,9 +129,11 @@ def _open_pack(
             threads=request.threads,
             budget=Budget(request.memory),
             kv_type=request.kv_type,
+            loading=request.loading,
         )
         if (version := engine_version(engine.name)) is not None:
-            settings = (request.provider, pair.target.card.threads, request.kv_type)
+            card = pair.target.card
+            settings = (request.provider, card.threads, request.kv_type, card.kernels)
             pair.keep_experience(experience_path(manifest, engine=engine.name, version=version, settings=settings))
         return pair
 
@@ -154,7 +164,7 @@ class Pair:
     `forward` by himself takes care of that himself: `pair.turn.run(...)`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what may be said of a pack)
         self,
         manifest: Manifest,
         root: Path,
@@ -165,13 +175,14 @@ class Pair:
         provider: str = "cpu",
         threads: int | None = None,
         kv_type: str | None = None,
+        loading: Sequence[str] = (),
     ) -> None:
         self.manifest = manifest
         self.root = root
         self.budget = budget
         self.runtime = runtime.name
         self._engine = runtime
-        self.provider, self._threads, self._kv_type = provider, threads, kv_type
+        self.provider, self._threads, self._kv_type, self._loading = provider, threads, kv_type, loading
         self._heads = default_heads(manifest.models.get("draft"), runtime=runtime.name)
         self.drafts = DraftModels(self._load_draft if "draft" in manifest.models else None, likely=self._heads)
         """The draft model, loaded by the first session that uses it."""
@@ -339,7 +350,7 @@ class Pair:
             budget=self.budget,
             threads=self._threads,
             provider=self.provider,
-            needs=needs,
+            needs=(*needs, *self._loading),
         )
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from edgedecode.verify import Verdict
 
 __all__ = [
+    "NO_MMAP",
+    "NO_REPACK",
     "AdapterFileModel",
     "AdapterModel",
     "Closable",
@@ -33,6 +35,9 @@ __all__ = [
     "State",
     "UniformSource",
 ]
+
+NO_MMAP, NO_REPACK = "no-mmap", "no-repack"
+"""Needs of `Runtime.open`: weights are read and not mapped; they stay as the file has them."""
 
 
 class State(Protocol):
@@ -308,9 +313,9 @@ class Runtime(Protocol):
     ) -> LanguageModel:
         """Load one model of the pack at `root`; the tokenizer knows `vocabulary_size` ids, rows above are padding.
 
-        needs: what its graph must offer beside chains: "tree", "hidden", "lora", "trim", "local", or a KV type such as
-        "kv:int8". Of the graphs that offer it the smallest is opened; CapabilityError when there is none. With
-        "trim" an engine gives a `HeadedModel`, or a model whose card has the trimmed `token_ids`.
+        needs: what its graph must offer beside chains: "tree", "hidden", "lora", "trim", "local", a KV type such as
+        "kv:int8", `NO_MMAP` or `NO_REPACK`. Of the graphs that offer it the smallest is opened; CapabilityError when
+        there is none. With "trim" an engine gives a `HeadedModel`, or a model whose card has the trimmed `token_ids`.
         Raises RuntimeUnavailable, CapabilityError or BudgetExceeded.
         """
         ...

@@ -103,7 +103,7 @@ def widths_path(
         return None
     graph = (card.rows, card.context, card.tree, card.kv_types, card.hidden_size, card.lora_rank, card.lora_modules)
     use = None if adapter is None else (adapter.digest, adapter.scale)
-    settings = map(repr, (provider, card.threads, graph, use, NARROW, WIDE))
+    settings = map(repr, (provider, card.threads, card.kernels, graph, use, NARROW, WIDE))
     facts = [edgedecode.__version__, pack_digest(manifest), engine, version, *settings, str(cores())]
     digest = hashlib.sha256("\n".join([*facts, *processor_facts()]).encode()).hexdigest()
     return folder / f"{digest[:24]}.json"

@@ -162,7 +162,7 @@ class ModelCard:
     row_invariant: bool = False
     """A row's bits depend on the row and its past alone, whatever goes with it in a pass."""
     kernels: str = ""
-    """Our kernels' instruction set; empty: the engine's own kernels."""
+    """Our kernels' instruction set, or what is unusual of the engine's own; empty: those as they are."""
     kernel_noise: float | None = None
     """99.9th percentile of how far a gap between two leading logits moves between the one-row and many-row kernels of
     an engine that has both: the yardstick for two engines, too. A model that is `row_invariant` has no noise itself."""

@@ -20,7 +20,7 @@ from edgedecode.memory import Budget
 from edgedecode.types import FloatArray
 
 from ..threads import default_threads
-from .engine import EXACT, KV_TYPES, Engine
+from .engine import EXACT, KV_TYPES, Engine, Loading
 from .first_use import gguf_path
 from .footprint import ROWS_PER_PASS
 from .log import Untyped
@@ -42,7 +42,7 @@ class LlamaBareLoop:
         self.setting = described(capacity, threads=threads, kv_type=kv_type)
         engine = Engine()
         self._api = engine.api
-        self._weights = engine.load(path, mmap=True)
+        self._weights = engine.load(path, Loading())
         options = _options(self._api, capacity=capacity, threads=threads, kv_type=kv_type)
         self._native = self._api.llama_init_from_model(self._weights.native, options)
         if not self._native:

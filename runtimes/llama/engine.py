@@ -15,7 +15,7 @@ from edgedecode.errors import ManifestError, RuntimeUnavailable
 
 from .log import Log, Untyped
 
-__all__ = ["EXACT", "INSTALL", "KV_TYPES", "REINSTALL", "ContextPlan", "Engine", "Weights", "engine_version"]
+__all__ = ["EXACT", "INSTALL", "KV_TYPES", "REINSTALL", "ContextPlan", "Engine", "Loading", "Weights", "engine_version"]
 
 INSTALL = "pip install 'edgedecode[llama]'"
 REINSTALL = "pip install --force-reinstall --no-binary :all: --no-deps llama-cpp-python"
@@ -40,6 +40,22 @@ class ContextPlan:
     threads: int
 
 
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How weights come into memory: mapped from the file or read from it, copied for the processor's kernels or not.
+
+    Mapped and copied they are there twice; otherwise once. Without the copies other kernels run, which are slower and
+    round otherwise.
+    """
+
+    mmap: bool = True
+    repack: bool = True
+
+    @property
+    def twice(self) -> bool:
+        return self.mmap and self.repack
+
+
 class Engine:
     """The loaded library and its log.
 
@@ -60,13 +76,14 @@ class Engine:
         except (OSError, RuntimeError):
             return self.api._lib  # a build in one piece
 
-    def load(self, path: Path, *, mmap: bool) -> Weights:
+    def load(self, path: Path, loading: Loading) -> Weights:
         """Load the weights at `path`. Raises ManifestError with the engine's own reason."""
         options = self.api.llama_model_default_params()
         nothing = (ctypes.c_void_p * 1)(None)  # a list of no devices: a build for a GPU must not use one unasked
         options.devices = ctypes.cast(nothing, ctypes.c_void_p)
         options.n_gpu_layers = 0
-        options.load_mode = MMAP if mmap else NO_MMAP
+        options.load_mode = MMAP if loading.mmap else NO_MMAP
+        options.use_extra_bufts = loading.repack
         self.log.begin()
         native = self.api.llama_model_load_from_file(str(path).encode(), options)
         if not native:

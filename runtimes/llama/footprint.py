@@ -11,17 +11,27 @@ from edgedecode.gguf.header import Header
 from edgedecode.manifest import ModelEntry
 from edgedecode.types import ModelCard
 
-from .engine import EXACT, ContextPlan
+from .engine import EXACT, ContextPlan, Loading
 from .log import ROUNDING_NBYTES
 
-__all__ = ["ENGINE_NBYTES", "StatePlan", "plan_snapshots", "plan_state", "row_nbytes", "weights_nbytes"]
+__all__ = [
+    "ENGINE_NBYTES",
+    "StatePlan",
+    "loaded_nbytes",
+    "plan_snapshots",
+    "plan_state",
+    "row_nbytes",
+    "session_nbytes",
+    "weights_nbytes",
+]
 
 MIB = 2**20
 FLOAT_NBYTES = 4
 FLOAT_BITS = 16
 """Weights of so many bits and more are multiplied without rounding the other side."""
-ENGINE_NBYTES = 14 * MIB
-"""The bindings' Python modules, the library's pages and the first pass of a process (measured: 9.2 MiB)."""
+ENGINE_NBYTES = 16 * MIB
+"""The bindings' Python modules, the library's pages and the first pass of a process (measured: 14 MiB, pages that other
+processes use too counted whole)."""
 CELL_GRID = 256
 """The engine rounds its cells up to this."""
 ROWS_PER_PASS = 128
@@ -40,6 +50,10 @@ LEAST_OUTPUTS = 8
 MOST_OUTPUTS = 128
 VOCABULARY_NBYTES = 400
 """A token's text and its places in the engine's own tables; the engine wants them though we never ask it for text."""
+USUAL_CELLS = 4096
+"""Positions of a session that says nothing else."""
+DRAWING_NBYTES = 64
+"""What a session that draws tokens takes beside its state, for each token of the vocabulary."""
 MOST_SNAPSHOTS = LEAST_OUTPUTS - 1
 """Together with the live sequence so many as every context has rows for. A draft of so many tokens, each of which is a
 pass, is dropped again without reading anything twice."""
@@ -147,6 +161,22 @@ def row_nbytes(entry: ModelEntry) -> int:
     return FLOAT_NBYTES * entry.rows
 
 
-def weights_nbytes(entry: ModelEntry, header: Header, *, file_nbytes: int) -> int:
-    """Bound the weights: the mapped file, a copy repacked for the processor's kernels, the engine's vocabulary."""
-    return file_nbytes + header.quantized_nbytes + VOCABULARY_NBYTES * entry.rows
+def weights_nbytes(entry: ModelEntry, header: Header, *, file_nbytes: int, loading: Loading) -> int:
+    """Bound the weights: the mapped file, a copy repacked for the processor's kernels, the engine's vocabulary.
+
+    Weights that are not mapped are read through a buffer of the largest matrix's size.
+    """
+    largest = max((tensor.nbytes for tensor in header.tensors.values()), default=0)
+    more = header.quantized_nbytes if loading.twice else 0 if loading.mmap else largest
+    return file_nbytes + more + VOCABULARY_NBYTES * entry.rows
+
+
+def loaded_nbytes(entry: ModelEntry, *, file_nbytes: int, loading: Loading, copied_nbytes: int) -> int:
+    """Return what loaded weights take, where the engine reports so many bytes outside the mapped file."""
+    return (file_nbytes if loading.mmap else 0) + copied_nbytes + VOCABULARY_NBYTES * entry.rows
+
+
+def session_nbytes(entry: ModelEntry, header: Header, *, card: ModelCard) -> int:
+    """Bound what a usual session takes beside the weights."""
+    plan = plan_state(entry, header, card=card, capacity=min(card.context, USUAL_CELLS), rows=1)
+    return plan.nbytes + plan.work_nbytes + DRAWING_NBYTES * entry.rows

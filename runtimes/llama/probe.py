@@ -19,7 +19,7 @@ from edgedecode.folders import cache_folder, keep_json
 from edgedecode.interpreter import interpreter
 from edgedecode.processor import processor_facts
 
-from .engine import INSTALL, REINSTALL, Engine
+from .engine import INSTALL, REINSTALL, Engine, Loading
 from .scratch import scratch_file
 from .tiny import tiny_model
 
@@ -92,7 +92,7 @@ def decode_tiny(path: str) -> None:
     card = ModelCard(
         name="probe", rows=entry.rows, vocabulary_size=entry.rows, context=entry.context, kv_types=("float16",)
     )
-    weights = engine.load(Path(path), mmap=True)
+    weights = engine.load(Path(path), Loading())
     model = LlamaModel(weights, entry=entry, header=header, card=card, budget=Budget(), leases=[])
     state = model.new_state(64)
     model.forward(range(20), state)

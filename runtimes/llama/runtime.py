@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -14,15 +15,23 @@ from edgedecode.factories import Refusal
 from edgedecode.gguf.header import Header, check_header, read_header
 from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease, format_nbytes
-from edgedecode.protocols import Device, LanguageModel
+from edgedecode.notices import notice
+from edgedecode.protocols import NO_MMAP, NO_REPACK, Device, LanguageModel
 from edgedecode.types import ModelCard
 
 from ..threads import default_threads
 from .embeddings import EmbeddingTable
-from .engine import EXACT, INSTALL, KV_TYPES, Engine, Weights, engine_version
+from .engine import EXACT, INSTALL, KV_TYPES, Engine, Loading, Weights, engine_version
 from .feeding import find_scale
 from .first_use import gguf_path
-from .footprint import ENGINE_NBYTES, plan_snapshots, plan_state, weights_nbytes
+from .footprint import (
+    ENGINE_NBYTES,
+    loaded_nbytes,
+    plan_snapshots,
+    plan_state,
+    session_nbytes,
+    weights_nbytes,
+)
 from .model import LlamaModel
 from .probe import Finding, probe_engine
 from .projections import lora_modules, lora_projections
@@ -31,7 +40,7 @@ from .trimmed import TrimmedDraft, check_trim, find_trimmed
 __all__ = ["LlamaRuntime"]
 
 PROVIDER = "cpu"
-OFFERED = {"tree", "lora", "trim", *(f"kv:{name}" for name in KV_TYPES)}
+OFFERED = {"tree", "lora", "trim", NO_MMAP, NO_REPACK, *(f"kv:{name}" for name in KV_TYPES)}
 INT8_BLOCK = 32
 
 
@@ -39,7 +48,8 @@ class LlamaRuntime:
     """Implements `Runtime`. Raises RuntimeUnavailable when llama-cpp-python is not installed.
 
     The engine is loaded by the first `open`, once a child process has shown that it runs here. mmap: read weights from
-    the mapped file; False copies them, for file systems that map badly.
+    the mapped file; False copies them, for file systems that map badly. Under a budget that cannot hold the file and
+    the copies of its weights that the kernels want, the weights are read too: it is as fast, and takes them once.
     """
 
     def __init__(self, *, mmap: bool = True) -> None:
@@ -138,14 +148,21 @@ class LlamaRuntime:
         file_nbytes = path.stat().st_size
         with ExitStack() as undo:  # gives every lease back when a later step fails
             code = self._code.get(budget) or undo.enter_context(budget.reserve("llama.cpp code", ENGINE_NBYTES))
-            planned = weights_nbytes(entry, header, file_nbytes=file_nbytes)
-            lease = undo.enter_context(budget.reserve(f"weights:{name}", planned))
+            loading = self._loading(needs)
+            sizes = partial(weights_nbytes, entry, header, file_nbytes=file_nbytes)
+            if loading.twice and not _has_room(budget, sizes(loading=loading), entry, header, card=card):
+                loading = replace(loading, mmap=False)
+                notice(
+                    f"the {name}'s weights are read, not mapped: once in memory they take "
+                    f"{format_nbytes(sizes(loading=loading))}, which leaves room in the budget (as --no-mmap does)"
+                )
+            lease = undo.enter_context(budget.reserve(f"weights:{name}", sizes(loading=loading)))
             engine = self._engine = self._engine or Engine()
-            weights = engine.load(path, mmap=self._mmap)
+            weights = engine.load(path, loading)
             undo.callback(weights.close)
             _check_kind(weights, header, name=name, needs=needs)
-            mapped = file_nbytes if self._mmap else 0
-            lease.resize(planned - file_nbytes - header.quantized_nbytes + mapped + engine.log.sizes().get("model", 0))
+            copied = engine.log.sizes().get("model", 0)
+            lease.resize(loaded_nbytes(entry, file_nbytes=file_nbytes, loading=loading, copied_nbytes=copied))
             snapshots = plan_snapshots(header, file_nbytes=file_nbytes) if weights.rigid else 0
             modules = _adapted(header, name=name, needs=needs)
             card = replace(
@@ -157,6 +174,7 @@ class LlamaRuntime:
                 lora_modules=modules,
                 notes=(*entry.notes, *_recurrent_notes(weights, header, name=name, snapshots=snapshots)),
                 weights_nbytes=lease.nbytes,
+                kernels="" if loading.repack else "unrepacked",
                 threads=card.threads or default_threads(file_nbytes),
             )
             table = None
@@ -179,12 +197,22 @@ class LlamaRuntime:
             self._code[budget] = code
         return model
 
+    def _loading(self, needs: Collection[str]) -> Loading:
+        return Loading(mmap=self._mmap and NO_MMAP not in needs, repack=NO_REPACK not in needs)
+
     def _probe(self) -> Finding:
         return probe_engine(self._version)
 
     def _check_works(self) -> None:
         if self._engine is None and not (finding := self._probe()).works:
             raise RuntimeUnavailable(f"llama.cpp does not run here: {finding.reason}")
+
+
+def _has_room(budget: Budget, weights: int, entry: ModelEntry, header: Header, *, card: ModelCard) -> bool:
+    """Tell whether weights of this size leave room for a usual session."""
+    if budget.limit_nbytes is None:
+        return True
+    return budget.used_nbytes + weights + session_nbytes(entry, header, card=card) <= budget.limit_nbytes
 
 
 def _kv_type(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:

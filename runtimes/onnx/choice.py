@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.protocols import NO_MMAP, NO_REPACK
 
 __all__ = ["INT8_KV", "choose_graph", "file_nbytes"]
 
@@ -28,6 +29,10 @@ def choose_graph(entry: ModelEntry, root: Path, *, name: str, needs: Collection[
         raise CapabilityError(
             f"the pack holds no ONNX graphs of the model {name}: export it with --formats onnx,gguf, "
             f"or use --runtime llama"
+        )
+    if loading := sorted({NO_MMAP, NO_REPACK} & set(needs)):
+        raise CapabilityError(
+            f"ONNX Runtime loads weights in one way: leave out --{loading[0]}, or use --runtime llama"
         )
     asked = {need for need in needs if need.startswith(_KV)}
     kv_types = {need.removeprefix(_KV) for need in asked} or {"float32"}

@@ -102,6 +102,10 @@ def test_a_gguf_pack_on_onnx_and_an_onnx_pack_on_llama(tmp_path: Path, gguf_open
         with edgedecode.load(root, runtime=runtime, memory="4GB") as pair, pair.session() as session:
             texts.append(session.generate("hello", max_tokens=20).tokens)
     assert texts[0] == texts[1]
+    with pytest.raises(CapabilityError, match="ONNX Runtime loads weights in one way: leave out --no-mmap, or use"):
+        edgedecode.load(onnx, runtime="onnx", mmap=False)
+    with edgedecode.load(gguf, runtime="auto", mmap=False) as pair:
+        assert pair.runtime == "llama"
 
 
 def test_the_command_line_takes_it(tmp_path: Path, gguf_opener: GgufOpener, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +114,7 @@ def test_the_command_line_takes_it(tmp_path: Path, gguf_opener: GgufOpener, caps
     words = ["generate", "-m", str(root), "--runtime", "llama", "-p", "hello", "--max-tokens", "5", "-c", "256"]
     assert main(words) == 0
     assert main([*words, "--memory", "1MB"]) == 1
+    assert main([*words, "--no-mmap", "--no-repack"]) == 0
     capsys.readouterr()
 
 

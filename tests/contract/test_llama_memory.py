@@ -15,9 +15,15 @@ import numpy as np
 import pytest
 
 from edgedecode.errors import BudgetExceeded
+from edgedecode.gguf.header import read_header
 from edgedecode.gguf.trim import trim_gguf
 from edgedecode.manifest import TrimEntry
 from edgedecode.memory import Budget, Lease
+from edgedecode.notices import NOTICES
+from edgedecode.protocols import NO_MMAP, NO_REPACK
+from edgedecode.runtimes.llama.engine import Loading
+from edgedecode.runtimes.llama.footprint import ENGINE_NBYTES, VOCABULARY_NBYTES, session_nbytes, weights_nbytes
+from edgedecode.types import ModelCard
 from edgedecode.vocabulary import TrimmedVocabulary, write_token_ids
 from tests.contract.conftest import GgufOpener, open_gguf
 from tests.contract.gguf_pack import write_pack
@@ -200,6 +206,46 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
         assert budget.leases == ()
 
 
+def test_weights_that_are_read_or_not_repacked_are_once_in_memory(gguf_opener: GgufOpener) -> None:
+    """Read they are multiplied by the same kernels; as the file has them by others, which may round otherwise."""
+    entry, root = gguf_opener.entry(LARGE, quantization="Q4_0"), gguf_opener.root(LARGE, "qwen2", "Q4_0")
+    once = (root / entry.gguf).stat().st_size + VOCABULARY_NBYTES * entry.rows + 2**16
+    taken, rows = {}, {}
+    for needs in ((), (NO_MMAP,), (NO_REPACK,)):
+        budget = Budget()
+        model = open_gguf(entry, root, budget=budget, needs=needs)
+        taken[needs] = sum_of(budget, "weights:")
+        rows[needs] = model.forward(range(20), model.new_state(32), rows="all").logits.copy()
+        assert model.card.kernels == ("unrepacked" if NO_REPACK in needs else "")
+        model.close()
+    assert taken[(NO_MMAP,)] <= once <= taken[()] + 2**16
+    assert taken[(NO_REPACK,)] <= once
+    assert np.array_equal(rows[(NO_MMAP,)], rows[()])
+    assert np.abs(rows[(NO_REPACK,)] - rows[()]).max() < 0.1 * rows[()].std()
+
+
+def test_a_budget_without_room_for_weights_twice_has_them_read(
+    gguf_opener: GgufOpener, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And a usual session fits; a budget with room maps them and says nothing."""
+    entry, root = gguf_opener.entry(LARGE, quantization="Q4_0"), gguf_opener.root(LARGE, "qwen2", "Q4_0")
+    header, file_nbytes = read_header(root / entry.gguf), (root / entry.gguf).stat().st_size
+    card = ModelCard(name="target", rows=entry.rows, vocabulary_size=entry.rows, context=entry.context, threads=1)
+    card = replace(card, kv_types=("float16",))
+    twice = weights_nbytes(entry, header, file_nbytes=file_nbytes, loading=Loading())
+    room = ENGINE_NBYTES + twice + session_nbytes(entry, header, card=card)
+    for limit, read in ((room, False), (room - MIB, True)):
+        caplog.clear()
+        with caplog.at_level("INFO", logger=NOTICES):
+            budget = Budget(limit)
+            model = open_gguf(entry, root, budget=budget)
+            model.new_state(entry.context).close()
+            model.close()
+        told = [record.getMessage() for record in caplog.records if record.name == NOTICES]
+        assert len(told) == read
+        assert all("the target's weights are read, not mapped" in line and "--no-mmap" in line for line in told)
+
+
 def test_a_state_that_does_not_fit_is_refused_before_it_is_made(
     gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,18 +341,29 @@ def test_what_a_pack_takes_beside_the_process_is_planned(gguf_opener: GgufOpener
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
 @pytest.mark.parametrize(
-    ("kv_type", "quantization"),
-    [("float32", ""), ("float16", ""), ("int8", ""), ("float16", "Q4_0"), ("float16", "Q8_0")],
+    ("kv_type", "quantization", "loading"),
+    [
+        ("float32", "", ()),
+        ("float16", "", ()),
+        ("int8", "", ()),
+        ("float16", "Q4_0", ()),
+        ("float16", "Q8_0", ()),
+        ("float16", "Q4_0", (NO_MMAP,)),
+        ("float16", "Q4_0", (NO_REPACK,)),
+        ("float16", "Q4_0", (NO_MMAP, NO_REPACK)),
+    ],
 )
-def test_the_plan_bounds_what_is_measured(gguf_opener: GgufOpener, kv_type: str, quantization: str) -> None:
+def test_the_plan_bounds_what_is_measured(
+    gguf_opener: GgufOpener, kv_type: str, quantization: str, loading: tuple[str, ...]
+) -> None:
     gguf_opener().close()  # skips where the engine is missing
     entry, root = gguf_opener.entry(LARGE, quantization=quantization), gguf_opener.root(LARGE, "qwen2", quantization)
-    arguments = [str(root), json.dumps(asdict(entry)), json.dumps([f"kv:{kv_type}"])]
+    arguments = [str(root), json.dumps(asdict(entry)), json.dumps([f"kv:{kv_type}", *loading])]
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True, timeout=120
     )
     figures = json.loads(done.stdout)
-    print(kv_type, quantization, {name: round(value / MIB, 1) for name, value in figures.items()})
+    print(kv_type, quantization, loading, {name: round(value / MIB, 1) for name, value in figures.items()})
     assert figures["used"] <= figures["planned"]
 
 

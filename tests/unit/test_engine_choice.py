@@ -25,7 +25,7 @@ from edgedecode.interpreter import interpreter
 from edgedecode.manifest import FileEntry, Manifest, ModelEntry
 from edgedecode.notices import NOTICES
 from edgedecode.pair import Pair, _first_opened
-from edgedecode.protocols import Runtime
+from edgedecode.protocols import NO_MMAP, Runtime
 from edgedecode.runtimes.llama.probe import Finding, probe_engine
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 
@@ -111,7 +111,7 @@ def test_a_finding_is_kept_for_these_weights_engines_and_settings() -> None:
     assert load_speeds(paths[1]) == load_speeds(None) == Speeds({})
 
 
-SETTINGS = {"provider": "gpu", "threads": 3, "kv_type": "int8"}
+SETTINGS = {"provider": "gpu", "threads": 3, "kv_type": "int8", "loading": (NO_MMAP,)}
 
 
 def test_budgets_and_contexts_share_one_finding() -> None:
@@ -277,6 +277,8 @@ def test_the_draft_counts_and_a_kv_type_narrows_for_the_target(install: Install)
     install(llama=llama, onnx=onnx)
     assert chosen(EngineRequest(kv_type="int8")) == ("onnx",)
     assert llama.asked == onnx.asked == [("target", ("kv:int8",)), ("draft", ())]
+    chosen(EngineRequest(loading=(NO_MMAP,)))
+    assert onnx.asked[2:] == [("target", (NO_MMAP,)), ("draft", (NO_MMAP,))]
 
 
 def test_a_target_that_needs_16_bit_activations_gets_an_engine_that_has_them(install: Install) -> None:
