@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.stored import finite, mapping, optional, positive
+from edgedecode.stored import amount, finite, mapping, optional_amount, positive
 from edgedecode.types import ASKED, NO_DRAFTER, RoundCost
 
 __all__ = ["CONTEXT_BUCKETS", "CostModel", "CostTable", "DraftCost", "Recent", "context_bucket"]
@@ -249,8 +249,8 @@ class CostModel:
                 costs.tables[_bucket(bucket)] = _read_table(mapping(table))
             for name, draft in mapping(value["drafts"]).items():
                 fields = mapping(draft)
-                costs.drafts[name] = DraftCost(optional(fields["step"]), optional(fields["read"]))
-            costs.host = {name: Recent(positive(seconds)) for name, seconds in mapping(value["host"]).items()}
+                costs.drafts[name] = DraftCost(optional_amount(fields["step"]), optional_amount(fields["read"]))
+            costs.host = {name: Recent(amount(seconds)) for name, seconds in mapping(value["host"]).items()}
         except (KeyError, TypeError) as error:
             raise ValueError(f"no cost model: {error}") from None
         return costs
@@ -283,11 +283,11 @@ def _monotone(curve: list[float]) -> list[float]:
 
 def _read_table(fields: Mapping[str, object]) -> CostTable:
     table = CostTable(
-        optional(fields["step"]),
+        None if fields["step"] is None else positive(fields["step"]),
         {_width(width): finite(value) for width, value in mapping(fields["beta"]).items()},
     )
     for width, count in mapping(fields["seen"]).items():
-        table.seen[_width(width)] = int(positive(count))
+        table.seen[_width(width)] = int(amount(count))
     return table
 
 

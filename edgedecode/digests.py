@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgedecode.errors import ManifestError
-from edgedecode.folders import cache_folder, keep_json
+from edgedecode.folders import cache_folder, keep_json, kept_json
 from edgedecode.manifest import FileEntry, Manifest, OutsideFile
 
 __all__ = ["check_files", "file_sha256", "pack_digest"]
@@ -136,7 +136,7 @@ def _known_path(root: Path) -> Path | None:
 def _load_known(root: Path) -> dict[str, str]:
     path = _known_path(root)
     try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
+        value = kept_json(path) if path is not None else {}
     except (OSError, ValueError):
         return {}
     return {str(name): str(stamp) for name, stamp in value.items()} if isinstance(value, dict) else {}

@@ -17,11 +17,12 @@ from signal import Signals
 
 import edgedecode
 from edgedecode.engine_choice import Speeds, room
-from edgedecode.folders import cache_folder, keep_json
+from edgedecode.folders import cache_folder, keep_json, kept_json
 from edgedecode.interpreter import interpreter
 from edgedecode.manifest import Manifest
 from edgedecode.notices import notice
 from edgedecode.processor import cores, processor_facts
+from edgedecode.stored import amount, mapping, positive
 
 __all__ = ["MARK", "EngineRequest", "finding_path", "load_speeds", "measure_speeds", "store_speeds"]
 
@@ -71,18 +72,16 @@ def finding_path(manifest: Manifest, request: EngineRequest, *, versions: Mappin
 def load_speeds(path: Path | None) -> Speeds:
     """Return what was found, less the refusals of some time ago; nothing where there is none, or damage."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
+        value = mapping(kept_json(path)) if path is not None else {}
         found = Speeds(
-            {str(name): float(number) for name, number in value["seconds"].items()},
-            {str(name): str(reason) for name, reason in value["refused"].items()},
+            {name: positive(number) for name, number in mapping(value["seconds"]).items()},
+            {name: str(reason) for name, reason in mapping(value["refused"]).items()},
             str(value["taken"]),
-            {str(name): int(number) for name, number in value["needs"].items()},
-            {str(name): int(number) for name, number in value["least"].items()},
+            {name: int(amount(number)) for name, number in mapping(value["needs"]).items()},
+            {name: int(amount(number)) for name, number in mapping(value["least"]).items()},
         )
         age = datetime.now(timezone.utc) - datetime.fromisoformat(found.taken)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Speeds({})
-    if not all(0 < number < float("inf") for number in found.seconds.values()):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return Speeds({})
     return replace(found, refused={}, least={}) if age > REFUSALS_LAST else found
 

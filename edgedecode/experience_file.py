@@ -7,14 +7,13 @@ needed: what cannot be read is begun afresh with a notice, what cannot be writte
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import edgedecode
 from edgedecode.digests import pack_digest
 from edgedecode.experience import Experience
-from edgedecode.folders import cache_folder, keep_json
+from edgedecode.folders import cache_folder, keep_json, kept_json
 from edgedecode.manifest import Manifest
 from edgedecode.notices import notice
 from edgedecode.processor import cores, processor_facts
@@ -23,7 +22,6 @@ __all__ = ["FOLDER", "experience_path", "load_experience", "store_experience"]
 
 FOLDER = "costs"
 FORMAT = 2
-_MOST_NBYTES = 1 << 20
 
 
 def experience_path(manifest: Manifest, *, engine: str, version: str, settings: Sequence[object]) -> Path | None:
@@ -42,15 +40,15 @@ def experience_path(manifest: Manifest, *, engine: str, version: str, settings: 
 def load_experience(path: Path | None) -> Experience:
     """Return what is kept at `path`; nothing is an ordinary answer, damage or another program's file gives a notice."""
     try:
-        if path is None or not path.exists():
+        if path is None:
             return Experience()
-        if path.stat().st_size > _MOST_NBYTES:
-            raise ValueError("it is far too large")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = kept_json(path)
         if not isinstance(value, dict) or value.get("edgedecode_costs") != FORMAT:
             raise ValueError("it is not what this version writes")
         return Experience.from_dict(value)
-    except (OSError, ValueError, RecursionError) as error:
+    except FileNotFoundError:
+        return Experience()
+    except ValueError as error:
         notice(f"the costs measured earlier ({path}) cannot be used and are measured again: {error}")
         return Experience()
 

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import time
 
-__all__ = ["cache_folder", "keep_json", "user_cache"]
+__all__ = [
+    "MAKING",
+    "aside",
+    "cache_folder",
+    "close_to_others",
+    "keep_json",
+    "kept_json",
+    "open_private",
+    "user_cache",
+]
+
+MAKING = ".making"
+"""How the names of unfinished files end."""
+_STALE_SECONDS = 3600
+_MOST_NBYTES = 1 << 20
 
 
 def user_cache() -> Path:
@@ -22,21 +40,74 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgedecode"
 
 
-def cache_folder(name: str) -> Path | None:
-    """Make and return a folder in the user's cache; None where it cannot be written (a cache is never needed)."""
+def cache_folder(name: str, *, private: bool = False) -> Path | None:
+    """Make and return a folder in the user's cache; None where it cannot be written (a cache is never needed).
+
+    private: for this user alone, as what was said is nobody else's business.
+    """
     folder = user_cache() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if private:
+            close_to_others(folder)
     except OSError:
         return None
     return folder if os.access(folder, os.W_OK) else None
 
 
+def close_to_others(path: Path) -> None:
+    """Take away what others may do with a file or folder. Raises OSError."""
+    mode = path.stat().st_mode
+    if mode & 0o077:
+        path.chmod(mode & 0o700)
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open for this user alone: an `opener`."""
+    return os.open(path, flags, 0o600)
+
+
+@contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """Give a name beside `path` to write to; the file there replaces `path` at the end, and is removed otherwise.
+
+    So two processes that write it at once do no harm. What killed ones left in the folder goes when it is an hour old.
+    """
+    for left in path.parent.glob(f"*{MAKING}"):
+        with suppress(OSError):
+            if time() - left.stat().st_mtime > _STALE_SECONDS:
+                left.unlink()
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}{MAKING}")
+    try:
+        yield fresh
+        fresh.replace(path)
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
 def keep_json(path: Path, value: object) -> None:
     """Write a value to a file of the cache, in one piece; a full or read-only disk only means that it is made again."""
-    fresh = path.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):
+    with suppress(OSError), aside(path) as fresh:
         fresh.write_text(json.dumps(value), encoding="utf-8")
-        fresh.replace(path)
-    with suppress(OSError):
-        fresh.unlink(missing_ok=True)
+
+
+def kept_json(path: Path) -> object:
+    """Read what `keep_json` wrote, where anything may lie by now.
+
+    Raises FileNotFoundError where nothing does, ValueError with what is wrong with it.
+    """
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no file")
+        if found.st_size > _MOST_NBYTES:
+            raise ValueError("it is far too large")
+        value: object = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value

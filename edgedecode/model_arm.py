@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgedecode.cost import CostModel
-from edgedecode.stored import positive
+from edgedecode.stored import amount, positive
 
 __all__ = ["ArmLife", "ModelArm", "Probe", "Use"]
 
@@ -95,12 +95,14 @@ class ArmLife:
     @classmethod
     def from_dict(cls, value: Mapping[str, float]) -> ArmLife:
         """Read what `as_dict` gave. Raises KeyError or ValueError."""
+        scored = int(amount(value["scored"]))
+        counted = positive if scored else amount  # every round emits a token and costs something
         return cls(
-            tokens=positive(value["life_tokens"]),
-            cost=positive(value["life_cost"]),
-            scored=int(positive(value["scored"])),
-            text=int(positive(value["text"])),
-            probed=positive(value["probed"]),
+            tokens=counted(value["life_tokens"]),
+            cost=counted(value["life_cost"]),
+            scored=scored,
+            text=int(amount(value["text"])),
+            probed=amount(value["probed"]),
         )
 
 

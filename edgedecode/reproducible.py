@@ -7,7 +7,6 @@ What cannot be read there is measured again with a notice, what cannot be writte
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ import edgedecode
 from edgedecode.digests import pack_digest
 from edgedecode.engines import engine_version
 from edgedecode.errors import CapabilityError
-from edgedecode.folders import cache_folder, keep_json
+from edgedecode.folders import cache_folder, keep_json, kept_json
 from edgedecode.identical_widths import NARROW, WIDE, BoundedState, IdenticalWidths, measure_widths
 from edgedecode.manifest import Manifest
 from edgedecode.notices import notice
@@ -40,7 +39,6 @@ __all__ = [
 
 FOLDER = "widths"
 FORMAT = 1
-_MOST_NBYTES = 1 << 14
 
 
 def session_widths(pair: Pair, options: SessionOptions, adapter: AdapterUse | None) -> IdenticalWidths:
@@ -112,15 +110,15 @@ def widths_path(
 def load_widths(path: Path | None) -> IdenticalWidths | None:
     """Return what is kept at `path`; None for nothing, and with a notice for damage or another program's file."""
     try:
-        if path is None or not path.exists():
+        if path is None:
             return None
-        if path.stat().st_size > _MOST_NBYTES:
-            raise ValueError("it is far too large")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = kept_json(path)
         if not isinstance(value, dict) or value.get("edgedecode_widths") != FORMAT:
             raise ValueError("it is not what this version writes")
         return IdenticalWidths(_some(value.get("drafts"), NARROW), _some(value.get("prompts"), WIDE))
-    except (OSError, ValueError, RecursionError) as error:
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
         notice(f"the widths measured earlier ({path}) cannot be used and are measured again: {error}")
         return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgedecode.stored import positive
+from edgedecode.stored import amount
 from edgedecode.types import Score
 
 __all__ = ["MATCH_BUCKETS", "Survival", "match_bucket"]
@@ -26,6 +26,7 @@ _CARRIED = 6.0
 """Rounds' worth of what older generations showed that counts in a new one."""
 _DEPTHS = 8
 """Positions beyond share one count."""
+_ROUNDING = 1e-6
 
 
 @dataclass(slots=True)
@@ -103,9 +104,13 @@ class Survival:
         survival = cls()
         for key, counts in value.items():
             name, _, bucket = key.rpartition(":")
-            accepted, tried = ([positive(count) for count in counts[kind]] for kind in ("accepted", "tried"))
+            accepted, tried = ([amount(count) for count in counts[kind]] for kind in ("accepted", "tried"))
             if len(accepted) != _DEPTHS or len(tried) != _DEPTHS:
                 raise ValueError(f"{key} has not {_DEPTHS} depths")
+            if any(more > count + _ROUNDING for more, count in zip(accepted, tried, strict=True)):
+                raise ValueError(f"{key} has more accepted than tried")
+            if not (bucket.isdecimal() and int(bucket) < len(_PRIORS)):
+                raise ValueError(f"{key} names no kind of match")
             survival._tables[name, int(bucket)] = _Table(_PRIORS[int(bucket)], accepted, tried)
         return survival
 

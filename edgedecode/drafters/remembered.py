@@ -6,16 +6,14 @@ A file that is torn, foreign or unreadable costs what it held, with a notice, an
 from __future__ import annotations
 
 import logging
-import os
 import struct
 import sys
 import zlib
 from array import array
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from edgedecode.folders import cache_folder, user_cache
+from edgedecode.folders import aside, cache_folder, open_private, user_cache
 
 __all__ = ["STORE_FOLDER", "OutputFile"]
 
@@ -39,7 +37,7 @@ class OutputFile:
     @classmethod
     def of_tokenizer(cls, digest: str) -> OutputFile | None:
         """Return the file in the user's cache; None, with a notice, where that cannot be written."""
-        folder = cache_folder(STORE_FOLDER)
+        folder = cache_folder(STORE_FOLDER, private=True)
         if folder is None:
             _log.warning("the cache %s cannot be written: outputs are remembered until the end only", user_cache())
             return None
@@ -79,7 +77,7 @@ class OutputFile:
         payload = output.tobytes() if sys.byteorder == "little" else _swapped(output).tobytes()
         record = _RECORD.pack(len(payload), zlib.crc32(payload)) + payload
         try:
-            with open(self._path, "ab", opener=_private) as file:
+            with open(self._path, "ab", opener=open_private) as file:
                 file.write(record if file.tell() else _MAGIC + record)
                 length = file.tell()
         except OSError as error:
@@ -102,17 +100,13 @@ class OutputFile:
 
     def _write(self, records: list[bytes]) -> None:
         """Replace the file, built aside."""
-        aside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
         try:
-            with open(aside, "wb", opener=_private) as file:
+            with aside(self._path) as fresh, open(fresh, "wb", opener=open_private) as file:
                 file.write(_MAGIC)
                 for record in records:
                     file.write(_RECORD.pack(len(record), zlib.crc32(record)) + record)
-            os.replace(aside, self._path)
         except OSError as error:
             self._give_up(error)
-            with suppress(OSError):
-                aside.unlink(missing_ok=True)
 
     def _give_up(self, error: OSError) -> None:
         self._usable = False
@@ -144,8 +138,3 @@ def _swapped(ids: array[int]) -> array[int]:
     result = ids[:]
     result.byteswap()
     return result
-
-
-def _private(path: str, flags: int) -> int:
-    """Open for this user alone: what was said is nobody else's business."""
-    return os.open(path, flags, 0o600)

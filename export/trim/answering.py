@@ -1,22 +1,24 @@
 """What the target says to prompts: the text that drafts are calibrated on. An interrupted run goes on where it was.
 
-The engines decode one sequence at a time, and a second session beside the first would share its cores, so prompts are
-answered one after the other. They are answered plainly: the text then depends on the pack, the prompt and the seed.
+Answers are kept for a while, for this user alone: the prompts may be a user's own. The engines decode one sequence at a
+time, so prompts are answered one after the other; plainly, so that the text depends on pack, prompt and seed alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import time
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.engines import engine_version
 from edgedecode.errors import ContextExceeded
-from edgedecode.folders import cache_folder
+from edgedecode.folders import cache_folder, close_to_others, open_private
 from edgedecode.prompts import Prompt
 from edgedecode.types import FinishReason
 
@@ -27,6 +29,8 @@ __all__ = ["TEMPERATURE", "Answering", "KeptAnswers", "answer_prompts"]
 TEMPERATURE = 0.8
 """Of all answers to a prompt but the first, which is greedy."""
 _FORMAT = 1
+_OLDEST_SECONDS = 30 * 24 * 3600
+_LARGEST_NBYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,10 @@ class KeptAnswers:
 
     @classmethod
     def of(cls, pair: Pair) -> KeptAnswers:
-        folder = cache_folder("trim")
+        folder = cache_folder("trim", private=True)
         path = None if folder is None else folder / f"{_identity(pair)}.jsonl"
+        if path is not None:
+            _prune(path)
         return cls(path, vocabulary_size=pair.tokenizer.size)
 
     def get(self, key: str) -> list[ScoredText] | None:
@@ -67,7 +73,7 @@ class KeptAnswers:
         if self._path is None:
             return
         try:
-            with self._path.open("a", encoding="utf-8") as file:
+            with open(self._path, "a", encoding="utf-8", opener=open_private) as file:
                 line = json.dumps({"key": key, "texts": [asdict(text) for text in texts]})
                 file.write(("\n" if self._torn else "") + line + "\n")
             self._torn = False
@@ -92,6 +98,23 @@ class KeptAnswers:
         if not all(isinstance(token, int) and 0 <= token < self._vocabulary_size for token in tokens):
             raise ValueError("no tokens of this vocabulary")
         return ScoredText(tuple(tokens), start, ended=value["ended"] is True, greedy=value["greedy"] is True)
+
+
+def _prune(current: Path) -> None:
+    """Remove what no trim used for a month, and the oldest until the rest is small; close the rest to other users."""
+    with suppress(OSError):
+        os.utime(current)
+    found = []
+    for path in current.parent.glob("*.jsonl"):
+        with suppress(OSError):
+            close_to_others(path)
+            found.append((path.stat().st_mtime, path.stat().st_size, path))
+    room = _LARGEST_NBYTES
+    for used, nbytes, path in sorted(found, reverse=True):
+        room -= nbytes
+        if path != current and (room < 0 or time() - used > _OLDEST_SECONDS):
+            with suppress(OSError):
+                path.unlink()
 
 
 def answer_prompts(

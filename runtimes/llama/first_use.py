@@ -8,7 +8,6 @@ processes which make it at once do no harm. It is made in a child process, whose
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -22,17 +21,17 @@ from time import perf_counter, time
 import edgedecode
 from edgedecode.digests import file_sha256
 from edgedecode.errors import CapabilityError, EdgeDecodeError, ManifestError
-from edgedecode.folders import cache_folder, keep_json, user_cache
+from edgedecode.folders import MAKING, cache_folder, keep_json, kept_json, user_cache
 from edgedecode.interpreter import interpreter
 from edgedecode.manifest import VERSION, Manifest, ModelEntry
 from edgedecode.memory import Budget
 from edgedecode.notices import notice
 from edgedecode.registry import find_maker
+from edgedecode.stored import mapping
 
 __all__ = ["Recipe", "file_key", "gguf_path", "kept_file", "write_made"]
 
 FOLDER = "gguf"
-MAKING = ".making"
 STALE_SECONDS = 3600
 CHILD_NBYTES = 44 * 2**20
 TOKEN_NBYTES = 1500
@@ -56,9 +55,9 @@ class _Record:
     @classmethod
     def load(cls, path: Path) -> _Record | None:
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = mapping(kept_json(path))
             return cls(pack=str(value["pack"]), sha256=str(value["sha256"]), stamp=str(value["stamp"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError):
             return None
 
 

@@ -6,7 +6,6 @@ The finding is kept in the user's cache for this wheel, library and processor, s
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -15,9 +14,10 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from edgedecode.folders import cache_folder, keep_json
+from edgedecode.folders import cache_folder, keep_json, kept_json
 from edgedecode.interpreter import interpreter
 from edgedecode.processor import processor_facts
+from edgedecode.stored import mapping
 
 from .engine import INSTALL, REINSTALL, Engine, Loading
 from .scratch import scratch_file
@@ -152,7 +152,7 @@ def _library() -> list[str]:
 
 def _load(path: Path | None) -> Finding | None:
     try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path is not None else None
+        value = mapping(kept_json(path)) if path is not None else {}
         return Finding(works=bool(value["works"]), reason=str(value["reason"])) if value else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError):
         return None

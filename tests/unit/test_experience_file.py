@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgedecode import SessionOptions
 from edgedecode.experience import Experience
 from edgedecode.experience_file import experience_path, load_experience, store_experience
+from edgedecode.scheduler import Scheduler
 from edgedecode.testing import toy_pair
 from tests.virtual import always, ride
 
 
 def learnt() -> Experience:
-    from edgedecode.scheduler import Scheduler
-
     experience = Experience()
     ride(Scheduler(free=["free"], models=["model"], experience=experience), tokens=100, free=always, model=always)
     return experience
@@ -95,3 +98,65 @@ def test_a_pair_goes_on_from_what_an_earlier_one_learnt(place: Path) -> None:
     with toy_pair() as again:
         again.keep_experience(place)
         assert again.experience.as_dict() == known
+
+
+WRONG = (0, -1, 1e-320, 1e308, 10**400, True, None, [], float("nan"), float("inf"))
+
+
+def places(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield where every value of a tree stands."""
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in items:
+        yield from places(child, (*path, key))
+
+
+def replaced(value: Any, path: Sequence[str | int], new: object) -> object:
+    """Return a copy of a tree with another value in this place."""
+    copy = json.loads(json.dumps(value))
+    reduce(lambda tree, key: tree[key], path[:-1], copy)[path[-1]] = new
+    return copy
+
+
+@pytest.mark.filterwarnings("error")
+def test_whatever_stands_in_it_decoding_goes_on(place: Path) -> None:
+    """Every value by every wrong one: it is damage, told once, or it does no harm."""
+    store_experience(place, learnt())
+    whole = json.loads(place.read_text(encoding="utf-8"))
+    whole["arms"]["model"] |= {"scored": 20, "life_tokens": 30.0, "life_cost": 40.0}
+    cases = damaged = 0
+    for where in places(whole):
+        for wrong in WRONG:
+            place.write_text(json.dumps(replaced(whole, where, wrong)), encoding="utf-8")
+            experience = load_experience(place)
+            cases += 1
+            damaged += experience.as_dict() == Experience().as_dict()
+            scheduler = Scheduler(free=["free"], models=["model"], experience=experience)
+            ride(scheduler, tokens=8, free=always, model=always)
+    assert cases > 500
+    assert cases > damaged > cases / 2
+
+
+@pytest.mark.parametrize(
+    ("where", "wrong"),
+    [
+        (("costs", "tables", "0", "step"), 0),
+        (("arms", "model", "life_cost"), 0),
+        (("arms", "model", "life_tokens"), 0),
+        (("costs", "host", "none"), 10**400),
+        (("costs", "tables", "0", "seen", "1"), 10**400),
+    ],
+)
+def test_numbers_that_would_end_a_run_are_damage(
+    where: tuple[str, ...], wrong: float, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store_experience(place, learnt())
+    whole = json.loads(place.read_text(encoding="utf-8"))
+    whole["arms"]["model"]["scored"] = 20
+    place.write_text(json.dumps(replaced(whole, where, wrong)), encoding="utf-8")
+    with caplog.at_level(logging.INFO, logger="edgedecode.notices"):
+        experience = load_experience(place)
+    assert caplog.text.count("measured again") == 1
+    assert experience.as_dict() == Experience().as_dict()
+    ride(Scheduler(free=["free"], models=["model"], experience=experience), tokens=50, free=always, model=always)

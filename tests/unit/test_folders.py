@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from edgedecode.folders import cache_folder, keep_json, user_cache
+from edgedecode.folders import MAKING, aside, cache_folder, keep_json, kept_json, user_cache
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,37 @@ def test_a_kept_value_is_whole_or_not_there(tmp_path: Path) -> None:
     keep_json(tmp_path / "no" / "folder.json", {"a": 3})
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"a": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_was_kept_comes_back_and_two_writers_do_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    with aside(path) as first:
+        keep_json(path, {"of": "the second"})
+        first.write_text('{"of": "the first"}')
+    assert kept_json(path) == {"of": "the first"}
+    assert [each.name for each in tmp_path.iterdir()] == ["kept.json"]
+
+
+def test_what_killed_writers_left_goes_when_it_is_old(tmp_path: Path) -> None:
+    left, fresh = tmp_path / f"kept.json.0{MAKING}", tmp_path / f"kept.json.1{MAKING}"
+    left.touch()
+    fresh.touch()
+    os.utime(left, (0, 0))
+    keep_json(tmp_path / "kept.json", 1)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["kept.json", fresh.name]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"nonsense", b"\xff", b"[" * 100_000, b'"' + bytes(2**20) + b'"', b"1" * 5000], ids=range(6)
+)
+def test_anything_else_is_a_value_error(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "kept.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"."):
+        kept_json(tmp_path / "kept.json")
+
+
+def test_no_file_at_all_and_what_is_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        kept_json(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="no file"):
+        kept_json(tmp_path)

@@ -6,7 +6,6 @@ tried in a child process first, once for each build and processor: native code t
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -21,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.errors import InputError, RuntimeUnavailable
-from edgedecode.folders import cache_folder, keep_json
+from edgedecode.folders import cache_folder, keep_json, kept_json
 from edgedecode.interpreter import interpreter
 from edgedecode.notices import notice
 from edgedecode.processor import processor_facts
+from edgedecode.stored import mapping
 from edgedecode.types import FloatArray
 
 __all__ = [
@@ -218,9 +218,9 @@ def _reason_against(path: Path, *, engine: str) -> str:
     folder = cache_folder(FOLDER)
     kept = None if folder is None else folder / f"{sha256(chr(10).join(facts).encode()).hexdigest()[:24]}.json"
     try:
-        if kept is not None and kept.exists():
-            return str(json.loads(kept.read_text(encoding="utf-8"))["reason"])
-    except (OSError, ValueError, KeyError, TypeError):
+        if kept is not None:
+            return str(mapping(kept_json(kept))["reason"])
+    except (OSError, ValueError, KeyError):
         pass  # tried again
     try:
         reason = _try_in_child(path)

@@ -6,7 +6,6 @@ size and time afterwards. Where it cannot be kept, the tiles are made in memory.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -21,9 +20,10 @@ import numpy.typing as npt
 
 from edgedecode.digests import file_sha256
 from edgedecode.errors import ManifestError
-from edgedecode.folders import cache_folder, keep_json
+from edgedecode.folders import MAKING, cache_folder, keep_json, kept_json
 from edgedecode.manifest import Manifest
 from edgedecode.notices import notice, work
+from edgedecode.stored import mapping
 
 from .library import ANY_FINDING, KernelLibrary
 from .products import Stored, tile_offsets
@@ -45,7 +45,6 @@ INSPECTION = 2
 _LONG_NBYTES = 64 * 2**20
 """Making more than this takes long enough to say so."""
 _TILES, _FOUND = f".v{LAYOUT}.tiles", f".found{INSPECTION}"
-_MAKING = ".making"
 _STALE_SECONDS = 3600
 
 Bytes = npt.NDArray[np.uint8]
@@ -71,10 +70,10 @@ def load_findings(digest: str) -> dict[str, int]:
     """Return what was found of the matrices of weights with this content; they need not be read again."""
     path = _findings_path(digest)
     try:
-        known = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
-        found = known["found"] if known.get("digest") == digest else {}
-        return {str(key): int(value) for key, value in found.items() if value in range(ANY_FINDING + 1)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        known = {} if path is None else mapping(kept_json(path))
+        found = mapping(known["found"]) if known.get("digest") == digest else {}
+        return {key: int(str(value)) for key, value in found.items() if value in range(ANY_FINDING + 1)}
+    except (OSError, ValueError, KeyError):
         return {}
 
 
@@ -131,7 +130,7 @@ def _key(stored: Sequence[Stored], digest: str) -> str:
 def _is_sound(path: Path, nbytes: int) -> bool:
     record = path.with_suffix(".json")
     try:
-        known = json.loads(record.read_text(encoding="utf-8"))
+        known = mapping(kept_json(record))
         stamp = _stamp(path)
         if known["stamp"] == stamp:
             return True
@@ -141,7 +140,7 @@ def _is_sound(path: Path, nbytes: int) -> bool:
         notice(f"the prepared weights {path} are damaged and are made again")
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError, ManifestError):
+    except (OSError, ValueError, KeyError, ManifestError):
         notice(f"the prepared weights {path} cannot be read and are made again")
     return False
 
@@ -155,7 +154,7 @@ def _make(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, relea
         bar = work("preparing weights, MB", round(nbytes / 1e6))
     _remove_stale(path.parent)
     digest = sha256()
-    handle, name = tempfile.mkstemp(suffix=_MAKING, dir=path.parent)
+    handle, name = tempfile.mkstemp(suffix=MAKING, dir=path.parent)
     fresh = Path(name)
     try:
         with os.fdopen(handle, "wb") as file, bar as advance:
@@ -182,7 +181,7 @@ def _remove_stale(folder: Path) -> None:
         with suppress(OSError):
             path.unlink()
             path.with_suffix(".json").unlink(missing_ok=True)
-    for path in folder.glob(f"*{_MAKING}"):
+    for path in folder.glob(f"*{MAKING}"):
         with suppress(OSError):
             if path.stat().st_mtime < time() - _STALE_SECONDS:
                 path.unlink()

@@ -6,7 +6,6 @@ Threads never change a bit of the result, so a choice that was made beside other
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from hashlib import sha256
@@ -14,9 +13,10 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter, time
 
-from edgedecode.folders import cache_folder, keep_json
+from edgedecode.folders import cache_folder, keep_json, kept_json
 from edgedecode.notices import notice
 from edgedecode.processor import cores, processor_facts
+from edgedecode.stored import finite, mapping, positive
 
 __all__ = ["FOLDER", "chosen_threads", "fewest_fast", "kept_choice"]
 
@@ -64,10 +64,10 @@ def fewest_fast(seconds: dict[int, float]) -> int:
 def _kept_threads(kept: Path | None) -> int:
     """Return what was found; 0 for nothing, for damage, and for what no longer holds."""
     try:
-        found = {} if kept is None else json.loads(kept.read_text(encoding="utf-8"))
+        found = {} if kept is None else mapping(kept_json(kept))
         ends = found.get("ends")
-        return int(found["threads"]) if ends is None or time() < float(ends) else 0
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return int(positive(found["threads"])) if ends is None or time() < finite(ends) else 0
+    except (OSError, ValueError, KeyError):
         return 0
 
 

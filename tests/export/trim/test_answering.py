@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from edgedecode import Pair
 from edgedecode.errors import ContextExceeded
+from edgedecode.export.trim import answering
 from edgedecode.export.trim.answering import Answering, KeptAnswers, answer_prompts
 from edgedecode.messages import Message
 from edgedecode.prompts import Prompt
@@ -90,3 +94,33 @@ def test_a_torn_or_foreign_line_is_answered_again(pair: Pair, tmp_path: Path) ->
 def test_a_prompt_that_does_not_fit_is_named(pair: Pair) -> None:
     with pytest.raises(ContextExceeded, match=r"the prompt 'x{40}' cannot be answered: the prompt has"):
         answer_prompts(pair, [Prompt("a", (), ("x" * 1200,))], TWICE, kept=forgetful())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="files have no such modes there")
+def test_kept_answers_are_for_this_user_alone_and_older_ones_are_closed(pair: Pair, tmp_path: Path) -> None:
+    """They are what a user's own prompts led to."""
+    folder = tmp_path / "cache" / "trim"
+    folder.mkdir(parents=True)
+    (folder / "older.jsonl").write_text("{}\n")
+    for path, mode in ((folder, 0o755), (folder / "older.jsonl", 0o644)):
+        path.chmod(mode)
+    answer_prompts(pair, PROMPTS[:1], TWICE, kept=KeptAnswers.of(pair))
+    (made,) = {*folder.iterdir()} - {folder / "older.jsonl"}
+    assert made.stat().st_size
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, made, folder / "older.jsonl")]
+    assert modes == [0o700, 0o600, 0o600]
+
+
+def test_answers_that_no_trim_used_for_long_go_and_so_do_the_oldest_of_many(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_prompts(pair, PROMPTS[:1], TWICE, kept=KeptAnswers.of(pair))
+    (used,) = (tmp_path / "cache" / "trim").iterdir()
+    for name, days in (("old", 31), ("large", 20), ("small", 10), ("new", 0)):
+        path = used.with_name(f"{name}.jsonl")
+        path.write_bytes(bytes(1000 if name == "large" else 10))
+        os.utime(path, (time.time() - days * 86400,) * 2)
+    os.utime(used, (0, 0))
+    monkeypatch.setattr(answering, "_LARGEST_NBYTES", used.stat().st_size + 500)
+    KeptAnswers.of(pair)
+    assert {path.stem for path in used.parent.iterdir()} == {used.stem, "small", "new"}
