@@ -1,4 +1,6 @@
-"""Colours for streamed text: drafted tokens painted by drafter. Byte-exact between the codes; knows no tables."""
+"""Colours for streamed text: drafted tokens painted by drafter. Byte-exact between the codes, except on a terminal:
+what a model says cannot act on it. Knows no tables.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import os
 import sys
 from argparse import ArgumentParser
 from typing import TextIO
+
+from edgedecode.text import shown_answer
 
 __all__ = ["Paint", "add_colour_option", "dim"]
 
@@ -16,21 +20,25 @@ _OTHER_DRAFTER = "\x1b[35m"
 
 
 class Paint:
-    """Paints text by the source of its tokens: the target's stay plain."""
+    """Paints text by the source of its tokens: the target's stay plain. terminal: it is shown on one."""
 
-    def __init__(self, on: bool) -> None:
-        self.on = on
+    def __init__(self, on: bool, *, terminal: bool = False) -> None:
+        self.on, self._terminal = on, terminal
         if on and sys.platform == "win32":
             os.system("")  # switches the console's escape codes on
 
     @classmethod
     def for_stream(cls, stream: TextIO, *, when: str = "auto") -> Paint:
         """Choose by `when`: always, never, or auto: on a terminal unless NO_COLOR is set."""
+        terminal = stream.isatty()
         if when == "auto":
-            return cls(stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
-        return cls(when == "always")
+            on = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+            return cls(on, terminal=terminal)
+        return cls(when == "always", terminal=terminal)
 
     def paint(self, text: str, source: str) -> str:
+        if self._terminal:
+            text = shown_answer(text)
         code = _BY_SOURCE.get(source, _OTHER_DRAFTER) if self.on and text else ""
         return f"{code}{text}{_RESET}" if code else text
 

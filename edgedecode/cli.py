@@ -12,6 +12,7 @@ from typing import cast
 from edgedecode.commands import Command
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.registry import COMMANDS, installed
+from edgedecode.text import shown, shown_lines
 
 __all__ = ["main"]
 
@@ -93,7 +94,7 @@ def _abandon_stdout() -> None:
 
 def _one_line(error: EdgeDecodeError) -> str:
     """A refusal of the budget shows its table; everything else is one line."""
-    return str(error) if isinstance(error, BudgetExceeded) else " ".join(str(error).split())
+    return shown_lines(str(error)) if isinstance(error, BudgetExceeded) else shown(" ".join(str(error).split()))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TypeAlias
 
+from edgedecode.text import shown
+
 __all__ = ["NOTICES", "Bar", "NoticeLines", "notice", "show_work", "work"]
 
 NOTICES = "edgedecode.notices"
@@ -24,7 +26,7 @@ _BAR: ContextVar[Bar | None] = ContextVar("bar of long work", default=None)
 
 def notice(text: str) -> None:
     """Tell whoever listens, one line."""
-    logging.getLogger(NOTICES).info("%s", " ".join(text.split()))
+    logging.getLogger(NOTICES).info("%s", shown(" ".join(text.split())))
 
 
 def work(what: str, total: int) -> AbstractContextManager[Callable[[float], None]]:

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import CapabilityError
-from edgedecode.manifest import Generation, Manifest, ModelEntry
+from edgedecode.manifest import Generation, Graph, Manifest, ModelEntry
 from edgedecode.memory import Budget, Lease
 from edgedecode.pair import Pair
 from edgedecode.protocols import Device, State, UniformSource
@@ -277,6 +277,7 @@ def toy_pair(
 
 
 def _toy_manifest(tokenizer: Tokenizer, generation: Generation, *, context: int) -> Manifest:
+    graph = Graph("base.onnx", inputs=("input_ids",), outputs=("logits",), capabilities=("tree", "rows"))
     entry = ModelEntry(
         architecture="table",
         rows=tokenizer.size,
@@ -287,7 +288,7 @@ def _toy_manifest(tokenizer: Tokenizer, generation: Generation, *, context: int)
         head_size=1,
         parameters=1,
         weights="weights.bin",
-        graphs={},
+        graphs={"base": graph},
         bits=32,
         block_size=0,
         head_bits=32,

@@ -1,10 +1,36 @@
-"""Text that comes from outside: bytes and arguments that must be UTF-8. Knows no tokens."""
+"""Text that comes from outside: bytes and arguments that must be UTF-8, names that a terminal shows. No tokens."""
 
 from __future__ import annotations
 
+import re
+
 from edgedecode.errors import InputError
 
-__all__ = ["checked_text", "decoded_text"]
+__all__ = ["checked_text", "decoded_text", "shown", "shown_answer", "shown_lines"]
+
+_CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
+_NO_LINE = re.compile(rf"[{_CONTROL}\t\n\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""What moves a terminal's cursor, starts its commands, ends a line, or turns the direction of what follows."""
+_NO_ANSWER = re.compile(f"[{_CONTROL}]")
+
+
+def shown(text: str) -> str:
+    """Return a stranger's text as a terminal may show it in a line: what could act on it is written as its escape."""
+    return _NO_LINE.sub(_escape, text)
+
+
+def shown_lines(text: str) -> str:
+    """Return a text of several lines, each as `shown`."""
+    return "\n".join(map(shown, text.split("\n")))
+
+
+def shown_answer(text: str) -> str:
+    """Return what a model says as a terminal may show it: lines, tabs and writing from right to left stay."""
+    return _NO_ANSWER.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return ascii(found[0])[1:-1]
 
 
 def decoded_text(data: bytes, name: str) -> str:

@@ -8,6 +8,8 @@ from dataclasses import fields
 from statistics import mean
 from typing import TYPE_CHECKING
 
+from edgedecode.text import shown_lines
+
 from .conditions import Conditions
 from .costs import Costs
 from .draws import DrawCost
@@ -263,7 +265,7 @@ class Report:
         self._line(f"{note}{self._conditions.line()}\n")
 
     def _line(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(shown_lines(text), highlight=False, markup=False, soft_wrap=True)
 
 
 _TEXT_COLUMNS = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from edgedecode import ContextExceeded, EdgeDecodeError, FinishReason, InputError, Message, Session
+from edgedecode.text import shown, shown_lines
 
 from ..colour import Paint, dim
 from ..interrupts import until_interrupted
@@ -93,11 +94,11 @@ class Conversation:
 
     def say(self, text: str) -> None:
         """Write a remark, dimmed on a terminal."""
-        print(dim(text, sys.stderr), file=sys.stderr, flush=True)
+        print(dim(shown_lines(text), sys.stderr), file=sys.stderr, flush=True)
 
     def refuse(self, text: str) -> None:
         """Write what could not be done, in one line."""
-        print(f"edgedecode: {text}", file=sys.stderr, flush=True)
+        print(f"edgedecode: {shown(text)}", file=sys.stderr, flush=True)
 
     def _stream(self, prompt: str) -> FinishReason:
         reason = FinishReason.CANCELLED

@@ -9,6 +9,7 @@ from edgedecode.engine_speeds import EngineRequest
 from edgedecode.engines import known_choice
 from edgedecode.hub import BUNDLED_PACK, find_pack
 from edgedecode.manifest import Manifest
+from edgedecode.text import shown
 
 __all__ = ["AutoChoice", "explain"]
 
@@ -23,7 +24,7 @@ class AutoChoice:
 
     @property
     def line(self) -> str:
-        return f"--runtime auto, pack {self.pack}: {self.engine or 'no engine'} ({self.reason})"
+        return shown(f"--runtime auto, pack {self.pack}: {self.engine or 'no engine'} ({self.reason})")
 
     def as_dict(self) -> dict[str, str]:
         return asdict(self)

@@ -13,6 +13,7 @@ from edgedecode.commands import Command
 from edgedecode.memory import format_nbytes
 from edgedecode.protocols import Device
 from edgedecode.registry import RUNTIMES, installed
+from edgedecode.text import shown
 
 from ..machine import Machine, versions
 from ..notices import show_notices
@@ -110,7 +111,8 @@ def _show_kernels(kernels: list[ModelKernels]) -> None:
         graph = each.graph
         own = graph.kernels or f"{each.runtime}'s own"
         bits = "the same at every width" if graph.row_invariant else "depend on the width"
-        table.add_row(each.role, graph.graph, own, str(graph.matrices), bits, Text(each.rest))
+        cells = (each.role, graph.graph, own, str(graph.matrices), bits, each.rest)
+        table.add_row(*(Text(shown(cell)) for cell in cells))
     console = _console()
     console.print()
     console.print(table)

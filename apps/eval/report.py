@@ -6,6 +6,7 @@ import sys
 
 from edgedecode.equality import EXPECTED_BEYOND, Equality
 from edgedecode.manifest import ModelEntry
+from edgedecode.text import shown
 
 from .compare import Comparison
 from .tally import noisier
@@ -26,7 +27,7 @@ def show_equality(role: str, entry: ModelEntry, equality: Equality, comparison: 
 
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     engines = ", ".join(f"{name} ({versions})" for name, versions in equality.engines.items())
-    console.print(f"{role}, {quantization(entry)}: {engines}", highlight=False, markup=False)
+    console.print(shown(f"{role}, {quantization(entry)}: {engines}"), highlight=False, markup=False)
     table = Table(box=None, pad_edge=False)
     for title in ("prompts", "arg-max in both", "divergent prompts", "largest gap"):
         table.add_column(title, justify="right")
@@ -57,7 +58,7 @@ def show_equality(role: str, entry: ModelEntry, equality: Equality, comparison: 
     if len(beyond) > NAMED:
         console.print(f"and {len(beyond) - NAMED} more", highlight=False)
     for note in entry.notes:  # they say where an engine runs other weights, or a shorter context
-        console.print(f"note of the export: {note}", highlight=False, markup=False)
+        console.print(f"note of the export: {shown(note)}", highlight=False, markup=False)
     console.print()
 
 

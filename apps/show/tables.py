@@ -12,6 +12,7 @@ from edgedecode.activations_entry import ActivationsEntry, ActivationsWay
 from edgedecode.equality import Equality
 from edgedecode.manifest import Graph, Manifest, ModelEntry
 from edgedecode.memory import format_nbytes
+from edgedecode.text import shown
 
 from .trim import trim_rows
 
@@ -84,7 +85,7 @@ def graph_table(entry: ModelEntry, manifest: Manifest) -> Table:
     table = _table("graph", "file", "size", "capabilities", "keys and values", "LoRA")
     for name, graph in entry.graphs.items():
         size = f"{manifest.files[graph.file].nbytes / 1e3:.0f} kB"
-        table.add_row(name, Text(graph.file), size, ", ".join(graph.capabilities), graph.kv_type, _lora(graph))
+        _add(table, name, graph.file, size, ", ".join(graph.capabilities), graph.kv_type, _lora(graph))
     return table
 
 
@@ -93,14 +94,9 @@ def adapter_table(manifest: Manifest) -> Table:
     table = _table("adapter", "for", "rank", "alpha", "modules", "file")
     for name, adapter in manifest.adapters.items():
         activated = " (activated by tokens)" if adapter.invocation else ""
-        table.add_row(
-            Text(name),
-            adapter.role,
-            str(adapter.rank),
-            f"{adapter.alpha:g}",
-            Text(", ".join(adapter.modules) + activated),
-            Text(manifest.located_adapter(name).file),
-        )
+        modules = ", ".join(adapter.modules) + activated
+        file = manifest.located_adapter(name).file
+        _add(table, name, adapter.role, str(adapter.rank), f"{adapter.alpha:g}", modules, file)
     return table
 
 
@@ -109,9 +105,9 @@ def file_table(manifest: Manifest) -> Table:
     table = _table("file", "bytes", "sha256")
     table.columns[1].justify = "right"
     for name, file in manifest.files.items():
-        table.add_row(Text(name), str(file.nbytes), file.sha256[:_DIGEST])
+        _add(table, name, str(file.nbytes), file.sha256[:_DIGEST])
     for outside in manifest.outside.values():
-        table.add_row(Text(f"outside: {outside.path}"), str(outside.nbytes), outside.sha256[:_DIGEST])
+        _add(table, f"outside: {outside.path}", str(outside.nbytes), outside.sha256[:_DIGEST])
     return table
 
 
@@ -202,8 +198,13 @@ def _lora(graph: Graph) -> str:
 def _pairs(rows: Mapping[str, str]) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in rows.items():
-        table.add_row(name, Text(value))
+        _add(table, name, value)
     return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    """Add a row of a stranger's texts: no markup, nothing that acts on a terminal."""
+    table.add_row(*(Text(shown(cell)) for cell in cells))
 
 
 def _table(*titles: str) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode.activations_entry import ActivationsEntry, ActivationsWay, ProductError
+from edgedecode.apps.colour import Paint
 from edgedecode.cli import main
 from edgedecode.hub import BUNDLED_PACK
 from edgedecode.manifest import MANIFEST_NAME, Graph, Manifest, OutsideFile
@@ -144,3 +146,38 @@ def test_weights_outside_the_pack(copy: Path, tmp_path: Path, capsys: pytest.Cap
     outside.write_bytes(outside.read_bytes()[:-1] + b"x")
     assert main(["show", str(copy), "--verify"]) == 1
     assert "elsewhere/weights.bin" in capsys.readouterr().err
+
+
+def test_nothing_that_a_pack_says_acts_on_the_terminal(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (copy / MANIFEST_NAME).read_text(encoding="utf-8")
+    value = json.loads(text)
+    hostile = "\x1b]0;owned\x07\x9b2J\u202e\u2028\x08"
+    value |= {"name": f"n{hostile}", "created_by": f"c{hostile}", "tokenizer_digest": f"t{hostile}"}
+    entry = value["models"]["target"]
+    entry |= {"license": f"l{hostile}", "source": f"s{hostile}", "notes": [f"o{hostile}"], "quantization": hostile}
+    entry |= {"architecture": f"a{hostile}", "parity": {f"p{hostile}": 1.0}}
+    entry["graphs"] = {f"g{hostile}": entry["graphs"]["base"] | {"capabilities": [hostile], "kv_type": hostile}}
+    value["models"][f"r{hostile}"] = entry
+    value["adapters"] = {
+        f"d{hostile}": {"file": "tokenizer.json", "role": f"r{hostile}", "rank": 1, "alpha": 1.0, "modules": [hostile]}
+    }
+    value["files"]["tokenizer.json"]["sha256"] = f"f{hostile}"
+    (copy / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
+    assert main(["show", str(copy)]) == 0
+    assert main(["devices", "-m", str(copy)]) == 1  # no file has such a digest
+    assert main(["generate", "-m", str(copy), "-p", "a"]) == 1
+    printed = capsys.readouterr()
+    assert r"n\x1b]0;owned\x07" in printed.out
+    assert [mark for mark in printed.out + printed.err if mark in "\x1b\x07\x9b\u202e\u2028\x08"] == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_a_model_says_does_not_act_on_a_terminal_and_stays_as_it_is_elsewhere() -> None:
+    said = "a\x1b[2J\tb\n"
+    assert Paint.for_stream(Terminal(), when="never").paint(said, "target") == "a\\x1b[2J\tb\n"
+    assert Paint.for_stream(Terminal(), when="always").paint(said, "model") == "\x1b[32ma\\x1b[2J\tb\n\x1b[0m"
+    assert Paint.for_stream(io.StringIO()).paint(said, "model") == said

@@ -15,6 +15,7 @@ from edgedecode import __version__, cli
 from edgedecode.cli import main
 from edgedecode.errors import BudgetExceeded, InputError, ManifestError
 from edgedecode.memory import Budget
+from edgedecode.text import shown, shown_answer
 
 
 class Verb:
@@ -180,3 +181,19 @@ def test_a_closed_pipe_is_silent() -> None:
     child.stderr.close()
     assert child.wait(timeout=30) == 141
     assert said == b""
+
+
+HOSTILE = "a\x1b]0;owned\x07b\x9b2Jc\u202ed\u2028e\x7ff\ud800g"
+HARMLESS = r"a\x1b]0;owned\x07b\x9b2Jc\u202ed\u2028e\x7ff\ud800g"
+
+
+def test_what_a_stranger_wrote_cannot_act_on_the_terminal() -> None:
+    assert shown(HOSTILE) == HARMLESS
+    assert shown("two\r\nlines\tand שלום, 名前, é") == r"two\r\nlines\tand שלום, 名前, é"
+    assert shown_answer("two\nlines\tand \u200fשלום\u202c \x1b[2J\r") == "two\nlines\tand \u200fשלום\u202c \\x1b[2J\\r"
+
+
+def test_an_error_with_a_stranger_s_name_is_one_harmless_line(verbs: Verbs, capsys: pytest.CaptureFixture[str]) -> None:
+    verbs(raising(ManifestError(f"no {HOSTILE}\nhere")))
+    assert main(["verb"]) == 1
+    assert capsys.readouterr().err == f"edgedecode: no {HARMLESS.replace(chr(92) + 'u2028', ' ')} here\n"

@@ -131,7 +131,8 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
 
     names: Sequence[str] = [path.name for path in root.iterdir() if path.name != MANIFEST_NAME]
     files = {name: FileEntry((root / name).stat().st_size, file_sha256(root / name)) for name in names}
-    (root / MANIFEST_NAME).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
+    models = {role: replace(entry, graphs={}) for role, entry in manifest.models.items()}  # tables have none
+    (root / MANIFEST_NAME).write_text(replace(manifest, files=files, models=models).to_json(), encoding="utf-8")
 
 
 def test_a_pack_is_opened_with_its_tokenizer_and_template(pack: Path) -> None:
