@@ -7,13 +7,15 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
 
 __all__ = [
+    "AREAS",
     "MAKING",
+    "area",
     "aside",
     "cache_folder",
     "close_to_others",
@@ -28,6 +30,28 @@ MAKING = ".making"
 _STALE_SECONDS = 3600
 _MOST_NBYTES = 1 << 20
 
+AREAS: Mapping[str, str] = {
+    "costs": "what passes cost on this device",
+    "widths": "which pass widths --reproducible pads to",
+    "trim": "answers that vocabularies were trimmed on",
+    "store": "past outputs that --remember keeps, to draft from",
+    "engines": "which engines run here, and which is faster",
+    "verified": "which packs' files were checked",
+    "exports": "finished steps of interrupted exports",
+    "compare": "exports made for --compare",
+    "optimum": "environment of --exporter optimum",
+    "gguf": "GGUF files made of packs for llama.cpp",
+    "tiles": "weights prepared for this machine's kernels",
+    "kernels": "whether edgedecode's kernels run here",
+    "threads": "how many threads models use here",
+    "scaled": "packs widened by bench --scale",
+    "scratch": "files that llama.cpp reads once",
+    "peers": "what bench --against wrote for other engines",
+    "locks": "locks of running benches",
+    "packs": "downloaded packs",
+}
+"""Every folder that is ever made in the user's cache, and what is in it: `cache clear` knows what this table names."""
+
 
 def user_cache() -> Path:
     """Return the cache folder of this user, by the platform's habit; `EDGEDECODE_CACHE` overrides it."""
@@ -40,12 +64,18 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgedecode"
 
 
+def area(name: str) -> Path:
+    """Return the place of one of `AREAS`; nothing is made."""
+    assert name in AREAS, f"{name} is not in the table of the cache's folders"
+    return user_cache() / name
+
+
 def cache_folder(name: str, *, private: bool = False) -> Path | None:
-    """Make and return a folder in the user's cache; None where it cannot be written (a cache is never needed).
+    """Make and return one of `AREAS`; None where it cannot be written (a cache is never needed).
 
     private: for this user alone, as what was said is nobody else's business.
     """
-    folder = user_cache() / name
+    folder = area(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if private:

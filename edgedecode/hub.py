@@ -14,7 +14,7 @@ from pathlib import Path
 
 from edgedecode.digests import check_files
 from edgedecode.errors import ManifestError
-from edgedecode.folders import cache_folder, user_cache
+from edgedecode.folders import area, cache_folder
 from edgedecode.locks import FOLDER, wait_for_lock
 from edgedecode.manifest import MANIFEST_NAME, Manifest
 from edgedecode.notices import notice
@@ -64,7 +64,7 @@ def is_downloaded(root: Path) -> bool:
 
 
 def _downloads() -> Path:
-    return user_cache() / "packs"
+    return area("packs")
 
 
 def _from_hub(name: str) -> Path:

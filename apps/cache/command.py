@@ -10,32 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.commands import Command
-from edgedecode.folders import user_cache
+from edgedecode.folders import AREAS, user_cache
 from edgedecode.memory import format_nbytes
 
 __all__ = ["command"]
-
-AREAS = {
-    "costs": "what passes cost on this device",
-    "widths": "which pass widths --reproducible pads to",
-    "trim": "answers that vocabularies were trimmed on",
-    "store": "past outputs that --remember keeps, to draft from",
-    "engines": "which engines run here",
-    "verified": "which packs' files were checked",
-    "exports": "finished steps of interrupted exports",
-    "compare": "exports made for --compare",
-    "optimum": "environment of --exporter optimum",
-    "gguf": "GGUF files made of packs for llama.cpp",
-    "tiles": "weights prepared for this machine's kernels",
-    "kernels": "whether edgedecode's kernels run here",
-    "threads": "how many threads models use here",
-    "scaled": "packs widened by bench --scale",
-    "scratch": "files that llama.cpp reads once",
-    "peers": "what bench --against wrote for other engines",
-    "locks": "locks of running benches",
-    "packs": "downloaded packs",
-}
-"""Folder → what is in it. Other names in the cache are not ours to clear one by one; --all takes them too."""
 
 
 @dataclass(frozen=True, slots=True)

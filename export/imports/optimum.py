@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError, RuntimeUnavailable
 from edgedecode.fields import JsonValue
-from edgedecode.folders import user_cache
+from edgedecode.folders import area
 from edgedecode.manifest import Manifest
 from edgedecode.new_folder import check_place
 
@@ -78,7 +78,7 @@ def find_environment(*, make: bool) -> Path:
 
     Raises RuntimeUnavailable with the two commands that make it.
     """
-    folder = user_cache() / "optimum"
+    folder = area("optimum")
     scripts = folder / _SCRIPTS
     if _program(scripts).is_file():
         return scripts

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from edgedecode.cli import main
+from edgedecode.folders import AREAS, cache_folder
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -38,6 +42,36 @@ def test_it_clears_what_is_named_and_nothing_else(cache: Path, capsys: pytest.Ca
     assert "nothing of that" in capsys.readouterr().out
     assert main(["cache", "clear", "--all"]) == 0
     assert list(cache.iterdir()) == []
+
+
+def test_every_folder_that_is_written_can_be_cleared() -> None:
+    """What writes names its folder in `cache_folder` or `area`, which know no other than the table's."""
+    written: set[str] = set()
+    for ring in ("edgedecode", "runtimes", "export", "apps"):
+        for file in (ROOT / ring).rglob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            written |= set(re.findall(r'(?:(?:cache_folder|area)\(|^\w*FOLDER = )"(\w+)"', text, re.MULTILINE))
+            assert "user_cache() /" not in text or file.name == "folders.py", file
+    assert written == set(AREAS)
+    with pytest.raises(AssertionError, match="not in the table"):
+        cache_folder("elsewhere")
+
+
+@pytest.mark.parametrize("name", AREAS)
+def test_each_folder_is_shown_with_its_size_and_cleared_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
+    for each in AREAS:
+        folder = cache_folder(each)
+        assert folder is not None
+        (folder / "file").write_bytes(bytes(100_000))
+    assert main(["cache", "show"]) == 0
+    assert [line.split()[:5] for line in capsys.readouterr().out.splitlines() if line.split()[0] == name] == [
+        [name, "0.1", "MB", "1", "files"]
+    ]
+    assert main(["cache", "clear", f"--{name}"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == set(AREAS) - {name}
 
 
 def test_a_link_is_deleted_and_not_followed(cache: Path, tmp_path: Path) -> None:
