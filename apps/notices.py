@@ -1,4 +1,4 @@
-"""Shows the core's notices on standard error, a line each, as errors are shown, and a bar of long work."""
+"""Shows the core's notices and warnings on standard error, a line each, as errors are shown, and progress."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ __all__ = ["show_notices"]
 
 
 def show_notices() -> None:
-    """Show notices from now on, and bars of long work on a terminal. Idempotent."""
+    """Show notices, warnings and the progress of long work from now on. Idempotent."""
     show_work(progress)
     logger = logging.getLogger(NOTICES)
-    if not any(isinstance(handler, NoticeLines) for handler in logger.handlers):
-        logger.addHandler(NoticeLines())
+    for each in (logger, logging.getLogger("edgedecode")):
+        if not any(isinstance(handler, NoticeLines) for handler in each.handlers):
+            each.addHandler(NoticeLines())
     logger.setLevel(logging.INFO)
     logger.propagate = False  # who shows the other logs would show these twice

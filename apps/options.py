@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, load
+from edgedecode.commands import real_number, whole_number
 from edgedecode.manifest import Generation
 from edgedecode.pair import KV_TYPES
 from edgedecode.policy import FixedLength
@@ -36,9 +37,9 @@ def add_pack_options(parser: ArgumentParser) -> None:
         "once (default: EDGEDECODE_RUNTIME, else auto)",
     )
     group.add_argument("--provider", default="cpu", help="where the engine runs, see `devices` (default: %(default)s)")
-    group.add_argument("-t", "--threads", type=_integer, metavar="N", help="threads of the engine")
+    group.add_argument("-t", "--threads", type=whole_number, metavar="N", help="threads of the engine")
     group.add_argument("--memory", metavar="SIZE", help="hard budget for the whole process, for example 800MB")
-    group.add_argument("-c", "--ctx-size", type=_integer, metavar="N", help="tokens of context to plan for")
+    group.add_argument("-c", "--ctx-size", type=whole_number, metavar="N", help="tokens of context to plan for")
     group.add_argument(
         "--kv-type",
         choices=KV_TYPES,
@@ -70,7 +71,7 @@ def add_session_options(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--draft-max",
-        type=_integer,
+        type=whole_number,
         metavar="N",
         help="tokens to draft, always so many; 0: no speculation (default: as many as pay, by measured costs)",
     )
@@ -98,12 +99,12 @@ def add_session_options(parser: ArgumentParser) -> None:
     )
     group.add_argument("--adapter", metavar="NAME", help="adapter of the pack to decode with, see `show`")
     group = parser.add_argument_group("sampling (what is not given, the pack's own defaults say)")
-    group.add_argument("--temp", type=_number, metavar="T", help="temperature; 0: greedy")
-    group.add_argument("--top-k", type=_integer, metavar="K", help="keep the K likeliest tokens; 0: off")
-    group.add_argument("--top-p", type=_number, metavar="P", help="keep the likeliest tokens up to this mass; 1: off")
-    group.add_argument("--min-p", type=_number, metavar="P", help="drop tokens below P times the likeliest; 0: off")
-    group.add_argument("--repeat-penalty", type=_number, metavar="X", help="divide seen tokens' logits; 1: off")
-    group.add_argument("--seed", type=_integer, metavar="N", help="seed of the draws (default: a fresh one)")
+    group.add_argument("--temp", type=real_number, metavar="T", help="temperature; 0: greedy")
+    group.add_argument("--top-k", type=whole_number, metavar="K", help="keep the K likeliest tokens; 0: off")
+    group.add_argument("--top-p", type=real_number, metavar="P", help="keep the likeliest up to this mass; 1: off")
+    group.add_argument("--min-p", type=real_number, metavar="P", help="drop tokens below P times the likeliest; 0: off")
+    group.add_argument("--repeat-penalty", type=real_number, metavar="X", help="divide seen tokens' logits; 1: off")
+    group.add_argument("--seed", type=whole_number, metavar="N", help="seed of the draws (default: a fresh one)")
 
 
 def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None) -> Pair:
@@ -176,17 +177,3 @@ def _sampling(arguments: Namespace, generation: Generation) -> SamplingOptions:
 
 def _given(value: _Value | None, otherwise: _Value) -> _Value:
     return otherwise if value is None else value
-
-
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no whole number") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no number") from None

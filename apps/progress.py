@@ -1,4 +1,5 @@
-"""A bar on standard error that moves only when it is told to, so never during a measured run. Knows rich."""
+"""How far long work is: a bar on a terminal, elsewhere a line every few seconds. It moves only when it is told to, so
+never during a measured run. Knows rich."""
 
 from __future__ import annotations
 
@@ -6,19 +7,22 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from edgedecode.notices import SignsOfLife
+
 __all__ = ["progress"]
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
-    """Show a bar while the block runs; it redraws only when it is advanced, never during a run."""
+    """Show on standard error what is done while the block runs; its value is called with each amount, 1 by itself."""
+    if not sys.stderr.isatty():
+        yield SignsOfLife(what, total).advance
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not sys.stderr.isatty())
-    with bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task(what, total=total)
 
         def advance(steps: float = 1) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import cast
+from typing import NoReturn, Protocol, cast
 
 from edgedecode.commands import Command
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
@@ -22,53 +22,49 @@ _DESCRIPTION = "Run and export small language models: speculative decoding insid
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 for a refused input, 2 for usage, 130 for Ctrl-C."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller: `edgedecode … >&-`
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_streams()
+    if sys.stdout is None:
+        print("edgedecode: standard output is closed: what is asked for could not be shown", file=sys.stderr)
+        return 1
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
-        code = _run(arguments)
-        sys.stdout.flush()
-        return code
-    except EdgeDecodeError as error:
-        if debug:
-            raise
-        print(f"edgedecode: {_one_line(error)}", file=sys.stderr)
-        return 1
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:
         _abandon_stdout()
         return 128 + (signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 13)
-    except KeyboardInterrupt:
+    except (EdgeDecodeError, OSError, MemoryError, KeyboardInterrupt) as error:
         if debug:
             raise
-        print("edgedecode: interrupted", file=sys.stderr)
-        return _INTERRUPTED
-    except OSError as error:
-        if debug:
-            raise
-        _abandon_stdout()
-        print(
-            f"edgedecode: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr
-        )
-        return 1
-    except MemoryError:
-        if debug:
-            raise
-        print(
-            "edgedecode: the machine has no memory left; give a --memory budget or a smaller --ctx-size",
-            file=sys.stderr,
-        )
-        return 1
+        print(f"edgedecode: {_told(error)}", file=sys.stderr)
+        return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+class _Writable(Protocol):
+    def write(self, text: str, /) -> object: ...
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the usage, and where the usage is told: it may be longer than a screen."""
+
+    def _print_message(self, message: str, file: _Writable | None = None) -> None:
+        if message:  # argparse itself says nothing of an output that fails
+            (file or sys.stderr).write(message)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nusage: {self.prog} [options], which `{self.prog} --help` lists\n")
 
 
 def _run(arguments: list[str]) -> int:
     from edgedecode import __version__
 
-    parser = argparse.ArgumentParser(prog="edgedecode", description=_DESCRIPTION, allow_abbrev=False)
+    parser = _Parser(prog="edgedecode", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"edgedecode {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     asked = next((word for word in arguments if not word.startswith("-")), None)
@@ -84,17 +80,40 @@ def _run(arguments: list[str]) -> int:
     return commands[namespace.verb].run(namespace)
 
 
-def _abandon_stdout() -> None:
-    """Point stdout elsewhere once it failed, so that the interpreter's own flush at exit does not complain."""
+def _open_streams() -> None:
+    """Give what the caller closed (`edgedecode … 2>&-`) to the null device, lest the next file opened takes its place
+    and an engine's own messages are written into it."""
+    while (free := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest number that is free
+        pass
+    os.close(free)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def _abandon_stdout() -> bool:
+    """Point stdout elsewhere if it failed, so that the interpreter's own flush at exit does not complain; say if so."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
-def _one_line(error: EdgeDecodeError) -> str:
+def _told(error: BaseException) -> str:
     """A refusal of the budget shows its table; everything else is one line."""
-    return shown_lines(str(error)) if isinstance(error, BudgetExceeded) else shown(" ".join(str(error).split()))
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, MemoryError):
+        return "the machine has no memory left; give a --memory budget or a smaller --ctx-size"
+    if isinstance(error, BudgetExceeded):
+        return shown_lines(str(error))
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        if _abandon_stdout():
+            return f"standard output cannot be written: {reason}"
+        return shown(f"{reason}: {error.filename}" if error.filename else reason)
+    return shown(" ".join(str(error).split()))
 
 
 if __name__ == "__main__":

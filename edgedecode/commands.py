@@ -1,11 +1,55 @@
-"""What a CLI verb is. Verbs register under the entry-point group `edgedecode.commands` and are loaded by name."""
+"""What a CLI verb is, and how its options read numbers. Verbs register under the entry-point group
+`edgedecode.commands` and are loaded by name."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+import math
+import re
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import Protocol
 
-__all__ = ["Command"]
+__all__ = ["MOST", "Command", "count", "positive_count", "real_number", "whole_number"]
+
+MOST = 10**9 - 1
+"""The largest count that any option takes."""
+_WHOLE = re.compile(r"-?[0-9]+")
+_REAL = re.compile(r"-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_SHOWN = 40
+"""Characters of a word that a message repeats."""
+
+
+def whole_number(text: str, *, least: int = -(2**64), most: int = 2**64) -> int:
+    """Read an option's whole number, in plain digits. Raises ArgumentTypeError that says what is expected."""
+    if not _WHOLE.fullmatch(text):
+        raise ArgumentTypeError(f"{_shown(text)} is no whole number: write it in digits, for example 64")
+    value = int(text) if len(text) <= len(str(2**64)) else math.copysign(math.inf, -1 if text[0] == "-" else 1)
+    if value < least:
+        raise ArgumentTypeError(f"{_shown(text)} is too small: {least} is the least")
+    if value > most:
+        raise ArgumentTypeError(f"{_shown(text)} is too large: {most} is the most")
+    return int(value)
+
+
+def count(text: str) -> int:
+    """Read a whole number of 0 or more."""
+    return whole_number(text, least=0, most=MOST)
+
+
+def positive_count(text: str) -> int:
+    """Read a whole number of 1 or more."""
+    return whole_number(text, least=1, most=MOST)
+
+
+def real_number(text: str) -> float:
+    """Read an option's number, such as 0.7 or 1e-3. Raises ArgumentTypeError that says what is expected."""
+    value = float(text) if _REAL.fullmatch(text) else math.inf
+    if not math.isfinite(value):
+        raise ArgumentTypeError(f"{_shown(text)} is no number: write for example 0.7")
+    return value
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
 
 class Command(Protocol):

@@ -44,7 +44,7 @@ def main(text: str) -> None:
     except BudgetExceeded as error:
         _say(least=error.needed_nbytes)
     except EdgeDecodeError as error:
-        _say(refused=str(error).partition("\n")[0])
+        _say(refused=error.reason)
 
 
 def _measure(order: dict[str, Any]) -> None:

@@ -31,6 +31,11 @@ __all__ = [
 class EdgeDecodeError(Exception):
     """The root: catch this to catch everything edgedecode raises on purpose."""
 
+    @property
+    def reason(self) -> str:
+        """What happened, in one line and without advice: for a sentence that says what is done about it."""
+        return " ".join(str(self).split())
+
 
 class InputError(EdgeDecodeError, ValueError):
     """A prompt, message, number or option that cannot be used as given."""
@@ -51,16 +56,21 @@ class IncompatiblePair(EdgeDecodeError):
 class BudgetExceeded(EdgeDecodeError):
     """An allocation was refused before it was made; `table` lists every lease and the request.
 
-    needed_nbytes: the budget that would have held these; 0: that is not said.
+    advice: what can be done about it. needed_nbytes: the budget that would have held these; 0: that is not said.
     """
 
-    def __init__(self, message: str, *, table: str, needed_nbytes: int = 0) -> None:
+    def __init__(self, message: str, advice: str = "", *, table: str, needed_nbytes: int = 0) -> None:
         super().__init__(message)
+        self.advice = advice
         self.table = table
         self.needed_nbytes = needed_nbytes
 
+    @property
+    def reason(self) -> str:
+        return str(self.args[0])
+
     def __str__(self) -> str:
-        return f"{self.args[0]}\n{self.table}"
+        return f"{self.args[0]}{f': {self.advice}' if self.advice else ''}\n{self.table}"
 
 
 class CapabilityError(EdgeDecodeError):

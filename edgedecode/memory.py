@@ -5,6 +5,7 @@ Knows bytes and names, not what they are for.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -14,6 +15,7 @@ from edgedecode.turns import FairLock
 
 __all__ = ["Budget", "Lease", "format_nbytes", "parse_nbytes", "peak_nbytes", "resident_nbytes"]
 
+_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?(E[0-9]+)?) ?(?P<unit>|[KMG]I?)B?")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
@@ -23,14 +25,15 @@ class Lease:
     `release` takes no lock: finalizers call it, in any thread and in the middle of anything.
     """
 
-    __slots__ = ("_budget", "name", "nbytes", "priority", "reclaim")
+    __slots__ = ("_budget", "fixed", "name", "nbytes", "priority", "reclaim")
 
     def __init__(
-        self, budget: Budget, name: str, *, nbytes: int, priority: int, reclaim: Callable[[], None] | None
+        self, budget: Budget, name: str, *, nbytes: int, priority: int, reclaim: Callable[[], None] | None, fixed: bool
     ) -> None:
         self._budget: Budget | None = budget
         self.name = name
         self.nbytes = nbytes
+        self.fixed = fixed
         self.priority = priority
         self.reclaim = reclaim
 
@@ -79,16 +82,28 @@ class Budget:
         """The leases held now, oldest first."""
         return tuple(lease for lease in self._leases if lease.held)
 
-    def reserve(self, name: str, nbytes: int, *, priority: int = 0, reclaim: Callable[[], None] | None = None) -> Lease:
+    def reserve(
+        self,
+        name: str,
+        nbytes: int,
+        *,
+        priority: int = 0,
+        reclaim: Callable[[], None] | None = None,
+        fixed: bool = False,
+        following: int = 0,
+    ) -> Lease:
         """Lease `nbytes` before allocating them.
 
         When they do not fit, holders of a lower `priority` that gave a `reclaim` callback are asked, lowest first, to
         release or shrink theirs. Raises BudgetExceeded with the whole table when that is not enough.
+
+        fixed: no choice of context or drafter makes it smaller. following: fixed bytes that will be asked for next, at
+        least: a refusal then tells the budget that all of this takes.
         """
         if nbytes < 0:
             raise ValueError(f"lease {name!r} of {nbytes} bytes")
-        lease = Lease(self, name, nbytes=nbytes, priority=priority, reclaim=reclaim)
-        self._lock.run(lambda: self._add(lease))
+        lease = Lease(self, name, nbytes=nbytes, priority=priority, reclaim=reclaim, fixed=fixed)
+        self._lock.run(lambda: self._add(lease, following=following))
         return lease
 
     def table(self, request: str = "", nbytes: int = 0) -> str:
@@ -100,13 +115,15 @@ class Budget:
         if self.limit_nbytes is not None:
             rows.append(("budget", self.limit_nbytes))
         width = max(len(name) for name, _ in rows)
-        return "\n".join(f"  {name:<{width}}  {format_nbytes(value):>10}" for name, value in rows)
+        decimals = _decimals(rows[-2][1], rows[-1][1]) if self.limit_nbytes is not None else 1
+        return "\n".join(f"  {name:<{width}}  {format_nbytes(value, decimals):>10}" for name, value in rows)
 
-    def _add(self, lease: Lease) -> None:
-        self._make_room(lease.name, lease.nbytes, priority=lease.priority)
+    def _add(self, lease: Lease, *, following: int) -> None:
+        fixed = lease.nbytes + following if lease.fixed else 0
+        self._make_room(lease.name, lease.nbytes, priority=lease.priority, fixed=fixed)
         self._leases = [*self.leases, lease]
 
-    def _make_room(self, name: str, nbytes: int, *, priority: int) -> None:
+    def _make_room(self, name: str, nbytes: int, *, priority: int, fixed: int = 0) -> None:
         if self.limit_nbytes is None:
             return
         for lease in sorted(self.leases, key=lambda lease: lease.priority):
@@ -115,40 +132,59 @@ class Budget:
             if lease.reclaim is not None and lease.priority < priority:
                 lease.reclaim()
         if self.used_nbytes + nbytes > self.limit_nbytes:
+            free = max(0, self.limit_nbytes - self.used_nbytes)
+            decimals = _decimals(nbytes, free)
             raise BudgetExceeded(
-                f"{name} needs {format_nbytes(nbytes)}, but only "
-                f"{format_nbytes(max(0, self.limit_nbytes - self.used_nbytes))} of the "
-                f"{format_nbytes(self.limit_nbytes)} budget are free: raise --memory, shorten the context "
-                f"(--ctx-size), or drop the draft model (--drafter ngram)",
+                f"{name} needs {format_nbytes(nbytes, decimals)}, but only {format_nbytes(free, decimals)} of the "
+                f"{format_nbytes(self.limit_nbytes)} budget are free",
+                self._advice(name, self.used_nbytes + nbytes, fixed=fixed),
                 table=self.table(name, nbytes),
                 needed_nbytes=self.used_nbytes + nbytes,
             )
+
+    def _advice(self, name: str, wanted: int, *, fixed: int) -> str:
+        """Say what would help, of what can: models have their leases named by role."""
+        assert self.limit_nbytes is not None
+        least = fixed + sum(lease.nbytes for lease in self.leases if lease.fixed)
+        if least > self.limit_nbytes:
+            return f"no shorter context makes it fit, give --memory {_size(least)} or more"
+        drafts = any(each.endswith(":draft") for each in (name, *(lease.name for lease in self.leases)))
+        choices = (
+            f"raise --memory to {_size(wanted)} or more, {'' if drafts else 'or '}shorten the context (--ctx-size)"
+        )
+        return choices + (", or drop the draft model (--drafter ngram)" if drafts else "")
 
     def _resize(self, lease: Lease, nbytes: int) -> None:
         if nbytes < 0:
             raise ValueError(f"lease {lease.name!r} of {nbytes} bytes")
         if nbytes > lease.nbytes:
-            self._make_room(lease.name, nbytes - lease.nbytes, priority=lease.priority)
+            more = nbytes - lease.nbytes
+            self._make_room(lease.name, more, priority=lease.priority, fixed=more if lease.fixed else 0)
         lease.nbytes = nbytes
 
 
-def format_nbytes(nbytes: int) -> str:
+def format_nbytes(nbytes: int, decimals: int = 1) -> str:
     """Render bytes in decimal megabytes, as `12.3 MB`."""
-    return f"{nbytes / 1e6:.1f} MB"
+    return f"{nbytes / 1e6:.{decimals}f} MB"
+
+
+def _decimals(more: int, less: int) -> int:
+    """Return how many decimals tell two sizes apart."""
+    return next((n for n in range(1, 6) if format_nbytes(more, n) != format_nbytes(less, n)), 6)
+
+
+def _size(nbytes: int) -> str:
+    """Render bytes as `--memory` takes them, rounded up."""
+    return f"{-(-nbytes // 10**5) / 10:g}MB"
 
 
 def parse_nbytes(text: str) -> int:
     """Read a size such as 800MB, 1.5G, 512MiB or 1000000. Raises InputError."""
-    cleaned = text.strip().upper().removesuffix("B")
-    digits = cleaned.rstrip("KMGI")
-    unit = _UNITS.get(cleaned[len(digits) :])
-    try:
-        value = float(digits)
-    except ValueError:
-        value = 0.0
-    if unit is None or not 0 < value < 1e15:
+    found = _SIZE.fullmatch(text.strip().upper())
+    value = float(found["number"]) if found else 0.0
+    if found is None or not 0 < value < 1e15:
         raise InputError(f"{text!r} is no size: write for example 800MB, 1.5GB or 512MiB")
-    return int(value * unit)
+    return int(value * _UNITS[found["unit"]])
 
 
 def resident_nbytes() -> int | None:

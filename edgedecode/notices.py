@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
@@ -14,7 +15,7 @@ from typing import TypeAlias
 
 from edgedecode.text import shown
 
-__all__ = ["NOTICES", "Bar", "NoticeLines", "notice", "show_work", "work"]
+__all__ = ["NOTICES", "Bar", "NoticeLines", "SignsOfLife", "notice", "show_work", "work"]
 
 NOTICES = "edgedecode.notices"
 """The logger's name."""
@@ -42,6 +43,32 @@ def show_work(bar: Bar | None) -> None:
 
 def _unseen(amount: float) -> None:
     pass
+
+
+class SignsOfLife:
+    """Says on standard error how far long work is, a line every few seconds: what a bar shows where there is no
+    terminal. It has no clock of its own, and so never speaks during a measured run."""
+
+    SECONDS = 5.0
+
+    def __init__(self, what: str, total: float) -> None:
+        self._what, self._total, self._done = what, total, 0.0
+        self._started = self._said = time.monotonic()
+
+    def advance(self, amount: float = 1) -> None:
+        """So much more is done."""
+        self._done += amount
+        self.beat()
+
+    def beat(self) -> None:
+        """Speak if it is time to."""
+        now = time.monotonic()
+        if now - self._said < self.SECONDS:
+            return
+        self._said = now
+        share = f" {min(1.0, self._done / self._total):.0%}" if self._total else ""
+        sys.stderr.write(f"edgedecode: {self._what}{share}, {now - self._started:.0f} s\n")
+        sys.stderr.flush()
 
 
 class NoticeLines(logging.Handler):

@@ -150,8 +150,7 @@ def _first_opened(names: Sequence[str], opened: Callable[[Runtime], Pair]) -> Pa
     except (BudgetExceeded, CapabilityError, RuntimeUnavailable) as error:
         if not others:
             raise
-        reason = str(error).partition("\n")[0]
-        notice(f"{name} cannot run this pack here ({reason}); decoding on {others[0]}")
+        notice(f"{name} cannot run this pack here ({error.reason}); decoding on {others[0]}")
     return _first_opened(others, opened)
 
 
@@ -197,7 +196,10 @@ class Pair:
         """Held by whoever uses the models, or what sessions share."""
         self._closed = False
         self.tokenizer = tokenizer
-        self._process = budget.reserve(PROCESS, _process_nbytes(budget))
+        weights = manifest.files.get(manifest.models["target"].weights)
+        self._process = budget.reserve(
+            PROCESS, _process_nbytes(budget), fixed=True, following=0 if weights is None else weights.nbytes
+        )
         try:
             self.target = self._open("target")
         except BaseException:

@@ -145,7 +145,7 @@ def _open(pair: Pair, name: str, setting: DraftSetting, *, asked: bool) -> Draft
         pair.drafts.keep(loaded)  # a draft model that nothing can be drafted with is not held
         if asked:
             raise
-        logging.getLogger("edgedecode").info("the drafter %s is left out: %s", name, error)
+        logging.getLogger("edgedecode").info("the drafter %s is left out: %s", name, error.reason)
         return None
 
 

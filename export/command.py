@@ -7,9 +7,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.commands import Command
+from edgedecode.commands import Command, count
 
-from .arguments import count
 from .gguf_options import add_gguf, check_gguf_options
 from .graph_options import add_graphs, read_graphs, read_span
 from .imports.optimum_command import add_optimum, run_optimum

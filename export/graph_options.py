@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
-from .arguments import count
+from edgedecode.commands import count
+
 from .graph.graph_request import DEFAULT_RANK, GRAPHS, LORA_MODULES, GraphRequest
 from .graph.span import LEAST_CONTEXT, Span
 

@@ -16,7 +16,7 @@ __all__ = ["notices_shown", "quiet"]
 @contextmanager
 def quiet(*, debug: bool) -> Iterator[None]:
     """Let libraries speak only with --debug, and make a polite kill an exception, so that nothing is left behind."""
-    logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
+    logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s" if debug else "edgedecode: %(message)s")
     logging.getLogger("edgedecode").setLevel(logging.DEBUG if debug else logging.WARNING)
     logging.getLogger("transformers").setLevel(logging.INFO if debug else logging.ERROR)
     before = signal.getsignal(signal.SIGTERM)

@@ -6,6 +6,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgedecode.commands import whole_number
+
 if TYPE_CHECKING:
     from .graph.recipe import Recipe
 
@@ -18,16 +20,16 @@ ACTIVATIONS = ("auto", "8", "16")
 def add_recipe(parser: ArgumentParser) -> None:
     """Add the options on widths and blocks, which weights are kept wider, and how they are rounded."""
     group = parser.add_argument_group("how weights are stored")
-    group.add_argument("--bits", type=int, choices=BITS, help="width of the weights (default 8)")
+    group.add_argument("--bits", type=whole_number, choices=BITS, help="width of the weights (default 8)")
     group.add_argument(
         "--block-size",
-        type=int,
+        type=whole_number,
         choices=(32, 128),
         help="weights that share a scale, where they have 4 or 8 bits (default 32)",
     )
     group.add_argument(
         "--head-bits",
-        type=int,
+        type=whole_number,
         choices=BITS,
         help="width of head and embedding (default: 8 up to --bits 8, then as --bits)",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from threading import Event, Thread
 from types import TracebackType
 from typing import TypeAlias
 
@@ -15,6 +16,7 @@ from rich.table import Table
 from edgedecode.activations_entry import ActivationsEntry
 from edgedecode.manifest import Manifest, ModelEntry
 from edgedecode.memory import format_nbytes
+from edgedecode.notices import SignsOfLife
 
 from .stages import StageRecord
 
@@ -30,7 +32,7 @@ Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | list[
 
 
 class LiveDisplay:
-    """Progress on standard error: bars on a terminal, a line for each finished stage elsewhere."""
+    """Progress on standard error: bars on a terminal, elsewhere a line every few seconds and after each stage."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -38,31 +40,46 @@ class LiveDisplay:
         self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._task: TaskID | None = None
         self._title = ""
+        self._signs: SignsOfLife | None = None
+        self._over = Event()
 
     def begin(self, title: str, total: int) -> None:
         self._title = title
         self._task = self._progress.add_task(title, total=total or None)
+        self._signs = None if self._console.is_terminal else SignsOfLife(title, total)
 
     def advance(self, amount: int) -> None:
         if self._task is not None:
             self._progress.advance(self._task, amount)
+        if self._signs is not None:
+            self._signs.advance(amount)
 
     def end(self) -> None:
         if self._task is not None:
             total = self._progress.tasks[self._task].total or 1
             self._progress.update(self._task, total=total, completed=total)
             self._task = None
+        self._signs = None
         if not self._console.is_terminal:
             self._console.print(self._title, highlight=False, markup=False)
 
     def __enter__(self) -> LiveDisplay:
         self._progress.start()
+        if not self._console.is_terminal:
+            Thread(target=self._beat, daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over.set()
         self._progress.stop()
+
+    def _beat(self) -> None:
+        """Let stages that tell no progress show that they go on."""
+        while not self._over.wait(1.0):
+            if (signs := self._signs) is not None:
+                signs.beat()
 
 
 def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) -> None:

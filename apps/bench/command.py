@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
-from edgedecode.commands import Command
+from edgedecode.commands import Command, real_number, whole_number
 
 from ..options import add_pack_options
-from .peers.options import add_peer_options, check_peer_options
+from .peers.options import add_peer_options, check_peer_options, listed
 
 __all__ = ["command"]
 
@@ -29,7 +29,7 @@ class BenchCommand:
         kind.add_argument("--mixed", action="store_true", help="conversations with another family at every turn")
         kind.add_argument(
             "--synthetic",
-            type=_number,
+            type=real_number,
             metavar="A",
             help="drafts that are the target's own answer, each token right with chance A (0: all are wrong)",
         )
@@ -48,30 +48,32 @@ class BenchCommand:
         )
         what = parser.add_argument_group("prompts and arms")
         what.add_argument("--quick", action="store_true", help="few prompts and short answers: a look of some seconds")
-        what.add_argument("--families", type=_names, metavar="A,B", help="only these task families")
-        what.add_argument("--per-family", type=int, metavar="N", help="prompts of each family (default: 5)")
+        what.add_argument("--families", type=listed, metavar="A,B", help="only these task families")
+        what.add_argument("--per-family", type=whole_number, metavar="N", help="prompts of each family (default: 5)")
         what.add_argument("--prompts", metavar="FILE", help="jsonl with family and messages, or Spec-Bench's turns")
         what.add_argument(
             "--fixed", action="store_true", help="every drafter at every length too: what was best in hindsight"
         )
         what.add_argument(
-            "--drafters", type=_names, metavar="A,B", help="fixed drafters (default: all the pack can use); as --fixed"
+            "--drafters", type=listed, metavar="A,B", help="fixed drafters (default: all the pack can use); as --fixed"
         )
         what.add_argument(
             "--lengths", type=_numbers, metavar="N,N", help="fixed draft lengths (default: 1,2,4,8); as --fixed"
         )
         what.add_argument(
             "--repetitions",
-            type=int,
+            type=whole_number,
             metavar="N",
             help=f"of every run (default: {REPETITIONS}; {QUICK_REPETITIONS} with --quick --scale)",
         )
         what.add_argument(
-            "-n", "--max-tokens", type=int, metavar="N", help="tokens of an answer at most (default: 128)"
+            "-n", "--max-tokens", type=whole_number, metavar="N", help="tokens of an answer at most (default: 128)"
         )
-        what.add_argument("--temp", type=_number, metavar="T", help="sample at this temperature (default: greedy)")
-        what.add_argument("--top-p", type=_number, metavar="P", help="with --temp: the likeliest tokens of this mass")
-        what.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the draws (default: %(default)s)")
+        what.add_argument("--temp", type=real_number, metavar="T", help="sample at this temperature (default: greedy)")
+        what.add_argument("--top-p", type=real_number, metavar="P", help="with --temp: the likeliest of this mass")
+        what.add_argument(
+            "--seed", type=whole_number, default=0, metavar="N", help="of the draws (default: %(default)s)"
+        )
         parser.add_argument("--plot", metavar="FILE.svg", help="draw c(n), and speed-ups by family")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         add_pack_options(parser)
@@ -95,22 +97,11 @@ class BenchCommand:
         return run(arguments)
 
 
-def _names(text: str) -> list[str]:
-    return [name for part in text.split(",") if (name := part.strip())]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no number") from None
-
-
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no list of whole numbers such as 1,2,4") from None
+        return [whole_number(part.strip()) for part in text.split(",")]
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(f"{error}; several are written 1,2,4") from None
 
 
 command: Command = BenchCommand()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 
-from edgedecode.commands import Command
+from edgedecode.commands import Command, positive_count
 from edgedecode.noise import POSITIONS
 from edgedecode.pair import KV_TYPES
 
@@ -29,9 +29,14 @@ class EvalCommand:
         )
         how = parser.add_argument_group("how")
         how.add_argument("--prompts", metavar="FILE", help="jsonl as `bench` takes it (default: the bundled prompts)")
-        how.add_argument("--limit", type=_count, metavar="N", help="so many prompts at most, of every family in turn")
+        how.add_argument("--limit", type=positive_count, metavar="N", help="prompts at most, of every family in turn")
         how.add_argument(
-            "-n", "--max-tokens", type=_count, default=64, metavar="N", help="of an answer (default: %(default)s)"
+            "-n",
+            "--max-tokens",
+            type=positive_count,
+            default=64,
+            metavar="N",
+            help="an answer's (default: %(default)s)",
         )
         how.add_argument("--role", choices=ROLES, default="both", help="which models (default: all there are)")
         how.add_argument(
@@ -39,7 +44,7 @@ class EvalCommand:
         )
         how.add_argument(
             "--noise-positions",
-            type=_count,
+            type=positive_count,
             default=POSITIONS,
             metavar="N",
             help="positions that kernel noise is measured on where the pack does not state it (default: %(default)s)",
@@ -64,16 +69,10 @@ def _add_engine_options(parser: ArgumentParser) -> None:
     """Add what says which pack is opened, and how; of `options.add_pack_options` what holds for two engines."""
     group = parser.add_argument_group("pack and engines")
     group.add_argument("-m", "--model", metavar="PACK", help="folder or hub id of a pack (default: the bundled one)")
-    group.add_argument("-t", "--threads", type=_count, metavar="N", help="threads of each engine")
+    group.add_argument("-t", "--threads", type=positive_count, metavar="N", help="threads of each engine")
     group.add_argument("--memory", metavar="SIZE", help="hard budget for the whole process, for example 800MB")
     group.add_argument("--kv-type", choices=KV_TYPES, help="how both keep keys and values (default: each as it does)")
     group.add_argument("--verify", action="store_true", help="check every file's digest before loading")
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or not 0 < int(text[:10]) < 10**9:
-        raise ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
-    return int(text)
 
 
 def _pair_of_names(text: str) -> tuple[str, ...]:

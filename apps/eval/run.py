@@ -21,7 +21,7 @@ from edgedecode.tokenizer import Tokenizer
 from ..bench.prompts import Prompt, bundled_prompts, read_prompts
 from ..interrupts import leaving_at_once
 from ..machine import engine_versions
-from .bars import Bars
+from ..progress import progress
 from .compare import EncodedPrompt, Opener, Setting, compare_engines
 from .report import show_equality
 from .saving import save_equality, saves_by_itself
@@ -58,8 +58,13 @@ def _compared(role: str, prompts: Sequence[EncodedPrompt], *, manifest: Manifest
         noise_positions=arguments.noise_positions,
         trusted_noise=arguments.kv_type is None,
     )
-    with Bars(role) as bars:
-        comparison = compare_engines(_opener(role, arguments), arguments.runtimes, prompts, setting, progress=bars.step)
+    comparison = compare_engines(
+        _opener(role, arguments),
+        arguments.runtimes,
+        prompts,
+        setting,
+        progress=lambda name, total: progress(f"{role}: {name}", total),
+    )
     equality = equality_of(
         comparison.prompts,
         engines={name: engine_versions(name) for name in arguments.runtimes},

@@ -17,15 +17,26 @@ LARGEST_PROMPT_NBYTES = 64 * 2**20
 
 
 def read_prompt(arguments: Namespace) -> str:
-    """Return the prompt, less one newline at the end of a file or of standard input. Raises InputError or OSError."""
+    """Return the prompt, less one newline at the end of a file or of standard input. Raises InputError or OSError.
+
+    One of blanks alone says nothing to answer; bare text may be so.
+    """
+    text = _given(arguments)
+    if not (text if arguments.raw else text.strip()):
+        raise InputError("the prompt is empty: give some text with -p TEXT, --file PATH, or -p - for standard input")
+    return text
+
+
+def _given(arguments: Namespace) -> str:
     if arguments.file is not None:
         with Path(arguments.file).open("rb") as file:
             return _read(file, arguments.file)
-    if arguments.prompt == "-":
+    prompt = arguments.words if arguments.prompt is None else arguments.prompt
+    if prompt == "-":
         if sys.stdin is None:
             raise InputError("standard input is closed: give the prompt with -p TEXT or --file")
         return _read(sys.stdin.buffer, "standard input")
-    return checked_text(arguments.prompt, "--prompt")
+    return checked_text(prompt, "the prompt")
 
 
 def _read(file: BinaryIO, name: str) -> str:

@@ -13,6 +13,8 @@ from edgedecode.manifest import Manifest
 from edgedecode.pack_gate import check_pack
 from edgedecode.pack_lock import opening
 
+from ..progress import progress
+
 __all__ = ["command"]
 
 _PASTED_WIDTH = 150
@@ -64,15 +66,10 @@ def _show(manifest: Manifest, root: Path) -> None:
 
 
 def _verify(manifest: Manifest, root: Path) -> None:
-    """Hash every file, with a bar on a terminal. Raises ManifestError naming the first that is not as it was."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bars:
-        outside = sum(file.nbytes for file in manifest.outside.values())
-        task = bars.add_task("hashing", total=manifest.nbytes + outside)
-        check_pack(root, full=True, progress=lambda nbytes: bars.advance(task, nbytes))
+    """Hash every file and show how far that is. Raises ManifestError naming the first that is not as it was."""
+    nbytes = manifest.nbytes + sum(file.nbytes for file in manifest.outside.values())
+    with progress("hashing, MB", round(nbytes / 1e6)) as advance:
+        check_pack(root, full=True, progress=lambda done: advance(done / 1e6))
     print(f"\nOK: all {len(manifest.files) + len(manifest.outside)} files are what the manifest says")
 
 

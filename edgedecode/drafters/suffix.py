@@ -57,7 +57,7 @@ class SuffixSource:
             try:
                 self._lease = setting.budget.reserve("past outputs", STORE_NBYTES, priority=-1, reclaim=self.close)
             except BudgetExceeded as error:
-                logging.getLogger("edgedecode").info("past outputs are not kept: %s", error)
+                logging.getLogger("edgedecode").info("past outputs are not kept: %s", error.reason)
                 return None
             self._past = past = PastOutputs()
         if setting.remember and (file := OutputFile.of_tokenizer(setting.tokenizer_digest)) is not None:

@@ -7,9 +7,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.commands import Command
+from edgedecode.commands import Command, count
 
-from ..arguments import check_adapter_names, count, named_path
+from ..arguments import check_adapter_names, named_path
 from ..prepare import add_prepare, prepare_pack, prepared_line
 from ..quiet import quiet
 

@@ -92,5 +92,7 @@ def _text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ExportError(f"there is no file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ExportError(f"{path} cannot be read as text: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
         raise ExportError(f"{path} cannot be read as text ({error})") from None

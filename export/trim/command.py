@@ -7,10 +7,9 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from edgedecode.commands import Command
+from edgedecode.commands import Command, count, positive_count, real_number
 from edgedecode.errors import InputError
 
-from ..arguments import count, positive_count
 from ..quiet import notices_shown, quiet
 
 if TYPE_CHECKING:
@@ -179,10 +178,7 @@ def _given(value: _Value | None, otherwise: _Value) -> _Value:
 
 
 def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no number") from None
+    value = real_number(text)
     if not 0 < value <= 1:
         raise ArgumentTypeError(f"{text!r} is no share: above 0, up to 1")
     return value

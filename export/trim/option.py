@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgedecode.commands import positive_count
 from edgedecode.errors import EdgeDecodeError
-
-from ..arguments import positive_count
 
 if TYPE_CHECKING:
     from ..report import Report

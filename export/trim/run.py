@@ -80,7 +80,7 @@ def time_answers(request: TrimRequest, result: TrimResult, *, stages: Stages) ->
                 advance=advance,
             )
     except EdgeDecodeError as error:
-        notice(f"the pack {result.root} is trimmed, but whole answers were not timed: {error}")
+        notice(f"the pack {result.root} is trimmed, but whole answers were not timed: {error.reason}")
         return result
     measured = entry = result.entry
     if measured is not None and measured.categories is not None:

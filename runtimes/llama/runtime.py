@@ -147,7 +147,9 @@ class LlamaRuntime:
         check_header(header, entry, path=path)
         file_nbytes = path.stat().st_size
         with ExitStack() as undo:  # gives every lease back when a later step fails
-            code = self._code.get(budget) or undo.enter_context(budget.reserve("llama.cpp code", ENGINE_NBYTES))
+            code = self._code.get(budget) or undo.enter_context(
+                budget.reserve("llama.cpp code", ENGINE_NBYTES, fixed=True)
+            )
             loading = self._loading(needs)
             sizes = partial(weights_nbytes, entry, header, file_nbytes=file_nbytes)
             if loading.twice and not _has_room(budget, sizes(loading=loading), entry, header, card=card):
@@ -156,7 +158,9 @@ class LlamaRuntime:
                     f"the {name}'s weights are read, not mapped: once in memory they take "
                     f"{format_nbytes(sizes(loading=loading))}, which leaves room in the budget (as --no-mmap does)"
                 )
-            lease = undo.enter_context(budget.reserve(f"weights:{name}", sizes(loading=loading)))
+            lease = undo.enter_context(
+                budget.reserve(f"weights:{name}", sizes(loading=loading), fixed=name == "target")
+            )
             engine = self._engine = self._engine or Engine()
             weights = engine.load(path, loading)
             undo.callback(weights.close)

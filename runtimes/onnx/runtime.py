@@ -153,10 +153,13 @@ class OnnxRuntime:
         if concat:
             footprint = widen_footprint(footprint, entry)
         with ExitStack() as undo:  # gives every lease back when a later step fails
-            code = self._code.get(budget) or undo.enter_context(budget.reserve("engine code", ENGINE_NBYTES))
+            code = self._code.get(budget) or undo.enter_context(
+                budget.reserve("engine code", ENGINE_NBYTES, fixed=True)
+            )
+            fixed = name == "target"
             leases = [
-                undo.enter_context(budget.reserve(f"weights:{name}", footprint.weights_nbytes)),
-                undo.enter_context(budget.reserve(f"workspace:{name}", footprint.workspace_nbytes)),
+                undo.enter_context(budget.reserve(f"weights:{name}", footprint.weights_nbytes, fixed=fixed)),
+                undo.enter_context(budget.reserve(f"workspace:{name}", footprint.workspace_nbytes, fixed=fixed)),
             ]
             own, invariant, digest = None, False, ""
             tiles: Mapping[str, npt.NDArray[np.uint8]] = {}

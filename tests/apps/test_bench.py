@@ -234,7 +234,7 @@ def test_draws_are_measured_on_every_shape_of_row() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["--lengths", "1,x"], 2, "no list of whole numbers"),
+        (["--lengths", "1,x"], 2, "'x' is no whole number"),
         (["--synthetic", "2"], 1, "an acceptance is 0 to 1"),
         (["--synthetic", "x"], 2, "'x' is no number"),
         (["--mixed", "--calibrate"], 2, "not allowed with"),

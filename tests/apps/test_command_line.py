@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode.apps.notices import show_notices
+from edgedecode.apps.progress import progress
 from edgedecode.notices import NOTICES, work
 
 from .conftest import Run
@@ -95,7 +96,6 @@ def test_devices_lists_the_cpu(run: Run) -> None:
         (["--adapter", "formal"], "no adapter 'formal'"),
         (["--provider", "quantum"], "provider"),
         (["--temp", "-1"], "temperature -1.0 is out of range"),
-        (["--temp", "nan"], "temperature nan is out of range"),
         (["--top-p", "2"], "top_p 2.0 is out of range"),
         (["--top-k", "-3"], "top_k -3 is out of range"),
         (["--min-p", "1.5"], "min_p 1.5 is out of range"),
@@ -146,7 +146,7 @@ def test_bad_bytes_are_refused(run: Run, pack: Path, tmp_path: Path) -> None:
     assert "is not valid UTF-8" in refused(run("generate", "-m", str(pack), "--file", str(file)))
     assert "is not valid UTF-8" in refused(run("chat", "-m", str(pack), stdin=b"\xff\n"))
     if sys.platform == "linux":
-        assert "--prompt is not valid UTF-8" in refused(run("generate", "-m", str(pack), "-p", os.fsdecode(b"\xe9")))
+        assert "the prompt is not valid UTF-8" in refused(run("generate", "-m", str(pack), "-p", os.fsdecode(b"\xe9")))
 
 
 def test_files_that_cannot_be_read_are_refused(run: Run, pack: Path, tmp_path: Path) -> None:
@@ -197,19 +197,21 @@ def test_a_closed_pipe_ends_quietly() -> None:
 
 
 @posix
-def test_an_output_that_was_closed_before_the_start_is_no_traceback(pack: Path) -> None:
+def test_an_output_that_was_closed_before_the_start_loses_no_text_in_silence(pack: Path) -> None:
     words = [sys.executable, "-m", "edgedecode.cli", "generate", "-m", str(pack), "-p", "hello", "-n", "4"]
     child = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], capture_output=True, timeout=60, check=False)
-    assert (child.returncode, child.stderr) == (0, b"")
+    assert child.returncode == 1
+    assert child.stderr == b"edgedecode: standard output is closed: what is asked for could not be shown\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_output_is_one_line(pack: Path) -> None:
     words = [sys.executable, "-m", "edgedecode.cli", "generate", "-m", str(pack), "-p", "hello", "-n", "4"]
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     with open("/dev/full", "wb") as full:
-        child = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+        child = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False, env=buffered)
     assert child.returncode == 1
-    assert child.stderr == b"edgedecode: No space left on device\n"
+    assert child.stderr == b"edgedecode: standard output cannot be written: No space left on device\n"
 
 
 @posix
@@ -311,6 +313,24 @@ def test_ctrl_c_in_chat_stops_the_answer_not_the_program() -> None:
         child.kill()
         child.wait()
         os.close(terminal)
+
+
+def test_long_work_off_a_terminal_shows_signs_of_life(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line every few seconds, and none of work that is done before: by the clock of whoever tells of progress."""
+    seconds = iter(range(0, 1000, 2))
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    with progress("measuring", 40) as advance:
+        for _ in range(8):
+            advance()
+    assert capsys.readouterr().err.splitlines() == [
+        "edgedecode: measuring 8%, 6 s",
+        "edgedecode: measuring 15%, 12 s",
+    ]
+    with progress("short", 2) as advance:
+        advance(2)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("terminal", [True, False])

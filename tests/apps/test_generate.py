@@ -104,6 +104,29 @@ def test_the_prompt_may_come_from_a_file_or_standard_input(
     assert capsys.readouterr().out == expected
 
 
+def test_the_prompt_may_be_a_bare_word(capsys: pytest.CaptureFixture[str]) -> None:
+    main(PLAIN)
+    expected = capsys.readouterr().out
+    for words in (["hello", *PLAIN[3:]], [*PLAIN[3:], "hello"], [*PLAIN[3:5], "hello", *PLAIN[5:]]):
+        assert main(["generate", *words]) == 0
+        assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin"), [(["-p", ""], b""), (["-p", " \n"], b""), (["-"], b"\n"), (["-p", "-"], b"")]
+)
+@pytest.mark.parametrize("raw", [[], ["--raw"]])
+def test_an_empty_prompt_is_refused(
+    words: list[str], stdin: bytes, raw: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of blanks alone too, which say nothing to answer; bare text may be so."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    taken = bool(raw) and words == ["-p", " \n"]
+    assert main(["generate", *words, *raw, "-n", "2"]) == (0 if taken else 1)
+    told = "edgedecode: the prompt is empty: give some text with -p TEXT, --file PATH, or -p - for standard input\n"
+    assert capsys.readouterr().err == ("" if taken else told)
+
+
 def test_raw_and_system_change_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     def prompt_tokens(*words: str) -> int:
         main([*PLAIN, "--json", *words])

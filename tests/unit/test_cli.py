@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 import pytest
 
 from edgedecode import __version__, cli
 from edgedecode.cli import main
+from edgedecode.commands import count, positive_count, real_number, whole_number
 from edgedecode.errors import BudgetExceeded, InputError, ManifestError
+from edgedecode.export.trim.option import TrimSize
 from edgedecode.memory import Budget
 from edgedecode.text import shown, shown_answer
 
@@ -144,6 +147,102 @@ def test_a_refusal_of_the_budget_shows_its_table(verbs: Verbs, capsys: pytest.Ca
     assert [line.split()[0] for line in lines[1:]] == ["weights", "sum", "budget"]
     with pytest.raises(BudgetExceeded):
         main(["verb", "--debug"])
+
+
+def test_wrong_usage_is_two_lines_however_many_options_there_are(
+    verbs: Verbs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["verb", "--number", "x"])
+    assert capsys.readouterr().err.splitlines() == [
+        "edgedecode verb: argument --number: invalid int value: 'x'",
+        "usage: edgedecode verb [options], which `edgedecode verb --help` lists",
+    ]
+
+
+CLOSED = "standard output is closed: what is asked for could not be shown"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell's redirections")
+@pytest.mark.parametrize(
+    ("redirected", "code", "said"),
+    [
+        (">&-", 1, f"edgedecode: {CLOSED}\n"),
+        (">/dev/full", 1, "edgedecode: standard output cannot be written: No space left on device\n"),
+        ("2>&-", 0, ""),
+    ],
+)
+@pytest.mark.parametrize("words", ["verb", "--help", "--version"])
+def test_text_is_never_lost_in_silence(redirected: str, code: int, said: str, words: str) -> None:
+    """Neither a closed output nor a full disk is success, for help as for answers."""
+    if "full" in redirected and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    line = f'"$0" -c "$1" {words} {redirected}'
+    script = CHILD.replace("100_000", "3").replace('cli.main(["verb"])', "cli.main()")
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable, script],
+        capture_output=True,
+        timeout=60,
+        check=False,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+    )
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell's redirections")
+def test_no_file_takes_the_place_of_a_stream_that_was_closed(tmp_path: Path) -> None:
+    """An engine writes its messages to number 2: without one, they would go into whatever file is opened next."""
+    code = f"""
+import os
+from edgedecode import cli
+cli._open_streams()
+with open({str(tmp_path / "file")!r}, "wb") as file:
+    os.write(2, b"an engine's message")
+    file.write(b"mine")
+"""
+    subprocess.run(["sh", "-c", '"$0" -c "$1" <&- 2>&-', sys.executable, code], timeout=60, check=True)
+    assert (tmp_path / "file").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("word", ["1e30", "٣", "1_0", "+5", " 5", "", "0x10", "1.0", "five", "-", "9" * 5000, "5\n"])
+def test_whole_numbers_are_plain_digits(word: str) -> None:
+    for read in (whole_number, count, positive_count):
+        with pytest.raises(ArgumentTypeError, match=r"is no whole number: write it in digits|is too large"):
+            read(word)
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "1e999", "٣.٥", "1_0.5", "+0.5", "", "half", " 1", "1,5"])
+def test_numbers_are_plain_and_finite(word: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="is no number: write for example"):
+        real_number(word)
+    assert [real_number(good) for good in ("0.7", "-1", ".5", "1e-3", "2.")] == [0.7, -1, 0.5, 0.001, 2.0]
+
+
+def test_a_count_out_of_range_says_what_the_least_and_the_most_are() -> None:
+    assert (count("0"), positive_count("007")) == (0, 7)
+    with pytest.raises(ArgumentTypeError, match="'1000000000' is too large: 999999999 is the most"):
+        count("1000000000")
+    with pytest.raises(ArgumentTypeError, match="'0' is too small: 1 is the least"):
+        positive_count("0")
+
+
+@pytest.mark.parametrize("verb", entry_points(group="edgedecode.commands"), ids=lambda entry: entry.name)
+def test_every_numeric_option_takes_plain_digits_only(verb: EntryPoint) -> None:
+    """Whichever verb it is of: an option that reads 7 refuses what Python's int and float would take beside it."""
+    parser = ArgumentParser()
+    verb.load().configure(parser)
+    for action in parser._actions:
+        read = action.type
+        if not callable(read):
+            continue
+        try:
+            numeric = isinstance(read("32"), (int, float, TrimSize)) or read("32") == [32]
+        except ArgumentTypeError:
+            continue
+        for word in ("٣٢", "3_2", "+32", " 32 3", "nan", "inf") if numeric else ():
+            with pytest.raises(ArgumentTypeError):
+                read(word)
 
 
 def test_a_bug_keeps_its_traceback(verbs: Verbs) -> None:

@@ -367,7 +367,9 @@ def test_what_cannot_be_kept_is_not_measured(install: Install, tmp_path: Path, m
     assert chosen() == ("onnx", "llama")
 
 
-@pytest.mark.parametrize("error", [BudgetExceeded("too large", table=""), CapabilityError("too large")])
+@pytest.mark.parametrize(
+    "error", [BudgetExceeded("too large", "buy more", table="a table"), CapabilityError("too large")]
+)
 def test_an_engine_that_does_not_fit_leaves_it_to_the_next(
     error: Exception, heard: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -30,6 +31,52 @@ def test_a_refusal_shows_the_whole_table_and_changes_nothing() -> None:
     assert len(rows) == 5
     assert budget.used_nbytes == 7_000_000
     assert [lease.name for lease in budget.leases] == ["target weights", "tokenizer"]
+
+
+def refused(budget: Budget, name: str, nbytes: int, **options: Any) -> BudgetExceeded:
+    with pytest.raises(BudgetExceeded) as refusal:
+        budget.reserve(name, nbytes, **options)
+    return refusal.value
+
+
+def test_sizes_that_round_alike_are_told_apart() -> None:
+    budget = Budget(20_001_000)
+    error = refused(budget, "kv:target", 20_004_000)
+    assert error.reason == "kv:target needs 20.004 MB, but only 20.001 MB of the 20.0 MB budget are free"
+    assert [line.split()[-2] for line in error.table.splitlines()[-2:]] == ["20.004", "20.001"]
+
+
+def test_a_refusal_names_what_would_help_and_nothing_else() -> None:
+    """What no choice makes smaller asks for a budget that holds all of it; a draft model can be dropped where it is."""
+    assert refused(Budget(20_000_000), "process", 70_000_000, fixed=True, following=50_040_000).advice == (
+        "no shorter context makes it fit, give --memory 120.1MB or more"
+    )
+    budget = Budget(100_000_000)
+    budget.reserve("process", 60_000_000, fixed=True)
+    assert refused(budget, "weights:target", 50_010_000, fixed=True).advice == (
+        "no shorter context makes it fit, give --memory 110.1MB or more"
+    )
+    assert refused(budget, "kv:target", 50_010_000).advice == (
+        "raise --memory to 110.1MB or more, or shorten the context (--ctx-size)"
+    )
+    budget.reserve("weights:draft", 20_000_000)
+    assert refused(budget, "kv:target", 30_000_000).advice == (
+        "raise --memory to 110MB or more, shorten the context (--ctx-size), or drop the draft model (--drafter ngram)"
+    )
+
+
+def test_the_budget_that_is_named_is_enough() -> None:
+    for nbytes in (50_010_001, 50_000_000, 59_999_999, 123_456_789):
+        advice = refused(Budget(1_000_000), "weights:target", nbytes, fixed=True).advice
+        Budget(parse_nbytes(advice.split()[-3])).reserve("weights:target", nbytes, fixed=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["1_000MB", "+5MB", "٥MB", "5 0MB", "infMB", "nan", "-5MB", "5XB", "MB", "0", "5BB", "1e999"]
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is no size: write for example 800MB"):
+        parse_nbytes(text)
 
 
 def test_the_limit_itself_fits() -> None:

@@ -75,6 +75,8 @@ def open_gguf_source(path: Path) -> GgufSource:
 
 def open_contents(path: Path) -> Contents:
     """Read all of a file but its data. Raises ExportError for one that is missing, damaged, foreign, newer or split."""
+    if path.is_dir():
+        raise ExportError(f"{str(path)!r} is a folder: give the GGUF file in it")
     if not path.is_file():
         raise ExportError(f"there is no file {str(path)!r}: give a GGUF file")
     if not str(path.resolve()).isprintable() or {":", "\\"} & set(path.resolve().name):
