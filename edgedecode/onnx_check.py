@@ -17,7 +17,7 @@ from pathlib import Path
 from .onnx_file import ValueInfo
 from .wire_format import Field, add_once, integer_values, read_fields, read_pair
 
-__all__ = ["CheckedGraph", "Weights", "check_graph"]
+__all__ = ["CheckedGraph", "Weights", "check_content", "check_graph"]
 
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 """Whose operators a graph may use. Those of edgedecode's own kernels only a graph made in memory may."""
@@ -101,6 +101,11 @@ def check_graph(path: Path, weights: Weights) -> CheckedGraph:
         if not path.stat().st_size:
             raise ValueError("it is empty")
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return check_content(content, weights)
+
+
+def check_content(content: memoryview, weights: Weights) -> CheckedGraph:
+    """Read a graph's bytes. Raises ValueError as `check_graph`."""
     if bytes(content[4:8]) == _FLATBUFFER:
         raise ValueError("it is of the engine's own format")
     walk = _Walk(weights)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.errors import ExportError
+from edgedecode.onnx_check import Weights, check_content
 from edgedecode.types import FloatArray
 
 from ..frameworks import reason_of
@@ -32,6 +33,7 @@ class Untouched:
         for node in self._model.graph:  # a ring of slots wants a cache of the window's size, which one pass has not
             node.attributes.pop("sliding_window_cache", None)
         self._weights = weights
+        self._nbytes = 0 if weights is None else weights.stat().st_size
         self._sizes = sizes
 
     def logits(self, tokens: Sequence[int], *, exact: bool) -> FloatArray:
@@ -60,6 +62,8 @@ class Untouched:
             key = "session.model_external_initializers_file_folder_path"
             options.add_session_config_entry(key, str(self._weights.parent))
         content = ir.to_proto(model).SerializeToString()
+        weights = Weights("" if self._weights is None else self._weights.name, self._nbytes)
+        check_content(memoryview(content), weights)  # a stranger's graph names no other file
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def _feed(self, value: Any, tokens: Sequence[int]) -> npt.NDArray[np.generic]:  # noqa: ANN401

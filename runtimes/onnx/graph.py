@@ -86,6 +86,8 @@ def open_session(
     options.execution_mode = engine.ExecutionMode.ORT_SEQUENTIAL
     # A pattern is remembered for every total length seen and never used again: it only grows.
     options.enable_mem_pattern = False
+    # Else the engine tells from the bytes, and could read what was checked as ONNX in a format of its own.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     # The arena stays: it keeps what the longest pass took, which is bounded and planned, where the heap's own
     # fragments came to twice that (inflated target: 21 MiB against up to 40, of 24 planned).
     for key, value in SPINNING.items():

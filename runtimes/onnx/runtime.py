@@ -37,6 +37,8 @@ from .providers import PROVIDERS, Provider, choose_provider
 
 __all__ = ["OnnxRuntime"]
 
+GRAPH_COPIES = 4
+"""A graph's bytes, its tensors' own and as they were written, and the rewritten graph; two of them stay."""
 DISTRIBUTIONS = tuple(f"onnxruntime{suffix}" for suffix in ("", "-gpu", "-directml", "-openvino", "-qnn"))
 """Every one brings the same module."""
 
@@ -138,7 +140,8 @@ class OnnxRuntime:
         served: Served | None = None
         if chosen.own_kernels and not concat:
             rows = rows_per_pass(entry, adapters=adapters)
-            served = serve(entry, path, root=root, threads=threads or most_threads(), rows=rows)
+            with budget.reserve(f"graph:{name}", GRAPH_COPIES * sizes["graph_nbytes"]):
+                served = serve(entry, path, root=root, threads=threads or most_threads(), rows=rows)
         if served is not None:
             footprint = plan_own_footprint(
                 entry,

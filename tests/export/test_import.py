@@ -237,6 +237,11 @@ def several(folder: Path) -> None:
     shutil.copyfile(folder / "decoder_model.onnx", folder / "decoder_with_past_model.onnx")
 
 
+def constant_elsewhere(model: ir.Model) -> None:
+    tensor = ir.ExternalTensor("/etc/hostname", 0, 4, ir.DataType.UINT8, shape=ir.Shape([4]), name="c", base_dir="/")
+    model.graph.append(ir.node("Constant", [], {"value": tensor}))
+
+
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no graph": (without(GRAPH), "has no model.onnx: give the folder that the model was built into"),
     "several graphs": (several, "has 2 graphs .*none is called model.onnx"),
@@ -246,6 +251,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no weights": (without(WEIGHTS), "model.onnx.data, which is missing"),
     "truncated weights": (truncated, "is truncated: it has"),
     "weights elsewhere": (edited(weights_elsewhere), "not beside it: refused"),
+    "a constant elsewhere": (edited(constant_elsewhere), "its tensor 'c' lies in '/etc/hostname'"),
     "no ONNX file": (lambda folder: (folder / GRAPH).write_text("<html>"), "is no sound ONNX file"),
     "another input": (edited(another_input), "needs the input prompt_lengths"),
     "no logits": (edited(renamed_logits), "gives scores.*, no logits"),

@@ -128,6 +128,19 @@ def test_heads_can_be_named_and_draft(name: str) -> None:
     assert "% cut short by the trimmed vocabulary)" in drafts_line(stats)
 
 
+def test_end_tokens_that_nobody_can_say_do_not_end_a_local_head() -> None:
+    base, runtime = pair_with(None, local=True)
+    padded = base.tokenizer.size  # the first of the rows above the tokenizer's ids
+    generation = replace(base.manifest.generation, end_token_ids=(2, 0, padded, padded + 2))
+    manifest = replace(base.manifest, generation=generation)
+    pair = Pair(manifest, Path(), tokenizer=base.tokenizer, runtime=runtime, budget=Budget())
+    tokens = []
+    for each in (base, pair):
+        with each.session(SessionOptions(drafter="local", draft_max=3)) as session:
+            tokens.append(session.generate("hello", max_tokens=40).tokens)
+    assert tokens[0] == tokens[1]
+
+
 def test_the_local_and_the_whole_head_tell_what_the_other_would_have_drafted() -> None:
     pair, _ = pair_with(None, local=True)
     with pair.session() as session:
