@@ -69,14 +69,22 @@ def _run(arguments: list[str]) -> int:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     asked = next((word for word in arguments if not word.startswith("-")), None)
     commands: dict[str, Command] = {}
+    parsers: dict[str, argparse.ArgumentParser] = {}
     entries = installed(COMMANDS)
     for name, entry in entries.items():
         if asked == name or asked not in entries:
             commands[name] = command = cast(Command, entry.load())
-            verb = verbs.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+            parsers[name] = verb = verbs.add_parser(
+                name, help=command.help, description=command.help, allow_abbrev=False
+            )
             command.configure(verb)
             verb.add_argument("--debug", action="store_true", help="show tracebacks and the engines' logs")
-    namespace = parser.parse_args(arguments)
+    if any("\0" in word for word in arguments):
+        parser.error("an argument holds a NUL character, which no name of a file and no text on a command line has")
+    namespace, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        quotes = "" if any(word.startswith("-") for word in unknown) else " (text of several words takes quotes)"
+        parsers[namespace.verb].error(f"unrecognized arguments: {shown(' '.join(unknown))}{quotes}")
     return commands[namespace.verb].run(namespace)
 
 

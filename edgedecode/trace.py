@@ -69,8 +69,10 @@ def replay(path: Path, *, pack: str | None = None) -> Iterator[Replayed]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the trace {path} cannot be read: {error}") from None
+    except OSError as error:
+        raise InputError(f"the trace {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"the trace {path} is no text: {error}") from None
     scheduler = _scheduler(path, lines[0] if lines else "", pack=pack)
     for number, line in enumerate(lines[1:], start=2):
         try:

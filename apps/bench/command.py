@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
-from edgedecode.commands import Command, real_number, whole_number
+from edgedecode.commands import Command, positive_count, real_number, whole_number
+from edgedecode.policy import MAX_DRAFT
 
 from ..options import add_pack_options
 from .peers.options import add_peer_options, check_peer_options, listed
@@ -62,7 +63,7 @@ class BenchCommand:
         )
         what.add_argument(
             "--repetitions",
-            type=whole_number,
+            type=positive_count,
             metavar="N",
             help=f"of every run (default: {REPETITIONS}; {QUICK_REPETITIONS} with --quick --scale)",
         )
@@ -99,7 +100,7 @@ class BenchCommand:
 
 def _numbers(text: str) -> list[int]:
     try:
-        return [whole_number(part.strip()) for part in text.split(",")]
+        return [whole_number(part.strip(), least=1, most=MAX_DRAFT) for part in text.split(",")]
     except ArgumentTypeError as error:
         raise ArgumentTypeError(f"{error}; several are written 1,2,4") from None
 

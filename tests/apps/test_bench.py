@@ -250,7 +250,7 @@ def test_draws_are_measured_on_every_shape_of_row() -> None:
         (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
         (["--mixed", "-c", "30"], 1, "raise --ctx-size"),
         (["--against-genai", "folder"], 2, "give --against genai or --overhead with it"),
-        (["--lengths", "0"], 1, "out of range"),
+        (["--lengths", "0"], 2, "'0' is too small: 1 is the least"),
         (["--families", "poetry"], 1, "no prompts of family poetry"),
         (["--drafters", "psychic"], 1, "no drafter 'psychic'"),
         (["--prompts", "/no/such/file"], 1, "No such file"),

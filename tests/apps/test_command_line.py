@@ -18,6 +18,7 @@ import pytest
 
 from edgedecode.apps.notices import show_notices
 from edgedecode.apps.progress import progress
+from edgedecode.cli import main
 from edgedecode.notices import NOTICES, work
 
 from .conftest import Run
@@ -136,6 +137,60 @@ def test_too_small_a_budget_shows_the_table(run: Run, pack: Path) -> None:
 )
 def test_wrong_usage_exits_with_2(words: list[str], run: Run) -> None:
     assert "usage:" in refused(run("generate", *words), code=2)
+
+
+REFUSALS = {
+    "": (2, "the following arguments are required: VERB"),
+    "generate": (2, "one of the arguments PROMPT -p/--prompt --file is required"),
+    "generate a b": (2, "text of several words takes quotes"),
+    "generate a -p b": (2, "not allowed with argument PROMPT"),
+    "generate --file FOLDER": (1, "Is a directory"),
+    "generate --file EMPTY": (1, "the prompt is empty"),
+    "generate a -m FOLDER": (1, "is no pack"),
+    "generate a -m EMPTY": (1, "is not a folder"),
+    "generate a --memory 1_000MB": (1, "is no size"),
+    "generate a -t 9999": (1, "9999 threads are out of range"),
+    "generate a --drafter=": (1, "there is no drafter ''"),
+    "chat extra": (2, "edgedecode chat: unrecognized arguments: extra"),
+    "show a b": (2, "edgedecode show: unrecognized arguments: b"),
+    "show LATIN": (1, "is not a folder"),
+    "cache clear": (2, "say what to delete"),
+    "eval": (2, "--equality is required"),
+    "eval --equality --prompts FOLDER": (1, "Is a directory"),
+    "eval --equality --prompts EMPTY": (1, "holds no prompts"),
+    "bench --families ,": (2, "name at least one"),
+    "bench --lengths 1,,2": (2, "'' is no whole number"),
+    "bench --lengths 99": (2, "'99' is too large: 64 is the most"),
+    "bench --synthetic nan": (2, "'nan' is no number"),
+    "bench --replay FOLDER": (1, "cannot be read: Is a directory"),
+    "bench --replay LATIN": (1, "is no text"),
+    "bench --prompts LATIN": (1, "is not valid UTF-8"),
+    "trim FOLDER": (1, "is no pack"),
+    "trim FOLDER --coverage 2": (2, "is no share"),
+    "trim FOLDER --remove --seed 5": (2, "leave out --seed"),
+    "import --target FOLDER --out x": (1, "is a folder: give the GGUF file in it"),
+    "import --target EMPTY --out x": (1, "is empty"),
+    "export --target FOLDER": (2, "required: --out"),
+}
+
+
+@pytest.mark.parametrize("line", REFUSALS)
+def test_what_a_command_line_lacks_is_told_in_a_line(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two where the usage is wrong; in this process, since none of these opens an engine."""
+    (tmp_path / "FOLDER").mkdir()
+    (tmp_path / "EMPTY").write_bytes(b"")
+    (tmp_path / "LATIN").write_bytes(b"\xff\xfe")
+    words = [str(tmp_path / word) if word.isupper() else word for word in line.split()]
+    code, expected = REFUSALS[line]
+    try:
+        found: object = main(words)
+    except SystemExit as leaving:
+        found = leaving.code
+    err = capsys.readouterr().err
+    assert (found, err.count("\n")) == (code, code), err
+    assert expected in err
 
 
 def test_bad_bytes_are_refused(run: Run, pack: Path, tmp_path: Path) -> None:

@@ -149,6 +149,25 @@ def test_a_refusal_of_the_budget_shows_its_table(verbs: Verbs, capsys: pytest.Ca
         main(["verb", "--debug"])
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["verb", "a", "story"],
+            "edgedecode verb: unrecognized arguments: a story (text of several words takes quotes)",
+        ),
+        (["verb", "--nope"], "edgedecode verb: unrecognized arguments: --nope"),
+        (["verb", "a\0b"], "edgedecode: an argument holds a NUL character"),
+    ],
+)
+def test_words_that_no_verb_takes_are_told_by_the_verb(
+    words: list[str], told: str, verbs: Verbs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert capsys.readouterr().err.startswith(told)
+
+
 def test_wrong_usage_is_two_lines_however_many_options_there_are(
     verbs: Verbs, capsys: pytest.CaptureFixture[str]
 ) -> None:
