@@ -281,7 +281,7 @@ def test_the_table_has_every_family_their_mean_and_the_worst(toy: Pair, says: Sa
     [
         (["--against", "genai", "--overhead"], 2, "leave one of the two out"),
         (["--against", "genai", "--lengths", "2"], 2, "leave --drafters and --lengths out"),
-        (["--against", ","], 2, "at least one engine"),
+        (["--against", ","], 2, "name at least one"),
         (["--against-transformers", "a"], 2, "give --against transformers with it"),
         (["--against", "genai", "--against-genai", "a,b,c"], 2, "names 3 folders"),
         (["--against", "genai,nobody"], 1, "there is no peer nobody to compare with; there are: genai, llama"),
