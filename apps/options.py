@@ -104,7 +104,7 @@ def add_session_options(parser: ArgumentParser) -> None:
     group.add_argument("--top-p", type=real_number, metavar="P", help="keep the likeliest up to this mass; 1: off")
     group.add_argument("--min-p", type=real_number, metavar="P", help="drop tokens below P times the likeliest; 0: off")
     group.add_argument("--repeat-penalty", type=real_number, metavar="X", help="divide seen tokens' logits; 1: off")
-    group.add_argument("--seed", type=whole_number, metavar="N", help="seed of the draws (default: a fresh one)")
+    group.add_argument("--seed", type=whole_number, metavar="N", help="seed of the first answer (default: fresh ones)")
 
 
 def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None) -> Pair:

@@ -22,7 +22,8 @@ class SessionOptions:
 
     drafter: a registered name, "none", or None: the scheduler chooses among all that may pay, round by round.
     draft_max: a fixed draft length, 0 for plain decoding, or None: the scheduler chooses. context: positions to plan
-    for. reproducible: same seed, same text, whatever drafts did (passes padded to widths that round alike on this
+    for. seed: of the first answer; later ones have their own, made of it and their number, or all a fresh one (None).
+    reproducible: same seed, same text, whatever drafts did (passes padded to widths that round alike on this
     device, which is measured once; chains, a fixed length, match). trace: a file to write the scheduler's signals and
     plans to (counts and times, no text). remember: keep outputs in the user's cache, on disk, to draft from in later
     runs; nothing else reads them. tree: drafts may branch, where a tree promises more than the best chain; with a

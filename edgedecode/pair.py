@@ -274,10 +274,7 @@ class Pair:
         Running answers are stopped, in whichever threads, and waited for, as by `Session.close`.
         """
         self._closed = True
-        sessions = self.turn.run(lambda: list(self._sessions))
-        for session in sessions:
-            session.stop()
-        for session in sessions:
+        for session in self.turn.run(lambda: list(self._sessions)):
             session.close()
         when_free(lambda: self.turn.run(self._give_back))
 

@@ -153,14 +153,10 @@ class Session:
         In the middle of a round of this very thread (from a finalizer, a signal handler, a drafter) it only says so,
         and the rest is done when the round is over.
         """
-        self.stop()
-        when_free(lambda: self._own.run(self._end))
-
-    def stop(self) -> None:
-        """Let it say no more, without waiting; only `close` is left to be called."""
         self._closed = True
         if (running := self._running) is not None:
             running.stop()
+        when_free(lambda: self._own.run(self._end))
 
     def __enter__(self) -> Session:
         return self
