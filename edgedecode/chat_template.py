@@ -48,7 +48,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, str]] | Sequence[Message],
         *,
         add_generation_prompt: bool = True,
-        most_nbytes: int = MOST_NBYTES,
+        most_nbytes: int | None = None,
     ) -> str:
         """Render a conversation to the text the model was trained on.
 
@@ -59,7 +59,7 @@ class ChatTemplate:
         """
         try:
             plain = [_plain(message) for message in messages]
-            with metered(most_nbytes):
+            with metered(most_nbytes or MOST_NBYTES):
                 return self._compiled.render(
                     messages=plain,
                     tools=None,

@@ -5,6 +5,7 @@ Knows bytes and names, not what they are for.
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from types import TracebackType
 from edgedecode.errors import BudgetExceeded, InputError
 from edgedecode.turns import FairLock
 
-__all__ = ["Budget", "Lease", "format_nbytes", "parse_nbytes", "peak_nbytes", "resident_nbytes"]
+__all__ = ["Budget", "Lease", "format_nbytes", "parse_nbytes", "peak_nbytes", "release_pages", "resident_nbytes"]
 
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?(E[0-9]+)?) ?(?P<unit>|[KMG]I?)B?")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
@@ -197,6 +198,12 @@ def resident_nbytes() -> int | None:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
     except (OSError, StopIteration, ValueError):
         return None
+
+
+def release_pages() -> None:
+    """Let the C library give the system what it holds and nothing uses, where it can: glibc keeps it otherwise."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def peak_nbytes() -> int | None:

@@ -198,7 +198,10 @@ class Pair:
         self.tokenizer = tokenizer
         weights = manifest.files.get(manifest.models["target"].weights)
         self._process = budget.reserve(
-            PROCESS, _process_nbytes(budget), fixed=True, following=0 if weights is None else weights.nbytes
+            PROCESS,
+            _process_nbytes(budget) + tokenizer.cache_nbytes,
+            fixed=True,
+            following=0 if weights is None else weights.nbytes,
         )
         try:
             self.target = self._open("target")

@@ -10,6 +10,7 @@ from weakref import finalize
 
 from edgedecode.answer import Answer
 from edgedecode.drafting import Drafting
+from edgedecode.encoding import Encoder
 from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import peak_nbytes
@@ -58,7 +59,6 @@ class Session:
         self.seed = answer_seed(options.seed, 0)
         self._answers = 0
         self.stats = Stats()
-        self._transcript = Transcript(pair.tokenizer, messages)
         self._ends = frozenset[int]() if options.ignore_eos else pair.manifest.end_ids
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
         self._row_draw = pair.row_draw()
@@ -79,13 +79,17 @@ class Session:
             size = pair.target.card.vocabulary_size
             scratch_nbytes = SCRATCH_NBYTES * size + self._row_draw.scratch_nbytes(size)
             self._scratch = undo.enter_context(pair.budget.reserve("sampling", scratch_nbytes))
+            self._encoder = Encoder(pair.tokenizer, capacity=context, budget=pair.budget)
+            undo.callback(self._encoder.close)
+            self._transcript = Transcript(pair.tokenizer, messages, source=self._encoder)
             self._state, options = plan_state(pair, options, context, rows=rows)
             undo.callback(self._state.close)
             self.options = options
             self._widths = fitting_widths(widths, self._state, rows=rows)
             self._drafting = open_drafting(pair, options, self._draft_setting(), noise=self._draft_noise)
             undo.pop_all()
-        finalize(self, self._scratch.release)  # a session that is dropped, not closed
+        for given_back in (self._scratch.release, self._encoder.close):
+            finalize(self, given_back)  # a session that is dropped, not closed
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -168,14 +172,12 @@ class Session:
 
     def _stream(self, prompt: str, *, limit: int, stops: StopStrings) -> Answer:
         self._stop_running()
-        self._check_length(prompt)
         tokens = self._transcript.open_turn(prompt)
         self._check_fits(tokens)
         return self._started(lambda pause: self._turn(prompt, tokens, limit=limit, stops=stops, pause=pause))
 
     def _complete(self, text: str, *, limit: int, stops: StopStrings) -> Answer:
         self._stop_running()
-        self._check_length(text)
         tokens = self._transcript.bare(text)
         self._check_fits(tokens)
         return self._started(lambda pause: self._bare(tokens, limit=limit, stops=stops, pause=pause))
@@ -210,6 +212,7 @@ class Session:
     def _give_back(self) -> None:
         self._state.close()
         self._scratch.release()
+        self._encoder.close()
         if self._drafting is not None:
             self._drafting.close()
 
@@ -312,15 +315,6 @@ class Session:
         if limit < 1:
             raise InputError(f"max_tokens {limit} is out of range: 1 or more")
         return limit
-
-    def _check_length(self, text: str) -> None:
-        """Refuse a text that cannot fit before encoding it, which would take many times its size."""
-        most = 4 * self._state.capacity * self._pair.tokenizer.longest_token  # 4: characters to bytes, normalizers
-        if len(text) > most:
-            raise ContextExceeded(
-                f"the prompt has {len(text)} characters, a context of {self.context} tokens cannot hold more "
-                f"than {most}: shorten it, or raise --ctx-size"
-            )
 
     def _check_open(self) -> None:
         if self._closed:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
@@ -12,24 +13,45 @@ import tokenizers
 
 from .chat_template import PLAIN_TEMPLATE, ChatTemplate
 from .detokenizer import Detokenizer
-from .errors import InputError, ManifestError
+from .errors import EdgeDecodeError, InputError, ManifestError
+from .messages import Message
 from .pieces import Pieces, component_steps
+from .tokenizer_checks import LONGEST_TOKEN, check_file, check_growth
 
 __all__ = ["Tokenizer"]
+
+
+_CACHED_WORDS = 256
+"""Of the words that were encoded: more are hardly faster, and the library's own 10,000 can take 80 MB."""
+_WORD_NBYTES = 9000
+_SAMPLE = "a B1 \n é 你 \U0001f999 \ufdfa"
 
 
 class Tokenizer:
     """A Hugging Face `tokenizer.json` with its chat template (the plain one where the pack has none).
 
     `size` counts ids up to the largest, added tokens included: model rows above it are padding. `added_ids` are the
-    added tokens, `special_ids` those of them flagged special, `longest_token` the longest spelling in characters. Safe
-    between threads.
+    added tokens, `special_ids` those of them flagged special, `longest_token` the longest spelling in characters,
+    `growth` how many times longer its normalizer can make a text. Safe between threads.
     """
 
-    __slots__ = ("_digest", "_inner", "_pieces", "added_ids", "chat_template", "longest_token", "size", "special_ids")
+    __slots__ = (
+        "_digest",
+        "_inner",
+        "_pieces",
+        "added_ids",
+        "chat_template",
+        "growth",
+        "longest_token",
+        "size",
+        "special_ids",
+    )
 
     def __init__(self, inner: tokenizers.Tokenizer, *, chat_template: ChatTemplate | None = None) -> None:
-        """Take over `inner`, switching off the padding and truncation it may have been saved with."""
+        """Take over `inner`, switching off the padding and truncation it may have been saved with.
+
+        Raises ManifestError for one that makes texts far longer, or has tokens that are.
+        """
         inner.no_padding()
         inner.no_truncation()
         self._inner = inner
@@ -40,6 +62,12 @@ class Tokenizer:
         self.longest_token: int = max(map(len, inner.get_vocab(with_added_tokens=True)), default=1)
         added = inner.get_added_tokens_decoder()
         self.added_ids = frozenset(added)
+        self.growth = check_growth(component_steps(inner.normalizer))
+        check_growth(component_steps(inner.decoder))
+        if self.longest_token > LONGEST_TOKEN:
+            raise ManifestError(f"the tokenizer has a token of {self.longest_token} characters: no model's does")
+        if hasattr(inner.model, "_resize_cache"):
+            inner.model._resize_cache(_CACHED_WORDS)
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
 
     @classmethod
@@ -47,14 +75,15 @@ class Tokenizer:
         """Read a `tokenizer.json`. Raises `ManifestError` where it is missing or not one."""
         if not path.is_file():
             raise ManifestError(f"no tokenizer file {path}: a model folder needs its tokenizer.json")
-        try:
-            inner = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            reason = " ".join(str(error).split())
-            raise ManifestError(
-                f"{path} is not a tokenizer.json that tokenizers {_version()} reads: {reason}"
-            ) from error
-        return cls(inner, chat_template=chat_template)
+        with _failing(ManifestError, f"{path} is not a tokenizer.json that tokenizers {_version()} reads"):
+            data = path.read_bytes()
+            check_file(data)
+            inner = tokenizers.Tokenizer.from_buffer(data)
+        del data
+        with _failing(ManifestError, f"{path} is a tokenizer.json that does not work"):
+            tokenizer = cls(inner, chat_template=chat_template)
+            tokenizer.decode(tokenizer.encode(_SAMPLE))
+        return tokenizer
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
         """Turn a text into ids; special tokens spelled in the text become themselves.
@@ -62,17 +91,30 @@ class Tokenizer:
         `add_special` adds what the file's post-processor adds (usually the beginning-of-sequence token; chat templates
         print it themselves). Raises `InputError` for a text that is not valid Unicode (lone surrogates).
         """
-        try:
-            return self._inner.encode(text, add_special_tokens=add_special).ids
-        except (TypeError, UnicodeError) as error:
-            raise InputError(f"cannot encode this text: {_text_fault(text)}") from error
+        with _failing(InputError, "cannot encode this text"):
+            try:
+                return self._inner.encode(text, add_special_tokens=add_special).ids
+            except (TypeError, UnicodeError) as error:
+                raise InputError(f"cannot encode this text: {_text_fault(text)}") from error
+
+    def normalized(self, text: str) -> str:
+        """Return a text as its model part sees it. Raises as `encode`."""
+        if self._inner.normalizer is None:
+            return text
+        with _failing(InputError, "cannot encode this text"):
+            return str(self._inner.normalizer.normalize_str(text))
+
+    def render(self, messages: Sequence[Message], *, most_nbytes: int | None = None) -> str:
+        """Return the text of a conversation up to the assistant's header. Raises as `ChatTemplate.render`."""
+        return self.chat_template.render(messages, most_nbytes=most_nbytes)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Turn ids into text; unknown ids add nothing, broken characters read U+FFFD. `InputError` for no id."""
-        try:
-            return self._inner.decode(list(ids), skip_special_tokens=skip_special)
-        except (OverflowError, TypeError) as error:
-            raise InputError(f"cannot decode: the ids hold a value that is not a token id ({error})") from error
+        with _failing(InputError, "cannot decode these tokens"):
+            try:
+                return self._inner.decode(list(ids), skip_special_tokens=skip_special)
+            except (OverflowError, TypeError) as error:
+                raise InputError(f"cannot decode: the ids hold a value that is not a token id ({error})") from error
 
     def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
         """Start a stream whose text equals `decode` of all its ids."""
@@ -93,6 +135,11 @@ class Tokenizer:
         """The ids that stand for one byte each: with these any text can be said, where the vocabulary has them."""
         vocabulary = self._inner.get_vocab(with_added_tokens=True)
         return frozenset(id for token, id in vocabulary.items() if self._pieces.is_single_byte(token))
+
+    @property
+    def cache_nbytes(self) -> int:
+        """What the words that it keeps take at most."""
+        return _CACHED_WORDS * _WORD_NBYTES if hasattr(self._inner.model, "_resize_cache") else 0
 
     @property
     def digest(self) -> str:
@@ -139,6 +186,19 @@ class Tokenizer:
                 for id, token in sorted(self._inner.get_added_tokens_decoder().items())
             ],
         }
+
+
+@contextmanager
+def _failing(kind: type[EdgeDecodeError], what: str) -> Iterator[None]:
+    """Turn what the library raises into one of our errors: bare Exceptions, and panics, which are not even those."""
+    try:
+        yield
+    except (EdgeDecodeError, MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit) as error:
+        if isinstance(error, EdgeDecodeError) and not isinstance(error, kind):
+            raise kind(f"{what}: {error}") from error
+        raise
+    except BaseException as error:
+        raise kind(f"{what}: {' '.join(str(error).split())[:300]}") from error
 
 
 def _version() -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from edgedecode.encoding import TextSource
 from edgedecode.errors import InputError
 from edgedecode.messages import Message
 from edgedecode.tokenizer import Tokenizer
@@ -26,8 +27,12 @@ class Transcript:
     caller goes on from the first id that differs.
     """
 
-    def __init__(self, tokenizer: Tokenizer, messages: Sequence[Message] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, messages: Sequence[Message] = (), *, source: TextSource | None = None
+    ) -> None:
+        """Start with these messages; `source` renders and encodes, None: the tokenizer itself."""
         self._tokenizer = tokenizer
+        self._source: TextSource = source or tokenizer
         self._now: tuple[tuple[Message, ...], Callable[[], str]] = (tuple(messages), _nothing)
         """The messages, and what was said of the answer to the last: replaced together, since other threads read it."""
         self.tokens: list[int] = []
@@ -59,15 +64,15 @@ class Transcript:
 
         Changes nothing: `begin_reply` takes the turn over once the caller has accepted it.
         """
-        text = self._render([*self.messages, Message("user", prompt)])
+        text = self._source.render([*self.messages, Message("user", prompt)])
         if self._rendered is not None and text.startswith(self._rendered):
-            return self.tokens[: self._rendered_tokens] + self._tokenizer.encode(text[len(self._rendered) :])
-        return self._tokenizer.encode(text)
+            return self.tokens[: self._rendered_tokens] + self._source.encode(text[len(self._rendered) :])
+        return self._source.encode(text)
 
     def begin_reply(self, prompt: str, tokens: list[int], *, said: Callable[[], str] = _nothing) -> None:
         """Take over a turn that `open_turn` made; `said` tells the answer so far."""
         messages = (*self.messages, Message("user", prompt))
-        self._prompt = self._render(messages)
+        self._prompt = self._source.render(messages)
         self._now = (messages, said)
         self._prompt_tokens = len(tokens)
         self.tokens = tokens
@@ -84,7 +89,7 @@ class Transcript:
 
     def bare(self, text: str) -> list[int]:
         """Return the tokens of a bare text, with the tokenizer's own leading tokens."""
-        tokens = self._tokenizer.encode(text, add_special=True)
+        tokens = self._source.encode(text, add_special=True)
         if not tokens:
             raise InputError("the prompt is empty: a bare prompt needs at least one token")
         return tokens
@@ -92,6 +97,3 @@ class Transcript:
     def forget_rendering(self) -> None:
         """Make the next turn encode everything afresh; `tokens` stay, since they say what a state has read."""
         self._rendered = None
-
-    def _render(self, messages: Sequence[Message]) -> str:
-        return self._tokenizer.chat_template.render(messages, add_generation_prompt=True)

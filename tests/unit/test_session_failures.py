@@ -77,9 +77,9 @@ def test_an_interrupt_while_the_prompt_is_read_leaves_no_half_turn(
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = session(drafter="none")
     monkeypatch.setattr(type(made._pair.tokenizer), "encode", lambda *_, **__: pytest.fail("the text was encoded"))
-    with pytest.raises(ContextExceeded, match="characters"):
+    with pytest.raises(ContextExceeded, match="bytes of text"):
         list(made.stream("x" * 10_000_000))
-    with pytest.raises(ContextExceeded, match="characters"):
+    with pytest.raises(ContextExceeded, match="bytes of text"):
         list(made.complete("x" * 10_000_000))
 
 

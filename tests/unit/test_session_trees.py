@@ -154,9 +154,10 @@ def test_trees_that_do_not_fit_are_chains_from_the_start(
 
 
 def test_a_draft_model_whose_trees_do_not_fit_drafts_chains(monkeypatch: pytest.MonkeyPatch) -> None:
-    trees_take(600_000, monkeypatch)
+    trees_take(900_000, monkeypatch)
     with ascii_pair(budget=Budget()) as pair:
-        pair.budget.limit_nbytes = pair.budget.used_nbytes + 1_000_000
+        with pair.session(SessionOptions(drafter="none")):
+            pair.budget.limit_nbytes = pair.budget.used_nbytes + 1_500_000
         with pair.session(SessionOptions(tree=True)) as session:
             assert session.drafter_name == "model+suffix+recycle"
         with pytest.raises(BudgetExceeded, match="kv:table"):

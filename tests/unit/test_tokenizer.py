@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 
 from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.errors import InputError, ManifestError
+from edgedecode.memory import peak_nbytes
 from edgedecode.tokenizer import Tokenizer
 from tests.shared_paths import SHARED, needs_shared
 from tests.small_tokenizers import byte_fallback, byte_level
@@ -203,3 +207,107 @@ def test_the_digest_ignores_how_the_file_is_written(tmp_path: Path) -> None:
 def test_the_digest_is_stable() -> None:
     # A pack's manifest carries digests: a change here orphans every pack.
     assert Tokenizer(byte_fallback()).digest == "b4e4d49b42cce3b8c00288c19eef2f9a6e047dcd20bde44448145f73b118d56b"
+
+
+def split_by(pattern: str) -> Callable[[dict[str, Any]], None]:
+    def change(spec: dict[str, Any]) -> None:
+        split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, spec["pre_tokenizer"]]}
+
+    return change
+
+
+def normalized_by(*steps: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    return lambda spec: spec.update(normalizer={"type": "Sequence", "normalizers": list(steps)})
+
+
+def replacing(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def without_unknown(spec: dict[str, Any]) -> None:
+    spec["model"] = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (normalized_by({"type": "Precompiled", "precompiled_charsmap": ""}), "precompiled_charsmap is damaged"),
+        (normalized_by({"type": "Precompiled", "precompiled_charsmap": "CAAAAA=="}), "precompiled_charsmap is damaged"),
+        (normalized_by(*[replacing({"String": "l"}, "l" * 16)] * 6), "more than 64 times longer"),
+        (normalized_by(replacing({"Regex": "l"}, "l" * 65)), "more than 64 times longer"),
+        (normalized_by({"type": "Prepend", "prepend": "l" * 1000}), "more than 64 times longer"),
+        (normalized_by(replacing({"String": ""}, "ll")), "replaces an empty text"),
+        (lambda spec: spec.update(decoder=replacing({"String": "l"}, "l" * 65)), "more than 64 times longer"),
+        (lambda spec: spec["model"]["vocab"].update({"l" * 20000: 9999}), "a token of 20000 characters"),
+        (without_unknown, "does not work: .*[Mm]issing"),
+    ],
+)
+def test_a_hostile_file_is_refused_in_one_line(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ManifestError, match=why) as caught:
+        altered(tmp_path, change)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == "", "nothing was said by the library itself"
+
+
+def test_a_panic_of_the_library_is_an_error_of_ours(tmp_path: Path) -> None:
+    """A pattern that backtracks without end is given up by the library after ten million steps, in a panic."""
+    tokenizer = altered(tmp_path, split_by("(a+)+$"))
+    for ask in (tokenizer.encode, Tokenizer(tokenizer._inner).encode):
+        with pytest.raises(InputError, match=r"cannot encode this text: .*retry-limit") as caught:
+            ask("a" * 40 + "b")
+        assert "\n" not in str(caught.value)
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
+    encoded = base64.b64encode(b"\x08\0\0\0" + b"\xff" * 8 + b"x\0").decode()
+    with pytest.raises(ManifestError, match="index out of bounds"):
+        altered(tmp_path, normalized_by({"type": "Precompiled", "precompiled_charsmap": encoded}))
+
+
+def test_a_normalizer_that_is_spelled_in_escapes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    text = byte_level().to_str().replace('"normalizer"', '"norm\\u0061lizer"')
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ManifestError, match="spells letters as escapes"):
+        Tokenizer.from_file(path)
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit])
+def test_interrupts_pass(signal: type[BaseException]) -> None:
+    class Stopped:
+        def encode(self, *_: object, **__: object) -> None:
+            raise signal
+
+    tokenizer = Tokenizer(byte_level())
+    tokenizer._inner = Stopped()
+    with pytest.raises(signal):
+        tokenizer.encode("a")
+
+
+def test_words_that_were_encoded_are_not_kept_without_end() -> None:
+    """The library keeps 10,000 of them, whatever they take: 80 MB of words of 250 letters."""
+    child = """
+import random
+from tests.small_tokenizers import byte_level
+from edgedecode.memory import peak_nbytes
+from edgedecode.tokenizer import Tokenizer
+tokenizer, before = Tokenizer(byte_level()), None
+for number in range(3000):
+    tokenizer.encode("".join(random.choices("abcdefghij", k=250)))
+    before = before or peak_nbytes()
+assert peak_nbytes() - before < tokenizer.cache_nbytes + 2_000_000, peak_nbytes() - before
+"""
+    if peak_nbytes() is None:
+        pytest.skip("this system does not tell a peak")
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False, cwd=root)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_shared
+@pytest.mark.parametrize("name", ["qwen2.5", "smollm2", "phi3"])
+def test_real_files_are_far_from_what_is_refused(name: str) -> None:
+    tokenizer = shared(f"tokenizers/{name}")
+    assert tokenizer.growth < 12
+    assert tokenizer.longest_token < 1000

@@ -1,0 +1,99 @@
+"""What a `tokenizer.json` may do to a text: how much longer its parts can make it. Knows their names, no vocabulary."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Mapping
+
+from .errors import ManifestError
+
+__all__ = ["LONGEST_TOKEN", "check_file", "check_growth"]
+
+MOST_GROWTH = 64
+"""Bytes that are made of one. NFKC makes 11, the maps of SentencePiece 33, a space mark 3."""
+LONGEST_TOKEN = 1 << 14
+_FIXED = {
+    "NFC": 3.0,
+    "NFD": 3.0,
+    "NFKC": 11.0,
+    "NFKD": 11.0,
+    "Lowercase": 2.0,
+    "ByteLevel": 2.0,
+    "BertNormalizer": 11.0,
+}
+_LONGEST_NORMALIZER = 1 << 20
+_NORMALIZER = re.compile(rb'"normalizer"\s*:\s*')
+_SPELLED_OUT = re.compile(rb"\\u00(?:4[1-9a-fA-F]|5[0-9aA]|6[1-9a-fA-F]|7[0-9aA])")
+
+
+def growth(steps: Iterable[Mapping[str, object]]) -> float:
+    """Return how many times longer the steps of a normalizer or decoder can make a text, at most."""
+    factor = 1.0
+    for step in steps:
+        factor *= _step_growth(step)
+    return factor
+
+
+def check_file(data: bytes) -> None:
+    """Refuse a tokenizer.json whose normalizer makes texts far longer, before anything is normalized with it.
+
+    Reading the file normalizes its added tokens already. Raises ManifestError.
+    """
+    if _SPELLED_OUT.search(data):
+        raise ManifestError("the tokenizer spells letters as escapes: no program writes it so")
+    for found in _NORMALIZER.finditer(data):
+        text = data[found.end() : found.end() + _LONGEST_NORMALIZER].decode("utf-8", "ignore")
+        try:
+            value, _ = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError) as error:
+            raise ManifestError("the tokenizer's normalizer is no JSON, or has more than a million bytes") from error
+        if isinstance(value, dict):
+            check_growth(_flat(value))
+
+
+def check_growth(steps: Iterable[Mapping[str, object]]) -> float:
+    """Return the steps' `growth`. Raises ManifestError where no model's tokenizer has so much."""
+    found = growth(steps)
+    if found > MOST_GROWTH:
+        raise ManifestError(f"the tokenizer makes texts more than {MOST_GROWTH} times longer: no model's does")
+    return found
+
+
+def _flat(step: Mapping[str, object]) -> list[Mapping[str, object]]:
+    inner = step.get("normalizers") if step.get("type") == "Sequence" else None
+    return [flat for one in inner for flat in _flat(one)] if isinstance(inner, list) else [step]
+
+
+def _step_growth(step: Mapping[str, object]) -> float:
+    match step.get("type"):
+        case "Replace":
+            return _replace_growth(step)
+        case "Prepend":  # before each text between added tokens: one of a byte follows one of a byte
+            return 1 + len(str(step.get("prepend")).encode()) / 2
+        case "Precompiled":
+            return max(1.0, *map(len, _replacements(str(step.get("precompiled_charsmap") or ""))))
+        case kind:
+            return _FIXED.get(str(kind), 1.0)
+
+
+def _replace_growth(step: Mapping[str, object]) -> float:
+    pattern, content = step.get("pattern"), str(step.get("content")).encode()
+    sought = str(pattern["String"]).encode() if isinstance(pattern, Mapping) and "String" in pattern else b"?"
+    if not sought:
+        raise ManifestError("the tokenizer replaces an empty text, which no text has an end of")
+    return max(1.0, len(content) / len(sought))
+
+
+def _replacements(charsmap: str) -> list[bytes]:
+    """Return what a SentencePiece map replaces characters with: texts behind a trie, each ended by a zero."""
+    try:
+        data = base64.b64decode(charsmap, validate=True)
+    except (binascii.Error, ValueError):
+        data = b""
+    size = int.from_bytes(data[:4], "little")
+    if size < 4 or size % 4 or len(data) < 4 + size:
+        raise ManifestError("the tokenizer's precompiled_charsmap is damaged: export the pack again")
+    return data[4 + size :].split(b"\0")

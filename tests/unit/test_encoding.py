@@ -1,0 +1,201 @@
+"""What texts take on their way to tokens: bounded before they are encoded, planned with the session or leased."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import models, normalizers
+
+from edgedecode import encoding
+from edgedecode.encoding import Encoder
+from edgedecode.errors import BudgetExceeded, ContextExceeded
+from edgedecode.memory import Budget, peak_nbytes
+from edgedecode.messages import Message
+from edgedecode.options import SessionOptions
+from edgedecode.tokenizer import Tokenizer
+from tests.shared_paths import SHARED, needs_shared
+from tests.small_tokenizers import byte_fallback, byte_level
+from tests.toys import ascii_pair
+
+TEXTS = {
+    "digits": "7",
+    "emoji": "\U0001f600",
+    "~é": "~é",
+    "lines": "\n",
+    "words": "the quick brown fox, ",
+    "spaces": " ",
+}
+
+TRANSIENT = """
+import sys
+from edgedecode.encoding import BYTE_NBYTES, TOKEN_NBYTES
+from edgedecode.memory import peak_nbytes, resident_nbytes
+from edgedecode.tokenizer import Tokenizer
+from pathlib import Path
+from tests.unit.test_encoding import TEXTS
+tokenizer = Tokenizer.from_file(Path(sys.argv[1]))
+text = TEXTS[sys.argv[2]] * (600_000 // len(TEXTS[sys.argv[2]].encode()))
+before = resident_nbytes()
+if peak_nbytes() > before + 20_000_000:
+    print("skip: reading the file took more")
+    sys.exit()
+tokens = len(tokenizer.encode(text))
+planned = BYTE_NBYTES * len(tokenizer.normalized(text).encode()) + TOKEN_NBYTES * tokens
+assert peak_nbytes() - before <= planned, (peak_nbytes() - before, planned, tokens)
+"""
+HELD = """
+import sys
+import edgedecode
+from edgedecode.memory import peak_nbytes
+with edgedecode.load(memory=int(sys.argv[1]), runtime="onnx", threads=1) as pair:
+    for text in ("\U0001f600" * 262_144, "~é" * 87_000, "\\n" * 262_144, "~é" * 2_000_000, "7" * 30_000, " " * 60_000):
+        for answer in ("stream", "complete"):
+            with pair.session() as session:
+                try:
+                    list(getattr(session, answer)(text, max_tokens=2))
+                except (edgedecode.ContextExceeded, edgedecode.BudgetExceeded):
+                    pass
+                assert session.messages == () or answer == "stream"
+    history = [edgedecode.Message("user", "hello " * 700_000)]
+    for start in ("at once", "by reset"):
+        with pair.session(messages=history if start == "at once" else ()) as session:
+            if start == "by reset":
+                session.reset(history)
+            try:
+                session.generate("and now?", max_tokens=2)
+                raise AssertionError("4 MB in a context of 2,048 tokens")
+            except (edgedecode.ContextExceeded, edgedecode.BudgetExceeded):
+                pass
+    with pair.session() as session:
+        assert session.generate("hello there", max_tokens=4).text
+    print(peak_nbytes())
+"""
+
+
+def child(code: str, *words: str) -> str:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=240, cwd=root
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.memory
+@pytest.mark.skipif(peak_nbytes() is None, reason="this system does not tell a peak")
+def test_the_budget_holds_whatever_is_asked() -> None:
+    """What is left beside the plan is 6 MB: emoji took 240, and a history of 4 MB took 950."""
+    pytest.importorskip("onnxruntime")
+    code = "import edgedecode\nwith edgedecode.load(runtime='onnx', threads=1) as pair, pair.session():\n"
+    limit = int(child(code + "    print(pair.budget.used_nbytes)")) + 6_000_000
+    assert int(child(HELD, str(limit))) <= limit
+
+
+@needs_shared
+@pytest.mark.memory
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("smollm2", "digits"), ("phi3", "emoji"), ("phi3", "spaces")],
+)
+def test_what_is_planned_for_a_text_bounds_what_encoding_takes(name: str, text: str) -> None:
+    if (said := child(TRANSIENT, str(SHARED / "tokenizers" / name / "tokenizer.json"), text)).startswith("skip"):
+        pytest.skip(said)
+
+
+@pytest.mark.parametrize("build", [byte_level, byte_fallback])
+def test_a_text_within_the_context_has_the_tokens_of_the_whole(build: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short the pieces are in which it is counted."""
+    tokenizer = Tokenizer(build())  # type: ignore[operator]
+    monkeypatch.setattr(encoding, "PIECE", 1)
+    encoder = Encoder(tokenizer, capacity=400, budget=Budget())
+    encoder._planned = 0  # all of them are counted
+    for text in (
+        *TEXTS.values(),
+        "the quick brown fox jumps",
+        "über naïve café ab a",
+        "two é words<tool>",
+        "",
+        "a" * 99,
+    ):
+        assert encoder.encode(text) == tokenizer.encode(text)
+        assert encoder.encode(text, add_special=True) == tokenizer.encode(text, add_special=True)
+    encoder.close()
+
+
+def test_a_long_text_is_refused_for_its_tokens_after_a_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, longest = Tokenizer(byte_level()), 0
+    encode = Tokenizer.encode
+
+    def watched(self: Tokenizer, text: str, **how: bool) -> list[int]:
+        nonlocal longest
+        longest = max(longest, len(text))
+        return encode(self, text, **how)
+
+    monkeypatch.setattr(Tokenizer, "encode", watched)
+    encoder = Encoder(tokenizer, capacity=100, budget=Budget())
+    with pytest.raises(ContextExceeded, match=r"more than 200 tokens, the context holds 100"):
+        encoder.encode("z1" * 2000)
+    assert 0 < longest <= encoder._piece
+    with pytest.raises(ContextExceeded, match="bytes of text, a context of 100 tokens cannot hold more than"):
+        encoder.encode("z" * 100_000)
+    with pytest.raises(ContextExceeded, match="bytes of text"):
+        encoder.render([Message("user", "z" * 50_000), Message("assistant", "z" * 50_000)])
+
+
+def test_a_text_that_takes_more_than_was_planned_leases_it_first() -> None:
+    inner = tokenizers.Tokenizer(models.BPE({"a": 0, " ": 1, " " * 64: 2}, [], unk_token="a", fuse_unk=True))
+    inner.add_tokens([" " * 64])
+    tokenizer, budget = Tokenizer(inner), Budget()
+    encoder = Encoder(tokenizer, capacity=600, budget=budget)
+    planned = budget.used_nbytes
+    text = " " * (64 * 500)
+    assert len(encoder.encode(text)) == 500
+    budget.limit_nbytes = planned + 1000
+    with pytest.raises(BudgetExceeded, match="encoding a prompt needs"):
+        encoder.encode(text)
+    assert budget.used_nbytes == planned
+    assert encoder.encode("a" * 10) == tokenizer.encode("a" * 10)
+    encoder.close()
+    assert budget.leases == ()
+
+
+def test_a_normalizer_that_makes_texts_longer_is_counted() -> None:
+    inner = byte_level()
+    inner.normalizer = normalizers.Replace("l", "l" * 32)
+    tokenizer = Tokenizer(inner)
+    assert tokenizer.growth == 32
+    encoder = Encoder(tokenizer, capacity=100, budget=Budget())
+    with pytest.raises(ContextExceeded, match="tokens"):
+        encoder.encode("l" * 4000)
+    assert encoder.encode("lo") == tokenizer.encode("lo")
+
+
+@pytest.mark.parametrize("longer", [{"messages": True}, {"reset": True}, {"complete": True}], ids=str)
+def test_every_text_is_bounded_before_it_is_encoded(longer: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "x" * 5_000_000
+    history = [Message("user", text), Message("assistant", "yes")]
+    with ascii_pair() as pair:
+        monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: pytest.fail("the text was encoded"))
+        monkeypatch.setattr(Tokenizer, "render", lambda *_, **__: pytest.fail("the text was rendered"))
+        session = pair.session(SessionOptions(drafter="none"), messages=history if "messages" in longer else ())
+        if "reset" in longer:
+            session.reset(history)
+        answer, prompt = (session.complete, text) if "complete" in longer else (session.stream, "and now?")
+        with pytest.raises(ContextExceeded, match="bytes of text"):
+            answer(prompt)
+
+
+def test_what_a_request_takes_is_leased_with_the_session_and_given_back() -> None:
+    with ascii_pair(budget=Budget()) as pair:
+        before = pair.budget.leases
+        with pair.session(SessionOptions(drafter="none")) as session:
+            leases = {lease.name: lease.nbytes for lease in pair.budget.leases}
+            assert leases["requests"] > 0
+            session.generate("hello", max_tokens=20)
+            assert {lease.name: lease.nbytes for lease in pair.budget.leases} == leases
+        assert pair.budget.leases == before
