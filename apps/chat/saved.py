@@ -14,6 +14,8 @@ from edgedecode.text import checked_text
 __all__ = ["load_messages", "save_messages"]
 
 LARGEST_NBYTES = 64 * 2**20
+FRAME_NBYTES, TOKEN_NBYTES = 2**16, 64
+"""What a file may hold beside the text that fits, and for each token of the context."""
 
 
 def save_messages(path: Path, messages: Sequence[Message]) -> None:
@@ -32,12 +34,16 @@ def save_messages(path: Path, messages: Sequence[Message]) -> None:
         raise
 
 
-def load_messages(path: Path) -> list[Message]:
-    """Read messages: an object with `messages`, or the bare list. Raises InputError or OSError."""
+def load_messages(path: Path, *, context: int = LARGEST_NBYTES) -> list[Message]:
+    """Read messages: an object with `messages`, or the bare list. Raises InputError or OSError.
+
+    No more is read than a conversation of `context` tokens can fill.
+    """
+    most = min(LARGEST_NBYTES, FRAME_NBYTES + TOKEN_NBYTES * context)
     with path.open("rb") as file:
-        data = file.read(LARGEST_NBYTES + 1)  # a device's size says nothing
-    if len(data) > LARGEST_NBYTES:
-        raise InputError(f"{path} is longer than {LARGEST_NBYTES >> 20} MiB: that is no saved conversation")
+        data = file.read(most + 1)  # a device's size says nothing
+    if len(data) > most:
+        raise InputError(f"{path} is longer than {most} bytes: no conversation that fits here is, nothing was loaded")
     try:
         value: object = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, or a number of 5000 digits

@@ -88,7 +88,7 @@ def _save(conversation: Conversation, rest: str) -> bool:
 
 
 def _load(conversation: Conversation, rest: str) -> bool:
-    messages = load_messages(_path(rest))
+    messages = load_messages(_path(rest), context=conversation.session.context)
     conversation.start_over(messages)
     conversation.say(f"{len(messages)} messages loaded from {rest}")
     return True

@@ -145,6 +145,15 @@ def test_what_has_no_size_is_read_no_further_than_a_conversation_can_be_long(
     assert writer.wait(timeout=60) != 0
 
 
+def test_no_more_of_a_file_is_read_than_fits_the_context(tmp_path: Path) -> None:
+    """A conversation of 4 MB took 950 MB when it was answered, in a context of 2,048 tokens."""
+    file = tmp_path / "talk.json"
+    save_messages(file, [Message("user", "hello " * 700_000)])
+    assert len(load_messages(file, context=100_000)) == 1
+    with pytest.raises(InputError, match="longer than 196608 bytes: no conversation that fits here is"):
+        load_messages(file, context=2048)
+
+
 def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "talk.json"
     save_messages(file, [Message("user", "one")])
