@@ -19,7 +19,12 @@ FRAME_NBYTES, TOKEN_NBYTES = 2**16, 64
 
 
 def save_messages(path: Path, messages: Sequence[Message]) -> None:
-    """Write the messages to `path`, replacing it in one step. Raises OSError, the old file unchanged."""
+    """Write the messages to `path`, replacing it in one step.
+
+    Raises OSError, the old file unchanged, and InputError for what is there and no file: a device would become one.
+    """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is there and no ordinary file: give another name")
     value = {"messages": [{"role": message.role, "content": message.content} for message in messages]}
     text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
     number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -20,6 +20,8 @@ __all__ = ["adapter_table", "file_table", "graph_table", "model_table", "pack_ta
 
 _DIGEST = 12
 """Characters of a digest that are shown; --json has all of them."""
+_LONGEST = 2000
+"""Characters of a text that are shown: notes have hundreds, and rich takes minutes over 50,000 spaces."""
 _ABSENT = "–"
 
 _WIRING = {
@@ -203,8 +205,8 @@ def _pairs(rows: Mapping[str, str]) -> Table:
 
 
 def _add(table: Table, *cells: str) -> None:
-    """Add a row of a stranger's texts: no markup, nothing that acts on a terminal."""
-    table.add_row(*(Text(shown(cell)) for cell in cells))
+    """Add a row of a stranger's texts: no markup, nothing that acts on a terminal, none that takes minutes to fold."""
+    table.add_row(*(Text(shown(cell[:_LONGEST])) for cell in cells))
 
 
 def _table(*titles: str) -> Table:

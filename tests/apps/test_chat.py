@@ -154,6 +154,14 @@ def test_no_more_of_a_file_is_read_than_fits_the_context(tmp_path: Path) -> None
         load_messages(file, context=2048)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
+def test_saving_replaces_no_pipe_or_device(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with pytest.raises(InputError, match="no ordinary file"):
+        save_messages(pipe, [Message("user", "one")])
+    assert pipe.is_fifo()
+
+
 def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "talk.json"
     save_messages(file, [Message("user", "one")])

@@ -171,6 +171,15 @@ def test_nothing_that_a_pack_says_acts_on_the_terminal(copy: Path, capsys: pytes
     assert [mark for mark in printed.out + printed.err if mark in "\x1b\x07\x9b\u202e\u2028\x08"] == []
 
 
+def test_of_a_text_that_has_no_end_only_the_beginning_is_shown(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else folding 50,000 spaces would take a minute."""
+    value = json.loads((copy / MANIFEST_NAME).read_text(encoding="utf-8"))
+    value["name"] = "\u00d7 " * 2_500
+    (copy / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
+    assert main(["show", str(copy)]) == 0
+    assert capsys.readouterr().out.count("\u00d7") == 1000
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
