@@ -1,0 +1,20 @@
+"""One server of forks for all fuzzing. Where processes cannot fork there is none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from .running import Fuzz
+
+if not hasattr(os, "fork"):
+    pytest.skip("fuzzing forks its inputs", allow_module_level=True)
+
+
+@pytest.fixture(scope="session")
+def fuzz(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzz]:
+    fuzz = Fuzz(tmp_path_factory.mktemp("fuzz"))
+    yield fuzz
+    fuzz.close()

@@ -1,0 +1,173 @@
+"""Graph files with hostile tensors, nodes and bytes, signed as sound: what the engine would open natively."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgedecode.onnx_file import GraphFile
+from edgedecode.onnx_node import Node
+from edgedecode.onnx_tensor import ExternalData, Tensor
+
+from .hostile import TEXTS
+from .packs import answer_words, content_of, write_pack
+from .running import BUDGET_NBYTES, Fuzz, fuzzed
+
+GRAPH = "draft/base.onnx"
+NODES = ("Loop", "If", "Scan", "PyOp", "ConstantOfShape", "Range", "Expand", "Tile", "Pad", "Identity", "MatMulNBits")
+DOMAINS = ("", "com.microsoft", "ai.onnx.ml", "evil", "edgedecode", "com.microsoft.nchwc")
+LOCATIONS = st.one_of(
+    st.sampled_from(
+        [
+            "/etc/hostname",
+            "../tokenizer.json",
+            "../../outside.bin",
+            "./weights.bin",
+            "weights.bin/../weights.bin",
+            "*/_ORT_MEM_ADDR_/*",
+            ".hidden.bin",
+            "base.onnx",
+            "missing.bin",
+            "",
+            ".",
+            "/dev/zero",
+            "/proc/self/mem",
+        ]
+    ),
+    TEXTS.map(lambda text: text.replace("\ud800", "\ufffd")),  # protobuf's texts have none
+)
+
+
+@dataclass(frozen=True)
+class External:
+    """Where one tensor's bytes lie is said otherwise; the tensor by its number among those outside."""
+
+    index: int
+    location: str | None = None
+    offset: int | None = None
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One tensor's sizes or type are said otherwise."""
+
+    index: int
+    dims: tuple[int, ...] | None = None
+    kind: int | None = None
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One node is another operator, with one attribute changed, or reads another value."""
+
+    index: int
+    name: str | None = None
+    domain: str | None = None
+    attribute: int | None = None
+    reads: str | None = None
+
+
+@dataclass(frozen=True)
+class Bomb:
+    """A constant of these sizes, or a tensor that claims them, before everything else."""
+
+    sizes: tuple[int, ...]
+    computed: bool
+
+
+@dataclass(frozen=True)
+class Garbled:
+    """Bytes at a thousandth of the file become others; end: nothing follows them."""
+
+    start: int
+    content: bytes
+    end: bool = False
+
+
+Change = External | Claim | Operator | Bomb | Garbled
+PLACES = st.integers(0, 40)
+SIZES = st.lists(st.one_of(st.sampled_from([0, 1, -1, 2**31, 2**40, 2**62]), st.integers(0, 70_000)), max_size=3)
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+CHANGES = st.one_of(
+    st.builds(External, PLACES, location=LOCATIONS),
+    st.builds(External, PLACES, offset=st.integers(0, 2**63), length=st.none() | st.integers(0, 2**63)),
+    st.builds(Claim, PLACES, dims=SIZES.map(tuple)),
+    st.builds(Claim, PLACES, kind=st.integers(-1, 40)),
+    st.builds(Operator, PLACES, name=st.sampled_from(NODES), domain=st.sampled_from(DOMAINS) | st.none()),
+    st.builds(Operator, PLACES, attribute=NUMBERS),
+    st.builds(Operator, PLACES, reads=st.sampled_from(["", "input_ids", "logits", "nowhere", "attention_bias"])),
+    st.builds(Bomb, SIZES.map(tuple), st.booleans()),
+    st.builds(Garbled, st.integers(0, 999), st.binary(min_size=1, max_size=8), st.booleans()),
+)
+
+
+def graph(changes: Sequence[Change]) -> bytes:
+    """Return the sound pack's graph with the changes made."""
+    file = GraphFile.parse(content_of(GRAPH))
+    for change in changes:
+        if not isinstance(change, Garbled):
+            _apply(file, change)
+    data = file.serialize()
+    for change in changes:
+        if isinstance(change, Garbled):
+            start = len(data) * change.start // 1000
+            rest = b"" if change.end else data[start + len(change.content) :]
+            data = data[:start] + change.content + rest
+    return data
+
+
+def _apply(file: GraphFile, change: External | Claim | Operator | Bomb) -> None:
+    if isinstance(change, Bomb):
+        _add_bomb(file, change)
+    elif isinstance(change, Operator):
+        _change_node(file.nodes[change.index % len(file.nodes)], change)
+    else:
+        outside = isinstance(change, External)
+        names = [name for name, tensor in file.initializers.items() if tensor.external is not None or not outside]
+        name = names[change.index % len(names)]
+        file.initializers[name] = _changed(file.initializers[name], change)
+
+
+def _changed(tensor: Tensor, change: External | Claim) -> Tensor:
+    if isinstance(change, Claim):
+        dims = tensor.dims if change.dims is None else change.dims
+        return replace(tensor, dims=dims, data_type=tensor.data_type if change.kind is None else change.kind)
+    held = tensor.external
+    assert held is not None
+    where = ExternalData(
+        held.location if change.location is None else change.location,
+        held.offset if change.offset is None else change.offset,
+        held.length if change.length is None else change.length,
+    )
+    return replace(tensor, external=where)
+
+
+def _change_node(node: Node, change: Operator) -> None:
+    node.op_type = change.name or node.op_type
+    node.domain = node.domain if change.domain is None else change.domain
+    if change.attribute is not None and (numbers := [n for n, v in node.attributes.items() if isinstance(v, int)]):
+        node.attributes[numbers[0]] = change.attribute
+    if change.reads is not None and node.inputs:
+        node.inputs[0] = change.reads
+
+
+def _add_bomb(file: GraphFile, bomb: Bomb) -> None:
+    if not bomb.computed:
+        file.initializers["bomb"] = Tensor("bomb", 1, bomb.sizes, raw=b"")
+        return
+    sizes = b"".join((size % 2**64).to_bytes(8, "little") for size in bomb.sizes)
+    file.initializers["sizes"] = Tensor("sizes", 7, (len(bomb.sizes),), raw=sizes)
+    file.nodes.insert(0, Node("ConstantOfShape", inputs=["sizes"], outputs=["bomb"]))
+    file.nodes.insert(1, Node("ReduceMax", inputs=["bomb"], outputs=["largest"]))
+
+
+@fuzzed("graphs")
+@given(changes=st.lists(CHANGES, min_size=1, max_size=2))
+def test_a_graph_ends_in_one_line_or_an_answer(fuzz: Fuzz, changes: Sequence[Change]) -> None:
+    pack = write_pack(fuzz.fresh() / "pack", changed={GRAPH: graph(changes)})
+    (fuzz.place / "outside.bin").write_bytes(bytes(4096))
+    fuzz.check(*answer_words(pack), limit=BUDGET_NBYTES)
