@@ -103,7 +103,7 @@ def aside(path: Path) -> Iterator[Path]:
 
     So two processes that write it at once do no harm. What killed ones left in the folder goes when it is an hour old.
     """
-    for left in path.parent.glob(f"*{MAKING}"):
+    for left in path.parent.glob(f"*.{'[0-9a-f]' * 8}{MAKING}"):  # it may be a user's folder, with others' files
         with suppress(OSError):
             if time() - left.stat().st_mtime > _STALE_SECONDS:
                 left.unlink()

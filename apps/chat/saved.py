@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from edgedecode import InputError, Message
+from edgedecode.folders import aside, open_private
 from edgedecode.text import checked_text
 
 __all__ = ["load_messages", "save_messages"]
@@ -27,16 +27,10 @@ def save_messages(path: Path, messages: Sequence[Message]) -> None:
         raise InputError(f"{path} is there and no ordinary file: give another name")
     value = {"messages": [{"role": message.role, "content": message.content} for message in messages]}
     text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
-    number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with aside(path) as fresh, open(fresh, "w", encoding="utf-8", opener=open_private) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def load_messages(path: Path, *, context: int = LARGEST_NBYTES) -> list[Message]:

@@ -72,12 +72,13 @@ def test_what_was_kept_comes_back_and_two_writers_do_no_harm(tmp_path: Path) -> 
 
 
 def test_what_killed_writers_left_goes_when_it_is_old(tmp_path: Path) -> None:
-    left, fresh = tmp_path / f"kept.json.0{MAKING}", tmp_path / f"kept.json.1{MAKING}"
-    left.touch()
-    fresh.touch()
-    os.utime(left, (0, 0))
+    left, fresh, users = (tmp_path / f"{name}{MAKING}" for name in ("kept.json.0123abcd", "kept.json.01234567", "film"))
+    for path in (left, fresh, users):
+        path.touch()
+    for path in (left, users):
+        os.utime(path, (0, 0))
     keep_json(tmp_path / "kept.json", 1)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["kept.json", fresh.name]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [users.name, "kept.json", fresh.name]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,385 @@
+"""What is killed: how it begins, the command, and what a user finds afterwards. Each is loaded in a child process."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+Work = Callable[[Path], object]
+
+
+@dataclass
+class Scenario:
+    """A command on a folder, whose `cache` is the user's cache."""
+
+    set_up: Work
+    run: Work
+    state: Callable[[Path], str]
+    """Opens everything as it is used, and says what it is; raises where something cannot be opened."""
+    leaves: tuple[str, ...] = field(default=("cache/*",))
+    """What lies there for good, whatever its content."""
+
+    def content(self, work: Path) -> set[str]:
+        """Return the names of all files and folders, to see what is left behind; a trim's two names are one."""
+        names = {path.relative_to(work).as_posix().replace("-2.", ".") for path in work.rglob("*")}
+        return {name for name in names if not any(fnmatch(name, pattern) for pattern in self.leaves)}
+
+
+def digest(*files: Path) -> str:
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def toy_state(work: Path) -> str:
+    """What the pack's check finds sound."""
+    from edgedecode.digests import check_files
+    from edgedecode.manifest import Manifest
+    from edgedecode.pack_gate import check_listing
+    from edgedecode.pack_lock import opening
+
+    pack = work / "pack"
+    with opening(pack):
+        manifest = Manifest.load(pack)
+        check_listing(manifest, pack)
+        check_files(manifest, pack, full=True)
+    trim = manifest.models["draft"].trim
+    equality = manifest.models["target"].equality
+    return f"trim {trim and (trim.size, trim.length)}, equality {equality and equality.prompts}"
+
+
+def toy_pack(*sizes: int) -> Work:
+    """Write a toy pack that was trimmed to these sizes one after the other."""
+    from edgedecode.export.trim import heads
+    from tests.export.trim.toy_pack import fake_heads, write_toy_pack
+
+    heads._drawn = fake_heads
+
+    def set_up(work: Path) -> None:
+        write_toy_pack(work / "pack")
+        for size in sizes:
+            trimmed(size)(work)
+
+    return set_up
+
+
+def trimmed(size: int | None) -> Work:
+    """Put heads of so many ids into the pack; None: the local head alone."""
+    import numpy as np
+
+    from edgedecode.export.trim.heads import make_heads
+    from edgedecode.export.trim.pack_change import save_trim, workplace
+    from edgedecode.manifest import Manifest
+    from edgedecode.vocabulary import TrimmedVocabulary
+
+    def run(work: Path) -> None:
+        manifest = Manifest.load(work / "pack")
+        vocabulary = None if size is None else TrimmedVocabulary(np.arange(size), manifest.vocabulary_size)
+        with workplace(work / "pack", manifest) as place:
+            made = make_heads(place, manifest, vocabulary=vocabulary)
+            save_trim(place, graph=made.graph, entry=made.trim)
+
+    return run
+
+
+def removed(work: Path) -> None:
+    from edgedecode.export.trim.pack_change import remove_trim, workplace
+    from edgedecode.manifest import Manifest
+
+    with workplace(work / "pack", Manifest.load(work / "pack")):
+        remove_trim(work / "pack")
+
+
+def timed(work: Path) -> None:
+    """As `trim --report` ends."""
+    from edgedecode.export.trim.pack_change import save_entry
+    from edgedecode.manifest import Manifest
+
+    entry = Manifest.load(work / "pack").models["draft"].trim
+    assert entry is not None
+    save_entry(work / "pack", replace(entry, length=7), measured=entry)
+
+
+def compared(work: Path) -> None:
+    """As `eval --equality` ends."""
+    from edgedecode.apps.eval.saving import save_equality
+    from edgedecode.equality import Equality
+
+    found = Equality(
+        engines={"a": "1", "b": "2"},
+        prompts=3,
+        prompts_digest="0",
+        max_tokens=8,
+        kv_type="",
+        tokens=9,
+        hits=9,
+        divergent=0,
+        beyond=0,
+        beyond_tokens=0,
+        untied=0,
+        largest_gap=0.0,
+        noise={"a": 0.1, "b": 0.1},
+    )
+    save_equality(work / "pack", {"target": found})
+
+
+def bundled(work: Path) -> None:
+    import shutil
+
+    from edgedecode.hub import BUNDLED_PACK
+
+    shutil.copytree(BUNDLED_PACK, work / "pack")
+    removed(work)
+
+
+def real_state(work: Path) -> str:
+    """What `show --verify` and a few tokens say, drafted with the trimmed head where there is one."""
+    import edgedecode
+    from edgedecode.cli import main
+
+    pack = work / "pack"
+    assert main(["show", str(pack), "--verify"]) == 0
+    with edgedecode.load(pack, runtime="onnx", threads=1) as pair:
+        trim = pair.manifest.models["draft"].trim
+        drafters = ("none", "model", *(("trim",) if trim else ()))
+        texts = {_said(pair, drafter) for drafter in drafters}
+    assert len(texts) == 1, texts
+    return f"trim {trim and trim.size}: {texts.pop()!r}"
+
+
+def _said(pair: Any, drafter: str) -> str:
+    from edgedecode import SessionOptions
+
+    with pair.session(SessionOptions(drafter=drafter, draft_max=0 if drafter == "none" else 2)) as session:
+        return str(session.generate("What is the capital of France?", max_tokens=8).text)
+
+
+def used(work: Path) -> None:
+    """Open a pack with a cache of its own, say something and close: all that is kept by the way is written."""
+    import edgedecode
+
+    with edgedecode.load(work / "pack", runtime="onnx", threads=None) as pair, pair.session() as session:
+        session.generate("What is the capital of France?", max_tokens=8)
+
+
+def used_state(work: Path) -> str:
+    import edgedecode
+
+    with edgedecode.load(work / "pack", runtime="onnx", threads=None) as pair:
+        return _said(pair, "none")
+
+
+def told_twice(work: Path) -> None:
+    """`--remember`: append outputs until the file is cut to its newest half."""
+    from edgedecode.drafters.remembered import OutputFile
+
+    (work / "cache" / "store").mkdir(parents=True, exist_ok=True)
+    store = OutputFile(work / "cache" / "store" / "some.outputs", limit_nbytes=200)
+    for number in range(4):
+        store.append(array("i", [number] * 12))
+
+
+def told_state(work: Path) -> str:
+    """What is loaded are whole outputs, in order: those before and the new ones, the oldest perhaps gone."""
+    from edgedecode.drafters.remembered import OutputFile
+
+    found = OutputFile(work / "cache" / "store" / "some.outputs").load(1000, vocabulary_size=100)
+    assert all(len(output) in (1, 12) and len(set(output)) == 1 for output in found), found
+    assert found, "everything was lost"
+    return "whole"
+
+
+def learnt(work: Path) -> None:
+    """The experience of a pack, and what else is kept as JSON."""
+    from edgedecode.experience import Experience
+    from edgedecode.experience_file import store_experience
+    from edgedecode.folders import cache_folder
+    from edgedecode.types import RoundCost
+
+    folder = cache_folder("costs")
+    assert folder is not None
+    experience = Experience()
+    for _ in range(4):
+        experience.costs.observe(RoundCost(width=1, pass_seconds=0.5), context_tokens=1)
+    store_experience(folder / "some.json", experience)
+
+
+def learnt_before(work: Path) -> None:
+    from edgedecode.experience import Experience
+    from edgedecode.experience_file import store_experience
+    from edgedecode.folders import cache_folder
+
+    folder = cache_folder("costs")
+    assert folder is not None
+    store_experience(folder / "some.json", Experience())
+
+
+def learnt_state(work: Path) -> str:
+    from edgedecode.experience_file import load_experience
+
+    path = work / "cache" / "costs" / "some.json"
+    json.loads(path.read_text())  # a damaged one would be begun afresh: less than before
+    return str(load_experience(path).costs.step_seconds(1))
+
+
+def saved(name: str) -> Work:
+    from edgedecode.apps.chat.saved import save_messages
+    from edgedecode.messages import Message
+
+    return lambda work: save_messages(work / "chat.json", [Message("user", name)])
+
+
+def saved_state(work: Path) -> str:
+    from edgedecode.apps.chat.saved import load_messages
+
+    return load_messages(work / "chat.json")[0].content
+
+
+class Hub:
+    """The hub with two commits of a pack: its client writes into files, and deletes none."""
+
+    def __init__(self, newest: str) -> None:
+        self.newest = newest
+
+    def model_info(self, name: str, *, timeout: float) -> SimpleNamespace:
+        if self.newest == "away":
+            raise ConnectionError("no route to the hub")
+        return SimpleNamespace(sha=self.newest * 40)
+
+    def snapshot_download(self, name: str, *, revision: str, allow_patterns: list[str], local_dir: Path) -> str:
+        source = local_dir.parents[2] / "hub" / revision[0]
+        for path in sorted(path for path in source.rglob("*") if path.is_file()):
+            each = path.relative_to(source)
+            notes = local_dir / ".cache" / "huggingface" / "download" / f"{each}.metadata"
+            for parent in (notes.parent, (local_dir / each).parent):
+                parent.mkdir(parents=True, exist_ok=True)
+            (local_dir / each).write_bytes(path.read_bytes())
+            notes.write_text(f"{revision}\netag\n0\n")
+        return str(local_dir)
+
+
+def hub(newest: str) -> None:
+    import sys
+
+    stands_in = Hub(newest)
+    client: Any = SimpleNamespace(snapshot_download=stands_in.snapshot_download, HfApi=lambda: stands_in)
+    sys.modules["huggingface_hub"] = client
+
+
+def published(work: Path) -> None:
+    from tests.unit.test_hub import Hub as Published
+    from tests.unit.test_hub import publish
+
+    (work / "hub").mkdir()
+    for commit, heads in (("a", "heads"), ("b", "heads-2")):
+        publish(Published(), commit, work / "hub" / commit, heads=heads)
+
+
+def downloaded(commit: str) -> Work:
+    from edgedecode.hub import find_pack
+
+    def run(work: Path) -> None:
+        hub(commit)
+        find_pack("owner/name")
+
+    return run
+
+
+def downloaded_state(work: Path) -> str:
+    """Without the hub."""
+    from edgedecode.digests import check_files
+    from edgedecode.hub import find_pack
+    from edgedecode.manifest import Manifest
+
+    hub("away")
+    root = find_pack("owner/name")
+    check_files(Manifest.load(root), root, full=True)
+    return ", ".join(path.name for path in sorted((root / "draft").glob("heads*")))
+
+
+def first_model(work: Path) -> None:
+    from tests.export.tiny import TinyModel, write_model
+
+    write_model(work / "source", TinyModel(layers=1))
+
+
+def exported(work: Path) -> None:
+    from edgedecode.export.graph.quantize import Scheme
+    from edgedecode.export.graph.recipe import Recipe
+    from edgedecode.export.pair import PairRequest, export_pair
+    from edgedecode.export.stages import Stages
+
+    if (work / "out").exists():
+        return  # a user who finds the pack there does not export it again
+    recipe = Recipe(Scheme(8, 32), Scheme(8, 32))
+    source = str(work / "source")
+    export_pair(PairRequest(source, None, work / "out", recipe, noise_positions=0, activations="8"), Stages())
+
+
+def exported_state(work: Path) -> str:
+    import edgedecode
+    from edgedecode.pack_gate import check_pack
+
+    if not (work / "out").exists():
+        return "nothing"
+    check_pack(work / "out", full=True)
+    with edgedecode.load(work / "out", runtime="onnx", threads=1) as pair:
+        return repr(_said(pair, "none"))
+
+
+def first_file(work: Path) -> None:
+    from tests.imports.files import write_file
+    from tests.small_tokenizers import byte_level
+
+    (work / "files").mkdir()
+    write_file(work / "files" / "model.gguf", byte_level())
+
+
+def imported(work: Path) -> None:
+    from edgedecode.export.imports.gguf import pair
+    from edgedecode.export.stages import Stages
+
+    if not (work / "out").exists():
+        pair.engine_fault = lambda: "it is not asked"  # type: ignore[assignment]
+        request = pair.GgufImport(work / "files" / "model.gguf", None, work / "out", copy=True)
+        pair.import_gguf_pair(request, Stages())
+
+
+def imported_state(work: Path) -> str:
+    from edgedecode.pack_gate import check_pack
+
+    if not (work / "out").exists():
+        return "nothing"
+    return f"{len(check_pack(work / 'out', full=True).files)} files"
+
+
+def nothing(work: Path) -> None:
+    pass
+
+
+SCENARIOS: dict[str, Callable[[], Scenario]] = {
+    "trim": lambda: Scenario(toy_pack(), trimmed(300), toy_state),
+    "trim again": lambda: Scenario(toy_pack(200), trimmed(300), toy_state),
+    "trim --local": lambda: Scenario(toy_pack(200), trimmed(None), toy_state),
+    "trim --remove": lambda: Scenario(toy_pack(200), removed, toy_state),
+    "trim --report": lambda: Scenario(toy_pack(200), timed, toy_state),
+    "eval --equality": lambda: Scenario(toy_pack(200), compared, toy_state),
+    "trim of the bundled pack": lambda: Scenario(bundled, trimmed(2048), real_state),
+    "a first use": lambda: Scenario(bundled, used, used_state, ("cache/*/*",)),
+    "--remember": lambda: Scenario(told_twice, told_twice, told_state, ()),
+    "experience": lambda: Scenario(learnt_before, learnt, learnt_state, ()),
+    "chat /save": lambda: Scenario(saved("before"), saved("now"), saved_state),
+    "a download": lambda: Scenario(_twice(published, downloaded("a")), downloaded("b"), downloaded_state, DOWNLOADS),
+    "export": lambda: Scenario(first_model, exported, exported_state, ("cache/*/*",)),
+    "import": lambda: Scenario(first_file, imported, imported_state, ("cache/*/*",)),
+}
+DOWNLOADS = ("cache/verified/*", "cache/locks/*")
+
+
+def _twice(first: Work, second: Work) -> Work:
+    return lambda work: (first(work), second(work))

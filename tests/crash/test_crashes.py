@@ -1,0 +1,41 @@
+"""Killed at any change of a file, a command leaves what was there before or what is there now, never less.
+
+Each command is killed before or after some of its events, drawn by a fixed seed; the variable EDGEDECODE_CRASH_KILLS is
+the number for each of them, or `all`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.crash.scenarios import SCENARIOS
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork") or sys.version_info < (3, 11), reason="the child's files are watched where pathlib calls os"
+)
+
+KILLS = {"trim of the bundled pack": 2, "a first use": 2, "export": 2, "a download": 10}
+FEW = 6
+NEEDS = {"export": ("torch", "transformers", "onnx_ir"), "import": ("gguf",), "trim of the bundled pack": ("onnx_ir",)}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_kill_leaves_the_old_or_the_new(name: str, tmp_path: Path) -> None:
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package)
+    most = os.environ.get("EDGEDECODE_CRASH_KILLS") or str(KILLS.get(name, FEW))
+    command = [sys.executable, "-m", "tests.crash.driver", name, str(tmp_path), most]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3000, check=False, cwd=root)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    print(name, report["events"], report["kills"])
+    points = 2 * sum(report["events"].values())
+    assert report["kills"] == (points if most == "all" else min(int(most), points)) > 0
+    assert not report["failures"], "\n".join(report["failures"])
