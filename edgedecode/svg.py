@@ -1,13 +1,21 @@
-"""Pieces of self-contained SVG drawings: axes, lines, text. Knows no figures and no files."""
+"""Pieces of self-contained SVG drawings, axes, lines, text, and the files they are written to. Knows no figures."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from math import floor, log10
+from pathlib import Path
 
-__all__ = ["Axis", "document", "line", "polyline", "rectangle", "text"]
+from edgedecode.errors import InputError
+from edgedecode.folders import aside
+
+__all__ = ["Axis", "check_drawing", "document", "line", "polyline", "rectangle", "text", "write_drawing"]
+
+_DRAWING_NBYTES = 1 << 18
+"""More than any drawing has."""
 
 _TICKS = 5
 _MARGIN = 0.08
@@ -64,3 +72,32 @@ def polyline(xs: Sequence[float], ys: Sequence[float], colour: str) -> str:
 
 def rectangle(x: float, y: float, *, width: float, height: float, colour: str) -> str:
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>'
+
+
+def check_drawing(path: Path) -> None:
+    """Raise InputError, before anything is measured, for a file that could not be written in the end."""
+    folder = path.absolute().parent
+    if path.suffix.lower() != ".svg":
+        raise InputError(f"--plot {path}: drawings are SVG, name the file so (such as {path.stem or 'plot'}.svg)")
+    if not folder.is_dir():
+        raise InputError(f"--plot {path}: there is no folder {folder}")
+    if path.is_dir():
+        raise InputError(f"--plot {path} is a folder: name a file in it")
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_DRAWING_NBYTES))
+    except OSError as error:
+        raise _unwritten(path, error) from None
+
+
+def write_drawing(path: Path, drawing: str) -> None:
+    """Write a drawing, in one step. Raises InputError where that fails."""
+    try:
+        with aside(path) as fresh:
+            fresh.write_text(drawing, encoding="utf-8")
+    except OSError as error:
+        raise _unwritten(path, error) from None
+
+
+def _unwritten(path: Path, error: OSError) -> InputError:
+    return InputError(f"--plot {path} cannot be written: {error.strerror or error}")

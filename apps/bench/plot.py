@@ -3,42 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from edgedecode import InputError
 from edgedecode.svg import Axis, document, line, polyline, rectangle, text
 
 from .costs import Costs
 from .results import FamilyResult
 
-__all__ = ["check_plot", "speed_svg", "write_plot"]
+__all__ = ["speed_svg"]
 
 _WIDTH, _PANEL = 900, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 40, 40, 50
 _COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3")
 _PLAIN = "#999999"
-
-
-def check_plot(path: str | None) -> None:
-    """Raise InputError, before anything is measured, for a file that could not be written in the end."""
-    if path is None:
-        return
-    if Path(path).suffix.lower() != ".svg":
-        raise InputError(f"--plot {path}: drawings are SVG, name the file so (such as bench.svg)")
-    if not Path(path).absolute().parent.is_dir():
-        raise InputError(f"--plot {path}: there is no folder {Path(path).absolute().parent}")
-
-
-def write_plot(path: str, drawing: str) -> None:
-    """Write the drawing beside its place and move it there. Raises InputError where that fails."""
-    file = Path(path)
-    part = file.with_name(f".{file.name}.part")
-    try:
-        part.write_text(drawing, encoding="utf-8")
-        part.replace(file)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise InputError(f"--plot {path} cannot be written: {error.strerror or error}") from None
 
 
 def speed_svg(costs: Sequence[Costs], families: Sequence[FamilyResult], *, title: str) -> str:

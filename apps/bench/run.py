@@ -6,8 +6,10 @@ import json
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from edgedecode import Pair
+from edgedecode.svg import check_drawing, write_drawing
 
 from ..options import open_pair
 from ..progress import progress
@@ -22,7 +24,7 @@ from .loops import open_loops
 from .overhead import compare_loops, measure_host_work
 from .peers.against import against
 from .peers.opening import check_names
-from .plot import check_plot, speed_svg, write_plot
+from .plot import speed_svg
 from .prompts import Prompt
 from .replaying import replay_trace
 from .report import Report
@@ -60,7 +62,8 @@ def run(arguments: Namespace) -> int:
     """Measure, show, and return the exit code."""
     if arguments.replay is not None:
         return _replay(arguments)
-    check_plot(arguments.plot)
+    if arguments.plot is not None:
+        check_drawing(Path(arguments.plot))
     check_names(arguments.against)
     synthetic = None if arguments.synthetic is None else SyntheticSource(arguments.synthetic, seed=arguments.seed)
     prompts = read_choices(arguments)
@@ -198,7 +201,7 @@ def _replay(arguments: Namespace) -> int:
 
 def _plot(bench: _Bench, costs: Sequence[Costs], families: Sequence[FamilyResult]) -> None:
     if bench.arguments.plot is not None:
-        write_plot(bench.arguments.plot, speed_svg(costs, families, title=bench.report.title))
+        write_drawing(Path(bench.arguments.plot), speed_svg(costs, families, title=bench.report.title))
 
 
 def _costs_json(costs: Costs) -> Json:

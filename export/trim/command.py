@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from edgedecode.commands import Command, count, positive_count, real_number
-from edgedecode.errors import InputError
+from edgedecode.svg import check_drawing, write_drawing
 
 from ..quiet import notices_shown, quiet
 
@@ -95,7 +95,8 @@ def _add_calibration(parser: ArgumentParser) -> None:
 def _run(arguments: Namespace) -> Report:
     if arguments.local or arguments.remove:
         return _change_only(arguments)
-    _check_plot(arguments.plot)
+    if arguments.plot is not None:
+        check_drawing(arguments.plot)
     from .request import ANSWERS, COVERAGE, MAX_TOKENS, PER_CATEGORY, TrimRequest
 
     request = TrimRequest(
@@ -156,21 +157,12 @@ def _change_only(arguments: Namespace) -> Report:
     return {"pack": arguments.pack, "files": dict(added)}
 
 
-def _check_plot(path: Path | None) -> None:
-    if path is None:
-        return
-    if path.suffix.lower() != ".svg":
-        raise InputError(f"--plot {path}: drawings are SVG, name the file so (such as trim.svg)")
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"--plot {path}: there is no folder {path.absolute().parent}")
-
-
 def _draw(result: TrimResult, path: Path) -> None:
     from .plot import sweep_svg
 
     chosen = None if result.chosen is None else result.chosen.size
     drawing = sweep_svg(result.sweep, title=f"{result.root.name}: the draft's vocabulary", chosen=chosen)
-    path.write_text(drawing, encoding="utf-8")
+    write_drawing(path, drawing)
 
 
 def _given(value: _Value | None, otherwise: _Value) -> _Value:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,7 +26,17 @@ from edgedecode.new_folder import flush_folder
 from edgedecode.pack_lock import changing, replace_manifest
 from edgedecode.trim_entry import TRIM_NAMES
 
-__all__ = ["HEADS", "Workplace", "check_writable", "remove_trim", "save_entry", "save_trim", "trim_files", "workplace"]
+__all__ = [
+    "HEADS",
+    "Workplace",
+    "check_room",
+    "check_writable",
+    "remove_trim",
+    "save_entry",
+    "save_trim",
+    "trim_files",
+    "workplace",
+]
 
 HEADS = "heads"
 """The name of the graph that has the further heads."""
@@ -33,6 +44,7 @@ _ROLE = "draft"
 _STEMS = {"heads": "onnx", "trim": "ids", "gguf": "gguf"}
 _WORK = re.compile(r"\.?\.trim-(?P<run>\w+)(-\d+\.\w+(\.\d+)?|\.lock)")
 """A file of a workplace, perhaps while it is written, and the one whose lock shows that its run goes on."""
+_GRAPH_NBYTES = 1 << 20
 _STALE_SECONDS = 24 * 3600
 """What nobody wrote to for so long is nobody's, where no lock can tell."""
 
@@ -93,6 +105,28 @@ def check_writable(root: Path, manifest: Manifest) -> None:
     places = (root, root / MANIFEST_NAME, *([folder] if folder.is_dir() else []))
     if closed := [place for place in places if not os.access(place, os.W_OK)]:
         raise ManifestError(f"{closed[0]} cannot be written: copy the pack elsewhere and trim the copy")
+
+
+def check_room(root: Path, manifest: Manifest, *, size: int) -> None:
+    """Raise ManifestError, before anything is measured, where heads of so many ids have no room beside the pack."""
+    draft = manifest.models[_ROLE]
+    row_nbytes = draft.hidden_size * draft.head_bits // 8 + 4 * draft.hidden_size // (draft.block_size or 32) + 4
+    needed = size * row_nbytes + _GRAPH_NBYTES
+    if draft.gguf in manifest.files:
+        needed += manifest.files[draft.gguf].nbytes
+    try:
+        free = shutil.disk_usage(root).free
+        with tempfile.TemporaryFile(dir=root / _folder(draft)) as file:
+            file.write(bytes(1 << 16))
+    except OSError as error:
+        raise ManifestError(
+            f"{root} cannot be written ({error.strerror or error}): make room, or trim a copy elsewhere"
+        ) from None
+    if free < needed:
+        raise ManifestError(
+            f"heads of {size} ids need about {needed / 1e6:.1f} MB and {root} has {free / 1e6:.1f} MB left: make room, "
+            f"or give a smaller --size"
+        )
 
 
 def save_trim(place: Workplace, *, graph: Graph | None, entry: TrimEntry | None) -> Manifest:

@@ -107,8 +107,13 @@ class Sweep:
 
     def warnings(self, row: SweepRow) -> tuple[str, ...]:
         """Say, a sentence each, where a category loses, and what."""
-        entries = self.entries(row).items()
-        return tuple(f"{name} {lost}" for name, entry in entries if (lost := _losses(entry, self.bound)))
+        entries = self.entries(row)
+        few = [f"{name} ({entry.tokens})" for name, entry in entries.items() if entry.tokens < LEAST_TOKENS]
+        told = [f"{name} {lost}" for name, entry in entries.items() if (lost := _losses(entry, self.bound))]
+        return (
+            *told,
+            *([f"fewer than {LEAST_TOKENS} tokens say little of a category: {', '.join(few)}"] if few else []),
+        )
 
     def _entry(self, name: str, row: SweepRow, length: int) -> TrimCategory:
         found, whole = row.categories[name], self.whole.categories[name]

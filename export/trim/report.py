@@ -102,7 +102,8 @@ def _measured(result: TrimResult, row: SweepRow, category: str) -> tuple[str, ..
 
 def _conclusion(result: TrimResult, sweep: Sweep) -> list[str]:
     if result.chosen is None or result.entry is None:
-        return [f"no size wins, and nothing was changed: {sweep.reason()}"]
+        stays = "" if result.former is None else f"; the trim of {result.former.size} ids that the pack has stays"
+        return [f"no size wins, and nothing was changed: {sweep.reason()}{stays}"]
     row, entry = result.chosen, result.entry
     found, whole = row.categories[sweep.main], sweep.whole.categories[sweep.main]
     step = 1 - row.costs.step_seconds / sweep.whole.costs.step_seconds

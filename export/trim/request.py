@@ -58,5 +58,7 @@ class TrimResult:
     """What was added: name → bytes."""
     prompts: Mapping[str, tuple[Prompt, ...]] = field(default_factory=dict)
     """Of each category, some to time whole answers on."""
+    former: TrimEntry | None = None
+    """The trim that the pack had before; it stays where nothing was changed."""
     speeds: Mapping[str, Speeds] = field(default_factory=dict)
     """By category, where whole answers were measured."""

@@ -19,7 +19,16 @@ from .categories import read_categories
 from .heads import make_heads
 from .material import gather
 from .measuring import Bench
-from .pack_change import Workplace, check_writable, remove_trim, save_entry, save_trim, trim_files, workplace
+from .pack_change import (
+    Workplace,
+    check_room,
+    check_writable,
+    remove_trim,
+    save_entry,
+    save_trim,
+    trim_files,
+    workplace,
+)
 from .prediction import Sweep, SweepRow
 from .ranking import Ranking
 from .request import TrimRequest, TrimResult
@@ -43,6 +52,7 @@ def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
         with load(root, runtime=request.runtime, threads=request.threads) as pair:
             bench = Bench(pair, find_runtime(pair.runtime), place, stages, request.threads)
             sizes = bench.sizes(request.size)
+            check_room(root, manifest, size=max(sizes))
             bench.check()
             material = gather(pair, request, stages)
             ranking = bench.ranking([text.scored for text in material.counted])
@@ -50,7 +60,16 @@ def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
                 sizes = bench.with_covering(sizes, ranking, material, bound=request.coverage)
             sweep = bench.sweep(ranking, sizes, material, bound=request.coverage)
         chosen = sweep.best if request.size is None else sweep.row(request.size)
-        result = TrimResult(root, pair.runtime, material.calibration, sweep, chosen, None, prompts=material.prompts)
+        result = TrimResult(
+            root,
+            pair.runtime,
+            material.calibration,
+            sweep,
+            chosen,
+            None,
+            prompts=material.prompts,
+            former=manifest.models["draft"].trim,
+        )
         if chosen is None:
             return result
         entry = _entry(sweep, chosen, calibration=material.calibration, runtime=pair.runtime)

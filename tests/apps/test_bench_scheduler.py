@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.apps.bench.calibration import CONTEXTS, bucket_contexts, learn, measure_host
 from edgedecode.apps.bench.conversations import MIXED, mixed_conversations
 from edgedecode.apps.bench.costs import READ, Costs, DraftCosts
-from edgedecode.apps.bench.plot import speed_svg, write_plot
+from edgedecode.apps.bench.plot import speed_svg
 from edgedecode.apps.bench.prompts import Prompt, bundled_prompts, choose
 from edgedecode.apps.bench.requests import Requests
 from edgedecode.apps.bench.settings import PLAIN, SCHEDULED, Arm, Settings, arms_of
@@ -25,6 +27,7 @@ from edgedecode.cost import CONTEXT_BUCKETS, context_bucket
 from edgedecode.digests import pack_digest
 from edgedecode.errors import InputError
 from edgedecode.experience_file import load_experience
+from edgedecode.svg import write_drawing
 from edgedecode.testing import byte_tokenizer
 from edgedecode.types import RoundCost, Score
 
@@ -310,8 +313,20 @@ def test_a_drawing_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None
     taken = tmp_path / "taken.svg"
     taken.mkdir()
     with pytest.raises(InputError, match="cannot be written"):
-        write_plot(str(taken), speed_svg([CURVE], [], title="t"))
+        write_drawing(taken, speed_svg([CURVE], [], title="t"))
     assert [file.name for file in tmp_path.iterdir()] == ["taken.svg"]
+
+
+def test_a_drawing_that_could_not_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("edgedecode.svg.tempfile.TemporaryFile", full)
+    monkeypatch.setattr("edgedecode.apps.bench.run.open_pair", None)  # nothing is opened
+    assert main(["bench", "--quick", "--plot", str(tmp_path / "x.svg")]) == 1
+    assert "x.svg cannot be written: No space left on device" in capsys.readouterr().err
 
 
 def test_a_curve_is_drawn_with_a_point_for_every_width() -> None:

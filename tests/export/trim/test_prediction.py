@@ -79,6 +79,12 @@ def test_a_category_that_loses_is_warned_of() -> None:
     assert found.warnings(replace(found.rows[0], categories=row(1024, 0.6, **categories).categories)) == ()
 
 
+def test_categories_of_few_tokens_are_said_to_say_little() -> None:
+    categories = {"calibration": acceptance(0.8), "code": replace(acceptance(0.8), tokens=122)}
+    found = sweep(row(1024, 0.6, **categories), whole=row(8192, 1.0, **categories))
+    assert found.warnings(found.rows[0]) == ("fewer than 200 tokens say little of a category: code (122)",)
+
+
 def test_both_are_compared_at_one_draft_length() -> None:
     found = sweep(row(1024, 0.2, calibration=acceptance(0.7)), whole=WHOLE)
     length = found.length(found.rows[0])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +15,7 @@ from edgedecode.cli import main
 from edgedecode.digests import check_files
 from edgedecode.errors import ExportError
 from edgedecode.export import frameworks
-from edgedecode.export.trim import heads, measuring, prediction, run
+from edgedecode.export.trim import heads, measuring, pack_change, prediction, run
 from edgedecode.export.trim.step_times import HeadTimes, PassTimes
 from edgedecode.manifest import MANIFEST_NAME, Manifest
 from edgedecode.vocabulary import read_token_ids
@@ -104,12 +107,36 @@ def test_where_nothing_wins_nothing_is_changed(
     before = content(toy)
     assert trimmed(toy) == 0
     assert content(toy) == before
-    assert "no size wins, and nothing was changed: the best, " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "no size wins, and nothing was changed: the best, " in out
+    assert "that the pack has stays" not in out
     assert trimmed(toy, "--size", "400") == 0
     assert "not recommended: the best, 400 ids" in capsys.readouterr().out
     entry = Manifest.load(toy).models["draft"].trim
     assert entry is not None
     assert not entry.recommended
+    assert trimmed(toy) == 0
+    assert "; the trim of 400 ids that the pack has stays" in capsys.readouterr().out
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_answered(
+    toy: Path, cheap_heads: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(toy)
+    monkeypatch.setattr(run, "gather", None)  # nothing is answered
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_change.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+        assert trimmed(toy) == 1
+    assert "ids need about 1.1 MB and " in capsys.readouterr().err
+
+    def read_only(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_change.tempfile, "TemporaryFile", read_only)
+        assert trimmed(toy) == 1
+    assert "cannot be written (Read-only file system)" in capsys.readouterr().err
+    assert content(toy) == before
 
 
 def test_the_bound_decides(
