@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork") or sys.version_info < (3, 11), reason="the child's files are watched where pathlib calls os"
 )
 
-KILLS = {"trim of the bundled pack": 2, "a first use": 2, "export": 2, "a download": 10}
+KILLS = {"trim of the bundled pack": 1, "a first use": 1, "export": 1, "import": 3, "a download": 10}
 FEW = 6
 NEEDS = {"export": ("torch", "transformers", "onnx_ir"), "import": ("gguf",), "trim of the bundled pack": ("onnx_ir",)}
 
