@@ -276,7 +276,7 @@ def projector(writer: GGUFWriter) -> None:
         (of(pre="no-such"), "splits text by 'no-such'"),
         (write_adapter, "is an adapter: give it with --adapter NAME="),
         (lambda path: path.unlink(), "there is no file"),
-        (lambda path: path.rename(path.with_name("x")) and path.mkdir(), "there is no file"),
+        (lambda path: path.rename(path.with_name("x")) and path.mkdir(), "is a folder: give the GGUF file in it"),
     ],
 )
 def test_files_that_cannot_be_imported(
