@@ -152,8 +152,10 @@ class LlamaRuntime:
             )
             loading = self._loading(needs)
             sizes = partial(weights_nbytes, entry, header, file_nbytes=file_nbytes)
-            if loading.twice and not _has_room(budget, sizes(loading=loading), entry, header, card=card):
-                loading = replace(loading, mmap=False)
+            once = replace(loading, mmap=False)
+            less = loading.twice and sizes(loading=once) < sizes(loading=loading)
+            if less and not _has_room(budget, sizes(loading=loading), entry, header, card=card):
+                loading = once
                 notice(
                     f"the {name}'s weights are read, not mapped: once in memory they take "
                     f"{format_nbytes(sizes(loading=loading))}, which leaves room in the budget (as --no-mmap does)"
