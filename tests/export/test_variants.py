@@ -233,8 +233,10 @@ def test_a_draft_without_an_int8_graph_keeps_floats(llama: Path, tmp_path: Path)
         assert pair.draft is not None
         assert pair.draft.card.kv_types == ("int8",)
     draft = replace(manifest.models["draft"], graphs={"base": manifest.models["draft"].graphs["base"]})
-    changed = replace(manifest, models={**manifest.models, "draft": draft})
+    files = {name: entry for name, entry in manifest.files.items() if name != "draft/kv8.onnx"}
+    changed = replace(manifest, models={**manifest.models, "draft": draft}, files=files)
     (tmp_path / "pack/edgedecode.json").write_text(changed.to_json())
+    (tmp_path / "pack/draft/kv8.onnx").unlink()
     with edgedecode.load(tmp_path / "pack", kv_type="int8") as pair:
         assert pair.draft is not None
         assert (pair.target.card.kv_types, pair.draft.card.kv_types) == (("int8",), ("float32",))
