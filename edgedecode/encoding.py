@@ -1,7 +1,4 @@
-"""A session's way from messages to tokens: what cannot fit is refused before it is encoded, what is made is leased.
-
-Knows the tokenizer, and the measures of what it takes; no model and no conversation.
-"""
+"""Turns messages into tokens under the memory budget: text that cannot fit the context is refused before encoding."""
 
 from __future__ import annotations
 
@@ -18,19 +15,19 @@ __all__ = ["Encoder", "TextSource"]
 
 BYTE_NBYTES = 128
 TOKEN_NBYTES = 320
-"""What encoding takes for each byte of the normalized text and for each token, before it is given back.
+"""Memory that encoding needs for each byte of the normalized text and for each token, until it returns.
 
 Bounds of what was measured with tokenizers 0.23 on a million bytes: 91 to 128 a byte where few tokens are made of many,
 430 where each is a token of its own.
 """
 TEXT_NBYTES = 24
-"""What a conversation's text takes beside that for each byte: six copies, each as wide as the widest character."""
+"""Memory for each byte of a conversation's text, in addition: six copies, as wide as the widest character."""
 USUAL_BYTES = 4
-"""Of text, for a token: so many are planned with the session, what has more leases it when it comes."""
+"""Bytes of text for each token of context that a session reserves when it opens; longer text takes a further lease."""
 PIECE = 256
-"""Characters that are encoded at once where only the number of tokens is wanted."""
+"""Characters encoded at a time where only the number of tokens is needed."""
 SURELY = 2
-"""A text whose pieces have so many times the tokens that would fit does not fit as a whole either."""
+"""Encoding in pieces yields more tokens than encoding whole; a count beyond this many times the context is refused."""
 
 
 class TextSource(Protocol):

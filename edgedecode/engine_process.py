@@ -66,7 +66,7 @@ def _measure(order: dict[str, Any]) -> None:
 
 
 def _planned_nbytes(pair: Pair, context: int | None) -> int:
-    """Return what a session of so many positions makes the pair lease, drafters and the process itself left out."""
+    """Return the bytes that a session of `context` positions leases, without drafters and the process itself."""
     card = pair.target.card
     positions = None if context is None else max(2, min(context, card.context))
     with pair.session(SessionOptions(context=positions, drafter=LOOKUP if card.rollback else NO_DRAFTER)):

@@ -138,8 +138,8 @@ def _alone(folder: Path) -> AbstractContextManager[object]:
 def _download(name: str, commit: str, folder: Path) -> None:
     """Download a commit beside `folder`, which stays as it is until the new one is whole; then put it in its place.
 
-    A folder of its own instead of the hub's cache: that one is made of links, which a pack may not hold. What is in the
-    old one is not downloaded again, and what an interrupted download left is gone on with.
+    It goes to a separate folder: the hub's cache consists of links, which a pack may not contain. Files of the
+    old folder are not downloaded again, and an interrupted download is resumed.
     """
     from huggingface_hub import snapshot_download
 

@@ -1,4 +1,4 @@
-"""How often something happens, from a count: the share, and between which bounds it lies. Knows no model."""
+"""The share of cases in which something happened, with its confidence bounds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 __all__ = ["CONFIDENCE", "Rate"]
 
 CONFIDENCE = 0.95
-"""Of the two bounds together: Clopper-Pearson's, which hold it or more at every share and number of cases."""
+"""Coverage of the two bounds together; Clopper-Pearson's bounds cover at least this for every share and total."""
 _HALVINGS = 60
-"""Of the interval from 0 to 1: more than float64 tells apart."""
+"""Bisection steps on the interval from 0 to 1: beyond the precision of float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`count` of `total` independent cases, of which there is one at least."""
+    """`count` of `total` independent cases; `total` is at least 1."""
 
     count: int
     total: int
@@ -28,12 +28,12 @@ class Rate:
 
     @property
     def low(self) -> float:
-        """The smallest share at which so many or more are not too rare to be believed."""
+        """The lower confidence bound of the share (Clopper-Pearson)."""
         return 0.0 if not self.count else self._share_where(self.count - 1, (1 + CONFIDENCE) / 2)
 
     @property
     def high(self) -> float:
-        """The largest share at which so many or fewer are not too rare to be believed."""
+        """The upper confidence bound of the share (Clopper-Pearson)."""
         return 1.0 if self.count == self.total else self._share_where(self.count, (1 - CONFIDENCE) / 2)
 
     def __str__(self) -> str:
@@ -57,5 +57,5 @@ def _log_ways(total: int, count: int) -> float:
 
 
 def _percent(share: float) -> str:
-    """Render a share with two digits that say something."""
+    """Render a share with two significant digits."""
     return f"{100 * share:.2g}" if share < 0.1 else f"{100 * share:.0f}"

@@ -82,12 +82,12 @@ class Meter:
         return total
 
 
-_METER: ContextVar[Meter] = ContextVar("what is left to the rendering that runs")
+_METER: ContextVar[Meter] = ContextVar("remaining bytes of the current rendering")
 
 
 @contextmanager
 def metered(nbytes: int) -> Iterator[None]:
-    """Give what is rendered in this block so many bytes."""
+    """Limit what is rendered in this block to `nbytes` bytes."""
     token = _METER.set(Meter(nbytes))
     try:
         yield
@@ -96,7 +96,7 @@ def metered(nbytes: int) -> Iterator[None]:
 
 
 def meter() -> Meter:
-    """Return the meter of the rendering that runs."""
+    """Return the meter of the current rendering."""
     return _METER.get()
 
 

@@ -108,7 +108,7 @@ def check_writable(root: Path, manifest: Manifest) -> None:
 
 
 def check_room(root: Path, manifest: Manifest, *, size: int) -> None:
-    """Raise ManifestError, before anything is measured, where heads of so many ids have no room beside the pack."""
+    """Raise ManifestError, before anything is measured, where the disk has no room for heads of `size` ids."""
     draft = manifest.models[_ROLE]
     row_nbytes = draft.hidden_size * draft.head_bits // 8 + 4 * draft.hidden_size // (draft.block_size or 32) + 4
     needed = size * row_nbytes + _GRAPH_NBYTES
