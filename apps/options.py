@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, load
-from edgedecode.commands import real_number, whole_number
+from edgedecode.commands import count, positive_count, real_number, seed
 from edgedecode.manifest import Generation
 from edgedecode.pair import KV_TYPES
 from edgedecode.policy import FixedLength
 from edgedecode.protocols import Runtime
 from edgedecode.registry import RUNTIMES, drafter_names, find_drafter, installed
-from edgedecode.sampling import Noise
 from edgedecode.text import checked_text
 from edgedecode.types import NO_DRAFTER
 
@@ -37,9 +36,9 @@ def add_pack_options(parser: ArgumentParser) -> None:
         "once (default: EDGEDECODE_RUNTIME, else auto)",
     )
     group.add_argument("--provider", default="cpu", help="where the engine runs, see `devices` (default: %(default)s)")
-    group.add_argument("-t", "--threads", type=whole_number, metavar="N", help="threads of the engine")
+    group.add_argument("-t", "--threads", type=positive_count, metavar="N", help="threads of the engine")
     group.add_argument("--memory", metavar="SIZE", help="hard budget for the whole process, for example 800MB")
-    group.add_argument("-c", "--ctx-size", type=whole_number, metavar="N", help="tokens of context to plan for")
+    group.add_argument("-c", "--ctx-size", type=positive_count, metavar="N", help="tokens of context to plan for")
     group.add_argument(
         "--kv-type",
         choices=KV_TYPES,
@@ -71,7 +70,7 @@ def add_session_options(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--draft-max",
-        type=whole_number,
+        type=count,
         metavar="N",
         help="tokens to draft, always so many; 0: no speculation (default: as many as pay, by measured costs)",
     )
@@ -100,11 +99,11 @@ def add_session_options(parser: ArgumentParser) -> None:
     group.add_argument("--adapter", metavar="NAME", help="adapter of the pack to decode with, see `show`")
     group = parser.add_argument_group("sampling (what is not given, the pack's own defaults say)")
     group.add_argument("--temp", type=real_number, metavar="T", help="temperature; 0: greedy")
-    group.add_argument("--top-k", type=whole_number, metavar="K", help="keep the K likeliest tokens; 0: off")
+    group.add_argument("--top-k", type=count, metavar="K", help="keep the K likeliest tokens; 0: off")
     group.add_argument("--top-p", type=real_number, metavar="P", help="keep the likeliest up to this mass; 1: off")
     group.add_argument("--min-p", type=real_number, metavar="P", help="drop tokens below P times the likeliest; 0: off")
     group.add_argument("--repeat-penalty", type=real_number, metavar="X", help="divide seen tokens' logits; 1: off")
-    group.add_argument("--seed", type=whole_number, metavar="N", help="seed of the first answer (default: fresh ones)")
+    group.add_argument("--seed", type=seed, metavar="N", help="seed of the first answer (default: fresh ones)")
 
 
 def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None) -> Pair:
@@ -159,7 +158,6 @@ def _check_early(arguments: Namespace) -> None:
     if hasattr(arguments, "rule"):  # a verb with all of the session's options
         _sampling(arguments, Generation(end_token_ids=()))
         FixedLength(_given(arguments.draft_max, 0))
-        Noise(_given(arguments.seed, 0))
         if arguments.drafter not in (None, NO_DRAFTER):
             find_drafter(arguments.drafter)
 

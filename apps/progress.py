@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from edgedecode.notices import SignsOfLife
+from edgedecode.notices import ProgressLines
 
 __all__ = ["progress"]
 
@@ -16,7 +16,7 @@ __all__ = ["progress"]
 def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
     """Show on standard error what is done while the block runs; its value is called with each amount, 1 by itself."""
     if not sys.stderr.isatty():
-        yield SignsOfLife(what, total).advance
+        yield ProgressLines(what, total).advance
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -75,7 +75,7 @@ def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]
         yield "drafts", drafts_line(stats).removeprefix("drafts: ")
     yield "finished", _WHY[finish_reason]
     if stats.seed is not None:
-        yield "seed", f"{stats.seed} (again as a first answer: --seed {stats.seed})"
+        yield "seed", f"{stats.seed}  (repeat with --seed)"
     yield "prompt", f"{stats.prompt_tokens} tokens, {stats.cached_tokens} of them cached"
     yield "tokens", f"{stats.verified_tokens} verified by the target, {stats.unverified_tokens} unverified"
     yield "target passes", f"{stats.rounds}, acceptance length {stats.acceptance_length:.2f} tokens a pass"

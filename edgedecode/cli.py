@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, Protocol, cast
+from typing import NoReturn, Protocol, TextIO, cast
 
 from edgedecode.commands import Command
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
@@ -25,25 +25,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_streams()
     if sys.stdout is None:
-        print("edgedecode: standard output is closed: what is asked for could not be shown", file=sys.stderr)
+        print("edgedecode: standard output is closed: there is nowhere to print the result", file=sys.stderr)
         return 1
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    debug = "--debug" in arguments
+    output = _Output(sys.stdout)
+    sys.stdout = cast(TextIO, output)
     try:
         try:
             return _run(arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        _abandon_stdout()
         return 128 + (signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 13)
     except (EdgeDecodeError, OSError, MemoryError, KeyboardInterrupt) as error:
-        if debug:
+        if "--debug" in arguments:
             raise
-        print(f"edgedecode: {_told(error)}", file=sys.stderr)
+        what = "standard output cannot be written: " if error is output.failure else ""
+        print(f"edgedecode: {what}{_told(error)}", file=sys.stderr)
         return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    finally:
+        sys.stdout = output.stream
+        if output.failure is not None:  # else the interpreter's own flush at exit complains
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output.stream.fileno())
+
+
+class _Output:
+    """Standard output, and how writing to it failed: buffered, at a flush; unbuffered, at any write."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.failure: OSError | None = None
+
+    def write(self, text: str) -> int:
+        try:
+            return self.stream.write(text)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.stream, name)
 
 
 class _Writable(Protocol):
@@ -98,16 +128,6 @@ def _open_streams() -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def _abandon_stdout() -> bool:
-    """Point stdout elsewhere if it failed, so that the interpreter's own flush at exit does not complain; say if so."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
-
-
 def _told(error: BaseException) -> str:
     """A refusal of the budget shows its table; everything else is one line."""
     if isinstance(error, KeyboardInterrupt):
@@ -118,8 +138,6 @@ def _told(error: BaseException) -> str:
         return shown_lines(str(error))
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
-        if _abandon_stdout():
-            return f"standard output cannot be written: {reason}"
         return shown(f"{reason}: {error.filename}" if error.filename else reason)
     return shown(" ".join(str(error).split()))
 

@@ -8,7 +8,7 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import Protocol
 
-__all__ = ["MOST", "Command", "count", "positive_count", "real_number", "whole_number"]
+__all__ = ["MOST", "Command", "count", "name_list", "positive_count", "real_number", "seed", "whole_number"]
 
 MOST = 10**9 - 1
 """The largest count that any option takes."""
@@ -18,10 +18,10 @@ _SHOWN = 40
 """Characters of a word that a message repeats."""
 
 
-def whole_number(text: str, *, least: int = -(2**64), most: int = 2**64) -> int:
+def whole_number(text: str, *, least: int = -MOST, most: int = MOST) -> int:
     """Read an option's whole number, in plain digits. Raises ArgumentTypeError that says what is expected."""
     if not _WHOLE.fullmatch(text):
-        raise ArgumentTypeError(f"{_shown(text)} is no whole number: write it in digits, for example 64")
+        raise ArgumentTypeError(f"{_shown(text)} is not a whole number: write it in digits, for example 64")
     value = int(text) if len(text) <= len(str(2**64)) else math.copysign(math.inf, -1 if text[0] == "-" else 1)
     if value < least:
         raise ArgumentTypeError(f"{_shown(text)} is too small: {least} is the least")
@@ -32,19 +32,32 @@ def whole_number(text: str, *, least: int = -(2**64), most: int = 2**64) -> int:
 
 def count(text: str) -> int:
     """Read a whole number of 0 or more."""
-    return whole_number(text, least=0, most=MOST)
+    return whole_number(text, least=0)
 
 
 def positive_count(text: str) -> int:
     """Read a whole number of 1 or more."""
-    return whole_number(text, least=1, most=MOST)
+    return whole_number(text, least=1)
+
+
+def seed(text: str) -> int:
+    """Read a seed: 64 bits."""
+    return whole_number(text, least=0, most=2**64 - 1)
+
+
+def name_list(text: str) -> list[str]:
+    """Read names with commas between them."""
+    names = [name for part in text.split(",") if (name := part.strip())]
+    if not names:
+        raise ArgumentTypeError("name at least one, or several as in A,B")
+    return names
 
 
 def real_number(text: str) -> float:
     """Read an option's number, such as 0.7 or 1e-3. Raises ArgumentTypeError that says what is expected."""
     value = float(text) if _REAL.fullmatch(text) else math.inf
     if not math.isfinite(value):
-        raise ArgumentTypeError(f"{_shown(text)} is no number: write for example 0.7")
+        raise ArgumentTypeError(f"{_shown(text)} is not a number: write for example 0.7")
     return value
 
 

@@ -22,11 +22,11 @@ Bounds of what was measured with tokenizers 0.23 on a million bytes: 91 to 128 a
 """
 TEXT_NBYTES = 24
 """Memory for each byte of a conversation's text, in addition: six copies, as wide as the widest character."""
-USUAL_BYTES = 4
+PLANNED_BYTES_PER_TOKEN = 4
 """Bytes of text for each token of context that a session reserves when it opens; longer text takes a further lease."""
-PIECE = 256
+PIECE_CHARS = 256
 """Characters encoded at a time where only the number of tokens is needed."""
-SURELY = 2
+OVERFLOW_FACTOR = 2
 """Encoding in pieces yields more tokens than encoding whole; a count beyond this many times the context is refused."""
 
 
@@ -41,19 +41,23 @@ class Encoder:
     """Implements `TextSource` for a context of `capacity` tokens. Raises BudgetExceeded when that does not fit.
 
     Texts are encoded whole, since only then their tokens are certain; long ones are counted in pieces before.
+    longest: the longest context that could be asked for instead.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, capacity: int, budget: Budget) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, capacity: int, longest: int, budget: Budget) -> None:
         self._tokenizer = tokenizer
         self._capacity = capacity
+        self._remedy = "shorten it" + (
+            f", or raise --ctx-size (this model allows {longest})" if longest > capacity else ""
+        )
         self._budget = budget
-        self._piece = max(PIECE, 2 * tokenizer.longest_token)
+        self._piece = max(PIECE_CHARS, 2 * tokenizer.longest_token)
         self._most_nbytes = 4 * capacity * tokenizer.longest_token  # 4: characters to bytes, what a normalizer drops
         piece_nbytes = round(4 * self._piece * tokenizer.growth)
-        usual = USUAL_BYTES * capacity
+        usual = PLANNED_BYTES_PER_TOKEN * capacity
         self._planned = max(_nbytes(piece_nbytes, piece_nbytes), _nbytes(usual, capacity) + TEXT_NBYTES * usual)
         self._usual = usual
-        self._lease = budget.reserve("requests", self._planned)
+        self._lease = budget.reserve("prompts", self._planned)
 
     def render(self, messages: Sequence[Message]) -> str:
         """Return the text of a conversation. Raises ContextExceeded and BudgetExceeded before it is made."""
@@ -88,10 +92,10 @@ class Encoder:
             piece = text[start : start + self._piece]
             normalized += _utf8_nbytes(self._tokenizer.normalized(piece))
             tokens += len(self._tokenizer.encode(piece))
-            if tokens > SURELY * self._capacity:
+            if tokens > OVERFLOW_FACTOR * self._capacity:
                 raise ContextExceeded(
-                    f"the prompt has more than {SURELY * self._capacity} tokens, the context holds {self._capacity}: "
-                    f"shorten it, or raise --ctx-size"
+                    f"the prompt has more than {OVERFLOW_FACTOR * self._capacity} tokens, the context holds "
+                    f"{self._capacity}: {self._remedy}"
                 )
         return normalized, tokens
 
@@ -99,7 +103,7 @@ class Encoder:
         if size > self._most_nbytes:
             raise ContextExceeded(
                 f"the prompt has {size} bytes of text, a context of {self._capacity} tokens cannot hold more "
-                f"than {self._most_nbytes}: shorten it, or raise --ctx-size"
+                f"than {self._most_nbytes}: {self._remedy}"
             )
 
     @contextmanager

@@ -109,6 +109,7 @@ def measure_speeds(
     command = python or (None if executable is None else (executable, "-c", _CODE))
     if command is None:
         return speeds
+    notice("measuring the engines on this pack (once, some seconds)")
     for name in names:
         speeds = _with(speeds, name, request, _ask_child(root, name, request, python=command))
     return replace(speeds, taken=datetime.now(timezone.utc).isoformat(timespec="seconds"))

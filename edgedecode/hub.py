@@ -50,6 +50,8 @@ def find_pack(name: str | Path | None) -> Path:
         if not BUNDLED_PACK.is_dir():
             raise ManifestError("this installation carries no bundled pack: give one with -m, or run `make pack`")
         return BUNDLED_PACK
+    if name == "":
+        raise ManifestError("the name of the pack is empty: give a folder or a hub id")
     folder = Path(name)
     if folder.exists() or isinstance(name, Path) or not _HUB_ID.fullmatch(name):
         if not folder.exists():

@@ -216,8 +216,9 @@ class Manifest:
     def located_adapter(self, name: str) -> AdapterEntry:
         """Return an adapter's entry as engines open it. Raises ManifestError for a name that the pack has not."""
         if name not in self.adapters:
-            known = ", ".join(self.adapters) or "none"
-            raise ManifestError(f"the pack has no adapter {name!r}; it has: {known}")
+            if not self.adapters:
+                raise ManifestError("the pack has no adapters: leave out --adapter")
+            raise ManifestError(f"the pack has no adapter {name!r}; it has: {', '.join(self.adapters)}")
         entry = self.adapters[name]
         return replace(entry, file=self._place(entry.file))
 

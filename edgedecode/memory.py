@@ -14,7 +14,16 @@ from types import TracebackType
 from edgedecode.errors import BudgetExceeded, InputError
 from edgedecode.turns import FairLock
 
-__all__ = ["Budget", "Lease", "format_nbytes", "parse_nbytes", "peak_nbytes", "release_pages", "resident_nbytes"]
+__all__ = [
+    "Budget",
+    "Lease",
+    "format_nbytes",
+    "parse_nbytes",
+    "peak_nbytes",
+    "release_pages",
+    "resident_nbytes",
+    "size_option",
+]
 
 _SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?(E[0-9]+)?) ?(?P<unit>|[KMG]I?)B?")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
@@ -136,8 +145,8 @@ class Budget:
             free = max(0, self.limit_nbytes - self.used_nbytes)
             decimals = _decimals(nbytes, free)
             raise BudgetExceeded(
-                f"{name} needs {format_nbytes(nbytes, decimals)}, but only {format_nbytes(free, decimals)} of the "
-                f"{format_nbytes(self.limit_nbytes)} budget are free",
+                f"{format_nbytes(nbytes, decimals)} are needed for {_purpose(name)}, but only "
+                f"{format_nbytes(free, decimals)} of the {format_nbytes(self.limit_nbytes)} budget are free",
                 self._advice(name, self.used_nbytes + nbytes, fixed=fixed),
                 table=self.table(name, nbytes),
                 needed_nbytes=self.used_nbytes + nbytes,
@@ -148,11 +157,10 @@ class Budget:
         assert self.limit_nbytes is not None
         least = fixed + sum(lease.nbytes for lease in self.leases if lease.fixed)
         if least > self.limit_nbytes:
-            return f"no shorter context makes it fit, give --memory {_size(least)} or more"
+            return f"no shorter context makes it fit, give --memory {size_option(least)} or more"
         drafts = any(each.endswith(":draft") for each in (name, *(lease.name for lease in self.leases)))
-        choices = (
-            f"raise --memory to {_size(wanted)} or more, {'' if drafts else 'or '}shorten the context (--ctx-size)"
-        )
+        word = "" if drafts else "or "
+        choices = f"raise --memory to {size_option(wanted)} or more, {word}shorten the context (--ctx-size)"
         return choices + (", or drop the draft model (--drafter ngram)" if drafts else "")
 
     def _resize(self, lease: Lease, nbytes: int) -> None:
@@ -174,7 +182,14 @@ def _decimals(more: int, less: int) -> int:
     return next((n for n in range(1, 6) if format_nbytes(more, n) != format_nbytes(less, n)), 6)
 
 
-def _size(nbytes: int) -> str:
+def _purpose(name: str) -> str:
+    """Say what a lease is for: `weights:target` is `the target's weights`."""
+    kind, *owner = name.split(":")
+    kind = {"kv": "keys and values", "work": "workspace"}.get(kind, kind)
+    return f"the {owner[0]}'s {kind}" if owner else kind
+
+
+def size_option(nbytes: int) -> str:
     """Render bytes as `--memory` takes them, rounded up."""
     return f"{-(-nbytes // 10**5) / 10:g}MB"
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from edgedecode.text import shown
 
-__all__ = ["NOTICES", "Bar", "NoticeLines", "SignsOfLife", "notice", "show_work", "work"]
+__all__ = ["NOTICES", "Bar", "NoticeLines", "ProgressLines", "notice", "show_work", "work"]
 
 NOTICES = "edgedecode.notices"
 """The logger's name."""
@@ -45,9 +45,9 @@ def _unseen(amount: float) -> None:
     pass
 
 
-class SignsOfLife:
-    """Says on standard error how far long work is, a line every few seconds: what a bar shows where there is no
-    terminal. It has no clock of its own, and so never speaks during a measured run."""
+class ProgressLines:
+    """Prints on standard error how far long work is, a line every few seconds: what a bar shows where there is no
+    terminal. It prints only when it is told of progress, and so never during a measured run."""
 
     SECONDS = 5.0
 
@@ -58,10 +58,10 @@ class SignsOfLife:
     def advance(self, amount: float = 1) -> None:
         """So much more is done."""
         self._done += amount
-        self.beat()
+        self.print_if_due()
 
-    def beat(self) -> None:
-        """Speak if it is time to."""
+    def print_if_due(self) -> None:
+        """Print a line if the last one is some seconds old."""
         now = time.monotonic()
         if now - self._said < self.SECONDS:
             return

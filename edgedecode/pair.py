@@ -150,7 +150,7 @@ def _first_opened(names: Sequence[str], opened: Callable[[Runtime], Pair]) -> Pa
     except (BudgetExceeded, CapabilityError, RuntimeUnavailable) as error:
         if not others:
             raise
-        notice(f"{name} cannot run this pack here ({error.reason}); decoding on {others[0]}")
+        notice(f"{name} cannot run this pack here ({error.reason}); trying {others[0]}")
     return _first_opened(others, opened)
 
 

@@ -57,5 +57,8 @@ def _log_ways(total: int, count: int) -> float:
 
 
 def _percent(share: float) -> str:
-    """Render a share with two significant digits."""
-    return f"{100 * share:.2g}" if share < 0.1 else f"{100 * share:.0f}"
+    """Render a share with two significant digits of it, or of what it lacks to the whole."""
+    rest = min(share, 1 - share)
+    decimals = max(0, 1 - math.floor(math.log10(100 * rest))) if 0 < rest < 0.1 else 0
+    text = f"{100 * share:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text

@@ -27,6 +27,7 @@ Mask = Callable[[Sequence[int]], "npt.NDArray[np.bool_] | None"]
 """path of drafted tokens → which ids are allowed after it (bool [vocabulary]); None allows all."""
 
 _NOISE_BLOCK = 256
+_SEED_BITS = 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +130,13 @@ class Noise:
 
 
 def answer_seed(seed: int | None, number: int) -> int:
-    """Return the seed of a session's answer of this number: the first has the session's own, or each a fresh one."""
+    """Return the seed of a session's answer of this number: the first has the session's own, or each a fresh one.
+
+    Drawn and derived seeds have 53 bits, which survive JSON readers that keep numbers as float64.
+    """
     if seed is None:
-        return secrets.randbits(63)
-    return seed if number == 0 else mixed(mixed(seed) + number) >> 1
+        return secrets.randbits(_SEED_BITS)
+    return seed if number == 0 else mixed(mixed(seed) + number) >> 64 - _SEED_BITS
 
 
 class Sampler:

@@ -79,7 +79,9 @@ class Session:
             size = pair.target.card.vocabulary_size
             scratch_nbytes = SCRATCH_NBYTES * size + self._row_draw.scratch_nbytes(size)
             self._scratch = undo.enter_context(pair.budget.reserve("sampling", scratch_nbytes))
-            self._encoder = Encoder(pair.tokenizer, capacity=context, budget=pair.budget)
+            self._encoder = Encoder(
+                pair.tokenizer, capacity=context, longest=pair.target.card.context, budget=pair.budget
+            )
             undo.callback(self._encoder.close)
             self._transcript = Transcript(pair.tokenizer, messages, source=self._encoder)
             self._state, options = plan_state(pair, options, context, rows=rows)
@@ -322,9 +324,10 @@ class Session:
 
     def _check_fits(self, tokens: Sequence[int]) -> None:
         if len(tokens) >= self.context:
+            most = self._pair.target.card.context
+            more = f", or raise --ctx-size (this model allows {most})" if most > self._state.capacity else ""
             raise ContextExceeded(
-                f"the prompt has {len(tokens)} tokens, the context holds {self.context}: shorten it, "
-                f"or raise --ctx-size (this model allows {self._pair.target.card.context})"
+                f"the prompt has {len(tokens)} tokens, the context holds {self.context}: shorten it{more}"
             )
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from edgedecode.activations_entry import ActivationsEntry
 from edgedecode.manifest import Manifest, ModelEntry
 from edgedecode.memory import format_nbytes
-from edgedecode.notices import SignsOfLife
+from edgedecode.notices import ProgressLines
 
 from .stages import StageRecord
 
@@ -40,13 +40,13 @@ class LiveDisplay:
         self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._task: TaskID | None = None
         self._title = ""
-        self._signs: SignsOfLife | None = None
+        self._signs: ProgressLines | None = None
         self._over = Event()
 
     def begin(self, title: str, total: int) -> None:
         self._title = title
         self._task = self._progress.add_task(title, total=total or None)
-        self._signs = None if self._console.is_terminal else SignsOfLife(title, total)
+        self._signs = None if self._console.is_terminal else ProgressLines(title, total)
 
     def advance(self, amount: int) -> None:
         if self._task is not None:
@@ -79,7 +79,7 @@ class LiveDisplay:
         """Let stages that tell no progress show that they go on."""
         while not self._over.wait(1.0):
             if (signs := self._signs) is not None:
-                signs.beat()
+                signs.print_if_due()
 
 
 def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
-from edgedecode.commands import Command, positive_count, real_number, whole_number
+from edgedecode.commands import Command, name_list, positive_count, real_number, seed, whole_number
 from edgedecode.policy import MAX_DRAFT
 
 from ..options import add_pack_options
-from .peers.options import add_peer_options, check_peer_options, listed
+from .peers.options import add_peer_options, check_peer_options
 
 __all__ = ["command"]
 
@@ -49,14 +49,17 @@ class BenchCommand:
         )
         what = parser.add_argument_group("prompts and arms")
         what.add_argument("--quick", action="store_true", help="few prompts and short answers: a look of some seconds")
-        what.add_argument("--families", type=listed, metavar="A,B", help="only these task families")
-        what.add_argument("--per-family", type=whole_number, metavar="N", help="prompts of each family (default: 5)")
+        what.add_argument("--families", type=name_list, metavar="A,B", help="only these task families")
+        what.add_argument("--per-family", type=positive_count, metavar="N", help="prompts of each family (default: 5)")
         what.add_argument("--prompts", metavar="FILE", help="jsonl with family and messages, or Spec-Bench's turns")
         what.add_argument(
             "--fixed", action="store_true", help="every drafter at every length too: what was best in hindsight"
         )
         what.add_argument(
-            "--drafters", type=listed, metavar="A,B", help="fixed drafters (default: all the pack can use); as --fixed"
+            "--drafters",
+            type=name_list,
+            metavar="A,B",
+            help="fixed drafters (default: all the pack can use); as --fixed",
         )
         what.add_argument(
             "--lengths", type=_numbers, metavar="N,N", help="fixed draft lengths (default: 1,2,4,8); as --fixed"
@@ -68,13 +71,11 @@ class BenchCommand:
             help=f"of every run (default: {REPETITIONS}; {QUICK_REPETITIONS} with --quick --scale)",
         )
         what.add_argument(
-            "-n", "--max-tokens", type=whole_number, metavar="N", help="tokens of an answer at most (default: 128)"
+            "-n", "--max-tokens", type=positive_count, metavar="N", help="tokens of an answer at most (default: 128)"
         )
         what.add_argument("--temp", type=real_number, metavar="T", help="sample at this temperature (default: greedy)")
         what.add_argument("--top-p", type=real_number, metavar="P", help="with --temp: the likeliest of this mass")
-        what.add_argument(
-            "--seed", type=whole_number, default=0, metavar="N", help="of the draws (default: %(default)s)"
-        )
+        what.add_argument("--seed", type=seed, default=0, metavar="N", help="of the draws (default: %(default)s)")
         parser.add_argument("--plot", metavar="FILE.svg", help="draw c(n), and speed-ups by family")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         add_pack_options(parser)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
-from edgedecode.commands import Command, whole_number
+from edgedecode.commands import Command, positive_count
 
 from ..colour import Paint, add_colour_option
 from ..options import add_pack_options, add_session_options, open_pair, session_options, system_messages
@@ -21,7 +21,7 @@ class ChatCommand:
 
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("--system", metavar="TEXT", help="system message the conversation begins with")
-        parser.add_argument("-n", "--max-tokens", type=whole_number, metavar="N", help="end an answer after N tokens")
+        parser.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="end an answer after N tokens")
         add_colour_option(parser)
         add_pack_options(parser)
         add_session_options(parser)

@@ -78,7 +78,11 @@ class Conversation:
         try:
             self.last_finish = self._stream(prompt)
         except ContextExceeded:
-            self.refuse(f"this no longer fits the context of {self.session.context} tokens: /reset starts over")
+            context = self.session.context
+            if any(message.role != "system" for message in self.session.messages):
+                self.refuse(f"this no longer fits the context of {context} tokens: /reset starts over")
+            else:
+                self.refuse(f"the message is longer than the context of {context} tokens: shorten it")
             return
         except EdgeDecodeError as error:
             self.refuse(" ".join(str(error).split()))

@@ -14,23 +14,26 @@ from edgedecode.text import checked_text
 __all__ = ["load_messages", "save_messages"]
 
 LARGEST_NBYTES = 64 * 2**20
-FRAME_NBYTES, TOKEN_NBYTES = 2**16, 64
+FRAME_NBYTES, BYTES_PER_TOKEN = 2**16, 64
 """What a file may hold beside the text that fits, and for each token of the context."""
 
 
 def save_messages(path: Path, messages: Sequence[Message]) -> None:
     """Write the messages to `path`, replacing it in one step.
 
-    Raises OSError, the old file unchanged, and InputError for what is there and no file: a device would become one.
+    Raises OSError that names `path`, the old file unchanged; InputError where `path` is a folder, device or pipe.
     """
     if path.exists() and not path.is_file():
-        raise InputError(f"{path} is there and no ordinary file: give another name")
+        raise InputError(f"{path} exists and is not a regular file: give another name")
     value = {"messages": [{"role": message.role, "content": message.content} for message in messages]}
     text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
-    with aside(path) as fresh, open(fresh, "w", encoding="utf-8", opener=open_private) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with aside(path) as fresh, open(fresh, "w", encoding="utf-8", opener=open_private) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:  # its file name is the temporary one
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
 def load_messages(path: Path, *, context: int = LARGEST_NBYTES) -> list[Message]:
@@ -38,11 +41,14 @@ def load_messages(path: Path, *, context: int = LARGEST_NBYTES) -> list[Message]
 
     No more is read than a conversation of `context` tokens can fill.
     """
-    most = min(LARGEST_NBYTES, FRAME_NBYTES + TOKEN_NBYTES * context)
+    most = min(LARGEST_NBYTES, FRAME_NBYTES + BYTES_PER_TOKEN * context)
     with path.open("rb") as file:
         data = file.read(most + 1)  # a device's size says nothing
     if len(data) > most:
-        raise InputError(f"{path} is longer than {most} bytes: no conversation that fits here is, nothing was loaded")
+        raise InputError(
+            f"{path} has more than {most} bytes, longer than any conversation that fits this context: "
+            f"nothing was loaded"
+        )
     try:
         value: object = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, or a number of 5000 digits

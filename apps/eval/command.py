@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 
-from edgedecode.commands import Command, positive_count
+from edgedecode.commands import Command, name_list, positive_count
 from edgedecode.noise import POSITIONS
 from edgedecode.pair import KV_TYPES
 
@@ -76,7 +76,7 @@ def _add_engine_options(parser: ArgumentParser) -> None:
 
 
 def _pair_of_names(text: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(","))
+    names = tuple(name_list(text))
     if len(set(names)) != 2 or len(names) != 2:
         raise ArgumentTypeError(f"{text!r} does not name two different runtimes, as onnx,llama does")
     return names

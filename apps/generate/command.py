@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 
 from edgedecode import Chunk, Session
-from edgedecode.commands import Command, whole_number
+from edgedecode.commands import Command, positive_count
 from edgedecode.text import checked_text
 
 from ..colour import Paint, add_colour_option
@@ -27,13 +27,15 @@ class GenerateCommand:
 
     def configure(self, parser: ArgumentParser) -> None:
         source = parser.add_mutually_exclusive_group(required=True)
-        source.add_argument("words", nargs="?", metavar="PROMPT", help="the user's message; - reads standard input")
+        source.add_argument(
+            "prompt_text", nargs="?", metavar="PROMPT", help="the user's message; - reads standard input"
+        )
         source.add_argument("-p", "--prompt", metavar="TEXT", help="the same as an option, for texts that begin with -")
         source.add_argument("--file", metavar="PATH", help="read the user's message from a UTF-8 file")
         framing = parser.add_mutually_exclusive_group()
         framing.add_argument("--system", metavar="TEXT", help="system message before the prompt")
         framing.add_argument("--raw", action="store_true", help="continue the bare text, without the chat template")
-        parser.add_argument("-n", "--max-tokens", type=whole_number, metavar="N", help="stop after N tokens")
+        parser.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="stop after N tokens")
         parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before TEXT; repeatable")
         parser.add_argument("--ignore-eos", action="store_true", help="go on past end-of-sequence tokens")
         parser.add_argument("--stats", action="store_true", help="show a table of figures after the text")

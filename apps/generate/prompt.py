@@ -31,7 +31,7 @@ def _given(arguments: Namespace) -> str:
     if arguments.file is not None:
         with Path(arguments.file).open("rb") as file:
             return _read(file, arguments.file)
-    prompt = arguments.words if arguments.prompt is None else arguments.prompt
+    prompt = arguments.prompt_text if arguments.prompt is None else arguments.prompt
     if prompt == "-":
         if sys.stdin is None:
             raise InputError("standard input is closed: give the prompt with -p TEXT or --file")

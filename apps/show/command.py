@@ -36,9 +36,10 @@ class ShowCommand:
         root = find_pack(arguments.pack)
         with opening(root):
             manifest = Manifest.load(root)
-            _show(manifest, root)
-            if arguments.verify:
-                _verify(manifest, root)
+            checked = _checked(manifest, root) if arguments.verify else ""
+        _show(manifest, root)  # not under the lock: whoever reads slowly would keep others out
+        if checked:
+            print(f"\n{checked}")
         if arguments.json:
             value = {"pack": str(root), "nbytes": manifest.nbytes, **json.loads(manifest.to_json())}
             print(json.dumps(value | ({"verified": True} if arguments.verify else {})))
@@ -65,12 +66,12 @@ def _show(manifest: Manifest, root: Path) -> None:
     console.print(file_table(manifest))
 
 
-def _verify(manifest: Manifest, root: Path) -> None:
-    """Hash every file and show how far that is. Raises ManifestError naming the first that is not as it was."""
+def _checked(manifest: Manifest, root: Path) -> str:
+    """Hash every file, show how far that is, return what was found. Raises ManifestError naming the first bad file."""
     nbytes = manifest.nbytes + sum(file.nbytes for file in manifest.outside.values())
     with progress("hashing, MB", round(nbytes / 1e6)) as advance:
         check_pack(root, full=True, progress=lambda done: advance(done / 1e6))
-    print(f"\nOK: all {len(manifest.files) + len(manifest.outside)} files are what the manifest says")
+    return f"OK: all {len(manifest.files) + len(manifest.outside)} files are what the manifest says"
 
 
 command: Command = ShowCommand()

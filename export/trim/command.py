@@ -7,7 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from edgedecode.commands import Command, count, positive_count, real_number
+from edgedecode.commands import Command, positive_count, real_number, seed
 from edgedecode.svg import check_drawing, write_drawing
 
 from ..quiet import notices_shown, quiet
@@ -77,9 +77,7 @@ def _add_calibration(parser: ArgumentParser) -> None:
         "--answers", type=positive_count, metavar="N", help="to each prompt: one greedy, the others sampled (default 2)"
     )
     group.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="of an answer (default 128)")
-    group.add_argument(
-        "--seed", type=count, metavar="N", help="of sampled answers, and of what is held out (default 0)"
-    )
+    group.add_argument("--seed", type=seed, metavar="N", help="of sampled answers, and of what is held out (default 0)")
     group.add_argument(
         "--categories",
         type=Path,

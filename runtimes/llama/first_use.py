@@ -20,11 +20,11 @@ from time import perf_counter, time
 
 import edgedecode
 from edgedecode.digests import file_sha256
-from edgedecode.errors import CapabilityError, EdgeDecodeError, ManifestError
+from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, ManifestError
 from edgedecode.folders import MAKING, cache_folder, keep_json, kept_json, user_cache
 from edgedecode.interpreter import interpreter
 from edgedecode.manifest import VERSION, Manifest, ModelEntry
-from edgedecode.memory import Budget
+from edgedecode.memory import Budget, Lease, size_option
 from edgedecode.notices import notice
 from edgedecode.registry import find_maker
 from edgedecode.stored import mapping
@@ -145,7 +145,7 @@ def _make(path: Path, recipe: Recipe, *, budget: Budget) -> None:
         raise _unkept(name, error.strerror or str(error)) from None
     aside = Path(title)
     try:
-        with budget.reserve(f"making {name}.gguf", recipe.nbytes):
+        with _room(recipe, budget=budget):
             recipe.make(aside)
         sha256 = file_sha256(aside)
         aside.replace(path)
@@ -156,6 +156,15 @@ def _make(path: Path, recipe: Recipe, *, budget: Budget) -> None:
         aside.unlink(missing_ok=True)
     _prune(path, recipe.owner)
     notice(f"made {name}.gguf from the pack's blocks in {perf_counter() - started:.1f} s, kept in {path.parent}")
+
+
+def _room(recipe: Recipe, *, budget: Budget) -> Lease:
+    """Lease what making a file takes, once; nothing else is loaded then that could be made smaller."""
+    try:
+        return budget.reserve(f"making {recipe.name}.gguf", recipe.nbytes, fixed=True)
+    except BudgetExceeded as error:
+        advice = f"run once without --memory, or with {size_option(error.needed_nbytes)} or more: the file is then kept"
+        raise BudgetExceeded(error.reason, advice, table=error.table, needed_nbytes=error.needed_nbytes) from None
 
 
 def _run_child(root: Path, role: str, out: Path, *, name: str) -> None:

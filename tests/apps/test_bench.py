@@ -234,9 +234,9 @@ def test_draws_are_measured_on_every_shape_of_row() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["--lengths", "1,x"], 2, "'x' is no whole number"),
+        (["--lengths", "1,x"], 2, "'x' is not a whole number"),
         (["--synthetic", "2"], 1, "an acceptance is 0 to 1"),
-        (["--synthetic", "x"], 2, "'x' is no number"),
+        (["--synthetic", "x"], 2, "'x' is not a number"),
         (["--mixed", "--calibrate"], 2, "not allowed with"),
         (["--top-p", "0.9"], 2, "give --temp with it"),
         (["--temp", "-1"], 1, "temperature -1.0 is out of range"),
@@ -254,7 +254,7 @@ def test_draws_are_measured_on_every_shape_of_row() -> None:
         (["--families", "poetry"], 1, "no prompts of family poetry"),
         (["--drafters", "psychic"], 1, "no drafter 'psychic'"),
         (["--prompts", "/no/such/file"], 1, "No such file"),
-        (["--per-family", "0"], 1, "out of range"),
+        (["--per-family", "0"], 2, "'0' is too small: 1 is the least"),
     ],
 )
 def test_bad_input(words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:

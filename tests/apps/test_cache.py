@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from edgedecode.cli import main
-from edgedecode.folders import AREAS, cache_folder
+from edgedecode.folders import AREAS, area, cache_folder, user_cache
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,16 +44,14 @@ def test_it_clears_what_is_named_and_nothing_else(cache: Path, capsys: pytest.Ca
 
 
 def test_every_folder_that_is_written_can_be_cleared() -> None:
-    """What writes names its folder in `cache_folder` or `area`, which know no other than the table's."""
-    written: set[str] = set()
-    for ring in ("edgedecode", "runtimes", "export", "apps"):
-        for file in (ROOT / ring).rglob("*.py"):
-            text = file.read_text(encoding="utf-8")
-            written |= set(re.findall(r'(?:(?:cache_folder|area)\(|^\w*FOLDER = )"(\w+)"', text, re.MULTILINE))
-            assert "user_cache() /" not in text or file.name == "folders.py", file
-    assert written == set(AREAS)
-    with pytest.raises(AssertionError, match="not in the table"):
-        cache_folder("elsewhere")
+    """All folders come from `area`, which knows no other than those that `cache clear` takes."""
+    for name in AREAS:
+        assert area(name) == user_cache() / name
+    for place in (area, cache_folder):
+        with pytest.raises(AssertionError, match="not in the table"):
+            place("elsewhere")
+    for file in (file for ring in ("edgedecode", "runtimes", "export", "apps") for file in (ROOT / ring).rglob("*.py")):
+        assert "user_cache() /" not in file.read_text(encoding="utf-8") or file.name == "folders.py", file
 
 
 @pytest.mark.parametrize("name", AREAS)

@@ -150,14 +150,16 @@ def test_no_more_of_a_file_is_read_than_fits_the_context(tmp_path: Path) -> None
     file = tmp_path / "talk.json"
     save_messages(file, [Message("user", "hello " * 700_000)])
     assert len(load_messages(file, context=100_000)) == 1
-    with pytest.raises(InputError, match="longer than 196608 bytes: no conversation that fits here is"):
+    with pytest.raises(
+        InputError, match="has more than 196608 bytes, longer than any conversation that fits this context"
+    ):
         load_messages(file, context=2048)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
 def test_saving_replaces_no_pipe_or_device(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
-    with pytest.raises(InputError, match="no ordinary file"):
+    with pytest.raises(InputError, match="is not a regular file"):
         save_messages(pipe, [Message("user", "one")])
     assert pipe.is_fifo()
 
@@ -191,7 +193,7 @@ def test_the_saved_file_is_what_other_tools_read(tmp_path: Path) -> None:
         ("/save", "usage: /save FILE"),
         ("/reset now", "usage: /reset"),
         ("/stats", "there is no answer yet"),
-        ("/save /no/such/folder/x.json", "No such file"),
+        ("/save /no/such/folder/x.json", "No such file or directory: /no/such/folder/x.json\n"),
         ("/save a\0b", "holds a NUL character"),
         ("/load a\0b", "holds a NUL character"),
     ],
@@ -216,9 +218,10 @@ def test_help_lists_every_command_and_color_toggles(session: Session, capsys: py
 
 def test_a_full_context_says_reset_and_the_session_goes_on(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     with toy.session(SessionOptions(context=80, ignore_eos=True, seed=1)) as session:
-        conversation = talk(session, "hello", "x" * 100, "/reset", "hello", max_tokens=10)
+        conversation = talk(session, "hello", "x" * 100, "/reset", "x" * 100, "hello", max_tokens=10)
         err = capsys.readouterr().err
         assert err.count("/reset starts over") == 1
+        assert err.count("the message is longer than the context of 80 tokens: shorten it\n") == 1
         assert conversation.last_finish is FinishReason.LENGTH
         assert len(session.messages) == 2
         talk(session, "hello", max_tokens=1000)

@@ -94,16 +94,12 @@ def test_devices_lists_the_cpu(run: Run) -> None:
     [
         (["--runtime", "abacus"], "no runtime 'abacus'"),
         (["--drafter", "psychic"], "no drafter 'psychic'"),
-        (["--adapter", "formal"], "no adapter 'formal'"),
+        (["--adapter", "formal"], "the pack has no adapters"),
         (["--provider", "quantum"], "provider"),
         (["--temp", "-1"], "temperature -1.0 is out of range"),
         (["--top-p", "2"], "top_p 2.0 is out of range"),
-        (["--top-k", "-3"], "top_k -3 is out of range"),
         (["--min-p", "1.5"], "min_p 1.5 is out of range"),
         (["--repeat-penalty", "0"], "repetition_penalty 0.0 is out of range"),
-        (["--seed", "-1"], "seed -1 is out of range"),
-        (["--threads", "0"], "0 threads are out of range"),
-        (["--max-tokens", "0"], "max_tokens 0 is out of range"),
         (["--ctx-size", "1"], "out of range"),
         (["--ctx-size", "4"], "the prompt has"),
         (["--draft-max", "99"], "draft length 99 is out of range"),
@@ -150,6 +146,15 @@ REFUSALS = {
     "generate a -m EMPTY": (1, "is not a folder"),
     "generate a --memory 1_000MB": (1, "is no size"),
     "generate a -t 9999": (1, "9999 threads are out of range"),
+    "generate a -m ": (1, "the name of the pack is empty"),
+    "generate a -n 0": (2, "'0' is too small: 1 is the least"),
+    "generate a -t 0": (2, "'0' is too small: 1 is the least"),
+    "generate a -c 0": (2, "'0' is too small: 1 is the least"),
+    "generate a --draft-max -1": (2, "'-1' is too small: 0 is the least"),
+    "generate a --top-k -3": (2, "'-3' is too small: 0 is the least"),
+    "generate a --seed -1": (2, "'-1' is too small: 0 is the least"),
+    "chat -n 0": (2, "'0' is too small: 1 is the least"),
+    "bench --per-family 0": (2, "'0' is too small: 1 is the least"),
     "generate a --drafter=": (1, "there is no drafter ''"),
     "chat extra": (2, "edgedecode chat: unrecognized arguments: extra"),
     "show a b": (2, "edgedecode show: unrecognized arguments: b"),
@@ -159,9 +164,9 @@ REFUSALS = {
     "eval --equality --prompts FOLDER": (1, "Is a directory"),
     "eval --equality --prompts EMPTY": (1, "holds no prompts"),
     "bench --families ,": (2, "name at least one"),
-    "bench --lengths 1,,2": (2, "'' is no whole number"),
+    "bench --lengths 1,,2": (2, "'' is not a whole number"),
     "bench --lengths 99": (2, "'99' is too large: 64 is the most"),
-    "bench --synthetic nan": (2, "'nan' is no number"),
+    "bench --synthetic nan": (2, "'nan' is not a number"),
     "bench --replay FOLDER": (1, "cannot be read: Is a directory"),
     "bench --replay LATIN": (1, "is no text"),
     "bench --prompts LATIN": (1, "is not valid UTF-8"),
@@ -182,7 +187,7 @@ def test_what_a_command_line_lacks_is_told_in_a_line(
     (tmp_path / "FOLDER").mkdir()
     (tmp_path / "EMPTY").write_bytes(b"")
     (tmp_path / "LATIN").write_bytes(b"\xff\xfe")
-    words = [str(tmp_path / word) if word.isupper() else word for word in line.split()]
+    words = [str(tmp_path / word) if word.isupper() else word for word in line.split(" ")] if line else []
     code, expected = REFUSALS[line]
     try:
         found: object = main(words)
@@ -256,15 +261,16 @@ def test_an_output_that_was_closed_before_the_start_loses_no_text_in_silence(pac
     words = [sys.executable, "-m", "edgedecode.cli", "generate", "-m", str(pack), "-p", "hello", "-n", "4"]
     child = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], capture_output=True, timeout=60, check=False)
     assert child.returncode == 1
-    assert child.stderr == b"edgedecode: standard output is closed: what is asked for could not be shown\n"
+    assert child.stderr == b"edgedecode: standard output is closed: there is nowhere to print the result\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_output_is_one_line(pack: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_output_is_one_line(pack: Path, unbuffered: str) -> None:
     words = [sys.executable, "-m", "edgedecode.cli", "generate", "-m", str(pack), "-p", "hello", "-n", "4"]
-    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    setting = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "wb") as full:
-        child = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False, env=buffered)
+        child = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False, env=setting)
     assert child.returncode == 1
     assert child.stderr == b"edgedecode: standard output cannot be written: No space left on device\n"
 

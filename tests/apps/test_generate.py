@@ -166,14 +166,12 @@ def test_the_pack_says_the_sampling_that_is_not_given(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--adapter", "formal"], "has no adapter 'formal'"),
+        (["--adapter", "formal"], "the pack has no adapters"),
         (["--drafter", "psychic"], "there is no drafter 'psychic'"),
         (["--draft-max", "65"], "draft length 65 is out of range"),
-        (["--draft-max", "-1"], "draft length -1 is out of range"),
         (["--ctx-size", "1000000"], "out of range"),
         (["--ctx-size", "20"], "the prompt has"),
         (["--rule", "ratio", "--drafter", "ngram"], "ratio rule"),
-        (["--max-tokens", "0"], "max_tokens 0 is out of range"),
         (["--stop", ""], "stop string cannot be empty"),
         (["--raw", "--temp", "0"], ""),
     ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,3 +192,19 @@ def test_what_a_model_says_does_not_act_on_a_terminal_and_stays_as_it_is_elsewhe
     assert Paint.for_stream(Terminal(), when="never").paint(said, "target") == "a\\x1b[2J\tb\n"
     assert Paint.for_stream(Terminal(), when="always").paint(said, "model") == "\x1b[32ma\\x1b[2J\tb\n\x1b[0m"
     assert Paint.for_stream(io.StringIO()).paint(said, "model") == said
+
+
+def test_nothing_is_printed_while_the_pack_is_locked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed: list[str] = []
+
+    @contextmanager
+    def watched(root: Path) -> Iterator[None]:
+        yield
+        printed.append(capsys.readouterr().out)
+
+    monkeypatch.setattr("edgedecode.apps.show.command.opening", watched)
+    assert main(["show", "--verify"]) == 0
+    assert printed == [""]
+    assert capsys.readouterr().out.rstrip().endswith("files are what the manifest says")

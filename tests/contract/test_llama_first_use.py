@@ -182,7 +182,10 @@ def test_a_full_disk_is_an_exit_code(bundled: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_budget_that_cannot_hold_the_making(bundled: Path, cache: Path, unmaking: None) -> None:
-    with pytest.raises(BudgetExceeded, match=r"making draft\.gguf"):
+    with pytest.raises(
+        BudgetExceeded,
+        match=r"for making draft\.gguf, .*: run once without --memory, or with [\d.]+MB or more: the file",
+    ):
         path_of(bundled, budget=Budget(10**6))
     assert list(cache.iterdir()) == []
 

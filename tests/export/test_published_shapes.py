@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from edgedecode.rescore import rescore
 from .conftest import export, recipe
 from .published import PUBLISHED, write_published
 
-ENGINES = ("onnx", "llama") if importlib.util.find_spec("llama_cpp") else ("onnx",)
+ENGINES = ("onnx", "llama")
 PROMPT = "The quick brown fox says: 1 + 1 = 2, naïve café."
 NEW = 24
 
@@ -33,6 +32,7 @@ pytestmark = [
 def test_a_published_shape_exports_and_says_the_same_on_both_engines(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("llama_cpp")
     published = PUBLISHED[name]
     folder = write_published(tmp_path / name, published)
     start = time.perf_counter()

@@ -14,7 +14,7 @@ import pytest
 
 from edgedecode import __version__, cli
 from edgedecode.cli import main
-from edgedecode.commands import count, positive_count, real_number, whole_number
+from edgedecode.commands import count, positive_count, real_number, seed, whole_number
 from edgedecode.errors import BudgetExceeded, InputError, ManifestError
 from edgedecode.export.trim.option import TrimSize
 from edgedecode.memory import Budget
@@ -143,7 +143,7 @@ def test_a_refusal_of_the_budget_shows_its_table(verbs: Verbs, capsys: pytest.Ca
     verbs(action)
     assert main(["verb"]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("edgedecode: weights needs")
+    assert lines[0].startswith("edgedecode: 0.000011 MB are needed for weights, but only 0.000010 MB")
     assert [line.split()[0] for line in lines[1:]] == ["weights", "sum", "budget"]
     with pytest.raises(BudgetExceeded):
         main(["verb", "--debug"])
@@ -179,7 +179,7 @@ def test_wrong_usage_is_two_lines_however_many_options_there_are(
     ]
 
 
-CLOSED = "standard output is closed: what is asked for could not be shown"
+CLOSED = "standard output is closed: there is nowhere to print the result"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell's redirections")
@@ -192,7 +192,8 @@ CLOSED = "standard output is closed: what is asked for could not be shown"
     ],
 )
 @pytest.mark.parametrize("words", ["verb", "--help", "--version"])
-def test_text_is_never_lost_in_silence(redirected: str, code: int, said: str, words: str) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_text_is_never_lost_in_silence(redirected: str, code: int, said: str, words: str, unbuffered: str) -> None:
     """Neither a closed output nor a full disk is success, for help as for answers."""
     if "full" in redirected and not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
@@ -204,7 +205,7 @@ def test_text_is_never_lost_in_silence(redirected: str, code: int, said: str, wo
         timeout=60,
         check=False,
         text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": ""},
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
     )
     assert (done.returncode, done.stderr) == (code, said)
 
@@ -226,14 +227,14 @@ with open({str(tmp_path / "file")!r}, "wb") as file:
 
 @pytest.mark.parametrize("word", ["1e30", "٣", "1_0", "+5", " 5", "", "0x10", "1.0", "five", "-", "9" * 5000, "5\n"])
 def test_whole_numbers_are_plain_digits(word: str) -> None:
-    for read in (whole_number, count, positive_count):
-        with pytest.raises(ArgumentTypeError, match=r"is no whole number: write it in digits|is too large"):
+    for read in (whole_number, count, positive_count, seed):
+        with pytest.raises(ArgumentTypeError, match=r"is not a whole number: write it in digits|is too large"):
             read(word)
 
 
 @pytest.mark.parametrize("word", ["nan", "inf", "1e999", "٣.٥", "1_0.5", "+0.5", "", "half", " 1", "1,5"])
 def test_numbers_are_plain_and_finite(word: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="is no number: write for example"):
+    with pytest.raises(ArgumentTypeError, match="is not a number: write for example"):
         real_number(word)
     assert [real_number(good) for good in ("0.7", "-1", ".5", "1e-3", "2.")] == [0.7, -1, 0.5, 0.001, 2.0]
 
@@ -244,6 +245,9 @@ def test_a_count_out_of_range_says_what_the_least_and_the_most_are() -> None:
         count("1000000000")
     with pytest.raises(ArgumentTypeError, match="'0' is too small: 1 is the least"):
         positive_count("0")
+    assert seed(str(2**64 - 1)) == 2**64 - 1
+    with pytest.raises(ArgumentTypeError, match=f"'{2**64}' is too large: {2**64 - 1} is the most"):
+        seed(str(2**64))
 
 
 @pytest.mark.parametrize("verb", entry_points(group="edgedecode.commands"), ids=lambda entry: entry.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,8 +112,8 @@ def test_what_is_planned_for_a_text_bounds_what_encoding_takes(name: str, text: 
 def test_a_text_within_the_context_has_the_tokens_of_the_whole(build: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """However short the pieces are in which it is counted."""
     tokenizer = Tokenizer(build())  # type: ignore[operator]
-    monkeypatch.setattr(encoding, "PIECE", 1)
-    encoder = Encoder(tokenizer, capacity=400, budget=Budget())
+    monkeypatch.setattr(encoding, "PIECE_CHARS", 1)
+    encoder = Encoder(tokenizer, capacity=400, longest=400, budget=Budget())
     encoder._planned = 0  # all of them are counted
     for text in (
         *TEXTS.values(),
@@ -137,7 +138,7 @@ def test_a_long_text_is_refused_for_its_tokens_after_a_few_pieces(monkeypatch: p
         return encode(self, text, **how)
 
     monkeypatch.setattr(Tokenizer, "encode", watched)
-    encoder = Encoder(tokenizer, capacity=100, budget=Budget())
+    encoder = Encoder(tokenizer, capacity=100, longest=100, budget=Budget())
     with pytest.raises(ContextExceeded, match=r"more than 200 tokens, the context holds 100"):
         encoder.encode("z1" * 2000)
     assert 0 < longest <= encoder._piece
@@ -147,16 +148,25 @@ def test_a_long_text_is_refused_for_its_tokens_after_a_few_pieces(monkeypatch: p
         encoder.render([Message("user", "z" * 50_000), Message("assistant", "z" * 50_000)])
 
 
+@pytest.mark.parametrize("longest", [100, 2048])
+def test_a_longer_context_is_advised_only_where_there_is_one(longest: int) -> None:
+    encoder = Encoder(Tokenizer(byte_level()), capacity=100, longest=longest, budget=Budget())
+    remedy = ", or raise --ctx-size (this model allows 2048)" if longest > 100 else ""
+    for text in ("z1" * 2000, "z" * 100_000):
+        with pytest.raises(ContextExceeded, match=f": shorten it{re.escape(remedy)}$"):
+            encoder.encode(text)
+
+
 def test_a_text_that_takes_more_than_was_planned_leases_it_first() -> None:
     inner = tokenizers.Tokenizer(models.BPE({"a": 0, " ": 1, " " * 64: 2}, [], unk_token="a", fuse_unk=True))
     inner.add_tokens([" " * 64])
     tokenizer, budget = Tokenizer(inner), Budget()
-    encoder = Encoder(tokenizer, capacity=600, budget=budget)
+    encoder = Encoder(tokenizer, capacity=600, longest=600, budget=budget)
     planned = budget.used_nbytes
     text = " " * (64 * 500)
     assert len(encoder.encode(text)) == 500
     budget.limit_nbytes = planned + 1000
-    with pytest.raises(BudgetExceeded, match="encoding a prompt needs"):
+    with pytest.raises(BudgetExceeded, match="are needed for encoding a prompt"):
         encoder.encode(text)
     assert budget.used_nbytes == planned
     assert encoder.encode("a" * 10) == tokenizer.encode("a" * 10)
@@ -169,7 +179,7 @@ def test_a_normalizer_that_makes_texts_longer_is_counted() -> None:
     inner.normalizer = normalizers.Replace("l", "l" * 32)
     tokenizer = Tokenizer(inner)
     assert tokenizer.growth == 32
-    encoder = Encoder(tokenizer, capacity=100, budget=Budget())
+    encoder = Encoder(tokenizer, capacity=100, longest=100, budget=Budget())
     with pytest.raises(ContextExceeded, match="tokens"):
         encoder.encode("l" * 4000)
     assert encoder.encode("lo") == tokenizer.encode("lo")
@@ -195,7 +205,7 @@ def test_what_a_request_takes_is_leased_with_the_session_and_given_back() -> Non
         before = pair.budget.leases
         with pair.session(SessionOptions(drafter="none")) as session:
             leases = {lease.name: lease.nbytes for lease in pair.budget.leases}
-            assert leases["requests"] > 0
+            assert leases["prompts"] > 0
             session.generate("hello", max_tokens=20)
             assert {lease.name: lease.nbytes for lease in pair.budget.leases} == leases
         assert pair.budget.leases == before

@@ -24,7 +24,9 @@ def test_a_refusal_shows_the_whole_table_and_changes_nothing() -> None:
     with pytest.raises(BudgetExceeded) as refusal:
         budget.reserve("kv:draft", 4_000_000)
     text = str(refusal.value)
-    assert text.splitlines()[0].startswith("kv:draft needs 4.0 MB, but only 3.0 MB of the 10.0 MB budget are free: ")
+    assert text.splitlines()[0].startswith(
+        "4.0 MB are needed for the draft's keys and values, but only 3.0 MB of the 10.0 MB budget are free: "
+    )
     rows = {line[:30].strip(): line[-10:].strip() for line in refusal.value.table.splitlines()}
     assert list(refusal.value.table.split()).count("MB") == 5
     assert "kv:draft (asked for)" in refusal.value.table
@@ -42,7 +44,10 @@ def refused(budget: Budget, name: str, nbytes: int, **options: Any) -> BudgetExc
 def test_sizes_that_round_alike_are_told_apart() -> None:
     budget = Budget(20_001_000)
     error = refused(budget, "kv:target", 20_004_000)
-    assert error.reason == "kv:target needs 20.004 MB, but only 20.001 MB of the 20.0 MB budget are free"
+    assert (
+        error.reason
+        == "20.004 MB are needed for the target's keys and values, but only 20.001 MB of the 20.0 MB budget are free"
+    )
     assert [line.split()[-2] for line in error.table.splitlines()[-2:]] == ["20.004", "20.001"]
 
 

@@ -33,4 +33,6 @@ def test_the_bounds_hold_as_often_as_they_say() -> None:
 
 def test_a_rate_in_words() -> None:
     assert str(Rate(12, 120)) == "12 of 120, 10% (5.3 to 17% at 95% confidence)"
+    assert str(Rate(199, 200)) == "199 of 200, 99.5% (97.2 to 99.987% at 95% confidence)"
+    assert str(Rate(60, 60)) == "60 of 60, 100% (94 to 100% at 95% confidence)"
     assert str(Rate(0, 60)) == "0 of 60, 0% (0 to 6% at 95% confidence)"

@@ -17,7 +17,7 @@ from edgedecode.errors import InputError
 from edgedecode.hashing import exponentials, mixed
 from edgedecode.manifest import Generation
 from edgedecode.probs import Probs
-from edgedecode.sampling import Noise, Sampler, SamplingOptions
+from edgedecode.sampling import Noise, Sampler, SamplingOptions, answer_seed
 from edgedecode.types import FloatArray
 from tests.toys import reference_row
 
@@ -367,3 +367,10 @@ def test_noise_ranks_by_what_it_would_draw_without_the_ones_before() -> None:
         assert len(ranked) == 4
     assert sorted(noise.ranked_at(Probs.dense(np.array([0.2, 0.0, 0.8])), 0, count=4)) == [0, 2]
     assert noise.ranked_at(Probs.point(5), 0, count=4) == [5]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 2**64 - 1])
+def test_seeds_that_nobody_chose_survive_json_readers_with_float64(seed: int | None) -> None:
+    for number in range(1, 100):
+        made = answer_seed(seed, number)
+        assert int(float(made)) == made < 2**53

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
+from edgedecode.commands import name_list
 from edgedecode.registry import installed
 
 from .peer import PEERS
 
-__all__ = ["add_peer_options", "check_peer_options", "listed"]
+__all__ = ["add_peer_options", "check_peer_options"]
 
 
 def add_peer_options(parser: ArgumentParser) -> None:
@@ -16,7 +17,7 @@ def add_peer_options(parser: ArgumentParser) -> None:
     peers = parser.add_argument_group("other engines, in the same run")
     peers.add_argument(
         "--against",
-        type=listed,
+        type=name_list,
         default=[],
         metavar="A,B",
         help=f"compare plain and scheduled decoding with other engines' plain and speculative decoding instead: "
@@ -53,16 +54,8 @@ def check_peer_options(arguments: Namespace) -> None:
         arguments.usage_error("--against-transformers: give --against transformers with it")
 
 
-def listed(text: str) -> list[str]:
-    """Read names with commas between them."""
-    names = [name for part in text.split(",") if (name := part.strip())]
-    if not names:
-        raise ArgumentTypeError("name at least one, or several as in A,B")
-    return names
-
-
 def _folders(text: str) -> list[str]:
-    folders = listed(text)
+    folders = name_list(text)
     if len(folders) > 2:
         raise ArgumentTypeError(f"{text!r} names {len(folders)} folders: give the target's and perhaps the draft's")
     return folders
