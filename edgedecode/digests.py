@@ -99,7 +99,9 @@ def _stamp(path: Path, name: str, entry: FileEntry) -> str:
 
 
 def _stamp_of(found: os.stat_result, sha256: str) -> str:
-    return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ino}:{sha256}"
+    """Return what tells a file that changed: its time of modification can be set, that of its inode's change cannot."""
+    places = f"{found.st_dev}:{found.st_ino}"
+    return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}:{places}:{sha256}"
 
 
 def _outside_stamp(outside: OutsideFile) -> str:

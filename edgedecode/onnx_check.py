@@ -1,21 +1,27 @@
 """What an ONNX graph file of a pack may hold, told from its bytes before native code sees them. Opens no session.
 
-An engine reads every file that a graph names, in whatever corner of the graph, and computes before the first pass what
-is constant. So a graph may name one file, its weights, and has no way to claim much with few bytes. Where protobuf
-would join the parts of a field that stands twice, this reader refuses: both must see the same graph. Field numbers are
+An engine reads every file that a graph names, in whatever corner of the graph. So a graph may name one file, its
+weights, and each byte of it for two tensors at most; what its operators may claim is told in `onnx_memory`. Where
+protobuf would merge a field that occurs twice, this reader refuses: both must see the same graph. Field numbers are
 those of ONNX's onnx.proto.
 """
 
 from __future__ import annotations
 
 import mmap
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from math import prod
 from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
 
 from .onnx_file import ValueInfo
-from .wire_format import Field, add_once, integer_values, read_fields, read_pair
+from .onnx_memory import ConstantTensor, Operation, UnknownOperator, check_operations
+from .wire_format import BYTES, VARINT, Field, add_once, integer_values, read_spans
 
 __all__ = ["CheckedGraph", "Weights", "check_content", "check_graph"]
 
@@ -26,6 +32,8 @@ MOST_FIELDS = 1 << 17
 MOST_DEPTH = 8
 MOST_DIMENSIONS = 16
 _VARINT_NBYTES = 10
+_FEW_NBYTES = 128
+"""A constant this small may be a shape: its numbers are read."""
 _FLATBUFFER = b"ORTM"
 """At byte 4: the engine would take the bytes for its own format, in which nothing here was checked."""
 _BRANCHING = "If"
@@ -56,12 +64,18 @@ _NORMS = {
 """The input that is the weight."""
 
 
+_Span: TypeAlias = tuple[int, int, int, int, int]
+"""A field: number, wire type, value, and where its content starts and ends, as `read_spans` yields it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """The one file that a graph may read: its bare name and size. An empty name: none."""
 
     name: str
     nbytes: int = 0
+    folded: int = 0
+    """How many elements of them the engine may have to convert before the first pass."""
 
 
 @dataclass(slots=True)
@@ -91,134 +105,182 @@ class CheckedGraph:
         return (self.initializers[name] for name in names if name in self.initializers)
 
 
-def check_graph(path: Path, weights: Weights) -> CheckedGraph:
+def check_graph(path: Path, weights: Weights, *, joins: bool = False) -> CheckedGraph:
     """Read the graph at `path`, which stays on the disk: only what is read of it takes memory.
 
-    Raises ValueError with a short reason for bytes that are garbled, for a tensor outside `weights` or of another size
-    than its shape, and for what no language model's graph needs; OSError.
+    joins: the graph joins past and present itself. Raises ValueError with a short reason for bytes that are garbled,
+    for a tensor outside `weights` or of another size than its shape, and for what no language model's graph needs;
+    OSError.
     """
     with path.open("rb") as file:
         if not path.stat().st_size:
             raise ValueError("it is empty")
-        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    return check_content(content, weights)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return check_content(content, weights, joins=joins)
 
 
-def check_content(content: memoryview, weights: Weights) -> CheckedGraph:
+def check_content(content: bytes | mmap.mmap, weights: Weights, *, joins: bool = False) -> CheckedGraph:
     """Read a graph's bytes. Raises ValueError as `check_graph`."""
-    if bytes(content[4:8]) == _FLATBUFFER:
+    if content[4:8] == _FLATBUFFER:
         raise ValueError("it is of the engine's own format")
-    walk = _Walk(weights)
-    walk.model(content)
+    walk = _Walk(content, weights)
+    walk.model()
+    check_operations(walk.operations, walk.constants(), joins=joins, folded=weights.folded)
     return walk.found
 
 
 class _Walk:
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, data: bytes | mmap.mmap, weights: Weights) -> None:
+        self._data = data
         self._weights = weights
         self._left = MOST_FIELDS
+        self._places: Counter[tuple[int, int]] = Counter()
+        """From where to where the external tensors lie."""
+        self._constants: dict[str, ConstantTensor] = {}
+        self.operations: list[Operation] = []
         self.found = CheckedGraph()
 
-    def model(self, data: memoryview) -> None:
-        graphs = [item for item in self._fields(data) if self._of_model(item)]
+    def model(self) -> None:
+        graphs = [item for item in self._fields(0, len(self._data)) if self._of_model(item[0])]
         if len(graphs) != 1:
             raise ValueError(f"an ONNX file holds one graph, this one {len(graphs)}")
-        self._graph(graphs[0].message(), depth=0)
+        self._graph(graphs[0], depth=0)
+        self._check_places()
 
-    def _fields(self, data: memoryview, *, once: tuple[int, ...] = ()) -> Iterator[Field]:
-        """Yield a message's fields, `once` those that may stand there once only."""
-        seen = set[int]()
-        for item in read_fields(data):
-            self._count(1)
-            if item.number in once and item.number in seen:
-                raise ValueError(f"the field {item.number} of a message stands there twice")
-            seen.add(item.number)
-            yield item
+    def constants(self) -> Mapping[str, ConstantTensor]:
+        """Return the tensors that no input can replace."""
+        return {name: value for name, value in self._constants.items() if name not in self.found.inputs}
+
+    def _fields(self, start: int, end: int, *, once: tuple[int, ...] = ()) -> list[_Span]:
+        """Return a message's fields, `once` those that may occur in it once only."""
+        fields = list(islice(read_spans(self._data, start, end), self._left + 1))
+        self._count(len(fields))
+        if once:
+            numbers = [item[0] for item in fields]
+            for number in once:
+                if numbers.count(number) > 1:
+                    raise ValueError(f"the field {number} of a message occurs twice")
+        return fields
+
+    def _inside(self, item: _Span, *, once: tuple[int, ...] = ()) -> list[_Span]:
+        """Return the fields of a field that is a message."""
+        self._expect(item, BYTES)
+        return self._fields(item[3], item[4], once=once)
 
     def _count(self, fields: int) -> None:
         self._left -= fields
         if self._left < 0:
             raise ValueError(f"it has more than {MOST_FIELDS} fields")
 
-    def _of_model(self, item: Field) -> bool:
-        """Tell whether a model's field is its graph."""
-        if item.number in (20, 25):
-            raise ValueError(f"it holds {'training steps' if item.number == 20 else 'functions: inline them'}")
-        return item.number == 7
+    def _expect(self, item: _Span, kind: int) -> None:
+        if item[1] != kind:
+            raise ValueError(f"field {item[0]} has wire type {item[1]} instead of {kind}")
 
-    def _graph(self, data: memoryview, *, depth: int) -> None:
+    def _bytes(self, item: _Span) -> bytes:
+        self._expect(item, BYTES)
+        return self._data[item[3] : item[4]]
+
+    def _text(self, item: _Span) -> str:
+        try:
+            return self._bytes(item).decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"field {item[0]} is not UTF-8 text") from None
+
+    def _integer(self, item: _Span) -> int:
+        self._expect(item, VARINT)
+        return item[2] - (1 << 64) if item[2] >> 63 else item[2]
+
+    def _of_model(self, number: int) -> bool:
+        """Tell whether a model's field is its graph."""
+        if number in (20, 25):
+            raise ValueError(f"it holds {'training steps' if number == 20 else 'functions: inline them'}")
+        return number == 7
+
+    def _graph(self, graph: _Span, *, depth: int) -> None:
         if depth > MOST_DEPTH:
             raise ValueError(f"its graphs are nested more than {MOST_DEPTH} deep")
-        for item in self._fields(data):
-            if item.number == 1:
-                self._node(item.message(), depth=depth)
-            elif item.number == 5:
-                name, dims = self._tensor(item.message())
+        for item in self._inside(graph):
+            number = item[0]
+            if number == 1:
+                self._node(item, depth=depth)
+            elif number == 5:
+                name, dims = self._tensor(item)
                 if depth == 0:
                     add_once(self.found.initializers, name, dims, what="initializer")
-            elif item.number == 15:
+            elif number == 15:
                 raise ValueError("it holds a sparse tensor")
-            elif item.number in (11, 12) and depth == 0:
-                self._count(len(item.message()) // 8)
-                value = ValueInfo.parse(item.message())
-                values = self.found.inputs if item.number == 11 else self.found.outputs
+            elif number in (11, 12) and depth == 0:
+                self._expect(item, BYTES)
+                self._count((item[4] - item[3]) // 8)
+                value = ValueInfo.parse(memoryview(self._bytes(item)))
+                values = self.found.inputs if number == 11 else self.found.outputs
                 add_once(values, value.name, value, what="input or output")
 
-    def _node(self, data: memoryview, *, depth: int) -> None:
-        inputs: list[str] = []
-        attributes: list[memoryview] = []
-        texts = {4: "", 7: ""}
-        for item in self._fields(data, once=(4, 7)):
-            if item.number == 1:
-                inputs.append(item.text())
-            elif item.number == 5:
-                attributes.append(item.message())
-            elif item.number in texts:
-                texts[item.number] = item.text()
-        kind, domain = texts[4], texts[7]
+    def _node(self, node: _Span, *, depth: int) -> None:
+        inputs, outputs, attributes, kind, domain = list[str](), list[str](), list[_Span](), "", ""
+        for item in self._inside(node, once=(4, 7)):
+            number = item[0]
+            if number == 1:
+                inputs.append(self._text(item))
+            elif number == 2:
+                outputs.append(self._text(item))
+            elif number == 5:
+                attributes.append(item)
+            elif number == 4:
+                kind = self._text(item)
+            elif number == 7:
+                domain = self._text(item)
         if domain not in DOMAINS:
-            raise ValueError(f"its operator {kind[:40]!r} is of the unknown domain {domain[:40]!r}")
+            raise UnknownOperator(f"its operator {kind[:40]!r} is of the unknown domain {domain[:40]!r}")
         if kind in _READERS:
             raise ValueError(f"its operator {kind} reads files")
         for attribute in attributes:
-            self._attribute(attribute, kind, depth=depth)
+            self._attribute(attribute, kind, outputs, depth=depth)
+        self.operations.append(Operation(kind, domain, inputs, outputs))
         if depth == 0:
             self._note(kind, inputs)
 
     def _note(self, kind: str, inputs: list[str]) -> None:
-        """Keep which initializers speak of positions and of widths."""
+        """Keep which initializers are tables of positions, and which tell widths."""
         for place in _ATTENTION_TABLES.get(kind, ()):
             self.found.tables.update(inputs[place : place + 1])
         if kind in _NORMS:
             self.found.norms.update(inputs[_NORMS[kind] : _NORMS[kind] + 1])
 
-    def _attribute(self, data: memoryview, kind: str, *, depth: int) -> None:
-        for item in self._fields(data, once=(5, 6)):
-            if item.number in (5, 10):
-                self._tensor(item.message())
-            elif item.number in (6, 11):
-                if kind != _BRANCHING or item.number == 11:
+    def _attribute(self, attribute: _Span, kind: str, outputs: list[str], *, depth: int) -> None:
+        constant = outputs[0] if kind == "Constant" and outputs else ""
+        if constant:
+            self._constants.setdefault(constant, ConstantTensor(attribute[4] - attribute[3]))
+        for item in self._inside(attribute, once=(5, 6)):
+            number = item[0]
+            if number in (5, 10):
+                self._tensor(item, called=constant)
+            elif number in (6, 11):
+                if kind != _BRANCHING or number == 11:
                     raise ValueError(f"its operator {kind[:40]!r} holds a graph")
-                self._graph(item.message(), depth=depth + 1)
-            elif item.number in (22, 23):
+                self._graph(item, depth=depth + 1)
+            elif number in (22, 23):
                 raise ValueError("it holds a sparse tensor")
 
-    def _tensor(self, data: memoryview) -> tuple[str, tuple[int, ...]]:
-        """Return name and shape."""
-        name, kind, place, dims = "", 0, 0, list[int]()
+    def _tensor(self, tensor: _Span, *, called: str = "") -> tuple[str, tuple[int, ...]]:
+        """Return name and shape. called: another name under which nodes read it."""
+        name, kind, place, dims, data = "", 0, 0, list[int](), list[Field]()
         entries: dict[str, str] = {}
-        for item in self._fields(data, once=(2, 8, 9, 14)):
-            if item.number == 1:
-                dims += _sizes(item)
-            elif item.number == 2:
-                kind = item.integer()
-            elif item.number == 8:
-                name = item.text()
-            elif item.number == 13:
-                self._count(len(item.message()) // 8)
-                add_once(entries, *read_pair(item), what="entry of an external tensor")
-            elif item.number == 14:
-                place = item.integer()
+        for item in self._inside(tensor, once=(2, 8, 9, 14)):
+            number = item[0]
+            if number == 1:
+                dims += [self._integer(item)] if item[1] == VARINT else _sizes(self._field(item))
+            elif number == 2:
+                kind = self._integer(item)
+            elif number == 8:
+                name = self._text(item)
+            elif number in (5, 7, 9) and item[4] - item[3] <= _FEW_NBYTES:
+                data.append(self._field(item))
+            elif number == 13:
+                texts = {part[0]: self._text(part) for part in self._inside(item) if part[0] in (1, 2)}
+                add_once(entries, texts.get(1, ""), texts.get(2, ""), what="entry of an external tensor")
+            elif number == 14:
+                place = self._integer(item)
         if len(dims) > MOST_DIMENSIONS or any(size < 0 for size in dims):
             raise ValueError(f"its tensor {name[:40]!r} has {len(dims)} dimensions, or a negative one")
         if kind != _TEXTS and kind not in _BITS:
@@ -227,9 +289,26 @@ class _Walk:
             raise ValueError(f"its tensor {name[:40]!r} lies at the unknown kind of place {place}")
         if place or entries:
             self._external(name, kind, entries, count=prod(dims))
-        elif prod(dims) > 8 * len(data):
-            raise ValueError(f"its tensor {name[:40]!r} claims {prod(dims)} elements in {len(data)} bytes")
+        elif prod(dims) > 8 * (tensor[4] - tensor[3]):
+            raise ValueError(f"its tensor {name[:40]!r} claims {prod(dims)} elements in {tensor[4] - tensor[3]} bytes")
+        numbers = _numbers(kind, data) if prod(dims) <= MOST_DIMENSIONS else None
+        found, before = ConstantTensor(prod(dims), tuple(dims), numbers), self._constants.get(called or name)
+        if before is None or before.elements <= found.elements:  # inner graphs may use a name again
+            self._constants[called or name] = found
         return name, tuple(dims)
+
+    def _field(self, item: _Span) -> Field:
+        """Return a field that is small with its content."""
+        content = memoryview(self._data[item[3] : item[4]])
+        return Field(item[0], item[1], item[2], content, content)
+
+    def _check_places(self) -> None:
+        """Refuse external tensors that overlap: an engine may copy each. A table that is read two ways has two."""
+        before = 0
+        for (start, end), times in sorted(self._places.items()):
+            if start < before or times > 2:
+                raise ValueError(f"its tensors overlap at byte {start} of {self._weights.name}")
+            before = end
 
     def _external(self, name: str, kind: int, entries: Mapping[str, str], *, count: int) -> None:
         """Check that an external tensor lies inside the weights and is as long as its shape says."""
@@ -250,6 +329,8 @@ class _Walk:
             raise ValueError(
                 f"{what} ends at byte {offset + nbytes} of {location}, which has {self._weights.nbytes} bytes"
             )
+        if nbytes:
+            self._places[offset, offset + nbytes] += 1
 
 
 def _sizes(item: Field) -> list[int]:
@@ -257,6 +338,17 @@ def _sizes(item: Field) -> list[int]:
     if len(item.content) > MOST_DIMENSIONS * _VARINT_NBYTES:
         raise ValueError(f"a tensor has more than {MOST_DIMENSIONS} dimensions")
     return [int(size) for size in integer_values(item)]
+
+
+def _numbers(kind: int, data: list[Field]) -> tuple[int, ...] | None:
+    """Return the integers of a small tensor of 32 or 64 bits; None for other types."""
+    if kind not in (6, 7):
+        return None
+    raw = b"".join(field.content for field in data if field.number == 9)
+    if len(raw) % (_BITS[kind] // 8):
+        raise ValueError(f"a small tensor has {len(raw)} bytes, which are no numbers of {_BITS[kind]} bits")
+    listed = [int(number) for field in data if field.number != 9 for number in integer_values(field)]
+    return (*(int(number) for number in np.frombuffer(raw, f"<i{_BITS[kind] // 8}")), *listed)
 
 
 def _whole(text: str) -> int:

@@ -1,4 +1,4 @@
-"""The gate at a pack's opening: what lies in the folder, what the graphs name, and whether the manifest speaks of them.
+"""The gate at a pack's opening: what lies in the folder, what the graphs name, and whether they match the manifest.
 
 A pack is data from a stranger. Native code sees its files only behind this gate, which reads them in Python, within
 bounds, and opens no model. What passed is remembered with the files' digests.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path, PurePath, PurePosixPath
 
@@ -18,14 +19,17 @@ from edgedecode.hub import is_downloaded
 from edgedecode.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
 from edgedecode.onnx_check import CheckedGraph, Weights, check_graph
 from edgedecode.onnx_file import ValueInfo
+from edgedecode.onnx_memory import UnknownOperator
 from edgedecode.trim_entry import TRIM_NAMES
 
 __all__ = ["check_listing", "check_pack"]
 
-_GATE = 1
+_GATE = 2
 """Another number when the gate looks for something else."""
 _UNREAD = frozenset({"README.md", "LICENSE", ".gitattributes", ".gitignore", ".git", ".cache"})
 """What repositories and downloads hold beside the manifest. Nothing of a pack can name it."""
+_JOINS = "concat"
+"""The capability of graphs that join past and present themselves."""
 _DESKTOP = ".DS_Store"
 _WORK = (".trim-", "..trim-", f".{MANIFEST_NAME}.")
 """How files begin that a change of the pack has not put in place yet."""
@@ -74,7 +78,9 @@ def check_listing(manifest: Manifest, root: Path) -> None:
             continue
         raise ManifestError(f"{path} is not listed in the pack's manifest: move it elsewhere")
     if unused:
-        raise ManifestError(f"{root / unused[0]} is listed, but no model names it: export the pack again")
+        raise ManifestError(
+            f"{root / unused[0]} is listed, but no model names it: export the pack again{_upgrade(manifest)}"
+        )
 
 
 def _entries(root: Path, folders: set[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -106,15 +112,29 @@ def _check_models(manifest: Manifest, root: Path) -> None:
     for role in manifest.models:
         entry = manifest.located(role)
         _check_sizes(manifest, role, entry)
-        weights = Weights(PurePath(entry.weights).name, manifest.weights_nbytes(role))
+        weights = Weights(PurePath(entry.weights).name, nbytes := manifest.weights_nbytes(role))
         for graph in entry.graphs.values():
             path = root / graph.file
             try:
-                _check_graph(path, graph, entry, weights)
+                _check_graph(path, graph, entry, replace(weights, folded=_folded(graph, entry, nbytes)))
             except (ValueError, OSError) as error:
-                raise ManifestError(f"the graph {path} is refused: {error}; export or import the pack again") from None
+                newer = _upgrade(manifest) if isinstance(error, UnknownOperator) else ""
+                raise ManifestError(
+                    f"the graph {path} is refused: {error}; export or import the pack again{newer}"
+                ) from None
         if entry.gguf:
             check_header(read_header(root / entry.gguf), entry, path=root / entry.gguf)
+
+
+def _upgrade(manifest: Manifest) -> str:
+    return f", or upgrade edgedecode: the pack was made by {manifest.created_by[:40]}"
+
+
+def _folded(graph: Graph, entry: ModelEntry, nbytes: int) -> int:
+    """Return how many weights the engine converts before the first pass: 16-bit ones to 32 bits, some to turn."""
+    if 16 in (entry.bits, entry.head_bits):
+        return nbytes // 2
+    return nbytes // 4 if _JOINS in graph.capabilities else 0
 
 
 def _check_sizes(manifest: Manifest, role: str, entry: ModelEntry) -> None:
@@ -122,7 +142,7 @@ def _check_sizes(manifest: Manifest, role: str, entry: ModelEntry) -> None:
     held = manifest.weights_nbytes(role)
     if entry.rows * entry.hidden_size > 8 * held:  # a weight takes a bit at least
         raise ManifestError(
-            f"{where} speaks of {entry.rows} rows of {entry.hidden_size} weights, its file has {held} bytes: "
+            f"{where} declares {entry.rows} rows of {entry.hidden_size} weights, its file has {held} bytes: "
             f"export the pack again"
         )
     trim = entry.trim
@@ -141,7 +161,7 @@ def _check_graph(path: Path, graph: Graph, entry: ModelEntry, weights: Weights) 
     most = _GRAPH_NBYTES + _LAYER_NBYTES * entry.layers + trimmed
     if (nbytes := path.stat().st_size) > most:
         raise ValueError(f"it has {nbytes} bytes, a graph of {entry.layers} layers needs less than {most}")
-    found = check_graph(path, weights)
+    found = check_graph(path, weights, joins=_JOINS in graph.capabilities)
     for what, said, there in (("inputs", graph.inputs, found.inputs), ("outputs", graph.outputs, found.outputs)):
         if sorted(said) != sorted(there):
             differing = sorted({*said} ^ {*there}) or ["a name twice"]

@@ -17,7 +17,7 @@ from edgedecode.notices import notice
 __all__ = ["changing", "opening", "replace_manifest"]
 
 _FRESH_MANIFEST = f".{MANIFEST_NAME}.new"
-"""A manifest on its way. One name is enough: only who holds the pack writes one."""
+"""Temporary manifest; only the lock holder writes it."""
 CHANGE_SECONDS, OPEN_SECONDS = 600.0, 60.0
 """Opening a large pack for the first time hashes it, which may take minutes; a change takes less than a second."""
 
@@ -49,7 +49,7 @@ def opening(root: Path) -> Iterator[None]:
     except OSError:  # not there, not ours to read, or a disk without locks
         lock = Lock(-1)
     if lock is None:
-        notice(f"another process has held the pack {root} for {OPEN_SECONDS:.0f} s: it is opened all the same")
+        notice(f"another process has held the pack {root} for {OPEN_SECONDS:.0f} s: opening it without the lock")
     with lock or nullcontext():
         if os.name == "nt" and lock is not None:
             lock.release()  # nothing is shared there, so that opening it twice at once would wait

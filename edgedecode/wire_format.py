@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple, TypeVar
+from mmap import mmap
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ __all__ = [
     "pair_field",
     "read_fields",
     "read_pair",
+    "read_spans",
     "text_field",
 ]
 
@@ -32,6 +34,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _FIXED_KINDS = {8: FIXED64, 4: FIXED32}
 _FIXED = {kind: nbytes for nbytes, kind in _FIXED_KINDS.items()}
 _Value = TypeVar("_Value")
+_Octets: TypeAlias = bytes | memoryview | mmap
 _VARINT_NBYTES = 10
 _CHUNK_NBYTES = 1 << 18
 """Packed integers are decoded in pieces, since numpy's work arrays are many times their size."""
@@ -79,26 +82,46 @@ class Field(NamedTuple):
 
 def read_fields(data: memoryview) -> Iterator[Field]:
     """Yield the fields of a message in their order. Raises ValueError where the bytes are cut off or garbled."""
-    offset, end = 0, len(data)
+    before = 0
+    for number, kind, value, start, end in read_spans(data, 0, len(data)):
+        yield Field(number, kind, value, data[start:end], data[before:end])
+        before = end
+
+
+def read_spans(data: _Octets, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield number, wire type, value, and where the content starts and ends, of each field of data[start:end].
+
+    Plain tuples, and nothing is sliced: a graph has tens of thousands of fields, most of which nobody looks at. Raises
+    ValueError where the bytes are cut off or garbled.
+    """
+    offset = start
     while offset < end:
-        start = offset
-        tag, offset = _read_varint(data, offset)
+        tag = data[offset]
+        if tag < 0x80:  # nearly all numbers take one byte
+            offset += 1
+        else:
+            tag, offset = _read_varint(data, offset, end)
         number, kind, value, length = tag >> 3, tag & 7, 0, 0
         if not 0 < number < 1 << 29:
             raise ValueError(f"a field has the number {number}")
         if kind == BYTES:
-            length, offset = _read_varint(data, offset)
+            if offset < end and (length := data[offset]) < 0x80:
+                offset += 1
+            else:
+                length, offset = _read_varint(data, offset, end)
         elif kind == VARINT:
-            value, offset = _read_varint(data, offset)
+            if offset < end and (value := data[offset]) < 0x80:
+                offset += 1
+            else:
+                value, offset = _read_varint(data, offset, end)
         elif kind in _FIXED:
             length = _FIXED[kind]
         else:
             raise ValueError(f"field {number} has the unknown wire type {kind}")
         if length > end - offset:
             raise ValueError(f"field {number} is cut off: {end - offset} of {length} bytes")
-        content = data[offset : offset + length]
+        yield number, kind, value, offset, offset + length
         offset += length
-        yield Field(number, kind, value, content, data[start:offset])
 
 
 def read_pair(field: Field) -> tuple[str, str]:
@@ -201,13 +224,12 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _read_varint(data: memoryview, offset: int) -> tuple[int, int]:
+def _read_varint(data: _Octets, offset: int, end: int) -> tuple[int, int]:
     """Return an unsigned integer of at most 64 bits, and where it ends."""
-    if offset < len(data) and (value := data[offset]) < 0x80:  # nearly all are, and a graph has tens of thousands
-        return value, offset + 1
     value = 0
-    for position, byte in enumerate(data[offset : offset + _VARINT_NBYTES]):
-        value |= (byte & 0x7F) << (7 * position)
+    for place in range(offset, min(end, offset + _VARINT_NBYTES)):
+        byte = data[place]
+        value |= (byte & 0x7F) << (7 * (place - offset))
         if byte < 0x80:
-            return value & (1 << 64) - 1, offset + position + 1
+            return value & (1 << 64) - 1, place + 1
     raise ValueError(f"a number at byte {offset} is cut off or too long")

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,54 @@ NUMBERS: dict[str, tuple[Spoil, str]] = {
     "a manifest that is a link": (lambda root: _link(root / MANIFEST_NAME), "is no manifest: it is no ordinary file"),
 }
 
+
+def _bomb(kind: str, *inputs: str) -> tuple[Spoil, str]:
+    """Add an operator that makes 150 million numbers, and its sum to the logits."""
+
+    def change(file: GraphFile) -> None:
+        final = next(node for node in file.nodes if "logits" in node.outputs)
+        final.outputs[final.outputs.index("logits")] = "logits/raw"
+        for name, value in (("zero", 0), ("one", 1), ("many", 150_000_000)):
+            file.initializers[name] = Tensor(name, 7, (1,), value.to_bytes(8, "little"))
+        file.nodes.append(Node(kind, inputs=list(inputs), outputs=["bomb"]))
+        file.nodes.append(Node("Cast", inputs=["bomb"], outputs=["bomb/float"], attributes={"to": 1}))
+        file.nodes.append(Node("ReduceMax", inputs=["bomb/float"], outputs=["bomb/sum"]))
+        file.nodes.append(Node("Add", inputs=["logits/raw", "bomb/sum"], outputs=["logits"]))
+
+    return graph(change), f"needs its operator '{kind}'"
+
+
+_BOMBS = {
+    "a shape": _bomb("ConstantOfShape", "many"),
+    "a range": _bomb("Range", "zero", "many", "one"),
+    "a value of the pass": _bomb("Expand", "logits/raw", "many"),
+    "tiles": _bomb("Tile", "one", "many"),
+    "an identity": _bomb("EyeLike", "one"),
+    "random numbers": _bomb("RandomNormal"),
+    "one-hot rows": _bomb("OneHot", "one", "many", "one"),
+    "padding": _bomb("Pad", "one", "many"),
+}
+
+
+def _cast_often(file: GraphFile) -> None:
+    name = max(file.initializers, key=lambda name: prod(file.initializers[name].dims))
+    for i in range(60):
+        file.nodes.append(Node("Cast", inputs=[name], outputs=[f"cast.{i}"], attributes={"to": 1}))
+
+
+def _share(file: GraphFile) -> None:
+    first = min((t for t in file.initializers.values() if t.external), key=lambda t: t.external and t.external.offset)
+    for i in range(60):
+        file.initializers[f"share.{i}"] = replace(first, name=f"share.{i}")
+
+
+def _overlap(file: GraphFile) -> None:
+    old = _first(file)
+    assert old.external is not None
+    place = replace(old.external, offset=4, length=4)
+    file.initializers["overlap"] = replace(old, name="overlap", dims=(4,), data_type=2, external=place)
+
+
 _MEMORY = "*/_ORT_MEM_ADDR_/*"
 GRAPHS: dict[str, tuple[Spoil, str]] = {
     "an absolute place": (tensor(location="/etc/passwd"), "lies in '/etc/passwd', where only 'weights.bin'"),
@@ -260,6 +309,14 @@ GRAPHS: dict[str, tuple[Spoil, str]] = {
     "functions": (rest(25, b""), "holds functions"),
     "training": (rest(20, b""), "holds training steps"),
     "a second graph": (rest(7, b""), "holds one graph, this one 2"),
+    **{f"a constant from {name}": case for name, case in _BOMBS.items()},
+    "a weight converted many times": (graph(_cast_often), "'Cast' makes .* elements of constants"),
+    "an operator of masks": (
+        _named("Range", ""),
+        "no model of this kind needs its operator 'Range'.* or upgrade edgedecode",
+    ),
+    "tensors over the same bytes": (graph(_share), "its tensors overlap at byte 0 of weights.bin"),
+    "tensors that overlap": (graph(_overlap), "its tensors overlap at byte 4"),
     "a foreign domain": (_named("Run", "com.example"), "'Run' is of the unknown domain 'com.example'"),
     "our own domain": (_named("RowsProduct", "edgedecode"), "of the unknown domain 'edgedecode'"),
     "a loop": (node(_constant(b"", number=6, kind="Loop")), "'Loop' holds a graph"),
@@ -317,7 +374,10 @@ FOLDERS: dict[str, tuple[Spoil, str]] = {
     "a link as README": (lambda root: (root / "README.md").symlink_to("/etc/passwd"), r"README\.md is a link"),
     "a link to a folder": (lambda root: (root / ".git").symlink_to("/etc"), r"\.git is a link"),
     "a pipe": (lambda root: _pipe(root / "draft" / "m.bin"), r"draft/m\.bin is not an ordinary file"),
-    "listed weights that nobody names": (_listed("draft/second.bin"), r"second\.bin is listed, but no model names it"),
+    "listed weights that nobody names": (
+        _listed("draft/second.bin"),
+        r"second\.bin is listed, but no model names it: .*, or upgrade edgedecode: the pack was made by edgedecode",
+    ),
 }
 
 

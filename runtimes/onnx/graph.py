@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeAlias
 
 from edgedecode.errors import ManifestError, RuntimeUnavailable
@@ -48,6 +50,8 @@ CONCAT_NEEDED, CONCAT_OPTIONAL = ("input_ids", "attention_mask"), ("position_ids
 # 0.5B int4 on two quiet cores, plain decoding against 100 us, medians of 15: 1 ms 1.04, default 0.99, never 0.86;
 # inflated pair drafting 2 and 4 tokens: 1 ms 1.04 and 1.02, default 1.02 and 0.98, never 0.99 and 1.03.
 SPINNING = {"session.intra_op.spin_duration_us": "1000", "session.intra_op.spin_backoff_max": "8"}
+_SHARED_ALLOCATORS = Lock()
+_LEAST_FOLDED_NBYTES = 1 << 20
 SILENT = 4  # fatal only: our own errors say the rest
 
 
@@ -72,11 +76,18 @@ class OwnKernels:
 
 
 def open_session(
-    path: Path, *, weights: Path, provider: Provider, threads: int, own: OwnKernels | None = None
+    path: Path,
+    *,
+    weights: Path,
+    provider: Provider,
+    threads: int,
+    own: OwnKernels | None = None,
+    limit_nbytes: int | None = None,
 ) -> Untyped:
     """Open the graph at `path` on exactly this provider; `weights` lie beside it or anywhere, under the name it knows.
 
-    Raises ManifestError when it is missing or damaged.
+    limit_nbytes: the most that the session's allocator may take, whatever the graph asks for; a pass that needs more
+    fails. Raises ManifestError when it is missing or damaged.
     """
     engine = import_engine()
     options = engine.SessionOptions()
@@ -92,6 +103,10 @@ def open_session(
     # fragments came to twice that (inflated target: 21 MiB against up to 40, of 24 planned).
     for key, value in SPINNING.items():
         options.add_session_config_entry(key, value)
+    if limit_nbytes is not None:
+        # Constants are computed outside the allocator: the largest sound one is a matrix of 16 bits made to 32.
+        most = max(2 * weights.stat().st_size, _LEAST_FOLDED_NBYTES)
+        options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(most))
     if not path.is_file():
         raise ManifestError(f"the graph {path} is missing: export or import the pack again")
     source: str | bytes = str(path)
@@ -103,12 +118,34 @@ def open_session(
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
         source = path.read_bytes()
     try:
-        session = engine.InferenceSession(source, options, providers=[provider.engine_name], enable_fallback=0)
+        with _limited(engine, options, limit_nbytes):
+            session = engine.InferenceSession(source, options, providers=[provider.engine_name], enable_fallback=0)
     except Exception as error:  # the engine's exceptions share no base class
         raise ManifestError(f"{path} cannot be opened ({first_line(error)}): export or import the pack again") from None
     if session.get_providers()[0] != provider.engine_name:
         raise RuntimeUnavailable(f"{provider.engine_name} did not start for {path}; got {session.get_providers()}")
     return session
+
+
+@contextmanager
+def _limited(engine: Untyped, options: Untyped, limit_nbytes: int | None) -> Iterator[None]:
+    """Give the session that is opened inside an allocator of its own that takes no more than `limit_nbytes`.
+
+    The engine has one setting for the whole process, which a session takes over when it is opened.
+    """
+    if limit_nbytes is None:
+        yield
+        return
+    from onnxruntime.capi import _pybind_state as native
+
+    memory = native.OrtMemoryInfo("Cpu", native.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, native.OrtMemType.DEFAULT)
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    with _SHARED_ALLOCATORS:
+        engine.create_and_register_allocator(memory, native.OrtArenaCfg({"max_mem": limit_nbytes}))
+        try:
+            yield
+        finally:  # else the engine would hold the session's memory after it was closed
+            engine.create_and_register_allocator(memory, native.OrtArenaCfg({"max_mem": limit_nbytes}))
 
 
 _KV_KINDS = {"float32": "tensor(float)", "int8": "tensor(int8)"}

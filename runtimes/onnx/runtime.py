@@ -176,6 +176,7 @@ class OnnxRuntime:
                 provider=chosen,
                 threads=1 if invariant else engine_threads,  # two pools would wait for each other
                 own=own,
+                limit_nbytes=_free_nbytes(budget, leases),
             )
             chooses = invariant and threads is None and digest != ""
             if concat:
@@ -240,6 +241,13 @@ class OnnxRuntime:
             kept = kept_choice([digest, graph.file, str(self.engine_version()), build])
             model.choose_threads(kept, otherwise=engine_threads)
         return model
+
+
+def _free_nbytes(budget: Budget, own: Sequence[Lease]) -> int | None:
+    """Return what a budget leaves to the holder of these leases; None: it has no limit."""
+    if budget.limit_nbytes is None:
+        return None
+    return budget.limit_nbytes - budget.used_nbytes + sum(lease.nbytes for lease in own)
 
 
 def _kernels(provider: Provider) -> str:

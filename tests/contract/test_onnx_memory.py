@@ -14,6 +14,8 @@ import pytest
 
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory import Budget
+from edgedecode.runtimes.onnx.graph import open_session
+from edgedecode.runtimes.onnx.providers import choose_provider
 from tests.contract.conftest import Opener
 from tests.contract.toy_graph import ToyShape
 from tests.contract.toy_heads import open_headed, write_headed
@@ -319,3 +321,33 @@ def test_passes_from_many_threads_take_no_more_than_from_one(opener: Opener) -> 
     if not found["kernels"]:
         pytest.skip("no kernels of ours here")
     assert found["more"] < 24 * 0.5e6
+
+
+def test_a_session_takes_no_more_than_its_limit_whatever_its_graph_asks_for(tmp_path: Path) -> None:
+    onnx, helper = pytest.importorskip("onnx"), pytest.importorskip("onnx.helper")
+    values = [helper.make_tensor_value_info(name, kind, [1]) for name, kind in (("size", 7), ("one", 1))]
+    nodes = [
+        helper.make_node("Expand", ["one", "size"], ["many"]),
+        helper.make_node("ReduceMax", ["many"], ["largest"]),
+    ]
+    graph = helper.make_graph(nodes, "g", values, [helper.make_tensor_value_info("largest", 1, [1])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, tmp_path / "base.onnx")
+    (tmp_path / "weights.bin").touch()
+    cpu = choose_provider("cpu", installed=["CPUExecutionProvider"])
+    opened = {
+        limit: open_session(
+            tmp_path / "base.onnx", weights=tmp_path / "weights.bin", provider=cpu, threads=1, limit_nbytes=limit
+        )
+        for limit in (64 * MIB, 16 * MIB, None)
+    }
+
+    def largest(limit: int | None, floats: int) -> float:
+        feeds = {"one": np.ones(1, np.float32), "size": np.array([floats], np.int64)}
+        return float(opened[limit].run(None, feeds)[0][0])
+
+    assert [largest(limit, MIB) for limit in opened] == [1, 1, 1]
+    assert largest(64 * MIB, 8 * MIB) == largest(None, 32 * MIB) == 1
+    for limit, floats in ((16 * MIB, 8 * MIB), (64 * MIB, 32 * MIB)):
+        with pytest.raises(Exception, match="smaller than requested"):  # the engine's exceptions share no base class
+            largest(limit, floats)

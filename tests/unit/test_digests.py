@@ -71,6 +71,17 @@ def test_a_touched_file_is_hashed_again_and_only_it(pack: Path, hashed: list[str
     assert hashed == ["weights.bin"]
 
 
+def test_bytes_changed_in_place_are_found_though_their_time_was_put_back(pack: Path) -> None:
+    path = pack / "target/weights.bin"
+    check_files(manifest(), pack)
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"v")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ManifestError, match=r"weights\.bin is damaged"):
+        check_files(manifest(), pack)
+
+
 def test_another_digest_for_the_same_file_is_checked(pack: Path) -> None:
     check_files(manifest(), pack)
     wrong = FileEntry(5000, "00" * 32)

@@ -107,9 +107,9 @@ def test_only_a_pack_that_changed_is_read_again(sound: Path, tmp_path: Path, mon
     root = copy_of(sound, tmp_path / "pack")
     read: list[str] = []
 
-    def noted(path: Path, weights: Weights) -> CheckedGraph:
+    def noted(path: Path, weights: Weights, *, joins: bool) -> CheckedGraph:
         read.append(path.name)
-        return check_graph(path, weights)
+        return check_graph(path, weights, joins=joins)
 
     monkeypatch.setattr(pack_gate, "check_graph", noted)
     check_pack(root)
