@@ -14,7 +14,7 @@ from .messages import Message
 from .template_limits import metered
 from .template_sandbox import template_sandbox
 
-__all__ = ["PLAIN_TEMPLATE", "ChatTemplate"]
+__all__ = ["MOST_CHARACTERS", "PLAIN_TEMPLATE", "ChatTemplate"]
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"

@@ -12,6 +12,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path, PurePath, PurePosixPath
 
+from edgedecode.chat_template import MOST_CHARACTERS
 from edgedecode.digests import check_files
 from edgedecode.errors import ManifestError
 from edgedecode.gguf.header import check_header, read_header
@@ -35,6 +36,8 @@ _WORK = (".trim-", "..trim-", f".{MANIFEST_NAME}.")
 """How files begin that a change of the pack has not put in place yet."""
 _GRAPH_NBYTES, _LAYER_NBYTES = 4 << 20, 256 << 10
 """What a graph may take beside a trimmed head: some 10 kB a layer are usual."""
+_TEMPLATE_NBYTES, _TOKENIZER_NBYTES, _PLAN_NBYTES = 4 * MOST_CHARACTERS, 64 << 20, 4 << 20
+"""Of files that are read whole; a tokenizer of 262,000 tokens has 34 MB, a plan 100 bytes a tensor."""
 
 
 def check_pack(root: Path, *, full: bool = False, progress: Callable[[int], None] | None = None) -> Manifest:
@@ -109,9 +112,14 @@ def _unused(manifest: Manifest) -> list[str]:
 
 def _check_models(manifest: Manifest, root: Path) -> None:
     """Compare each model's numbers with its files."""
+    _check_small(manifest, root, manifest.tokenizer, _TOKENIZER_NBYTES)
+    if manifest.chat_template is not None:
+        _check_small(manifest, root, manifest.chat_template, _TEMPLATE_NBYTES)
     for role in manifest.models:
         entry = manifest.located(role)
         _check_sizes(manifest, role, entry)
+        if entry.gguf_plan:
+            _check_small(manifest, root, entry.gguf_plan, _PLAN_NBYTES)
         weights = Weights(PurePath(entry.weights).name, nbytes := manifest.weights_nbytes(role))
         for graph in entry.graphs.values():
             path = root / graph.file
@@ -135,6 +143,11 @@ def _folded(graph: Graph, entry: ModelEntry, nbytes: int) -> int:
     if 16 in (entry.bits, entry.head_bits):
         return nbytes // 2
     return nbytes // 4 if _JOINS in graph.capabilities else 0
+
+
+def _check_small(manifest: Manifest, root: Path, name: str, most: int) -> None:
+    if (nbytes := manifest.files[name].nbytes) > most:
+        raise ManifestError(f"{root / name} has {nbytes} bytes, {most} are the most: export the pack again")
 
 
 def _check_sizes(manifest: Manifest, role: str, entry: ModelEntry) -> None:

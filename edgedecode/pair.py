@@ -45,6 +45,8 @@ __all__ = ["KV_TYPES", "PROCESS", "Pair", "load"]
 KV_TYPES = ("float32", "float16", "int8")
 PROCESS = "process (interpreter, engine, tokenizer)"
 """The lease over what the process holds before a model is open."""
+READING_SHARE = 18
+"""Times its file's size that a tokenizer takes while it is read: 13 to 17.4 were measured."""
 DEFAULT_DRAFT_MAX = 2
 """A fixed length that nobody chose: `--reproducible` may not choose by the clock."""
 LONGEST_DRAFT = 16
@@ -117,7 +119,7 @@ def _open_pack(
     """Open the pack at `root`; "auto": on the faster of its engines. asked: whether that was asked for."""
     manifest = check_pack(root, full=verify)
     engine = None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
-    tokenizer = _tokenizer(manifest, root)
+    tokenizer = _tokenizer(manifest, root, Budget(request.memory))
 
     def opened(engine: Runtime) -> Pair:
         pair = Pair(
@@ -196,12 +198,11 @@ class Pair:
         """Held by whoever uses the models, or what sessions share."""
         self._closed = False
         self.tokenizer = tokenizer
-        weights = manifest.files.get(manifest.models["target"].weights)
         self._process = budget.reserve(
             PROCESS,
             _process_nbytes(budget) + tokenizer.cache_nbytes,
             fixed=True,
-            following=0 if weights is None else weights.nbytes,
+            following=_target_nbytes(manifest),
         )
         try:
             self.target = self._open("target")
@@ -364,8 +365,17 @@ def _process_nbytes(budget: Budget) -> int:
     return nbytes or 0
 
 
-def _tokenizer(manifest: Manifest, root: Path) -> Tokenizer:
-    """Load the tokenizer with the pack's template, and check that it is the one the models were exported with."""
+def _target_nbytes(manifest: Manifest) -> int:
+    """Return what the target's weights take at least."""
+    weights = manifest.files.get(manifest.models["target"].weights)
+    return 0 if weights is None else weights.nbytes
+
+
+def _tokenizer(manifest: Manifest, root: Path, budget: Budget) -> Tokenizer:
+    """Load the tokenizer with the pack's template, and check that it is the one the models were exported with.
+
+    budget: what nothing else has been leased of yet.
+    """
     generation = manifest.generation
     source = PLAIN_TEMPLATE
     if manifest.chat_template is not None:
@@ -373,8 +383,14 @@ def _tokenizer(manifest: Manifest, root: Path) -> Tokenizer:
             source = (root / manifest.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ManifestError(f"the chat template {root / manifest.chat_template} cannot be read: {error}") from None
+    reading = READING_SHARE * manifest.files[manifest.tokenizer].nbytes
     template = ChatTemplate(source, bos_token=generation.bos_token, eos_token=generation.eos_token)
-    tokenizer = Tokenizer.from_file(root / manifest.tokenizer, chat_template=template)
+    weights = _target_nbytes(manifest)
+    with (
+        budget.reserve(PROCESS, _process_nbytes(budget), fixed=True, following=max(reading, weights)),
+        budget.reserve("reading the tokenizer", reading, fixed=True, following=max(0, weights - reading)),
+    ):
+        tokenizer = Tokenizer.from_file(root / manifest.tokenizer, chat_template=template)
     # The file's content was checked against the manifest; its identity digest takes a second on large vocabularies.
     if tokenizer.size != manifest.vocabulary_size:
         raise IncompatiblePair(

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from .errors import ManifestError
+from .wire_format import add_once
 
 __all__ = ["LONGEST_TOKEN", "check_file", "check_growth"]
 
@@ -23,10 +24,13 @@ _FIXED = {
     "Lowercase": 2.0,
     "ByteLevel": 2.0,
     "BertNormalizer": 11.0,
+    **dict.fromkeys(("Nmt", "Strip", "StripAccents"), 1.0),
+    **dict.fromkeys(("BPEDecoder", "ByteFallback", "CTC", "Fuse", "Metaspace", "WordPiece"), 1.0),
 }
+"""Steps of normalizers and decoders whose growth does not depend on what they are given, by the library's names."""
 _LONGEST_NORMALIZER = 1 << 20
 _NORMALIZER = re.compile(rb'"normalizer"\s*:\s*')
-_SPELLED_OUT = re.compile(rb"\\u00(?:4[1-9a-fA-F]|5[0-9aA]|6[1-9a-fA-F]|7[0-9aA])")
+_SPELLED_OUT = re.compile(rb"(?<!\\)(?:\\\\)*\\u00(?:4[1-9a-fA-F]|5[0-9aA]|6[1-9a-fA-F]|7[0-9aA])")
 
 
 def growth(steps: Iterable[Mapping[str, object]]) -> float:
@@ -47,24 +51,44 @@ def check_file(data: bytes) -> None:
     for found in _NORMALIZER.finditer(data):
         text = data[found.end() : found.end() + _LONGEST_NORMALIZER].decode("utf-8", "ignore")
         try:
-            value, _ = json.JSONDecoder().raw_decode(text)
+            value, _ = json.JSONDecoder(object_pairs_hook=_object).raw_decode(text)
         except (ValueError, RecursionError) as error:
-            raise ManifestError("the tokenizer's normalizer is no JSON, or has more than a million bytes") from error
-        if isinstance(value, dict):
+            raise ManifestError(
+                f"the tokenizer's normalizer is no JSON, or has more than {_LONGEST_NORMALIZER} bytes"
+            ) from error
+        if value is not None and type(value) is not int:  # a number is the id of a token that is called so
             check_growth(_flat(value))
 
 
 def check_growth(steps: Iterable[Mapping[str, object]]) -> float:
-    """Return the steps' `growth`. Raises ManifestError where no model's tokenizer has so much."""
+    """Return the steps' `growth`. Raises ManifestError if it exceeds MOST_GROWTH."""
     found = growth(steps)
     if found > MOST_GROWTH:
         raise ManifestError(f"the tokenizer makes texts more than {MOST_GROWTH} times longer: no model's does")
     return found
 
 
-def _flat(step: Mapping[str, object]) -> list[Mapping[str, object]]:
-    inner = step.get("normalizers") if step.get("type") == "Sequence" else None
-    return [flat for one in inner for flat in _flat(one)] if isinstance(inner, list) else [step]
+def _flat(step: object) -> list[Mapping[str, object]]:
+    """Return the steps of a normalizer as the file has it. Raises ManifestError for a step that does not say its type.
+
+    The library guesses the type from the other fields then, which we would have to guess alike.
+    """
+    if not isinstance(step, Mapping):
+        raise ManifestError(f"the tokenizer's normalizer has a {type(step).__name__} where a step belongs")
+    if step.get("type") != "Sequence":
+        return [step]
+    inner = step.get("normalizers")
+    if not isinstance(inner, list):
+        raise ManifestError("the tokenizer's normalizer is a Sequence without a list of normalizers")
+    return [flat for one in inner for flat in _flat(one)]
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object. Raises ValueError for a key that it has twice: readers differ in which one they take."""
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        add_once(found, key, value, what="key")
+    return found
 
 
 def _step_growth(step: Mapping[str, object]) -> float:
@@ -75,15 +99,17 @@ def _step_growth(step: Mapping[str, object]) -> float:
             return 1 + len(str(step.get("prepend")).encode()) / 2
         case "Precompiled":
             return max(1.0, *map(len, _replacements(str(step.get("precompiled_charsmap") or ""))))
+        case str(kind) if kind in _FIXED:
+            return _FIXED[kind]
         case kind:
-            return _FIXED.get(str(kind), 1.0)
+            raise ManifestError(f"the tokenizer has a step of the unknown type {str(kind)[:40]!r}")
 
 
 def _replace_growth(step: Mapping[str, object]) -> float:
     pattern, content = step.get("pattern"), str(step.get("content")).encode()
     sought = str(pattern["String"]).encode() if isinstance(pattern, Mapping) and "String" in pattern else b"?"
     if not sought:
-        raise ManifestError("the tokenizer replaces an empty text, which no text has an end of")
+        raise ManifestError("the tokenizer replaces the empty string, which would match everywhere")
     return max(1.0, len(content) / len(sought))
 
 

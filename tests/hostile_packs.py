@@ -350,6 +350,16 @@ def _link(path: Path) -> None:
     path.symlink_to("real.json")
 
 
+def _padded(name: str, nbytes: int) -> Spoil:
+    """Let a file end in blanks."""
+
+    def spoil(root: Path) -> None:
+        write(root / name, (root / name).read_bytes().rstrip() + b" " * nbytes)
+        signed(root)
+
+    return spoil
+
+
 def _listed(name: str) -> Spoil:
     def spoil(root: Path) -> None:
         write(root / name, b"x" * 1000)
@@ -373,6 +383,12 @@ FOLDERS: dict[str, tuple[Spoil, str]] = {
     "a link to nothing": (lambda root: (root / "m.bin").symlink_to("nothing"), r"m\.bin is a link"),
     "a link as README": (lambda root: (root / "README.md").symlink_to("/etc/passwd"), r"README\.md is a link"),
     "a link to a folder": (lambda root: (root / ".git").symlink_to("/etc"), r"\.git is a link"),
+    "a long template": (_padded("chat_template.jinja", 300_000), r"jinja has 300\d\d\d bytes, 262144 are the most"),
+    "a long tokenizer": (
+        _padded("tokenizer.json", 70_000_000),
+        r"json has 70\d* bytes, 67108864 are the most",
+    ),
+    "a tokenizer beyond the budget": (_padded("tokenizer.json", 9_000_000), r"reading the tokenizer needs 171\.\d MB"),
     "a pipe": (lambda root: _pipe(root / "draft" / "m.bin"), r"draft/m\.bin is not an ordinary file"),
     "listed weights that nobody names": (
         _listed("draft/second.bin"),

@@ -20,7 +20,7 @@ __all__ = ["ALIGNMENT", "BLOCKS", "Contents", "Tensor", "read_contents"]
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MOST_DIMENSIONS = 4
-MOST_ITEMS = 1 << 20
+MOST_ITEMS = 1 << 16
 """More tensors or fields than any model has: a damaged count, which would be walked for minutes."""
 
 BLOCKS: dict[int, tuple[int, int]] = {

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import mmap
 import struct
+from array import array
 from typing import TypeAlias
+
+import numpy as np
 
 __all__ = ["ARRAY", "FLOAT32", "FORMATS", "TEXT", "TOKENS", "UINT32", "Array", "FieldReader", "Truncated", "Value"]
 
@@ -19,6 +22,11 @@ UINT32, FLOAT32, TEXT, ARRAY = 4, 6, 8, 9
 TOKENS = "tokenizer.ggml.tokens"
 PER_LAYER = 4096
 """Arrays of at most so many integers are read (one a layer); longer ones, such as token types, are skipped."""
+MOST_NBYTES, MOST_ELEMENTS = 1 << 26, 1 << 21
+"""Of what stands before the data, and of its arrays' elements that are walked over or kept, together.
+
+A vocabulary of 262,000 tokens with its merges takes 20 MB and 1.3 million. Holes in a file claim as much as they like.
+"""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -34,7 +42,8 @@ class FieldReader:
 
     def __init__(self, content: mmap.mmap, *, keep_arrays: bool = False) -> None:
         self._content = content
-        self._size = len(content)
+        self._size = min(len(content), MOST_NBYTES)
+        self._elements = 0
         self._keep_arrays = keep_arrays
         self.offset = 0
         self.arrays: dict[str, Array] = {}
@@ -82,13 +91,18 @@ class FieldReader:
         nbytes = struct.calcsize("<" + letter) if letter else 8  # a text takes its length at least
         if count * nbytes > self._size:
             raise Truncated(f"the field {key[:40]!r} claims {count} elements")
+        per_layer = letter not in ("", "f", "d") and 0 < count <= PER_LAYER
+        if kind == TEXT or per_layer or self._keep_arrays:
+            self._elements += count
+            if self._elements > MOST_ELEMENTS:
+                raise Truncated(f"its arrays up to {key[:40]!r} have {self._elements} elements")
         if kind == TEXT:
             self._texts(count, key)
             return count
         start = self._advance(count * nbytes)
         if self._keep_arrays:
             self.arrays[key] = struct.unpack_from(f"<{count}{letter}", self._content, start)
-        if letter in "fd" or not 0 < count <= PER_LAYER:
+        if not per_layer:
             return count
         values = self.layers[key] = struct.unpack_from(f"<{count}{letter}", self._content, start)
         return int(max(values))
@@ -96,8 +110,7 @@ class FieldReader:
     def _texts(self, count: int, key: str) -> None:
         """Walk over an array of texts, of which a vocabulary has hundreds of thousands."""
         content, offset, end, length_at = self._content, self.offset, self._size, _LENGTH.unpack_from
-        wanted = self._keep_arrays or key == TOKENS
-        texts: list[bytes] = []
+        starts, hashes, texts = array("Q"), array("q"), list[str]()
         for index in range(count):
             if offset + _LENGTH.size > end:
                 raise Truncated(f"text {index} of {count} is missing at {offset}")
@@ -105,13 +118,31 @@ class FieldReader:
             offset = start + length_at(content, offset)[0]
             if offset > end:
                 raise Truncated(f"text {index} of {count} ends at {offset}, beyond the file")
-            if wanted:
-                texts.append(content[start:offset])
+            if key == TOKENS:
+                starts.append(start)
+                hashes.append(hash(content[start:offset] or _empty(index)))
+            if self._keep_arrays:
+                texts.append(content[start:offset].decode("utf-8", "replace"))
         self.offset = offset
         if key == TOKENS:
-            self.twice = _twice(texts)
+            self.twice = self._listed_twice(starts, hashes)
         if self._keep_arrays:
-            self.arrays[key] = tuple(text.decode("utf-8", "replace") for text in texts)
+            self.arrays[key] = tuple(texts)
+
+    def _listed_twice(self, starts: array[int], hashes: array[int]) -> bytes | None:
+        """Return a text that is listed a second time; the texts themselves would take many times their hashes."""
+        values = np.frombuffer(hashes, np.int64)
+        order = np.argsort(values, kind="stable")
+        for place in np.flatnonzero(np.diff(values[order]) == 0):
+            one, other = (self._token(int(index), starts) for index in order[place : place + 2])
+            if one == other:
+                return one
+        return None
+
+    def _token(self, index: int, starts: array[int]) -> bytes:
+        start = starts[index]
+        (nbytes,) = _LENGTH.unpack_from(self._content, start - _LENGTH.size)
+        return self._content[start : start + nbytes] or _empty(index)
 
     def _letter(self, kind: int, key: str) -> str:
         if kind not in FORMATS:
@@ -126,12 +157,6 @@ class FieldReader:
         return start
 
 
-def _twice(texts: list[bytes]) -> bytes | None:
-    """Return a text that is listed a second time, empty ones by the names that the engine gives them."""
-    seen: set[bytes] = set()
-    for index, text in enumerate(texts):
-        named = text or b"[EMPTY_%d]" % index
-        if named in seen:
-            return named
-        seen.add(named)
-    return None
+def _empty(index: int) -> bytes:
+    """Return the name that the engine gives to an empty token."""
+    return b"[EMPTY_%d]" % index

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import ManifestError
+from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.fields import FieldReader
 from edgedecode.gguf.header import check_header, read_header
 from edgedecode.runtimes.llama.tiny import CONTEXT, HEAD_SIZE, HEADS, HIDDEN, MLP, ROWS, tiny_model
@@ -166,3 +167,60 @@ def test_numbers_that_the_engine_asserts(path: Path, name: str, kind: int, value
     field = text(name) + struct.pack("<I", kind) + value
     changed = TINY[:16] + struct.pack("<Q", count + 1) + TINY[24 : reader.offset] + field + TINY[reader.offset :]
     assert words in refused(path, changed + bytes(128))
+
+
+def hollow(path: Path, fields: bytes, *, count: int = 1, nbytes: int = 1 << 30) -> Path:
+    """A file of these fields, and then a hole: zeros that take no room on the disk."""
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, count) + fields)
+        file.truncate(nbytes)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("fields", "count", "words"),
+    [
+        (text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 4_000_000), 1, "have 4000000 elements"),
+        (text("tokenizer.ggml.merges") + struct.pack("<IIQ", 9, 8, 4_000_000), 1, "have 4000000 elements"),
+        (text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 100_000_000), 1, "claims 100000000 elements"),
+        (text("general.name") + struct.pack("<IQ", 8, 900_000_000), 1, "900000000 bytes are missing"),
+        (struct.pack("<Q", 900_000_000), 1, "900000000 bytes are missing"),
+        (text("tokenizer.ggml.tokens") + struct.pack("<IIQQ", 9, 8, 1, 900_000_000), 1, "beyond the file"),
+        (
+            b"".join(text(f"{i}") + struct.pack("<IIQ", 9, 0, 4096) + bytes(4096) for i in range(600)),
+            600,
+            "2101248 elem",
+        ),
+        (b"", 100_000, "claims 0 tensors and 100000 fields"),
+    ],
+)
+@pytest.mark.parametrize("arrays", [False, True])
+def test_a_hole_that_claims_to_be_a_header_is_refused_before_it_is_walked(
+    path: Path, fields: bytes, count: int, words: str, arrays: bool
+) -> None:
+    with pytest.raises(ManifestError, match=words):
+        read_contents(hollow(path, fields, count=count), arrays=arrays)
+
+
+def test_numbers_that_are_kept_are_counted(path: Path) -> None:
+    fields = text("a") + struct.pack("<IIQ", 9, 0, 4_000_000)
+    with pytest.raises(ManifestError, match="have 4000000 elements"):
+        read_contents(hollow(path, fields), arrays=True)
+    assert read_contents(path).fields == {"a": 4_000_000}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "twice"),
+    [
+        (["a", "b", "c"], None),
+        (["a", "b", "c", "b"], "b"),
+        (["", "", ""], None),
+        (["", "[EMPTY_0]"], "[EMPTY_0]"),
+        (["", "[EMPTY_1]"], None),
+        ([], None),
+    ],
+)
+def test_a_token_that_is_listed_twice_is_found(path: Path, tokens: list[str], twice: str | None) -> None:
+    listed = b"".join(text(token) for token in tokens)
+    field = text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, len(tokens)) + listed
+    assert read_contents(hollow(path, field)).twice == twice

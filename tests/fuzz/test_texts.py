@@ -37,6 +37,12 @@ def _split(pattern: str) -> Json:
 
 
 PATTERNS = ["(a+)+$", "(", "a{1000}{1000}", "(?=", "", ".*.*.*x", r"\p{L}+|\p{N}{1,3}", r"(\w+\s*)+!"]
+UNTYPED: list[Json] = [
+    {"pattern": {"String": "l"}, "content": "l" * 16},
+    {"type": "Other", "pattern": {"String": "l"}, "content": "l" * 16},
+    {"normalizers": [{"pattern": {"String": "l"}, "content": "l" * 16}] * 5},
+]
+"""Steps whose type the library guesses from the other fields."""
 NORMALIZERS = st.one_of(
     st.none(),
     st.sampled_from(
@@ -54,6 +60,10 @@ NORMALIZERS = st.one_of(
             _sequence("normalizers", [_replace({"String": "l"}, "l" * 16)] * 4),
             _sequence("normalizers", [_replace({"String": "l"}, "l" * 16)] * 6),
             _sequence("normalizers", []),
+            *UNTYPED,
+            _sequence("normalizers", UNTYPED * 5),
+            [UNTYPED],
+            "NFC",
         ]
     ),
     st.sampled_from(PATTERNS).map(lambda pattern: _replace({"Regex": pattern}, "y")),
@@ -68,6 +78,7 @@ PRE_TOKENIZERS = st.one_of(
             {"type": "FixedLength", "length": 0},
             {"type": "Digits", "individual_digits": True},
             {"type": "Whitespace"},
+            {"replacement": "▁", "prepend_scheme": "always", "split": True},
             _sequence("pretokenizers", []),
         ]
     ),
@@ -81,6 +92,7 @@ DECODERS = st.sampled_from(
         {"type": "WordPiece", "prefix": "", "cleanup": True},
         {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
         {"type": "BPEDecoder", "suffix": ""},
+        _sequence("decoders", UNTYPED[:1] * 5),
         _sequence("decoders", [{"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " "}]),
         _replace({"String": ""}, "x" * 1000),
         _replace({"Regex": "(a+)+$"}, ""),

@@ -225,6 +225,10 @@ def replacing(pattern: dict[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
+def untyped(step: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in step.items() if name != "type"}
+
+
 def without_unknown(spec: dict[str, Any]) -> None:
     spec["model"] = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
 
@@ -237,7 +241,15 @@ def without_unknown(spec: dict[str, Any]) -> None:
         (normalized_by(*[replacing({"String": "l"}, "l" * 16)] * 6), "more than 64 times longer"),
         (normalized_by(replacing({"Regex": "l"}, "l" * 65)), "more than 64 times longer"),
         (normalized_by({"type": "Prepend", "prepend": "l" * 1000}), "more than 64 times longer"),
-        (normalized_by(replacing({"String": ""}, "ll")), "replaces an empty text"),
+        (normalized_by(replacing({"String": ""}, "ll")), "replaces the empty string"),
+        (normalized_by(*[untyped(replacing({"String": "l"}, "l" * 16))] * 5), "a step of the unknown type 'None'"),
+        (normalized_by({**replacing({"String": "l"}, "l" * 16), "type": "Other"}), "a step of the unknown type"),
+        (normalized_by({**replacing({"String": "l"}, "l" * 16), "type": ["Replace"]}), "a step of the unknown type"),
+        (normalized_by([{"String": "l"}, "l" * 16]), "has a list where a step belongs"),
+        (lambda spec: spec.update(normalizer=[]), "has a list where a step belongs"),
+        (lambda spec: spec.update(normalizer="NFC"), "has a str where a step belongs"),
+        (lambda spec: spec.update(normalizer={"type": "Sequence"}), "Sequence without a list"),
+        (lambda spec: spec.update(normalizer={"normalizers": [{"type": "NFC"}]}), "a step of the unknown type"),
         (lambda spec: spec.update(decoder=replacing({"String": "l"}, "l" * 65)), "more than 64 times longer"),
         (lambda spec: spec["model"]["vocab"].update({"l" * 20000: 9999}), "a token of 20000 characters"),
         (without_unknown, "does not work: .*[Mm]issing"),
@@ -271,6 +283,20 @@ def test_a_normalizer_that_is_spelled_in_escapes_is_refused(tmp_path: Path) -> N
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ManifestError, match="spells letters as escapes"):
         Tokenizer.from_file(path)
+
+
+def test_a_step_with_two_types_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    text = byte_level().to_str().replace('"normalizer":null', '"normalizer":{"type":"Replace","type":"NFC"}')
+    assert "Replace" in text
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ManifestError, match="normalizer is no JSON"):
+        Tokenizer.from_file(path)
+
+
+@pytest.mark.parametrize("token", ["\\u0061", "normalizer"])
+def test_tokens_that_look_like_what_is_refused_are_ordinary(tmp_path: Path, token: str) -> None:
+    assert altered(tmp_path, lambda spec: spec["model"]["vocab"].update({token: 9999})).token_to_id(token) == 9999
 
 
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit])
