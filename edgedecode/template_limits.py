@@ -16,12 +16,13 @@ from typing import Any, TypeAlias
 
 from jinja2.exceptions import SecurityError
 
-__all__ = ["Meter", "each", "largest", "largest_product", "meter", "metered", "text_of"]
+__all__ = ["Meter", "each", "largest", "largest_product", "meter", "metered", "steps", "text_of"]
 
 STEPS = 1_000_000
-"""Turns of loops, calls and filters: a conversation of hundreds of messages takes some thousands."""
+"""Turns of loops, calls, filters and comparisons: a conversation of hundreds of messages takes some thousands."""
 SECONDS = 5.0
-STEPS_A_LOOK = 256
+STEP_ELEMENTS, STEP_CHARACTERS = 16, 4096
+"""What is worked on in the time of a step."""
 ELEMENT_NBYTES = 80
 """A new element of a list: its place, and what a string takes beside its characters."""
 MOST_BITS = 4096
@@ -30,14 +31,14 @@ WIDEST = 4
 
 
 class Meter:
-    """What is left to one rendering. Raises SecurityError when it is used up."""
+    """The remaining budget of one rendering. Raises SecurityError when it is used up."""
 
     __slots__ = ("_ends", "_left", "_most", "_steps")
 
     def __init__(self, nbytes: int) -> None:
         self._left = self._most = nbytes
         self._steps = STEPS
-        self._ends = 0.0
+        self._ends = time.thread_time() + SECONDS
 
     def take(self, nbytes: int) -> None:
         """Charge bytes that are made."""
@@ -45,16 +46,13 @@ class Meter:
         if self._left < 0:
             raise SecurityError(f"it makes more than the {self._most} bytes that these messages allow")
 
-    def step(self) -> None:
-        """Charge a turn of a loop, a call or a filter."""
-        self._steps -= 1
+    def step(self, count: int = 1) -> None:
+        """Charge a turn of a loop, a call, a filter or a comparison: more than one step where it works on much."""
+        self._steps -= count
         if self._steps < 0:
             raise SecurityError(f"it takes more than {STEPS} steps")
-        if self._steps % STEPS_A_LOOK == 0:
-            now = time.thread_time()
-            self._ends = self._ends or now + SECONDS
-            if now > self._ends:
-                raise SecurityError(f"it takes more than {SECONDS:.0f} seconds")
+        if time.thread_time() > self._ends:
+            raise SecurityError(f"it takes more than {SECONDS:.0f} seconds")
 
     def keep(self, value: object) -> None:
         """Charge a value that was made of others, which are there already."""
@@ -143,6 +141,14 @@ def largest(name: str, words: Words) -> int:
     return 0 if find is None or not words else find(words)
 
 
+def steps(name: str, words: Words) -> int:
+    """Return how many steps a filter or a method of this name takes."""
+    texts = [len(word) for word in words if isinstance(word, (str, bytes))]
+    elements = sum(len(word) for word in words if isinstance(word, (list, tuple, Mapping)))
+    characters = texts[0] * max(texts[1:], default=0) if name in _PRODUCTS and texts else sum(texts)
+    return 1 + elements // STEP_ELEMENTS + characters // STEP_CHARACTERS
+
+
 def _parts(values: Iterable[Any]) -> Iterator[Any]:
     """Yield the numbers and strings in these values."""
     for value in values:
@@ -174,10 +180,6 @@ def _indented(words: Words) -> int:
     return WIDEST * (1 + str(words[0]).count("\n")) * max(4, _number(words[1:]), _length(words[1:]))
 
 
-def _wrapped(words: Words) -> int:
-    return WIDEST * len(str(words[0])) * (1 + _length(words[1:]))
-
-
 def _replaced(words: Words) -> int:
     text, old, new = map(str, words[:3])
     return WIDEST * (len(text) + text.count(old) * len(new))
@@ -200,10 +202,19 @@ def _translated(words: Words) -> int:
     return WIDEST * len(words[0]) * meter().spelled(*words[1:])
 
 
+def _summed(words: Words) -> int:
+    """Bound what adding up lists makes: each sum is copied."""
+    if not any(isinstance(word, (list, tuple)) for word in words[1:]):
+        return 0
+    return WIDEST * len(words[0]) * meter().spelled(*words)
+
+
 def _split(words: Words) -> int:
     return sys.getsizeof(words[0])
 
 
+_PRODUCTS = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"})
+"""Methods and filters that may look at each character once for each of what is sought."""
 _BOUNDS: Mapping[str, Callable[[Words], int]] = {
     **dict.fromkeys(("batch", "center", "ljust", "rjust", "slice", "to_bytes", "zfill"), _padded),
     **dict.fromkeys(("format", "format_map"), _formatted),
@@ -212,6 +223,6 @@ _BOUNDS: Mapping[str, Callable[[Words], int]] = {
     "indent": _indented,
     "join": _joined,
     "replace": _replaced,
+    "sum": _summed,
     "translate": _translated,
-    "wordwrap": _wrapped,
 }

@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from .template_limits import ELEMENT_NBYTES, WIDEST, each, largest, largest_product, meter, text_of
+from .template_limits import ELEMENT_NBYTES, WIDEST, each, largest, largest_product, meter, steps, text_of
 
 __all__ = ["template_sandbox"]
 
@@ -46,7 +46,7 @@ def template_sandbox() -> ImmutableSandboxedEnvironment:
     del sandbox.globals["lipsum"]
     sandbox.filters["tojson"] = _to_json
     sandbox.filters = {name: _metered_filter(name, function) for name, function in sandbox.filters.items()}
-    sandbox.filters |= {_EACH: each, _JOINED: _joined, _MADE: _made}
+    sandbox.filters |= {_EACH: each, _JOINED: _joined, _MADE: _made, _STEPPED: _stepped}
     sandbox.globals["raise_exception"] = _raise_exception
     sandbox.globals["strftime_now"] = _strftime_now
     sandbox.globals["dict"] = _DictFunction()
@@ -54,9 +54,9 @@ def template_sandbox() -> ImmutableSandboxedEnvironment:
     return sandbox
 
 
-_UNBOUNDED = ("pprint", "urlize", "xmlattr")
-"""Filters that no chat template uses, and that can make many times what they are given."""
-_EACH, _JOINED, _MADE = "_each", "_joined", "_made"
+_UNBOUNDED = ("pprint", "urlize", "wordwrap", "xmlattr")
+"""Filters that no chat template uses, and that can make, or take, many times what they are given."""
+_EACH, _JOINED, _MADE, _STEPPED = "_each", "_joined", "_made", "_stepped"
 _PLACE_NBYTES = 8
 
 
@@ -81,14 +81,16 @@ class _MeteredSandbox(ImmutableSandboxedEnvironment):
     # Names that no keyword argument of a template can have.
     def call(__self, __context: Context, __obj: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:  # noqa: N805
         running, bound = meter(), getattr(__obj, "__wrapped__", __obj)
-        running.step()
+        args, kwargs = _settled(args), dict(zip(kwargs, _settled([*kwargs.values()]), strict=True))
         if isinstance(__obj, (BlockReference, LoopContext, Macro)):
             running.take(_PLACE_NBYTES * __self.literals)
         if isinstance(__obj, LoopContext):  # the next level of a recursive loop
             args = (each(args[0], _PLACE_NBYTES * __self.literals), *args[1:])
         owner = getattr(bound, "__self__", None)
         words = (owner, *args) if isinstance(owner, (str, bytes, int)) else args
-        running.take(largest(getattr(bound, "__name__", ""), _settled((*words, *kwargs.values()))))
+        name, words = getattr(bound, "__name__", ""), (*words, *kwargs.values())
+        running.step(steps(name, words))
+        running.take(largest(name, words))
         result = super().call(__context, __obj, *args, **kwargs)
         running.keep(result)
         return result
@@ -103,7 +105,7 @@ class _MeteredSandbox(ImmutableSandboxedEnvironment):
 
 
 class _Charges(NodeTransformer):
-    """Puts what charges the meter around loops, ~, lists and slices."""
+    """Puts what charges the meter around loops, comparisons, ~, lists and slices."""
 
     def visit(self, node: nodes.Node, *words: Untyped, **options: Untyped) -> Untyped:
         self.generic_visit(node)
@@ -111,6 +113,8 @@ class _Charges(NodeTransformer):
             node.iter = _filter(_EACH, node.iter, nodes.Const(_PLACE_NBYTES * _literals(node)))
         elif isinstance(node, nodes.Concat):
             return _filter(_JOINED, *node.nodes)
+        elif isinstance(node, (nodes.Compare, nodes.Test)):
+            return _filter(_STEPPED, node)
         elif _makes(node):
             return _filter(_MADE, node)
         elif isinstance(node, nodes.EvalContextModifier) and not all(
@@ -155,6 +159,11 @@ def _made(value: object) -> object:
     return value
 
 
+def _stepped(value: object) -> object:
+    meter().step()
+    return value
+
+
 def _metered_filter(name: str, function: Callable[..., Untyped]) -> Callable[..., Untyped]:
     """Return the filter with a charge for what it makes."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
@@ -162,10 +171,11 @@ def _metered_filter(name: str, function: Callable[..., Untyped]) -> Callable[...
     @wraps(function)
     def charged(*words: Untyped, **options: Untyped) -> Untyped:
         running = meter()
-        running.step()
-        if name == "join":
+        if name in ("join", "sum"):
             words = (*words[:first], *_settled(words[first:]))
-        running.take(largest(name, (*words[first:], *options.values())))
+        given = (*words[first:], *options.values())
+        running.step(steps(name, given))
+        running.take(largest(name, given))
         result = function(*words, **options)
         if isinstance(result, GeneratorType):
             return each(result, ELEMENT_NBYTES)

@@ -207,6 +207,7 @@ GROWING = {
     "replace": "{{ ('a' * 100000) | replace('a', 'b' * 100000) }}",
     "replace as a method": "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
     "translate": "{{ ('a' * 100000).translate({97: 'b' * 100000}) }}",
+    "sum": "{{ ([['a']] * 9999) | sum(start=[]) | length }}",
     "join": "{{ range(90000) | join('b' * 100000) }}",
     "join as a method": "{{ ('b' * 100000).join('a' * 90000) }}",
     "batch": "{{ [1] | batch(900000000, 'x') | list | length }}",
@@ -267,9 +268,47 @@ def test_the_steps_of_a_template_are_counted(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_template_that_takes_long_is_stopped_between_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_limits, "SECONDS", 0.0)
-    monkeypatch.setattr(template_limits, "STEPS_A_LOOK", 2)
     with pytest.raises(ManifestError, match="it takes more than 0 seconds"):
         ChatTemplate("{% for i in range(30) %}{% endfor %}").render([])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if a == a %}{% endif %}",
+        "{% if 1 is eq(a) %}{% endif %}",
+        "{% if 'x' in a %}{% endif %}",
+        "{% set x = a | max %}",
+        "{% set x = a | sort %}",
+        "{% set x = 'a'.upper() %}",
+    ],
+)
+def test_the_clock_is_looked_at_wherever_something_is_worked_out(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("{% set a = messages %}" + source)
+    assert template.render([]) == ""
+    monkeypatch.setattr(template_limits, "SECONDS", 0.0)
+    with pytest.raises(ManifestError, match="it takes more than 0 seconds"):
+        template.render([])
+
+
+LONG = {
+    "max": "{% set a = range(9999) | list %}{% for i in range(20) %}{% set x = a | max %}{% endfor %}",
+    "rfind": "{% set x = ('a' * 300000).rfind('a' * 70000 ~ 'b' ~ 'a' * 70000) %}",
+    "strip": "{% set x = ('a' * 300000).strip('b' * 70000 ~ 'a') %}",
+    "trim": "{% set x = ('a' * 300000) | trim('b' * 70000 ~ 'a') %}",
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_steps_count_what_is_worked_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "STEPS", 12_000)
+    with pytest.raises(ManifestError, match="it takes more than 12000 steps"):
+        ChatTemplate(LONG[name]).render([])
+
+
+def test_a_filter_that_takes_the_square_of_its_input_is_not_there() -> None:
+    with pytest.raises(ManifestError, match="No filter named 'wordwrap'"):
+        ChatTemplate("{{ 'a' | wordwrap }}")
 
 
 @pytest.mark.parametrize("turns", [1, 300])
@@ -285,6 +324,11 @@ def test_what_templates_take_is_far_below_what_they_may(source: str, turns: int)
 def test_a_template_of_megabytes_is_refused_before_it_is_compiled() -> None:
     with pytest.raises(ManifestError, match="has 3000000 characters: 65536 are the most"):
         ChatTemplate("{{ x }}"[:6] * 500000)
+
+
+def test_a_method_gets_the_whole_of_what_is_worked_out_for_it() -> None:
+    template = ChatTemplate("{{ ', '.join(messages | map(attribute='role')) }}")
+    assert template.render(CONVERSATIONS["turns"]) == "user, assistant, user"
 
 
 def test_the_plain_template() -> None:
