@@ -108,7 +108,7 @@ class Encoder:
 
     @contextmanager
     def _room(self, nbytes: int) -> Iterator[None]:
-        """Lease what is not planned while the block runs."""
+        """Lease the excess over the planned memory while the block runs."""
         if nbytes <= self._planned:
             yield
             return

@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from edgedecode.digests import check_files
@@ -18,9 +19,10 @@ from edgedecode.folders import area, cache_folder
 from edgedecode.locks import FOLDER, wait_for_lock
 from edgedecode.manifest import MANIFEST_NAME, Manifest
 from edgedecode.notices import notice
+from edgedecode.pack_gate import check_pack
 from edgedecode.pack_lock import changing
 
-__all__ = ["BUNDLED_PACK", "find_pack", "is_downloaded"]
+__all__ = ["BUNDLED_PACK", "find_pack"]
 
 BUNDLED_PACK = Path(__file__).parent / "packs" / "demo"
 
@@ -60,11 +62,6 @@ def find_pack(name: str | Path | None) -> Path:
     return _from_hub(name)
 
 
-def is_downloaded(root: Path) -> bool:
-    """Tell whether the pack at `root` came from the hub: then a stranger wrote its manifest."""
-    return root.resolve().is_relative_to(_downloads().resolve())
-
-
 def _downloads() -> Path:
     return area("packs")
 
@@ -81,7 +78,7 @@ def _from_hub(name: str) -> Path:
         ) from None
     except Exception as error:  # the hub raises requests', httpx's and its own kinds alike
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if _beside(folder, "new").exists():  # whole, and a kill came before it was in its place
+    if _beside(folder, "new").exists():  # complete, but the process was killed before it was renamed
         with _alone(folder):
             _put_in_place(folder)
     if not folder.is_dir():
@@ -143,29 +140,56 @@ def _download(name: str, commit: str, folder: Path) -> None:
     It goes to a separate folder: the hub's cache consists of links, which a pack may not contain. Files of the
     old folder are not downloaded again, and an interrupted download is resumed.
     """
-    from huggingface_hub import snapshot_download
-
     part = _beside(folder, "part")
     part.mkdir(parents=True, exist_ok=True)
     if folder.is_dir():
         _copy_missing(folder, part)
-    snapshot_download(name, revision=commit, allow_patterns=_PACK_FILES, local_dir=part)
-    manifest = Manifest.load(part)
-    _keep_only({*manifest.files, MANIFEST_NAME}, part)
-    check_files(manifest, part, full=True)
+    try:
+        _fill(part, name, commit)
+    except ManifestError:
+        if not _remove_damaged(part):
+            raise
+        _fill(part, name, commit)
     part.rename(_beside(folder, "new"))
     _put_in_place(folder)
+
+
+def _fill(part: Path, name: str, commit: str) -> None:
+    """Download what is not in `part` yet. Raises ManifestError unless it is a pack then that may be opened."""
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(name, revision=commit, allow_patterns=_PACK_FILES, local_dir=part)
+    _keep_only({*Manifest.load(part).files, MANIFEST_NAME}, part)
+    check_pack(part, full=True)
+
+
+def _remove_damaged(part: Path) -> bool:
+    """Remove files whose content is not what was published: the hub's client trusts its own notes of what is there."""
+    damaged = []
+    try:
+        manifest = Manifest.load(part)
+        for name, entry in manifest.files.items():
+            with suppress(ManifestError):
+                check_files(replace(manifest, files={name: entry}, outside={}), part, full=True)
+                continue
+            damaged.append(name)
+    except ManifestError:
+        damaged.append(MANIFEST_NAME)
+    for name in damaged:
+        for path in (part / name, part / _NOTES / "download" / f"{name}.metadata"):
+            path.unlink(missing_ok=True)
+    return bool(damaged)
 
 
 def _put_in_place(folder: Path) -> None:
     """Replace `folder` by a new one that is whole, if there is one; whatever interrupted it before."""
     new, old = _beside(folder, "new"), _beside(folder, "old")
     if new.is_dir():
-        if folder.is_dir():
-            shutil.rmtree(old, ignore_errors=True)
-            with changing(folder):  # whoever opens it just now shall have opened it
+        with changing(folder):  # wait until current openings have finished
+            if folder.is_dir():
+                shutil.rmtree(old, ignore_errors=True)
                 folder.rename(old)
-        new.rename(folder)
+            new.rename(folder)
     if old.is_dir():
         shutil.rmtree(old, ignore_errors=True)
 

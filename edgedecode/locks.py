@@ -42,15 +42,16 @@ class Lock:
         self.release()
 
 
-def take_lock(path: Path, *, shared: bool = False) -> Lock | None:
+def take_lock(path: Path, *, shared: bool = False, make: bool = True) -> Lock | None:
     """Lock a folder, or a file, which is made where it is not there; None: somebody else holds it.
 
+    make: False raises FileNotFoundError where nothing is there, and makes nothing.
     shared: beside others who share it, instead of alone; on Windows alone. Raises OSError where nothing can be locked.
     """
     place = _place(path)
-    folder = place.is_dir()
+    flags = os.O_RDONLY if place.is_dir() else os.O_RDWR | (os.O_CREAT if make or place != path else 0)
     while True:
-        handle = os.open(place, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT, 0o600)
+        handle = os.open(place, flags, 0o600)
         try:
             taken = _taken(handle, shared=shared)
             if taken and _is_at(place, handle):
@@ -63,10 +64,12 @@ def take_lock(path: Path, *, shared: bool = False) -> Lock | None:
             return None
 
 
-def wait_for_lock(path: Path, *, seconds: float, waiting: str = "", shared: bool = False) -> Lock | None:
+def wait_for_lock(
+    path: Path, *, seconds: float, waiting: str = "", shared: bool = False, make: bool = True
+) -> Lock | None:
     """Take a lock as soon as it is free, with the notice `waiting`; None: somebody holds it still. Raises OSError."""
     started, told = monotonic(), not waiting
-    while (lock := take_lock(path, shared=shared)) is None and monotonic() - started < seconds:
+    while (lock := take_lock(path, shared=shared, make=make)) is None and monotonic() - started < seconds:
         if not told and monotonic() - started > _SILENT_SECONDS:
             notice(waiting)
             told = True

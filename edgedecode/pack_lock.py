@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from time import monotonic, sleep
 
 from edgedecode.errors import ManifestError
 from edgedecode.locks import Lock, wait_for_lock
@@ -20,6 +21,7 @@ _FRESH_MANIFEST = f".{MANIFEST_NAME}.new"
 """Temporary manifest; only the lock holder writes it."""
 CHANGE_SECONDS, OPEN_SECONDS = 600.0, 60.0
 """Opening a large pack for the first time hashes it, which may take minutes; a change takes less than a second."""
+GONE_SECONDS = 1.0
 
 
 @contextmanager
@@ -45,8 +47,8 @@ def changing(root: Path) -> Iterator[None]:
 def opening(root: Path) -> Iterator[None]:
     """Keep a pack as it is while its manifest is read and its files are opened."""
     try:
-        lock = _held(root, seconds=OPEN_SECONDS, shared=True)
-    except OSError:  # not there, not ours to read, or a disk without locks
+        lock = _shared(root)
+    except OSError:  # not ours to read, or a disk without locks
         lock = Lock(-1)
     if lock is None:
         notice(f"another process has held the pack {root} for {OPEN_SECONDS:.0f} s: opening it without the lock")
@@ -74,6 +76,16 @@ def replace_manifest(root: Path, text: str) -> None:
     flush_folder(root)
 
 
+def _shared(root: Path) -> Lock | None:
+    """Share a pack; one that is not there may be between the two renames that replace it."""
+    gone = monotonic() + GONE_SECONDS
+    while monotonic() < gone:
+        with suppress(FileNotFoundError):
+            return _held(root, seconds=OPEN_SECONDS, shared=True)
+        sleep(0.01)
+    return Lock(-1)
+
+
 def _held(root: Path, *, seconds: float, shared: bool) -> Lock | None:
     waiting = f"waiting for another process that opens or changes the pack {root}"
-    return wait_for_lock(root, seconds=seconds, waiting=waiting, shared=shared)
+    return wait_for_lock(root, seconds=seconds, waiting=waiting, shared=shared, make=False)

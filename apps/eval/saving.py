@@ -10,8 +10,9 @@ from pathlib import Path
 
 from edgedecode.equality import Equality
 from edgedecode.errors import ManifestError
-from edgedecode.hub import BUNDLED_PACK, is_downloaded
+from edgedecode.hub import BUNDLED_PACK
 from edgedecode.manifest import MANIFEST_NAME
+from edgedecode.pack_gate import is_downloaded
 from edgedecode.pack_lock import changing, replace_manifest
 
 __all__ = ["save_equality", "saves_by_itself"]

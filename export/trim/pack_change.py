@@ -19,10 +19,10 @@ from time import time
 
 from edgedecode.digests import file_sha256
 from edgedecode.errors import ManifestError
-from edgedecode.hub import is_downloaded
 from edgedecode.locks import take_lock
 from edgedecode.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, ModelEntry, TrimEntry
 from edgedecode.new_folder import flush_folder
+from edgedecode.pack_gate import is_downloaded
 from edgedecode.pack_lock import changing, replace_manifest
 from edgedecode.trim_entry import TRIM_NAMES
 

@@ -266,9 +266,12 @@ class Hub:
 def hub(newest: str) -> None:
     import sys
 
+    from edgedecode import pack_gate
+
     stands_in = Hub(newest)
     client: Any = SimpleNamespace(snapshot_download=stands_in.snapshot_download, HfApi=lambda: stands_in)
     sys.modules["huggingface_hub"] = client
+    setattr(pack_gate, "_check_models", lambda *_: None)  # noqa: B010 (these packs' graphs are a few letters)
 
 
 def published(work: Path) -> None:

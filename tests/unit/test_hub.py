@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -12,17 +13,23 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgedecode import hub
+from edgedecode import hub, pack_gate
 from edgedecode.digests import check_files, file_sha256
 from edgedecode.errors import ManifestError
 from edgedecode.hub import find_pack
-from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest
+from edgedecode.locks import take_lock
+from edgedecode.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, OutsideFile
+from edgedecode.pack_gate import check_pack
+from edgedecode.pack_lock import opening
 from tests.export.trim.toy_pack import write_toy_pack
 
 
 @dataclass
 class Hub:
-    """Stands in for huggingface_hub: like it, it writes into files and never deletes one that a commit has not."""
+    """Stands in for huggingface_hub: like it, it writes into files and never deletes one that a commit has not.
+
+    A file whose notes name the wanted commit stays as it is, whatever is in it.
+    """
 
     commits: dict[str, Path] = field(default_factory=dict)
     """By their ids, the newest last."""
@@ -46,6 +53,8 @@ class Hub:
             if number == self.ends_after:
                 raise ConnectionError("the connection broke")
             notes = local_dir / ".cache" / "huggingface" / "download" / f"{each}.metadata"
+            if (local_dir / each).is_file() and notes.is_file() and notes.read_text().startswith(revision):
+                continue
             notes.parent.mkdir(parents=True, exist_ok=True)
             (local_dir / each).parent.mkdir(parents=True, exist_ok=True)
             (local_dir / each).write_bytes((source / each).read_bytes())
@@ -59,6 +68,7 @@ def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
     hub = Hub()
     client = SimpleNamespace(snapshot_download=hub.snapshot_download, HfApi=lambda: hub)
     monkeypatch.setitem(sys.modules, "huggingface_hub", client)
+    monkeypatch.setattr(pack_gate, "_check_models", lambda *_: None)  # these packs' graphs are a few letters
     return hub
 
 
@@ -70,7 +80,12 @@ def publish(hub: Hub, commit: str, source: Path, *, heads: str, weights: bytes =
     manifest = Manifest.load(root)
     names = [*manifest.files, f"draft/{heads}.onnx"]
     files = {name: FileEntry((root / name).stat().st_size, file_sha256(root / name)) for name in names}
-    (root / MANIFEST_NAME).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
+    draft, graph = (
+        manifest.models["draft"],
+        Graph(f"draft/{heads}.onnx", inputs=("x",), outputs=("y",), capabilities=()),
+    )
+    models = {**manifest.models, "draft": replace(draft, graphs={**draft.graphs, "heads": graph})}
+    (root / MANIFEST_NAME).write_text(replace(manifest, files=files, models=models).to_json(), encoding="utf-8")
     (root / "config.json").write_text("{}")  # matches what is downloaded, and no manifest lists it
     hub.commits[commit] = root
     return {name: (root / name).read_bytes() for name in (*names, MANIFEST_NAME)}
@@ -167,6 +182,67 @@ def test_a_newer_commit_that_is_no_whole_pack_does_not_replace_one(tmp_path: Pat
     publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2")
     (tmp_path / "v2" / "draft" / "weights.bin").write_bytes(b"y" * 1000)
     assert content(find_pack("owner/name")) == first
+
+
+@pytest.mark.parametrize("name", [MANIFEST_NAME, "draft/weights.bin"])
+def test_a_file_that_was_damaged_on_its_way_is_fetched_again(name: str, tmp_path: Path, downloads: Hub) -> None:
+    files = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
+    downloads.ends_after = len(files)
+    with pytest.raises(ManifestError, match="the connection broke"):
+        find_pack("owner/name")
+    downloads.ends_after = None
+    part = tmp_path / "cache" / "packs" / ".owner--name.part"
+    (part / name).write_bytes(b"x" * (part / name).stat().st_size)
+    assert content(find_pack("owner/name")) == files
+
+
+def test_a_damaged_file_of_the_present_download_does_not_stay_in_the_next(tmp_path: Path, downloads: Hub) -> None:
+    publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
+    root = find_pack("owner/name")
+    (root / "draft" / "weights.bin").write_bytes(b"x" * 1000)
+    with pytest.raises(ManifestError, match=r"is damaged: .*`edgedecode cache clear --packs` has it downloaded anew"):
+        check_pack(root)
+    files = publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2")
+    for notes in (root / ".cache").rglob("*.metadata"):  # unchanged files pass by what the hub says of their content
+        if notes.name != f"{MANIFEST_NAME}.metadata":
+            notes.write_text("b" * 40 + "\netag\n0\n")
+    assert content(find_pack("owner/name")) == files
+
+
+def test_a_newer_commit_that_the_gate_refuses_does_not_replace_one(
+    tmp_path: Path, downloads: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
+    find_pack("owner/name")
+    publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2")
+
+    def refuse(manifest: Manifest, root: Path) -> None:
+        raise ManifestError(f"the graph {root} is refused")
+
+    monkeypatch.setattr(pack_gate, "_check_models", refuse)
+    assert content(find_pack("owner/name")) == first
+
+
+def test_a_newer_commit_with_weights_outside_does_not_replace_one(tmp_path: Path, downloads: Hub) -> None:
+    first = publish(downloads, "a" * 40, tmp_path / "v1", heads="heads")
+    find_pack("owner/name")
+    publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2")
+    manifest = Manifest.load(tmp_path / "v2")
+    outside = {"draft/other.bin": OutsideFile(str(tmp_path / "other.bin"), 1, "")}
+    (tmp_path / "v2" / MANIFEST_NAME).write_text(replace(manifest, outside=outside).to_json(), encoding="utf-8")
+    assert content(find_pack("owner/name")) == first
+
+
+def test_a_pack_that_is_opened_while_it_is_replaced_is_held(tmp_path: Path) -> None:
+    """Between the two renames nothing is there; nobody may put something there meanwhile."""
+    root, new = tmp_path / "pack", tmp_path / "new"
+    new.mkdir()
+    replaced = threading.Timer(0.1, lambda: new.rename(root))
+    replaced.start()
+    with opening(root):
+        assert root.is_dir()
+        assert take_lock(root) is None, "it is opened without being held"
+    replaced.join()
 
 
 @pytest.mark.parametrize("at", range(4))
