@@ -47,7 +47,7 @@ AREAS: Mapping[str, str] = {
     "scaled": "packs widened by bench --scale",
     "scratch": "files that llama.cpp reads once",
     "peers": "what bench --against wrote for other engines",
-    "locks": "locks of running benches",
+    "locks": "locks of running benches and downloads; on Windows, of open packs",
     "packs": "downloaded packs",
 }
 """Every folder that is ever made in the user's cache, and what is in it: `cache clear` knows what this table names."""

@@ -263,6 +263,11 @@ def _optional(top: Fields, key: str) -> Iterator[tuple[str, Fields]]:
 def _read(path: Path) -> str:
     """Return a manifest's text: of an ordinary file, whose size is told before it is read."""
     found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        raise ManifestError(
+            f"{path} is a link, as in the Hugging Face cache: give the hub id (owner/name), or copy the pack with "
+            f"`cp -rL`"
+        )
     if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_NBYTES:
         what = f"it has {found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "it is no ordinary file"
         raise ManifestError(f"{path} is no manifest: {what}; export the pack again")

@@ -38,6 +38,10 @@ class OutsideFile:
         text = fields.text("path")
         path = Path(text)
         same = path.name == PurePosixPath(name).name
+        if text.replace("\\", "/").startswith("//"):  # Windows names itself to another machine that a path leads to
+            raise ManifestError(
+                f"{fields.where}.path {text!r} lies on another machine or is a device: refused; import with --copy"
+            )
         if not text.isprintable() or not path.is_absolute() or ".." in path.parts or not same:
             raise ManifestError(
                 f"{fields.where}.path {text!r} is no absolute path of a file called like {name!r}: refused"

@@ -15,23 +15,27 @@ from pathlib import Path, PurePath, PurePosixPath
 from edgedecode.chat_template import MOST_CHARACTERS
 from edgedecode.digests import check_files
 from edgedecode.errors import ManifestError
+from edgedecode.folders import area
 from edgedecode.gguf.header import check_header, read_header
-from edgedecode.hub import is_downloaded
 from edgedecode.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
 from edgedecode.onnx_check import CheckedGraph, Weights, check_graph
 from edgedecode.onnx_file import ValueInfo
 from edgedecode.onnx_memory import UnknownOperator
 from edgedecode.trim_entry import TRIM_NAMES
 
-__all__ = ["check_listing", "check_pack"]
+__all__ = ["check_listing", "check_pack", "is_downloaded"]
 
 _GATE = 2
 """Another number when the gate looks for something else."""
-_UNREAD = frozenset({"README.md", "LICENSE", ".gitattributes", ".gitignore", ".git", ".cache"})
+_UNREAD = frozenset({".gitattributes", ".gitignore", ".git", ".cache"})
 """What repositories and downloads hold beside the manifest. Nothing of a pack can name it."""
 _JOINS = "concat"
 """The capability of graphs that join past and present themselves."""
-_DESKTOP = ".DS_Store"
+_TEXTS = ("LICENSE", "NOTICE", "README")
+_TEXT_ENDS = ("", ".md", ".pdf", ".rst", ".txt")
+"""How the names of further files beside the manifest begin and end that nothing reads."""
+_SYSTEM, _SYSTEM_BEGINS = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"}), ("._", ".nfs")
+"""Files that systems leave in any folder."""
 _WORK = (".trim-", "..trim-", f".{MANIFEST_NAME}.")
 """How files begin that a change of the pack has not put in place yet."""
 _GRAPH_NBYTES, _LAYER_NBYTES = 4 << 20, 256 << 10
@@ -53,8 +57,18 @@ def check_pack(root: Path, *, full: bool = False, progress: Callable[[int], None
         )
     check_listing(manifest, root)
     key = sha256(f"{_GATE} {manifest!r}".encode("utf-8", "surrogatepass")).hexdigest()
-    check_files(manifest, root, full=full, progress=progress, judge=lambda: _check_models(manifest, root), key=key)
+    try:
+        check_files(manifest, root, full=full, progress=progress, judge=lambda: _check_models(manifest, root), key=key)
+    except ManifestError as error:
+        if not is_downloaded(root):
+            raise
+        raise ManifestError(f"{error}; `edgedecode cache clear --packs` has it downloaded anew") from None
     return manifest
+
+
+def is_downloaded(root: Path) -> bool:
+    """Tell whether the pack at `root` came from the hub: then a stranger wrote its manifest."""
+    return root.resolve().is_relative_to(area("packs").resolve())
 
 
 def check_listing(manifest: Manifest, root: Path) -> None:
@@ -73,7 +87,7 @@ def check_listing(manifest: Manifest, root: Path) -> None:
         if entry.is_symlink():
             raise ManifestError(f"{path} is a link: a pack holds its own files; copy the target of the link there")
         if entry.is_dir(follow_symlinks=False):
-            if name in folders or _is_unread(name):
+            if name in folders or name in _UNREAD:
                 continue
         elif not entry.is_file(follow_symlinks=False):
             raise ManifestError(f"{path} is not an ordinary file: remove it")
@@ -100,7 +114,10 @@ def _entries(root: Path, folders: set[str]) -> Iterator[tuple[str, os.DirEntry[s
 
 
 def _is_unread(name: str) -> bool:
-    return name in _UNREAD or PurePosixPath(name).name == _DESKTOP
+    path = PurePosixPath(name)
+    if path.name in _SYSTEM or path.name.startswith(_SYSTEM_BEGINS) or name in _UNREAD:
+        return True
+    return len(path.parts) == 1 and name.startswith(_TEXTS) and path.suffix.lower() in _TEXT_ENDS
 
 
 def _unused(manifest: Manifest) -> list[str]:

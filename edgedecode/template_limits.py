@@ -204,7 +204,7 @@ def _translated(words: Words) -> int:
 
 def _summed(words: Words) -> int:
     """Bound what adding up lists makes: each sum is copied."""
-    if not any(isinstance(word, (list, tuple)) for word in words[1:]):
+    if not isinstance(words[0], (list, tuple)) or not any(isinstance(word, (list, tuple)) for word in words[1:]):
         return 0
     return WIDEST * len(words[0]) * meter().spelled(*words)
 

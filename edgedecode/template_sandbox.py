@@ -186,8 +186,8 @@ def _metered_filter(name: str, function: Callable[..., Untyped]) -> Callable[...
 
 
 def _settled(words: Sequence[Untyped]) -> tuple[Untyped, ...]:
-    """Return the words with iterators as lists, whose parts can be looked at twice."""
-    return tuple(list(word) if isinstance(word, (GeneratorType, range)) else word for word in words)
+    """Return the words with generators as lists, whose parts can be looked at twice; those charge for their parts."""
+    return tuple(list(word) if isinstance(word, GeneratorType) else word for word in words)
 
 
 class _GenerationTag(Extension):

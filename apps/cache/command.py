@@ -6,11 +6,13 @@ import json
 import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.commands import Command
 from edgedecode.folders import AREAS, user_cache
+from edgedecode.locks import FOLDER, take_lock
 from edgedecode.memory import format_nbytes
 
 __all__ = ["command"]
@@ -78,11 +80,29 @@ def _clear(areas: Sequence[Area]) -> None:
     for area in areas:
         if area.path.is_symlink() or not area.path.is_dir():
             area.path.unlink(missing_ok=True)
+        elif area.path.name == FOLDER and _held(area.path):
+            print(f"{area.path} is kept: other processes hold locks in it")
+            continue
         else:
             shutil.rmtree(area.path)
         print(f"deleted {area.path}: {area.files} files, {format_nbytes(area.nbytes)}")
     if not areas:
         print(f"there is nothing of that in {user_cache()}")
+
+
+def _held(folder: Path) -> bool:
+    """Delete the locks in a folder that nobody holds; a held one that is gone would be taken a second time."""
+    held = False
+    for path in folder.iterdir():
+        if not path.is_file():
+            continue
+        with suppress(OSError):
+            lock = take_lock(path, make=False)
+            held |= lock is None
+            if lock is not None:
+                with lock:
+                    path.unlink()
+    return held
 
 
 command: Command = CacheCommand()

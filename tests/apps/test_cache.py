@@ -9,6 +9,7 @@ import pytest
 
 from edgedecode.cli import main
 from edgedecode.folders import AREAS, area, cache_folder, user_cache
+from edgedecode.locks import take_lock
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +42,20 @@ def test_it_clears_what_is_named_and_nothing_else(cache: Path, capsys: pytest.Ca
     assert "nothing of that" in capsys.readouterr().out
     assert main(["cache", "clear", "--all"]) == 0
     assert list(cache.iterdir()) == []
+
+
+def test_a_lock_that_is_held_is_not_cleared(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("free", "held"):
+        (cache / "locks" / name).touch()
+    lock = take_lock(cache / "locks" / "held")
+    assert lock is not None
+    with lock:
+        assert main(["cache", "clear", "--locks"]) == 0
+        assert "other processes hold locks in it" in capsys.readouterr().out
+        assert take_lock(cache / "locks" / "held") is None
+        assert not (cache / "locks" / "free").exists()
+    assert main(["cache", "clear", "--locks"]) == 0
+    assert not (cache / "locks").exists()
 
 
 def test_every_folder_that_is_written_can_be_cleared() -> None:

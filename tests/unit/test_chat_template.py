@@ -331,6 +331,12 @@ def test_a_method_gets_the_whole_of_what_is_worked_out_for_it() -> None:
     assert template.render(CONVERSATIONS["turns"]) == "user, assistant, user"
 
 
+def test_the_levels_of_a_recursive_loop_are_all_rendered() -> None:
+    tree = "[{'n': 1, 'more': [{'n': 2, 'more': []}, {'n': 3, 'more': []}]}]"
+    loop = "{% for x in " + tree + " recursive %}{{ x.n }}({{ loop(x.more) }}){% endfor %}"
+    assert ChatTemplate(loop).render([]) == "1(2()3())"
+
+
 def test_the_plain_template() -> None:
     template = ChatTemplate(PLAIN_TEMPLATE)
     assert template.render(CONVERSATIONS["turns"]) == "user: 2+2\nassistant: 4\nuser: and 3+3?\nassistant:"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -206,6 +207,14 @@ def outside(tmp_path: Path) -> Path:
 def importing(path: Path) -> Manifest:
     entry = OutsideFile(str(path), path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
     return replace(manifest(), outside={"target/model.onnx.data": entry})
+
+
+@pytest.mark.parametrize("place", ["//host/share/", "\\\\host\\share\\", "\\\\.\\pipe\\", "\\\\?\\C:\\", "\\/host/"])
+def test_weights_on_another_machine_are_refused_before_they_are_looked_for(outside: Path, place: str) -> None:
+    value = json.loads(importing(outside).to_json())
+    value["outside"]["target/model.onnx.data"]["path"] = f"{place}model.onnx.data"
+    with pytest.raises(ManifestError, match="lies on another machine or is a device: refused; import with --copy"):
+        Manifest.from_json(value)
 
 
 def test_weights_outside_are_hashed_once(pack: Path, outside: Path, hashed: list[str]) -> None:

@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 
+import edgedecode
 from edgedecode import pack_gate
 from edgedecode.cli import main
 from edgedecode.digests import file_sha256
-from edgedecode.errors import ManifestError
+from edgedecode.errors import BudgetExceeded, ManifestError
 from edgedecode.hub import BUNDLED_PACK
 from edgedecode.manifest import MANIFEST_NAME, Manifest
+from edgedecode.memory import peak_nbytes, resident_nbytes
 from edgedecode.onnx_check import CheckedGraph, Weights, check_graph
 from edgedecode.pack_gate import check_pack
-from tests.hostile_packs import BASE, BYTES, FOLDERS, GRAPHS, NUMBERS, base_pack, copy_of, signed, spoilt
+from edgedecode.tokenizer import Tokenizer
+from tests.hostile_packs import BASE, BYTES, FOLDERS, GRAPHS, NUMBERS, base_pack, copy_of, padded, signed, spoilt
 
 pytestmark = [
     pytest.mark.skipif(not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"),
@@ -103,6 +106,15 @@ def test_spoilt_packs_meet_no_native_code_and_take_no_memory(answers: Answers) -
     assert answers.peak_nbytes < LIMIT_NBYTES
 
 
+def test_reading_the_tokenizer_is_leased_before_it_is_read(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = spoilt(sound, tmp_path / "pack", padded("tokenizer.json", 9_000_000))
+    monkeypatch.setattr(Tokenizer, "from_file", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(BudgetExceeded, match=r"171\.\d MB are needed for reading the tokenizer"):
+        edgedecode.load(root, memory=(resident_nbytes() or peak_nbytes() or 0) + 100_000_000, runtime="onnx")
+
+
 def test_only_a_pack_that_changed_is_read_again(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = copy_of(sound, tmp_path / "pack")
     read: list[str] = []
@@ -134,7 +146,12 @@ def test_a_shorter_context_than_the_graph_serves_passes(sound: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", ".gitattributes", ".git/config", ".cache/huggingface/x", "draft/.DS_Store", "licenses/a.txt"]
+    "name",
+    [
+        *("README.md", "LICENSE", "LICENSE.txt", "LICENSE-MODEL", "NOTICE", "README_zh.md", ".gitattributes"),
+        *(".git/config", ".cache/huggingface/x", "draft/.DS_Store", "licenses/a.txt"),
+        *("Thumbs.db", "draft/desktop.ini", "draft/._base.onnx", "._edgedecode.json", "draft/.nfs0000000123"),
+    ],
 )
 def test_what_repositories_and_desktops_leave_passes(sound: Path, tmp_path: Path, name: str) -> None:
     root = copy_of(sound, tmp_path / "pack")
