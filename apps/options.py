@@ -65,14 +65,12 @@ def add_session_options(parser: ArgumentParser) -> None:
     """Add what says how tokens are drafted, verified and sampled."""
     group = parser.add_argument_group("drafting")
     names = ", ".join([*drafter_names(), NO_DRAFTER])
-    group.add_argument(
-        "--drafter", metavar="NAME", help=f"{names} (default: whatever pays, chosen round by round; or nothing)"
-    )
+    group.add_argument("--drafter", metavar="NAME", help=f"{names} (default: the fastest, chosen each round, or none)")
     group.add_argument(
         "--draft-max",
         type=count,
         metavar="N",
-        help="tokens to draft, always so many; 0: no speculation (default: as many as pay, by measured costs)",
+        help="fixed number of tokens to draft; 0: no speculation (default: as many as pay, by measured costs)",
     )
     group.add_argument(
         "--tree",

@@ -293,11 +293,11 @@ def _read_table(fields: Mapping[str, object]) -> CostTable:
 
 def _bucket(text: str) -> int:
     if not (text.isdigit() and int(text) <= len(CONTEXT_BUCKETS)):
-        raise ValueError(f"{text!r} is no context bucket")
+        raise ValueError(f"{text!r} is not a context bucket")
     return int(text)
 
 
 def _width(text: str) -> int:
     if not (text.isdigit() and 1 <= int(text) <= WIDEST):
-        raise ValueError(f"{text!r} is no width")
+        raise ValueError(f"{text!r} is not a width")
     return int(text)

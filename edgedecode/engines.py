@@ -32,7 +32,7 @@ def default_runtime() -> str:
     """Return the runtime where none is named: `EDGEDECODE_RUNTIME`, else auto. Raises InputError for another word."""
     name = os.environ.get("EDGEDECODE_RUNTIME") or AUTO
     if name not in (known := (*installed(RUNTIMES), AUTO)):
-        raise InputError(f"EDGEDECODE_RUNTIME is {name!r}, which is no engine here: set one of {', '.join(known)}")
+        raise InputError(f"EDGEDECODE_RUNTIME is {name!r}, which is not an engine here: set one of {', '.join(known)}")
     return name
 
 

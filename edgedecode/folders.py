@@ -130,7 +130,7 @@ def kept_json(path: Path) -> object:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is no file")
+            raise ValueError("it is not a file")
         if found.st_size > _MOST_NBYTES:
             raise ValueError("it is far too large")
         value: object = json.loads(path.read_text(encoding="utf-8"))

@@ -85,7 +85,7 @@ class HeadLayout:
             transposed=fields.values.get("transposed") is True,
         )
         if {name: getattr(layout, name) for name in ("values", "scales", "zero_points")} != layout._wanted():
-            raise ManifestError(f"{where} speaks of arrays that are no head: run `edgedecode trim` again")
+            raise ManifestError(f"{where} speaks of arrays that are not a head: run `edgedecode trim` again")
         return layout
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""Finds a pack by folder, by hub id, or the bundled one. Talks to the hub only when a name is no folder.
+"""Finds a pack by folder, by hub id, or the bundled one. Talks to the hub only when a name is not a folder.
 
 A download appears whole or not at all: after it, exactly what the new manifest lists lies there.
 """
@@ -57,7 +57,7 @@ def find_pack(name: str | Path | None) -> Path:
     folder = Path(name)
     if folder.exists() or isinstance(name, Path) or not _HUB_ID.fullmatch(name):
         if not folder.exists():
-            raise ManifestError(f"there is no folder {str(name)!r}, and it is no hub id (owner/name)")
+            raise ManifestError(f"there is no folder {str(name)!r}, and it is not a hub id (owner/name)")
         return folder
     return _from_hub(name)
 
@@ -74,7 +74,7 @@ def _from_hub(name: str) -> Path:
         _bring_up_to_date(folder, name)
     except ImportError:
         raise ManifestError(
-            f"{name!r} is no folder; hub ids need huggingface_hub: pip install huggingface_hub"
+            f"{name!r} is not a folder; hub ids need huggingface_hub: pip install huggingface_hub"
         ) from None
     except Exception as error:  # the hub raises requests', httpx's and its own kinds alike
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -83,7 +83,7 @@ def _from_hub(name: str) -> Path:
             _put_in_place(folder)
     if not folder.is_dir():
         raise ManifestError(
-            f"{name!r} is no folder here, and the hub did not give it ({reason[:160]}); "
+            f"{name!r} is not a folder here, and the hub did not give it ({reason[:160]}); "
             f"check the name and the connection, or give a folder"
         )
     if reason:

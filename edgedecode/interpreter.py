@@ -8,7 +8,7 @@ __all__ = ["interpreter"]
 
 
 def interpreter() -> str | None:
-    """Return the executable that runs this process; None where that is no Python.
+    """Return the executable that runs this process; None where that is not a Python.
 
     A frozen application's executable is the application: it would start itself. An embedded interpreter has none.
     """

@@ -156,7 +156,7 @@ class Manifest:
             text = _read(path)
         except FileNotFoundError:
             raise ManifestError(
-                f"{root} is no pack: it has no {MANIFEST_NAME} (make one with `edgedecode export`)"
+                f"{root} is not a pack: it has no {MANIFEST_NAME} (make one with `edgedecode export`)"
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ManifestError(f"{path} cannot be read: {error}") from None
@@ -172,7 +172,7 @@ class Manifest:
         """Check a parsed manifest field by field. Raises ManifestError naming the field."""
         top = Fields.of(value, "manifest")
         if top.text("format") != FORMAT:
-            raise ManifestError(f"the manifest's format is {top.text('format')!r}, not {FORMAT!r}: this is no pack")
+            raise ManifestError(f"the manifest's format is {top.text('format')!r}, not {FORMAT!r}: this is not a pack")
         version = top.integer("version", low=1)
         if version > VERSION:
             raise ManifestError(
@@ -269,8 +269,8 @@ def _read(path: Path) -> str:
             f"`cp -rL`"
         )
     if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_NBYTES:
-        what = f"it has {found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "it is no ordinary file"
-        raise ManifestError(f"{path} is no manifest: {what}; export the pack again")
+        what = f"it has {found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "it is not a regular file"
+        raise ManifestError(f"{path} is not a manifest: {what}; export the pack again")
     with path.open("rb") as file:
         return file.read(_MOST_NBYTES).decode("utf-8")
 

@@ -199,7 +199,7 @@ def parse_nbytes(text: str) -> int:
     found = _SIZE.fullmatch(text.strip().upper())
     value = float(found["number"]) if found else 0.0
     if found is None or not 0 < value < 1e15:
-        raise InputError(f"{text!r} is no size: write for example 800MB, 1.5GB or 512MiB")
+        raise InputError(f"{text!r} is not a size: write for example 800MB, 1.5GB or 512MiB")
     return int(value * _UNITS[found["unit"]])
 
 

@@ -44,7 +44,7 @@ class OutsideFile:
             )
         if not text.isprintable() or not path.is_absolute() or ".." in path.parts or not same:
             raise ManifestError(
-                f"{fields.where}.path {text!r} is no absolute path of a file called like {name!r}: refused"
+                f"{fields.where}.path {text!r} is not an absolute path of a file called like {name!r}: refused"
             )
         return cls(path=text, nbytes=fields.integer("nbytes", low=0), sha256=fields.text("sha256"))
 
@@ -54,5 +54,5 @@ def plain_path(name: str) -> str:
     path = PurePosixPath(name)
     plain = name.isprintable() and "\\" not in name and ":" not in name
     if not plain or not path.parts or path.is_absolute() or ".." in path.parts:
-        raise ManifestError(f"the manifest names the file {name!r}, which is no plain path inside the pack: refused")
+        raise ManifestError(f"the manifest names the file {name!r}, which is not a plain path inside the pack: refused")
     return str(path)

@@ -46,7 +46,7 @@ def read_object(line: str, where: str) -> dict[str, object]:
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, or a number of 5000 digits
         raise InputError(f"{where} is not JSON: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
-        raise InputError(f"{where} is no JSON object")
+        raise InputError(f"{where} is not a JSON object")
     return value
 
 

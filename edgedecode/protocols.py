@@ -127,7 +127,7 @@ class AdapterModel(Protocol):
         ...
 
     def remove_adapter(self, digest: str) -> None:
-        """Give an adapter's memory back; one that is not held is no error."""
+        """Give an adapter's memory back; one that is not held is not an error."""
         ...
 
 

@@ -156,5 +156,5 @@ def _known_widths(pair: Pair, adapter: AdapterUse | None) -> IdenticalWidths:
 def _some(value: object, known: tuple[int, ...]) -> tuple[int, ...]:
     """Return a list of known widths, ascending. Raises ValueError for anything else."""
     if not isinstance(value, list) or value != [width for width in known if width in value]:
-        raise ValueError(f"{str(value)[:80]} are no widths")
+        raise ValueError(f"{str(value)[:80]} are not widths")
     return tuple(value)

@@ -12,13 +12,13 @@ _LARGEST, _SMALLEST = 1e15, 1e-12
 
 def mapping(value: object) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{str(value)[:40]!r} is no table")
+        raise ValueError(f"{str(value)[:40]!r} is not a table")
     return value
 
 
 def finite(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
-        raise ValueError(f"{str(value)[:40]!r} is no number that can be")
+        raise ValueError(f"{str(value)[:40]!r} is not a number that can be")
     return float(value)
 
 

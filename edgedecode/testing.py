@@ -70,7 +70,7 @@ class TableState:
         previous = -1
         for index in path:
             if not 0 <= index < self.pending or self.parents[index] != previous:
-                raise ValueError(f"{list(path)} is no path from the root of the pending rows")
+                raise ValueError(f"{list(path)} is not a path from the root of the pending rows")
             previous = index
         self.tokens += [self.rows[index] for index in path]
         self._drop()

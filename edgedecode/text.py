@@ -15,7 +15,7 @@ _NO_ANSWER = re.compile(f"[{_CONTROL}]")
 
 
 def shown(text: str) -> str:
-    """Return a stranger's text as a terminal may show it in a line: what could act on it is written as its escape."""
+    """Return untrusted text as a terminal may show it in a line: what could act on it is written as its escape."""
     return _NO_LINE.sub(_escape, text)
 
 

@@ -54,7 +54,7 @@ def check_file(data: bytes) -> None:
             value, _ = json.JSONDecoder(object_pairs_hook=_object).raw_decode(text)
         except (ValueError, RecursionError) as error:
             raise ManifestError(
-                f"the tokenizer's normalizer is no JSON, or has more than {_LONGEST_NORMALIZER} bytes"
+                f"the tokenizer's normalizer is not JSON, or has more than {_LONGEST_NORMALIZER} bytes"
             ) from error
         if value is not None and type(value) is not int:  # a number is the id of a token that is called so
             check_growth(_flat(value))

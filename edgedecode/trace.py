@@ -72,14 +72,14 @@ def replay(path: Path, *, pack: str | None = None) -> Iterator[Replayed]:
     except OSError as error:
         raise InputError(f"the trace {path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"the trace {path} is no text: {error}") from None
+        raise InputError(f"the trace {path} is not text: {error}") from None
     scheduler = _scheduler(path, lines[0] if lines else "", pack=pack)
     for number, line in enumerate(lines[1:], start=2):
         try:
             value = json.loads(line)
             signals, recorded = Signals.from_dict(value["signals"]), Plan.from_dict(value["plan"])
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"line {number} of the trace {path} is no round: {error}") from None
+            raise InputError(f"line {number} of the trace {path} is not a round: {error}") from None
         yield Replayed(signals, recorded, scheduler.plan(signals))
 
 
@@ -100,4 +100,4 @@ def _scheduler(path: Path, line: str, *, pack: str | None) -> Scheduler:
     except InputError:  # says itself what is wrong; it is a ValueError too
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"the first line of {path} is no head of a trace: {error}") from None
+        raise InputError(f"the first line of {path} is not the head of a trace: {error}") from None

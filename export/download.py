@@ -90,7 +90,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 def _not_given(name: str, reason: str) -> ExportError:
     return ExportError(
-        f"{name!r} is no folder here, and the hub did not give it ({reason}): "
+        f"{name!r} is not a folder here, and the hub did not give it ({reason}): "
         f"check the name and the connection, or give a folder"
     )
 

@@ -66,7 +66,7 @@ def check_gguf_options(arguments: Namespace) -> None:
 def _formats(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     if not set(names) <= {"onnx", "gguf"}:
-        raise ArgumentTypeError(f"{text!r} is no list of onnx and gguf")
+        raise ArgumentTypeError(f"{text!r} is not a list of onnx and gguf")
     if "onnx" not in names:
         raise ArgumentTypeError("a pack holds ONNX graphs, from whose weights the GGUF file is made: give onnx,gguf")
     return names

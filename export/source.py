@@ -161,7 +161,7 @@ def _local(name: str) -> Path | None:
     if folder.exists():
         raise ExportError(f"{name} is a file: give the folder of a Hugging Face model")
     if not _HUB_ID.fullmatch(name):
-        raise ExportError(f"there is no folder {name!r}, and it is no hub id (owner/name)")
+        raise ExportError(f"there is no folder {name!r}, and it is not a hub id (owner/name)")
     return None
 
 
@@ -169,7 +169,7 @@ def _config(folder: Path) -> Fields:
     path = folder / "config.json"
     value = read_json(path)
     if value is None:
-        raise ExportError(f"{folder} is no model folder: it has no config.json")
+        raise ExportError(f"{folder} is not a model folder: it has no config.json")
     try:
         return Fields.of(value, str(path.name))
     except ManifestError as error:

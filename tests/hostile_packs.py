@@ -219,8 +219,11 @@ NUMBERS: dict[str, tuple[Spoil, str]] = {
     "a billion ids": (number(".vocabulary_size", 10**9), "vocabulary_size must be an integer"),
     "a deep manifest": (text(lambda old: '{"a":' * 100_000), "nested too deeply"),
     "a key twice": (text(lambda old: '{"name": "a", ' + old[1:]), "key 'name' appears twice"),
-    "a manifest of 100 MB": (lambda root: _grow(root / MANIFEST_NAME), "is no manifest: it has 100000000 bytes"),
-    "a manifest that is a pipe": (lambda root: _pipe(root / MANIFEST_NAME), "is no manifest: it is no ordinary file"),
+    "a manifest of 100 MB": (lambda root: _grow(root / MANIFEST_NAME), "is not a manifest: it has 100000000 bytes"),
+    "a manifest that is a pipe": (
+        lambda root: _pipe(root / MANIFEST_NAME),
+        "is not a manifest: it is not a regular file",
+    ),
     "a manifest that is a link": (
         lambda root: _link(root / MANIFEST_NAME),
         "is a link, as in the Hugging Face cache: .* `cp -rL`",

@@ -166,7 +166,7 @@ class CostMeter:
             state.close()
 
     def _choose_local(self) -> None:
-        """Give a local head as many ids as it takes, which is its dearest; sessions choose others in between."""
+        """Give a local head as many ids as it takes, its most expensive case; sessions choose others in between."""
         for head, _ in self._heads.values():
             if isinstance(head, TimedLocalHead):
                 head.choose(np.arange(head.most))

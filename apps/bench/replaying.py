@@ -42,7 +42,7 @@ class Replay:
 
 
 def replay_trace(arguments: Namespace) -> Replay:
-    """Replay `arguments.replay`. Raises InputError for what is no trace, or not one of the pack's."""
+    """Replay `arguments.replay`. Raises InputError for what is not a trace, or not one of the pack's."""
     return _compare(Path(arguments.replay), pack=_digest(arguments.model))
 
 

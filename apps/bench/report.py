@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Report"]
 
 WIDTH = 150
-"""Columns where the output is no terminal: a table that is pasted somewhere shall not be folded."""
+"""Columns where the output is not a terminal: a table that is pasted somewhere shall not be folded."""
 
 
 class Report:

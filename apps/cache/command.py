@@ -87,7 +87,7 @@ def _clear(areas: Sequence[Area]) -> None:
             shutil.rmtree(area.path)
         print(f"deleted {area.path}: {area.files} files, {format_nbytes(area.nbytes)}")
     if not areas:
-        print(f"there is nothing of that in {user_cache()}")
+        print(f"nothing to delete in {user_cache()}")
 
 
 def _held(folder: Path) -> bool:

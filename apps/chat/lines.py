@@ -21,7 +21,7 @@ class Lines(Protocol):
     interactive: bool
 
     def read(self) -> str | None:
-        """Return the next message, None at the end. Raises InputError for what is no UTF-8, KeyboardInterrupt."""
+        """Return the next message, None at the end. Raises InputError for what is not UTF-8, KeyboardInterrupt."""
         ...
 
 

@@ -100,7 +100,7 @@ def _quit(conversation: Conversation, rest: str) -> bool:
 
 def _path(name: str) -> Path:
     if "\0" in name:
-        raise InputError(f"{name!r} is no file name: it holds a NUL character")
+        raise InputError(f"{name!r} is not a file name: it holds a NUL character")
     return Path(name)
 
 

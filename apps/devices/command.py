@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 PASTED_WIDTH = 150
-"""Columns where the output is no terminal: a pasted table shall not be folded."""
+"""Columns where the output is not a terminal: a pasted table shall not be folded."""
 
 
 class DevicesCommand:

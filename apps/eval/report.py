@@ -14,7 +14,7 @@ from .tally import noisier
 __all__ = ["show_equality"]
 
 WIDTH = 150
-"""Columns where the output is no terminal: a table that is pasted somewhere shall not be folded."""
+"""Columns where the output is not a terminal: a table that is pasted somewhere shall not be folded."""
 NAMED = 10
 """Prompts beyond the noise that are named."""
 _NAME_LENGTH = 60

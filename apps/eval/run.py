@@ -150,7 +150,7 @@ def _verdict(found: Mapping[str, Equality]) -> str:
 
 def _excess(equality: Equality) -> str:
     """Say what makes two engines different: prompts, and tokens that are no near tie or too many beyond the noise."""
-    tokens = f"{equality.untied} tokens are no near tie" if equality.untied else f"tokens: {equality.beyond_rate}"
+    tokens = f"{equality.untied} tokens are not near ties" if equality.untied else f"tokens: {equality.beyond_rate}"
     return f"{equality.beyond} of {equality.prompts} prompts ({tokens})"
 
 

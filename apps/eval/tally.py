@@ -57,7 +57,7 @@ def equality_of(
     max_tokens: int,
     kv_type: str = "",
 ) -> Equality:
-    """Add up what is known of every prompt; `noise` in logits by engine, which counts as 0 where it is no number."""
+    """Add up what is known of every prompt; `noise` in logits by engine, which counts as 0 where it is not a number."""
     most = noisier(noise)
     beyond = [prompt.beyond(most) for prompt in prompts]
     return Equality(
@@ -78,7 +78,7 @@ def equality_of(
 
 
 def noisier(noise: Mapping[str, float]) -> float:
-    """Return the noisier engine's noise; 0, which excuses nothing, where one's is no number."""
+    """Return the noisier engine's noise; 0, which excuses nothing, where one's is not a number."""
     return max(noise.values()) if all(math.isfinite(value) for value in noise.values()) else 0.0
 
 

@@ -18,7 +18,7 @@ from ..progress import progress
 __all__ = ["command"]
 
 _PASTED_WIDTH = 150
-"""Columns where the output is no terminal: a pasted table shall not be folded."""
+"""Columns where the output is not a terminal: a pasted table shall not be folded."""
 
 
 class ShowCommand:

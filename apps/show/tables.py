@@ -205,7 +205,7 @@ def _pairs(rows: Mapping[str, str]) -> Table:
 
 
 def _add(table: Table, *cells: str) -> None:
-    """Add a row of a stranger's texts: no markup, nothing that acts on a terminal, none that takes minutes to fold."""
+    """Add a row of untrusted texts: no markup, nothing that acts on a terminal, none that takes minutes to fold."""
     table.add_row(*(Text(shown(cell[:_LONGEST])) for cell in cells))
 
 

@@ -47,7 +47,7 @@ def check_adapter(contents: Contents, path: Path, header: Header, *, name: str) 
         found = _text(contents, key)
         if found != wanted:
             raise InputError(
-                f"{path} is no LoRA adapter ({key} is {found!r}): give one made for llama.cpp (convert_lora_to_gguf)"
+                f"{path} is not a LoRA adapter ({key} is {found!r}): give one made for llama.cpp (convert_lora_to_gguf)"
             )
     found = _text(contents, "general.architecture")
     if found != header.architecture:
@@ -71,8 +71,8 @@ def _targets(contents: Contents, path: Path) -> list[str]:
     for tensor in contents.tensors.values():
         if not tensor.name.endswith(_SIDES):
             raise CapabilityError(
-                f"{path} holds {tensor.name[:60]}, which is no matrix of a LoRA and which llama.cpp leaves out: give "
-                f"an adapter of LoRA alone"
+                f"{path} holds {tensor.name[:60]}, which is not a matrix of a LoRA and which llama.cpp leaves out: "
+                f"give an adapter of LoRA alone"
             )
         if tensor.type not in KEPT_TYPES or len(tensor.shape) > 2:
             raise ManifestError(f"{path} holds {tensor.name[:60]} in a form llama.cpp does not multiply: convert again")

@@ -51,7 +51,7 @@ def _of_numbers(contents: Contents, architecture: str) -> str:
     if (ahead := contents.integer(f"{architecture}.nextn_predict_layers")) >= layers:
         return f"{ahead} of its {layers} layers predict further tokens"
     if contents.fields.get(f"{architecture}.attention.causal", 1) != 1:
-        return "its attention looks ahead: it is no decoder"
+        return "its attention looks ahead: it is not a decoder"
     every = f"{architecture}.attention.sliding_window_pattern"
     if contents.fields.get(every) == 1 and every not in contents.layers:
         return "no layer has the sliding window that it names"

@@ -141,7 +141,7 @@ def _read(content: mmap.mmap, path: Path, *, arrays: bool) -> Contents:
 
 def _check_start(reader: FieldReader, path: Path) -> None:
     if reader.take(4) != MAGIC:
-        raise ManifestError(f"{path} is no GGUF file: give one, or export the pack again with --formats onnx,gguf")
+        raise ManifestError(f"{path} is not a GGUF file: give one, or export the pack again with --formats onnx,gguf")
     version = reader.integer("I")
     if version and not version & 0xFFFF:
         raise ManifestError(f"{path} is big-endian, this machine's engine is not: convert it, or export it here")
@@ -174,7 +174,7 @@ def _tensor(reader: FieldReader, path: Path) -> Tensor:
     if not all(shape):
         raise Truncated(f"the tensor {name[:40]!r} is empty: {shape}")
     if shape[0] % BLOCKS[tensor.type][0]:
-        raise Truncated(f"the tensor {name[:40]!r} has rows of {shape[0]} values, which are no whole blocks")
+        raise Truncated(f"the tensor {name[:40]!r} has rows of {shape[0]} values, which are not whole blocks")
     return tensor
 
 

@@ -81,7 +81,7 @@ class _Trimming:
     def __init__(self, vocabulary: TrimmedVocabulary, fields: Mapping[str, _Field]) -> None:
         for name in _ARRAYS:
             if name in fields and fields[name].kind != ARRAY:
-                raise Truncated(f"{name} is no array")
+                raise Truncated(f"{name} is not an array")
         self._ids = vocabulary.ids
         self._rows = {int(id): row for row, id in enumerate(vocabulary.ids)}
         self._texts = self._picked_texts(fields[TOKENS]) if TOKENS in fields else []

@@ -116,7 +116,7 @@ def _tensors(views: Mapping[str, torch.Tensor], settings: _Settings, *, shape: S
 def _read_settings(folder: Path) -> _Settings:
     value = read_json(folder / _CONFIG)
     if value is None:
-        raise ExportError(f"{folder} is no PEFT adapter: it has no {_CONFIG}")
+        raise ExportError(f"{folder} is not a PEFT adapter: it has no {_CONFIG}")
     try:
         config = Fields.of(value, _CONFIG)
         if (kind := config.text("peft_type")) != "LORA":

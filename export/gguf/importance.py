@@ -48,7 +48,7 @@ def named_importance(
 
 
 def check_imatrix(path: Path) -> None:
-    """Raise ExportError for a file that is no importance matrix, or a damaged one."""
+    """Raise ExportError for a file that is not an importance matrix, or a damaged one."""
     _read(path)
 
 
@@ -77,7 +77,7 @@ def _read(path: Path) -> dict[str, FloatArray]:
     """Return the mean squares by tensor. Raises ExportError."""
     import gguf
 
-    wrong = f"{path} is no importance matrix: give the GGUF file that llama.cpp's llama-imatrix writes"
+    wrong = f"{path} is not an importance matrix: give the GGUF file that llama.cpp's llama-imatrix writes"
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -99,7 +99,7 @@ def _read(path: Path) -> dict[str, FloatArray]:
     if not found:
         raise ExportError(wrong)
     if bad := [name for name, values in found.items() if not np.isfinite(values).all() or (values < 0).any()]:
-        raise ExportError(f"the importance matrix {path} holds numbers for {bad[0]} that are no mean squares")
+        raise ExportError(f"the importance matrix {path} holds numbers for {bad[0]} that are not mean squares")
     return found
 
 

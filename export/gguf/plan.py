@@ -158,7 +158,7 @@ def _tensor(fields: Fields) -> PlannedTensor:
     try:
         values = base64.b64decode(fields.optional_text("values") or "", validate=True)
     except binascii.Error:
-        raise ManifestError(f"{fields.where}.values is no base64: export the pack again") from None
+        raise ManifestError(f"{fields.where}.values is not base64: export the pack again") from None
     pieces: tuple[BlockPiece, ...] = ()
     if "rows" in fields.values:
         columns = [fields.integers(name) for name in ("rows", "packed", "scales")]

@@ -39,7 +39,7 @@ def transcode(blocks: Blocks, scheme: Scheme) -> ByteArray:
         halves = blocks.scales.astype("<f2")
     if not np.array_equal(halves.astype(np.float32), blocks.scales):
         raise ManifestError(
-            "the weights are damaged (they hold scales that are no float16 numbers, as GGUF keeps them): export the "
+            "the weights are damaged (they hold scales that are not float16 numbers, as GGUF keeps them): export the "
             "pack again"
         )
     scales = halves.view(np.uint8).reshape(rows, count, 2)

@@ -132,7 +132,7 @@ def _header(path: Path) -> dict[str, _Entry]:
         with path.open("rb") as file:
             entries: JsonValue = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     except (OSError, ValueError, SafetensorError) as error:
-        raise ExportError(f"{path} is no sound safetensors file ({error}): download it again") from None
+        raise ExportError(f"{path} is not a sound safetensors file ({error}): download it again") from None
     assert isinstance(entries, dict)
     return {name: _entry(entry) for name, entry in entries.items() if name != "__metadata__"}
 

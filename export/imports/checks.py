@@ -45,7 +45,7 @@ def check_import(
 
 
 def _difference(found: FloatArray, untouched: Untouched, texts: CheckTexts) -> float:
-    """Return the largest difference from the graph as it came. Raises ExportError where it is no rounding."""
+    """Return the largest difference from the graph as it came. Raises ExportError where it is not a rounding."""
     came = untouched.logits(texts.text.text, exact=True)
     error = float(np.abs(found - came).max())
     limit = TOLERANCE * max(1.0, float(came.std()))

@@ -103,7 +103,7 @@ def _placed(job: ImportJob, entry: ModelEntry, *, folder: Path, progress: Callab
 
 def _checked(entry: ModelEntry, folder: Path) -> ModelEntry:
     if not (folder / WEIGHTS_FILE).is_file():
-        raise ExportError(f"the graph in {folder.name} has no weights worth a file: it is no language model's")
+        raise ExportError(f"the graph in {folder.name} has no weights worth a file: it is not a language model's")
     return entry
 
 

@@ -121,14 +121,14 @@ def _load(path: Path) -> ir.Model:
     try:
         return ir.load(path)
     except Exception as error:  # protobuf's errors and onnx_ir's own
-        raise ExportError(f"{path} is no sound ONNX file ({reason_of(error)}): build or download it again") from None
+        raise ExportError(f"{path} is not a sound ONNX file ({reason_of(error)}): build or download it again") from None
 
 
 def _rows(model: ir.Model, graph: Path) -> int:
     logits = next((value for value in model.graph.outputs if value.name == "logits"), None)
     if logits is None or logits.shape is None or not isinstance(logits.shape[-1], int):
         found = ", ".join(str(value.name) for value in model.graph.outputs[:3]) or "nothing"
-        raise ExportError(f"{graph} gives {found}, no logits of a known width: it is no language model's graph")
+        raise ExportError(f"{graph} gives {found}, no logits of a known width: it is not a language model's graph")
     return logits.shape[-1]
 
 

@@ -109,7 +109,7 @@ def _config(model: Path) -> dict[str, JsonValue]:
     """Read a model's configuration and refuse what is never run: code, and pickles."""
     config = read_json(model / "config.json")
     if not isinstance(config, dict):
-        raise ExportError(f"{model} is no model folder: it has no config.json")
+        raise ExportError(f"{model} is not a model folder: it has no config.json")
     if config.get("auto_map"):
         raise ExportError(f"{model} brings its own Python code (auto_map in config.json), which is never run")
     weight_files(model)

@@ -64,7 +64,7 @@ class Untouched:
         content = ir.to_proto(model).SerializeToString()
         folded = max(self._nbytes, len(content)) // 2
         weights = Weights("" if self._weights is None else self._weights.name, self._nbytes, folded)
-        check_content(content, weights, joins=True)  # a stranger's graph names no other file
+        check_content(content, weights, joins=True)  # an untrusted graph names no other file
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def _feed(self, value: Any, tokens: Sequence[int]) -> npt.NDArray[np.generic]:  # noqa: ANN401

@@ -91,7 +91,7 @@ class GenaiFolder:
             decoder, rows = dict(model["decoder"]), int(model["vocab_size"])
             decoder["filename"] = f"{role}/{decoder['filename']}"
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ManifestError(f"{source} is no folder of onnxruntime-genai's builder: {error!r}") from None
+            raise ManifestError(f"{source} is not a folder of onnxruntime-genai's builder: {error!r}") from None
         folder = self.path / role
         folder.mkdir()
         for file in source.iterdir():

@@ -35,7 +35,7 @@ __all__ = [
 TOLERANCE = 1e-3
 """Largest error, relative to the logits' deviation where that is above 1, of kernels that do not round activations."""
 LOOSE = 0.25
-"""Largest root mean square error, relative to the logits' deviation, of kernels that do: more is no rounding."""
+"""Largest root mean square error, relative to the logits' deviation, of kernels that do: more is not a rounding."""
 
 _PARENTS = (-1, 0, 0, 1, 1, 2, -1, 3)
 """A tree on the text's last token; nodes 0 to 2 are the first pass, 3 to 6 the second, 7 follows the kept path."""

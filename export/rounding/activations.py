@@ -72,7 +72,7 @@ def measure_products(
 
 
 def wide_products(errors: Mapping[str, ProductError], limit: float = LIMIT) -> tuple[str, ...]:
-    """Return the products whose activations need 16 bits, also where the error is no number."""
+    """Return the products whose activations need 16 bits, also where the error is not a number."""
     return tuple(name for name, error in errors.items() if not error.at8 <= limit)
 
 

@@ -69,7 +69,7 @@ def _conversation(line: str, *, name: str, tokenizer: Tokenizer, template: ChatT
     try:
         row: JsonValue = json.loads(line)
     except ValueError as error:
-        raise ExportError(f"{name} is no JSON: {error}") from None
+        raise ExportError(f"{name} is not JSON: {error}") from None
     if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
         raise ExportError(f"{name} has no list of messages")
     if template is None:

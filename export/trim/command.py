@@ -49,12 +49,12 @@ class TrimCommand:
 
 def _add_size(parser: ArgumentParser) -> None:
     size = parser.add_argument_group("how small").add_mutually_exclusive_group()
-    size.add_argument("--size", type=positive_count, metavar="N", help="keep so many ids, whether that pays or not")
+    size.add_argument("--size", type=positive_count, metavar="N", help="keep N ids, even if slower")
     size.add_argument(
         "--coverage",
         type=_share,
         metavar="SHARE",
-        help="of several sizes keep the best that knows so much of held-out text (default 0.99)",
+        help="the best size with this coverage of held-out text (default 0.99)",
     )
     size.add_argument("--sweep", action="store_true", help="try several sizes and keep the best: the default")
     size.add_argument("--local", action="store_true", help="add only the head whose ids are chosen while decoding")
@@ -70,9 +70,7 @@ def _add_calibration(parser: ArgumentParser) -> None:
     source.add_argument(
         "--text", type=Path, metavar="FILE", help="text to count as it is, or .jsonl with messages and answers"
     )
-    group.add_argument(
-        "--prompts", type=positive_count, metavar="N", help="so many prompts at most, of all families in turn"
-    )
+    group.add_argument("--prompts", type=positive_count, metavar="N", help="at most N prompts, of all families in turn")
     group.add_argument(
         "--answers", type=positive_count, metavar="N", help="to each prompt: one greedy, the others sampled (default 2)"
     )
@@ -85,9 +83,7 @@ def _add_calibration(parser: ArgumentParser) -> None:
         help="texts to report on: category, messages, perhaps an answer (default: code, math, prose, structured, "
         "multilingual)",
     )
-    group.add_argument(
-        "--per-category", type=positive_count, metavar="N", help="so many texts of each at most (default 16)"
-    )
+    group.add_argument("--per-category", type=positive_count, metavar="N", help="at most N texts of each (default 16)")
 
 
 def _run(arguments: Namespace) -> Report:
@@ -170,7 +166,7 @@ def _given(value: _Value | None, otherwise: _Value) -> _Value:
 def _share(text: str) -> float:
     value = real_number(text)
     if not 0 < value <= 1:
-        raise ArgumentTypeError(f"{text!r} is no share: above 0, up to 1")
+        raise ArgumentTypeError(f"{text!r} is not a share: above 0, up to 1")
     return value
 
 

@@ -171,7 +171,9 @@ def _read(path: Path) -> ir.Model:
     try:
         return ir.load(path)
     except Exception as error:  # protobuf's errors and onnx_ir's own
-        raise ExportError(f"{path} is no sound graph ({reason_of(error)}): export or import the pack again") from None
+        raise ExportError(
+            f"{path} is not a sound graph ({reason_of(error)}): export or import the pack again"
+        ) from None
 
 
 def _write(model: ir.Model, out: Path) -> None:

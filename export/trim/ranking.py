@@ -50,7 +50,7 @@ class Ranking:
         return size if size < self.vocabulary_size else None
 
     def vocabulary(self, size: int) -> TrimmedVocabulary:
-        """Return the vocabulary of this size. Raises InputError for one that is no trim."""
+        """Return the vocabulary of this size. Raises InputError for one that is not a trim."""
         if size < self.always:
             raise InputError(
                 f"a size of {size} is too small: {self.always} special, added, end and byte tokens are always kept; "

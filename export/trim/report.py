@@ -16,7 +16,7 @@ from .speeds import MAX_TOKENS, REPETITIONS
 __all__ = ["show_trim", "trim_report"]
 
 _WIDTH = 150
-"""Columns where the output is no terminal: a pasted table shall not be folded."""
+"""Columns where the output is not a terminal: a pasted table shall not be folded."""
 _LEGEND = (
     "coverage: share of the tokens that are kept; a round: tokens a round, the target's own included, at the draft "
     "length that is best there; step: one token drafted; MBSU: speed-up where memory alone decides; S: times plain "

@@ -59,7 +59,7 @@ def text_of(path: Path) -> str:
         raise InputError(f"{path} is larger than {_LARGEST >> 20} MiB: give a part of it")
     content = decoded_text(path.read_bytes(), str(path))
     if "\0" in content:
-        raise InputError(f"{path} is no text: it has a zero byte at character {content.index(chr(0))}")
+        raise InputError(f"{path} is not text: it has a zero byte at character {content.index(chr(0))}")
     return content
 
 

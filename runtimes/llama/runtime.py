@@ -157,8 +157,8 @@ class LlamaRuntime:
             if less and not _has_room(budget, sizes(loading=loading), entry, header, card=card):
                 loading = once
                 notice(
-                    f"the {name}'s weights are read, not mapped: once in memory they take "
-                    f"{format_nbytes(sizes(loading=loading))}, which leaves room in the budget (as --no-mmap does)"
+                    f"the {name}'s weights are read instead of mapped to fit the budget "
+                    f"({format_nbytes(sizes(loading=loading))} instead of two copies; same as --no-mmap)"
                 )
             lease = undo.enter_context(
                 budget.reserve(f"weights:{name}", sizes(loading=loading), fixed=name == "target")
@@ -250,13 +250,13 @@ def _adapted(header: Header, *, name: str, needs: Collection[str]) -> tuple[str,
 
 
 def _check_kind(weights: Weights, header: Header, *, name: str, needs: Collection[str]) -> None:
-    """Refuse what is no decoder with the header's rows, and trees where layers are recurrent."""
+    """Refuse what is not a decoder with the header's rows, and trees where layers are recurrent."""
     if weights.rows != header.rows:
         raise ManifestError(
             f"llama.cpp reads {weights.rows} tokens in the model {name} of {header.rows} rows: export it again"
         )
     if not weights.decoder:
-        raise CapabilityError(f"the model {name} ({header.architecture}) is no decoder: it cannot be run here")
+        raise CapabilityError(f"the model {name} ({header.architecture}) is not a decoder: it cannot be run here")
     if weights.rigid and "tree" in needs:
         raise CapabilityError(f"the model {name} ({header.architecture}) has recurrent layers: it reads no trees")
 

@@ -37,7 +37,7 @@ def scratch_file(name: str) -> Iterator[Path]:
 
 
 def _remove_stale(folder: Path | None) -> None:
-    """Remove what killed processes left; a file that is gone meanwhile, or not ours to remove, is no error."""
+    """Remove what killed processes left; a file that is gone meanwhile, or not ours to remove, is not an error."""
     for path in folder.iterdir() if folder is not None else ():
         with suppress(OSError):
             if time() - path.stat().st_mtime > STALE_SECONDS:

@@ -167,7 +167,7 @@ def check_contract(
     biases = _biases(entry, [value.name for value in session.get_inputs()] if replaced is None else replaced)
     if replaced is not None:
         if missing := [name for name in biases if name not in replaced]:
-            raise ManifestError(f"{path} has no {', '.join(missing)}: it is no base graph; export the pack again")
+            raise ManifestError(f"{path} has no {', '.join(missing)}: it is not a base graph; export the pack again")
         if foreign := [name for name in replaced if name not in biases]:
             raise ManifestError(f"{path} has the unknown input {foreign[0]}: export the pack again")
         biases = [PARENTS]
@@ -194,7 +194,7 @@ def _check_contract(
     shapes = {value.name: value.shape for value in [*session.get_inputs(), *session.get_outputs()]}
     wanted = [*needed, *cache_names("past_key_values", entry.layers), "logits", *cache_names("present", entry.layers)]
     if missing := [name for name in wanted if name not in shapes]:
-        raise ManifestError(f"{path} has no {', '.join(missing[:3])}: it is no base graph; export the pack again")
+        raise ManifestError(f"{path} has no {', '.join(missing[:3])}: it is not a base graph; export the pack again")
     if foreign := [value.name for value in session.get_inputs() if value.name not in {*wanted, *more}]:
         raise ManifestError(f"{path} has the unknown input {foreign[0]}: upgrade edgedecode or export the pack again")
     cache = shapes["past_key_values.0.key"]

@@ -84,7 +84,7 @@ def _open_table(session: Untyped, entry: ModelEntry, *, root: Path, path: Path) 
     try:
         text = session.get_modelmeta().custom_metadata_map.get(HEAD_PROPERTY, "")
     except UnicodeDecodeError:
-        raise ManifestError(f"{where} is no text: run `edgedecode trim` again") from None
+        raise ManifestError(f"{where} is not text: run `edgedecode trim` again") from None
     layout = HeadLayout.parse(text, where)
     if (layout.rows, layout.columns) != (entry.rows, entry.hidden_size):
         raise ManifestError(

@@ -87,7 +87,7 @@ def test_prompts_are_read_in_both_formats(tmp_path: Path) -> None:
     [
         ("", "holds no prompts"),
         ("{", "line 1 is not JSON"),
-        ("[]", "line 1 is no JSON object"),
+        ("[]", "line 1 is not a JSON object"),
         ('{"turns": ["x"]}', "neither a family nor a category"),
         ('{"family": "a"}', "neither messages nor turns"),
         ('{"family": "a", "turns": [3]}', "neither messages nor turns"),

@@ -303,7 +303,7 @@ def test_a_trace_is_replayed(
     assert main(["bench", "--replay", str(trace)]) == 1
     message = capsys.readouterr().err
     assert "is of another pack" in message
-    assert "no head of a trace" not in message
+    assert "not the head of a trace" not in message
 
 
 # -- the drawing -------------------------------------------------------------------------------------------------------

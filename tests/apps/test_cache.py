@@ -39,7 +39,7 @@ def test_it_clears_what_is_named_and_nothing_else(cache: Path, capsys: pytest.Ca
     assert sorted(path.name for path in cache.iterdir()) == ["costs", "locks"]
     assert f"deleted {cache / 'store'}: 1 files, 2.0 MB" in capsys.readouterr().out
     assert main(["cache", "clear", "--store"]) == 0
-    assert "nothing of that" in capsys.readouterr().out
+    assert "nothing to delete in" in capsys.readouterr().out
     assert main(["cache", "clear", "--all"]) == 0
     assert list(cache.iterdir()) == []
 

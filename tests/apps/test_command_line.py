@@ -103,7 +103,7 @@ def test_devices_lists_the_cpu(run: Run) -> None:
         (["--ctx-size", "1"], "out of range"),
         (["--ctx-size", "4"], "the prompt has"),
         (["--draft-max", "99"], "draft length 99 is out of range"),
-        (["--memory", "lots"], "is no size"),
+        (["--memory", "lots"], "is not a size"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(words: list[str], expected: str, run: Run, pack: Path) -> None:
@@ -142,9 +142,9 @@ REFUSALS = {
     "generate a -p b": (2, "not allowed with argument PROMPT"),
     "generate --file FOLDER": (1, "Is a directory"),
     "generate --file EMPTY": (1, "the prompt is empty"),
-    "generate a -m FOLDER": (1, "is no pack"),
+    "generate a -m FOLDER": (1, "is not a pack"),
     "generate a -m EMPTY": (1, "is not a folder"),
-    "generate a --memory 1_000MB": (1, "is no size"),
+    "generate a --memory 1_000MB": (1, "is not a size"),
     "generate a -t 9999": (1, "9999 threads are out of range"),
     "generate a -m ": (1, "the name of the pack is empty"),
     "generate a -n 0": (2, "'0' is too small: 1 is the least"),
@@ -168,10 +168,10 @@ REFUSALS = {
     "bench --lengths 99": (2, "'99' is too large: 64 is the most"),
     "bench --synthetic nan": (2, "'nan' is not a number"),
     "bench --replay FOLDER": (1, "cannot be read: Is a directory"),
-    "bench --replay LATIN": (1, "is no text"),
+    "bench --replay LATIN": (1, "is not text"),
     "bench --prompts LATIN": (1, "is not valid UTF-8"),
-    "trim FOLDER": (1, "is no pack"),
-    "trim FOLDER --coverage 2": (2, "is no share"),
+    "trim FOLDER": (1, "is not a pack"),
+    "trim FOLDER --coverage 2": (2, "is not a share"),
     "trim FOLDER --remove --seed 5": (2, "leave out --seed"),
     "import --target FOLDER --out x": (1, "is a folder: give the GGUF file in it"),
     "import --target EMPTY --out x": (1, "is empty"),
@@ -212,7 +212,7 @@ def test_bad_bytes_are_refused(run: Run, pack: Path, tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_are_refused(run: Run, pack: Path, tmp_path: Path) -> None:
     assert "No such file" in refused(run("generate", "-m", str(pack), "--file", str(tmp_path / "none")))
     assert "directory" in refused(run("generate", "-m", str(pack), "--file", str(tmp_path)))
-    assert "no pack" in refused(run("generate", "-m", str(tmp_path), "-p", "x"))
+    assert "is not a pack" in refused(run("generate", "-m", str(tmp_path), "-p", "x"))
     assert "no folder" in refused(run("generate", "-m", str(tmp_path / "none"), "-p", "x"))
 
 

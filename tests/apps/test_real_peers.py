@@ -91,7 +91,7 @@ def test_folders_that_hold_no_model_are_a_reason(opened: Open, name: str, tmp_pa
 
 def test_a_pack_that_vanished_is_a_reason(opened: Open, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime_genai")
-    with pytest.raises(RuntimeUnavailable, match="no pack"):
+    with pytest.raises(RuntimeUnavailable, match="is not a pack"):
         opened("genai", root=tmp_path)
 
 

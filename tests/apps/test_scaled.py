@@ -194,7 +194,7 @@ def test_what_cannot_be_is_one_line(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "less than the target's own 11.8 MB" in refusal(capsys, "--scale", "11MB")
-    assert "is no size" in refusal(capsys, "--scale", "large")
+    assert "is not a size" in refusal(capsys, "--scale", "large")
     with monkeypatch.context() as patch:
         patch.setattr(Widening, "write", _full)
         assert "the disk became full" in refusal(capsys, "--scale", "20MB")

@@ -124,10 +124,10 @@ def test_verify(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_no_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(tmp_path)]) == 1
     assert capsys.readouterr().err == (
-        f"edgedecode: {tmp_path} is no pack: it has no edgedecode.json (make one with `edgedecode export`)\n"
+        f"edgedecode: {tmp_path} is not a pack: it has no edgedecode.json (make one with `edgedecode export`)\n"
     )
     assert main(["show", "no/such/pack"]) == 1
-    assert "it is no hub id" in capsys.readouterr().err
+    assert "it is not a hub id" in capsys.readouterr().err
 
 
 def test_weights_outside_the_pack(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

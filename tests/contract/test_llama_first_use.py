@@ -207,7 +207,7 @@ def test_another_state_of_the_pack_replaces_its_file(bundled: Path, tmp_path: Pa
 
 
 def test_weights_that_gguf_cannot_hold_are_named_in_one_line(bundled: Path, tmp_path: Path, cache: Path) -> None:
-    """Random bytes under their right digest: scales that are no float16 numbers."""
+    """Random bytes under their right digest: scales that are not float16 numbers."""
     root = tmp_path / "pack"
     shutil.copytree(bundled, root)
     manifest = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
@@ -215,7 +215,7 @@ def test_weights_that_gguf_cannot_hold_are_named_in_one_line(bundled: Path, tmp_
     (root / name).write_bytes(np.random.default_rng(0).bytes((root / name).stat().st_size))
     manifest["files"][name]["sha256"] = first_use.file_sha256(root / name)
     (root / MANIFEST_NAME).write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(CapabilityError, match=r"the weights are damaged .*scales that are no float16.*again$"):
+    with pytest.raises(CapabilityError, match=r"the weights are damaged .*scales that are not float16.*again$"):
         path_of(root)
     assert list(cache.iterdir()) == []
 

@@ -89,8 +89,8 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "words"),
     [
-        (b"GGML" + TINY[4:], "no GGUF file"),
-        (b"PK\3\4" + TINY[4:], "no GGUF file"),
+        (b"GGML" + TINY[4:], "is not a GGUF file"),
+        (b"PK\3\4" + TINY[4:], "is not a GGUF file"),
         (b"GGUF" + struct.pack(">I", 3) + TINY[8:], "big-endian"),
         (b"GGUF" + struct.pack("<I", 4) + TINY[8:], "version 4, this edgedecode reads up to 3: upgrade"),
         (b"GGUF" + struct.pack("<I", 1) + TINY[8:], "too old"),

@@ -243,7 +243,10 @@ def test_a_budget_without_room_for_weights_twice_has_them_read(
             model.close()
         told = [record.getMessage() for record in caplog.records if record.name == NOTICES]
         assert len(told) == read
-        assert all("the target's weights are read, not mapped" in line and "--no-mmap" in line for line in told)
+        assert all(
+            "the target's weights are read instead of mapped to fit the budget" in line and "--no-mmap" in line
+            for line in told
+        )
 
 
 def test_a_state_that_does_not_fit_is_refused_before_it_is_made(

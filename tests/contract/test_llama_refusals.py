@@ -105,7 +105,7 @@ TENSORS: dict[str, tuple[WrittenTensor, str]] = {
     "a matrix of doubles": (floats("output.weight", HIDDEN, ROWS, kind=F64), "is of type F64"),
     "an empty matrix": (floats("output.weight", HIDDEN, 0), "is empty"),
     "a half-precision convolution": (floats("blk.0.ssm_conv1d.weight", 4, HIDDEN, kind=F16), "is not of 32-bit floats"),
-    "rows of no whole blocks": (WrittenTensor("output.weight", (33, ROWS), 8, bytes(34 * ROWS * 2)), "no whole blocks"),
+    "rows of half blocks": (WrittenTensor("output.weight", (33, ROWS), 8, bytes(34 * ROWS * 2)), "not whole blocks"),
 }
 
 
@@ -191,13 +191,13 @@ def one(tensor: WrittenTensor) -> Tensors:
 
 ADAPTERS: dict[str, tuple[Callable[[], Tensors], Mapping[str, Value | None], type[EdgeDecodeError], str]] = {
     "a model": (pair, {"general.type": "model"}, InputError, "general.type is 'model'"),
-    "a type that is no text": (pair, {"general.type": 1}, InputError, "no LoRA adapter"),
+    "a type that is not text": (pair, {"general.type": 1}, InputError, "is not a LoRA adapter"),
     "no LoRA": (pair, {"adapter.type": "control"}, InputError, "adapter.type is 'control'"),
     "another architecture": (pair, {"general.architecture": "qwen2"}, InputError, "the model base is 'llama'"),
-    "an architecture that is no text": (pair, {"general.architecture": 3}, InputError, "the model base is 'llama'"),
+    "an architecture that is not text": (pair, {"general.architecture": 3}, InputError, "the model base is 'llama'"),
     "no alpha": (pair, {"adapter.lora.alpha": None}, ManifestError, "adapter.lora.alpha"),
     "an alpha of another type": (pair, {"adapter.lora.alpha": 8}, ManifestError, "adapter.lora.alpha"),
-    "an alpha that is no number": (pair, {"adapter.lora.alpha": float("nan")}, ManifestError, "adapter.lora.alpha"),
+    "an alpha that is not a number": (pair, {"adapter.lora.alpha": float("nan")}, ManifestError, "adapter.lora.alpha"),
     "no tensors": (dict, {}, ManifestError, "holds no tensors"),
     "half a pair": (lambda: one(floats(f"{QUERY}.lora_a", HIDDEN, 4)), {}, ManifestError, "one half"),
     "a product the base has not": (lambda: pair("blk.1.attn_q.weight"), {}, InputError, "another base"),

@@ -93,7 +93,7 @@ def test_a_graph_without_the_contract_s_inputs(pack: Path, entry: ModelEntry) ->
     model.graph.node[-1].output[0] = "scores"
     model.graph.output[0].name = "scores"
     onnx.save(model, pack / GRAPH)
-    assert "no base graph" in refused(entry, pack)
+    assert "is not a base graph" in refused(entry, pack)
 
 
 def test_sizes_that_differ_from_the_manifest(pack: Path, entry: ModelEntry) -> None:

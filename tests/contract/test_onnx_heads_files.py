@@ -120,10 +120,10 @@ def test_a_map_of_another_size_than_the_graph(entry: ModelEntry, pack: Path) -> 
     [
         (None, "is not JSON"),
         ({"values": None}, "values"),
-        ({"bits": 5}, "no head"),
-        ({"block_size": 24}, "no head"),
-        ({"rows": 64}, "no head"),
-        ({"scales": None}, "no head"),
+        ({"bits": 5}, "not a head"),
+        ({"block_size": 24}, "not a head"),
+        ({"rows": 64}, "not a head"),
+        ({"scales": None}, "not a head"),
         ({"values": {"kind": "float64", "offset": 0, "shape": [128, 64]}}, "kind must be one of"),
         ({"values": {"kind": "uint8", "offset": -1, "shape": [128, 64]}}, "offset"),
         ({"values": {"kind": "uint8", "offset": 10**9, "shape": [128, 64]}}, "does not hold the head"),
@@ -148,7 +148,7 @@ def test_what_a_graph_tells_of_its_head_is_damaged(entry: ModelEntry, pack: Path
     whole = path.read_bytes()
     assert whole.count(b'{"rows": 128') == 1
     path.write_bytes(whole.replace(b'{"rows": 128', b'{"rows": \xff28'))
-    assert "edgedecode.head is no text" in refused(entry, pack, "local")
+    assert "edgedecode.head is not text" in refused(entry, pack, "local")
     graph = onnx.load_from_string(whole)
     (told,) = [told for told in graph.metadata_props if told.key == HEAD_PROPERTY]
     told.value = "[" * 10**6
@@ -216,7 +216,7 @@ def test_graphs_that_cannot_be_cut(entry: ModelEntry, pack: Path) -> None:
     with pytest.raises(ExportError, match="not come from a matrix product"):
         add_heads(entry, pack)
     (pack / "base.onnx").write_bytes(b"no graph")
-    with pytest.raises(ExportError, match="no sound graph"):
+    with pytest.raises(ExportError, match="is not a sound graph"):
         add_heads(entry, pack)
     with pytest.raises(ExportError, match="the manifest says 130 by 64"):
         add_heads(replace(write_toy(pack, SHAPE), rows=130), pack)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path
@@ -23,13 +23,18 @@ class Scenario:
     run: Work
     state: Callable[[Path], str]
     """Opens everything as it is used, and says what it is; raises where something cannot be opened."""
-    leaves: tuple[str, ...] = field(default=("cache/*",))
-    """What lies there for good, whatever its content."""
+    leaves: tuple[str, ...] = ("cache/*",)
+    """Patterns of what stays there for good, whatever its content; a `*` is within one folder."""
 
     def content(self, work: Path) -> set[str]:
         """Return the names of all files and folders, to see what is left behind; a trim's two names are one."""
         names = {path.relative_to(work).as_posix().replace("-2.", ".") for path in work.rglob("*")}
-        return {name for name in names if not any(fnmatch(name, pattern) for pattern in self.leaves)}
+        return {name for name in names if not any(_matches(name, pattern) for pattern in self.leaves)}
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, patterns = name.split("/"), pattern.split("/")
+    return len(parts) == len(patterns) and all(map(fnmatch, parts, patterns))
 
 
 def digest(*files: Path) -> str:

@@ -95,7 +95,7 @@ def test_the_builders_chatter_is_for_debug(llama: Path, tmp_path: Path, capfd: p
         (("--bits", "5"), "invalid choice"),
         (("--block-size", "64"), "invalid choice"),
         (("--noise-positions", "-1"), "'-1' is too small: 0 is the least"),
-        (("--noise-positions", "many"), "'many' is no whole number"),
+        (("--noise-positions", "many"), "'many' is not a whole number"),
     ],
 )
 def test_usage(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

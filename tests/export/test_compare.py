@@ -139,7 +139,7 @@ def test_of_plain_text_all_but_the_first_token(llama: Path, text: Path) -> None:
     [
         ("a.txt", "", "holds no text to score"),
         ("a.jsonl", "\n", "holds no text to score"),
-        ("a.jsonl", "{", "line 1 is no JSON"),
+        ("a.jsonl", "{", "line 1 is not JSON"),
         ("a.jsonl", json.dumps(ROW) + "\n[]", "line 2 has no list of messages"),
         ("a.jsonl", '{"messages": [{"role": "user"}]}', "line 1: a message has no content"),
         ("a.txt", b"\xff\xfe", "cannot be read as text"),

@@ -252,7 +252,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "truncated weights": (truncated, "is truncated: it has"),
     "weights elsewhere": (edited(weights_elsewhere), "not beside it: refused"),
     "a constant elsewhere": (edited(constant_elsewhere), "its tensor 'c' lies in '/etc/hostname'"),
-    "no ONNX file": (lambda folder: (folder / GRAPH).write_text("<html>"), "is no sound ONNX file"),
+    "no ONNX file": (lambda folder: (folder / GRAPH).write_text("<html>"), "is not a sound ONNX file"),
     "another input": (edited(another_input), "needs the input prompt_lengths"),
     "no logits": (edited(renamed_logits), "gives scores.*, no logits"),
     "another attention": (edited(renamed_attention("MultiHeadAttention")), "uses com.microsoft.MultiHeadAttention"),

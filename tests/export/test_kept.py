@@ -56,7 +56,7 @@ def export(target: Path, out: Path, *, draft: Path | None = None, cache: bool = 
 
 
 def content(pack: Path) -> dict[str, bytes]:
-    """Return a pack's files; of its manifest what is no measured time."""
+    """Return a pack's files; of its manifest what is not a measured time."""
     found = {path.relative_to(pack).as_posix(): path.read_bytes() for path in pack.rglob("*") if path.is_file()}
     manifest = json.loads(found["edgedecode.json"])
     for entry in manifest["models"].values():

@@ -125,8 +125,8 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
     "shard missing": (index_without_shard, "lacks 1 of 1 shards, model-00001"),
     "shard outside": (index_outside, "outside its folder: refused"),
-    "truncated": (truncate, "no sound safetensors file"),
-    "nonsense header": (nonsense_header, "no sound safetensors file"),
+    "truncated": (truncate, "is not a sound safetensors file"),
+    "nonsense header": (nonsense_header, "is not a sound safetensors file"),
     "tensor missing": (rewrite(missing_tensor), "lacks 1 tensors.*layers.1.mlp.up_proj.weight first"),
     "other shape": (configure(intermediate_size=128), r"makes .* \[128, 64\], the file has \[96, 64\]"),
     "not a number": (rewrite(not_a_number), "layers.1.mlp.up_proj holds NaN or infinity"),
@@ -202,12 +202,12 @@ def test_a_draft_with_one_more_token(model: Path, llama: Path, tmp_path: Path) -
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"there is no folder .*, and it is no hub id"):
+    with pytest.raises(ExportError, match=r"there is no folder .*, and it is not a hub id"):
         export(tmp_path / "nowhere", tmp_path / "pack")
 
 
 def test_a_hub_id_offline(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="'nobody/nothing' is no folder here, and the hub did not give it"):
+    with pytest.raises(ExportError, match="'nobody/nothing' is not a folder here, and the hub did not give it"):
         export(Path("nobody/nothing"), tmp_path / "pack")
 
 

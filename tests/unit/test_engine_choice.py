@@ -394,5 +394,7 @@ def test_the_variable_names_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEDECODE_RUNTIME", "")
     assert default_runtime() == "auto"
     monkeypatch.setenv("EDGEDECODE_RUNTIME", "abacus")
-    with pytest.raises(InputError, match=r"EDGEDECODE_RUNTIME is 'abacus', which is no engine here: set one of .*auto"):
+    with pytest.raises(
+        InputError, match=r"EDGEDECODE_RUNTIME is 'abacus', which is not an engine here: set one of .*auto"
+    ):
         default_runtime()

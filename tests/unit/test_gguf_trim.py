@@ -244,9 +244,9 @@ MISTYPED: dict[str, tuple[str, bytes, str]] = {
     "merges that are one text": (
         "tokenizer.ggml.merges",
         encoded_field("tokenizer.ggml.merges", "a b"),
-        "merges is no array",
+        "merges is not an array",
     ),
-    "a special token that is no number": (
+    "a special token that is not a number": (
         "tokenizer.ggml.eos_token_id",
         text("tokenizer.ggml.eos_token_id") + struct.pack("<If", FLOAT32, float("nan")),
         "eos_token_id holds no integers",

@@ -107,7 +107,7 @@ def test_a_folder_is_itself(tmp_path: Path, downloads: Hub, monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ["nowhere", "/no/such/folder", "a/b/c", "", "ow ner/name", "a\0b"])
 def test_what_is_neither_folder_nor_hub_id_is_one_line(name: str, downloads: Hub) -> None:
-    said = r"there is no folder .*, and it is no hub id" if name else "the name of the pack is empty"
+    said = r"there is no folder .*, and it is not a hub id" if name else "the name of the pack is empty"
     with pytest.raises(ManifestError, match=said) as refusal:
         find_pack(name)
     assert "\n" not in str(refusal.value)

@@ -290,7 +290,7 @@ def test_a_step_with_two_types_is_refused(tmp_path: Path) -> None:
     text = byte_level().to_str().replace('"normalizer":null', '"normalizer":{"type":"Replace","type":"NFC"}')
     assert "Replace" in text
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ManifestError, match="normalizer is no JSON"):
+    with pytest.raises(ManifestError, match="normalizer is not JSON"):
         Tokenizer.from_file(path)
 
 

@@ -64,7 +64,7 @@ def read_vocabulary(metadata: Metadata, *, name: str) -> Vocabulary:
 
 
 def read_specials(metadata: Metadata, vocabulary: Vocabulary, *, name: str) -> Specials:
-    """Find the special ids. Raises ExportError for one that is no token."""
+    """Find the special ids. Raises ExportError for one that is not a token."""
     model, splits = vocabulary.model, splits_of(vocabulary.pre)
     added = splits is not None and splits.name == _BEGINNING_ADDED
     named = [_id(metadata, key, vocabulary, name=name) for key in _END_KEYS]
@@ -82,7 +82,7 @@ def read_specials(metadata: Metadata, vocabulary: Vocabulary, *, name: str) -> S
 
 
 def used_size(vocabulary: Vocabulary) -> int:
-    """Count tokens up to the last that is no padding."""
+    """Count tokens up to the last that is not padding."""
     last = (id for id in reversed(range(len(vocabulary.kinds))) if vocabulary.kinds[id] is not Kind.UNUSED)
     return next(last, -1) + 1
 

@@ -142,7 +142,7 @@ def test_other_adapters_are_refused(config: dict[str, object], message: str, tmp
 def test_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     shape = open_source(str(model)).shape
-    with pytest.raises(ExportError, match=r"no PEFT adapter: it has no adapter_config\.json"):
+    with pytest.raises(ExportError, match=r"is not a PEFT adapter: it has no adapter_config\.json"):
         write_adapter(model, tmp_path / "adapter.gguf", shape=shape)
     head = random_adapter(tmp_path / "adapter", model, modules=("lm_head",))
     with pytest.raises(ExportError, match=r"changes base_model\.model\.lm_head\.lora_A\.weight"):
@@ -214,4 +214,4 @@ def test_a_dry_run_looks_at_the_folder(tmp_path: Path, capsys: pytest.CaptureFix
     model = write_model(tmp_path / "model", TinyModel())
     words = ["export", "--target", str(model), "--dry-run", "--formats", "onnx,gguf", "--adapter", f"a={model}"]
     assert main(words) == 1
-    assert "no PEFT adapter" in capsys.readouterr().err
+    assert "is not a PEFT adapter" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_without_formats_there_is_none(tmp_path: Path) -> None:
     ("more", "message"),
     [
         (("--formats", "gguf"), "give onnx,gguf"),
-        (("--formats", "onnx,pickle"), "no list of onnx and gguf"),
+        (("--formats", "onnx,pickle"), "is not a list of onnx and gguf"),
         (("--gguf-type", "Q4_K_M"), "add --formats onnx,gguf"),
     ],
 )

@@ -196,10 +196,10 @@ def test_files_that_are_no_importance_matrix_are_refused(
     write_imatrix(tmp_path / "nan.gguf", {"blk.0.attn_q.weight": np.full(256, np.nan, np.float32)})
     expected = {
         "none": "cannot be read (No such file",
-        "text": "is no importance matrix",
-        "cut": "is no importance matrix",
-        "other": "is no importance matrix",
-        "nan": "numbers for blk.0.attn_q.weight that are no mean squares",
+        "text": "is not an importance matrix",
+        "cut": "is not an importance matrix",
+        "other": "is not an importance matrix",
+        "nan": "numbers for blk.0.attn_q.weight that are not mean squares",
     }
     words = ["export", "--target", str(models["llama"]), "--noise-positions", "0", "--out", str(tmp_path / "pack")]
     words += ["--formats", "onnx,gguf", "--gguf-type", "Q6_K"]

@@ -107,7 +107,7 @@ def first(value: dict[str, Any], kind: str) -> dict[str, Any]:
         (lambda value: first(value, "F32").update(offset=10**9), "does not fit the weights file"),
         (lambda value: first(value, "F32").update(offset=-4), "at least 0"),
         (lambda value: [first(value, "F32").pop("offset"), first(value, "F32").update(values="AAAA")], "does not fit"),
-        (lambda value: [first(value, "F32").pop("offset"), first(value, "F32").update(values="?")], "no base64"),
+        (lambda value: [first(value, "F32").pop("offset"), first(value, "F32").update(values="?")], "is not base64"),
         (lambda value: value["keys"].update({"llama.block_count": {"type": 99, "value": 1}}), "is damaged"),
         (lambda value: value["keys"].update({"llama.block_count": {"type": 4, "value": "two"}}), "is damaged"),
         (lambda value: value["keys"].update({"llama.block_count": None}), "is damaged"),

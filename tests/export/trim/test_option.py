@@ -23,7 +23,7 @@ from edgedecode.prompts import Prompt, read_prompts
         (["--draft", "d", "--dry-run", "--trim-vocab", "9"], "argument --trim-vocab: --dry-run makes no pack to trim"),
         (["--draft", "d", "--compare", "--trim-vocab"], "it measures recipes of its own, leave out --trim-vocab"),
         (["--out", "x", "--exporter", "optimum", "--trim-vocab"], "--exporter optimum does not take it"),
-        (["--out", "x", "--draft", "d", "--trim-vocab", "many"], "'many' is no whole number"),
+        (["--out", "x", "--draft", "d", "--trim-vocab", "many"], "'many' is not a whole number"),
         (
             ["--out", "x", "--draft", "d", "--trim-vocab", "0"],
             "argument --trim-vocab: '0' is too small: 1 is the least",

@@ -44,7 +44,7 @@ def test_of_conversations_the_assistants_part_counts(tmp_path: Path) -> None:
     [
         ("a.txt", b"", "holds no text to count"),
         ("a.txt", b"\x80\x04", r"a\.txt is not valid UTF-8: byte 0x80"),
-        ("a.txt", b"ab\0cd", r"a\.txt is no text: it has a zero byte at character 2"),
+        ("a.txt", b"ab\0cd", r"a\.txt is not text: it has a zero byte at character 2"),
         ("a.jsonl", b"\n\n", "holds no text to count"),
         ("a.jsonl", b'{"text": "x y"}\nhello', r"a\.jsonl, line 2 is not JSON"),
         ("a.jsonl", b'{"prompt": "x"}', "line 1 has neither messages nor a text: --calibrate takes prompts"),

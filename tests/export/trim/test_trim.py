@@ -213,7 +213,7 @@ def test_an_interrupted_calibration_leaves_the_pack_and_keeps_its_answers(
         ),
         (["--size", "1300"], "a size of 1300 trims nothing: the vocabulary has 1300 ids"),
         (["--calibrate", "EMPTY"], "EMPTY holds no prompts"),
-        (["--calibrate", "BINARY"], "BINARY is no text: it has a zero byte at character 1"),
+        (["--calibrate", "BINARY"], "BINARY is not text: it has a zero byte at character 1"),
         (["--calibrate", "FOREIGN"], "FOREIGN, line 2 has neither messages nor turns (a list of strings) nor a prompt"),
         (["--calibrate", "/no/such"], "No such file or directory: /no/such"),
         (["--text", "EMPTY"], "EMPTY holds no text to count"),
@@ -292,7 +292,7 @@ def test_a_pack_without_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["--size", "300", "--sweep"], "argument --sweep: not allowed with argument --size"),
         (["--size", "0"], "argument --size: '0' is too small: 1 is the least"),
-        (["--coverage", "1.5"], "argument --coverage: '1.5' is no share: above 0, up to 1"),
+        (["--coverage", "1.5"], "argument --coverage: '1.5' is not a share: above 0, up to 1"),
         (["--text", "a", "--calibrate", "b"], "not allowed with argument"),
         (["--remove", "--seed", "3", "--report"], "argument --remove: it measures nothing, leave out --seed, --report"),
         (["--local", "--max-tokens", "3"], "argument --local: it measures nothing, leave out --max-tokens"),
