@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from edgedecode.errors import ManifestError
 from edgedecode.folders import cache_folder, keep_json, kept_json
 from edgedecode.manifest import FileEntry, Manifest, OutsideFile
 
-__all__ = ["check_files", "file_sha256", "pack_digest"]
+__all__ = ["check_files", "check_unchanged", "file_sha256", "pack_digest"]
 
 _CHUNK = 1 << 20
 _JUDGED = ""
@@ -58,8 +58,30 @@ def check_files(
     lies outside the pack.
     """
     known = {} if full else _load_known(root)
+    stamps = _checked(manifest, root, [*manifest.files, *manifest.outside], known=known, progress=progress)
+    stamps[_JUDGED] = key
+    if stamps != known:
+        judge()
+        _store_known(root, stamps)
+
+
+def check_unchanged(manifest: Manifest, root: Path, names: Collection[str]) -> None:
+    """Check some of a pack's files once more, since it was opened. Raises ManifestError as `check_files`."""
+    _checked(manifest, root, names, known=_load_known(root))
+
+
+def _checked(
+    manifest: Manifest,
+    root: Path,
+    names: Collection[str],
+    *,
+    known: Mapping[str, str],
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, str]:
+    """Return the stamps of these files, hashed where they are not the known ones."""
     stamps: dict[str, str] = {}
-    for name, entry in manifest.files.items():
+    for name in (name for name in manifest.files if name in names):
+        entry = manifest.files[name]
         path = root / name
         stamps[name] = stamp = _stamp(path, name, entry)
         if known.get(name) != stamp and (found := file_sha256(path, progress=progress)) != entry.sha256:
@@ -67,14 +89,12 @@ def check_files(
                 f"{path} is damaged: its sha256 is {found[:12]}…, the manifest says {entry.sha256[:12]}…; "
                 f"copy or export the pack again"
             )
-    for name, outside in manifest.outside.items():
+    for name in (name for name in manifest.outside if name in names):
+        outside = manifest.outside[name]
         stamps[name] = stamp = _outside_stamp(outside)
         if known.get(name) != stamp and file_sha256(Path(outside.path), progress=progress) != outside.sha256:
             raise _foreign(outside, "has another content than what was imported")
-    stamps[_JUDGED] = key
-    if stamps != known:
-        judge()
-        _store_known(root, stamps)
+    return stamps
 
 
 def _stamp(path: Path, name: str, entry: FileEntry) -> str:

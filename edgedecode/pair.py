@@ -7,7 +7,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
-from edgedecode.digests import pack_digest
+from edgedecode.digests import check_unchanged, pack_digest
 from edgedecode.draft_models import DraftModels, default_heads
 from edgedecode.engine_speeds import EngineRequest
 from edgedecode.engines import AUTO, chosen_engines, default_runtime, engine_version
@@ -321,7 +321,17 @@ class Pair:
         return False
 
     def _load_draft(self, needs: Sequence[str]) -> LanguageModel:
+        entry = self.manifest.models["draft"]
+        names = {
+            entry.weights,
+            entry.gguf,
+            *(graph.file for graph in entry.graphs.values() if needs or "trim" not in graph.capabilities),
+        }
         with opening(self.root):
+            try:
+                check_unchanged(self.manifest, self.root, names)
+            except ManifestError:
+                raise CapabilityError("the pack's draft was changed since the pack was opened: open it again") from None
             try:
                 return self._open("draft", needs=needs)
             except ManifestError:

@@ -33,6 +33,8 @@ INPUTS = {
 _CODES = (0, 1, 2, 130)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STAGE = re.compile(r"check|digests|(target|draft): [a-z. ]+")
+_NO_ADDRESSES = re.compile(r"bad_alloc|MemoryError|[Ff]ailed to allocate|[Cc]annot allocate")
+"""What the limit of the server's forks looks like: without it the machine would have been asked for the memory."""
 _TABLE = re.compile(r"  \S.* MB$")
 
 
@@ -74,6 +76,8 @@ class Outcome:
             found.append("no usage")
         if self.code != 2 and _CONTROLS.search(self.err + (self.out if plain else "")):  # usage repeats its words
             found.append("control characters")
+        if _NO_ADDRESSES.search(self.err):
+            found.append("it ran into the limit of the address space")
         if self.peak > limit:
             found.append(f"a peak of {self.peak / 1e6:.0f} MB over {limit / 1e6:.0f} MB")
         return found

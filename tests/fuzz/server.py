@@ -21,7 +21,7 @@ from edgedecode import registry
 CPU_SECONDS, WALL_SECONDS = 20, 90
 """What one input may take; the wall's are for inputs that wait, on a machine that has other work too."""
 ADDRESS_NBYTES = 3 << 30
-"""Ends what runs away before the machine has no memory left."""
+"""Ends what runs away before the machine has no memory left; a refusal that comes from it is a failure."""
 ESCAPED = 70
 """The exit code of an exception that reached the caller of `main`."""
 IMPORTED = (

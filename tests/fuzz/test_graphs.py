@@ -18,6 +18,7 @@ from .running import BUDGET_NBYTES, Fuzz, fuzzed
 
 GRAPH = "draft/base.onnx"
 NODES = ("Loop", "If", "Scan", "PyOp", "ConstantOfShape", "Range", "Expand", "Tile", "Pad", "Identity", "MatMulNBits")
+BOMBS = ("", "ConstantOfShape", "Expand", "Range", "Tile")
 DOMAINS = ("", "com.microsoft", "ai.onnx.ml", "evil", "edgedecode", "com.microsoft.nchwc")
 LOCATIONS = st.one_of(
     st.sampled_from(
@@ -73,10 +74,18 @@ class Operator:
 
 @dataclass(frozen=True)
 class Bomb:
-    """A constant of these sizes, or a tensor that claims them, before everything else."""
+    """An operator that makes so many numbers, whose largest is added to the logits; none: a tensor claims them."""
 
-    sizes: tuple[int, ...]
-    computed: bool
+    kind: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Shared:
+    """So many more tensors over the bytes of one, each converted and its largest number added to the logits."""
+
+    index: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ class Garbled:
     end: bool = False
 
 
-Change = External | Claim | Operator | Bomb | Garbled
+Change = External | Claim | Operator | Bomb | Shared | Garbled
 PLACES = st.integers(0, 40)
 SIZES = st.lists(st.one_of(st.sampled_from([0, 1, -1, 2**31, 2**40, 2**62]), st.integers(0, 70_000)), max_size=3)
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
@@ -100,7 +109,8 @@ CHANGES = st.one_of(
     st.builds(Operator, PLACES, name=st.sampled_from(NODES), domain=st.sampled_from(DOMAINS) | st.none()),
     st.builds(Operator, PLACES, attribute=NUMBERS),
     st.builds(Operator, PLACES, reads=st.sampled_from(["", "input_ids", "logits", "nowhere", "attention_bias"])),
-    st.builds(Bomb, SIZES.map(tuple), st.booleans()),
+    st.builds(Bomb, st.sampled_from(BOMBS), st.integers(20_000_000, 400_000_000)),
+    st.builds(Shared, PLACES, st.integers(1, 60)),
     st.builds(Garbled, st.integers(0, 999), st.binary(min_size=1, max_size=8), st.booleans()),
 )
 
@@ -120,9 +130,11 @@ def graph(changes: Sequence[Change]) -> bytes:
     return data
 
 
-def _apply(file: GraphFile, change: External | Claim | Operator | Bomb) -> None:
+def _apply(file: GraphFile, change: External | Claim | Operator | Bomb | Shared) -> None:
     if isinstance(change, Bomb):
         _add_bomb(file, change)
+    elif isinstance(change, Shared):
+        _share(file, change)
     elif isinstance(change, Operator):
         _change_node(file.nodes[change.index % len(file.nodes)], change)
     else:
@@ -156,13 +168,44 @@ def _change_node(node: Node, change: Operator) -> None:
 
 
 def _add_bomb(file: GraphFile, bomb: Bomb) -> None:
-    if not bomb.computed:
-        file.initializers["bomb"] = Tensor("bomb", 1, bomb.sizes, raw=b"")
-        return
-    sizes = b"".join((size % 2**64).to_bytes(8, "little") for size in bomb.sizes)
-    file.initializers["sizes"] = Tensor("sizes", 7, (len(bomb.sizes),), raw=sizes)
-    file.nodes.insert(0, Node("ConstantOfShape", inputs=["sizes"], outputs=["bomb"]))
-    file.nodes.insert(1, Node("ReduceMax", inputs=["bomb"], outputs=["largest"]))
+    for name, value in (("zero", 0), ("one", 1), ("size", bomb.size)):
+        dims = () if bomb.kind == "Range" else (1,)
+        file.initializers[name] = Tensor(name, 7, dims, raw=value.to_bytes(8, "little"))
+    raw, bias = _reopened(file)
+    if not bomb.kind:
+        file.initializers["bomb"] = Tensor("bomb", 7, (bomb.size,), raw=b"")
+    else:
+        inputs = {"Expand": ["row", "size"], "Range": ["zero", "size", "one"], "Tile": ["one", "size"]}
+        file.nodes.append(Node("ReduceMax", inputs=[raw], outputs=["row/one"]))
+        file.nodes.append(Node("Reshape", inputs=["row/one", "one"], outputs=["row"]))
+        file.nodes.append(Node(bomb.kind, inputs=inputs.get(bomb.kind, ["size"]), outputs=["bomb"]))
+    _add_largest(file, "bomb", bias)
+    file.nodes.append(Node("Add", inputs=[raw, bias], outputs=["logits"]))
+
+
+def _share(file: GraphFile, shared: Shared) -> None:
+    names = [name for name, tensor in file.initializers.items() if tensor.external is not None]
+    first = file.initializers[names[shared.index % len(names)]]
+    value, _ = _reopened(file)
+    for number in range(shared.count):
+        name, following = f"shared.{number}", f"logits.{number}" if number + 1 < shared.count else "logits"
+        file.initializers[name] = replace(first, name=name)
+        _add_largest(file, name, f"{name}/bias")
+        file.nodes.append(Node("Add", inputs=[value, f"{name}/bias"], outputs=[following]))
+        value = following
+
+
+def _reopened(file: GraphFile) -> tuple[str, str]:
+    """Return names of the logits as they are computed now, and of what may be added to them."""
+    name = f"logits/{len(file.nodes)}"
+    for node in file.nodes:
+        node.outputs[:] = [name if output == "logits" else output for output in node.outputs]
+    return name, f"{name}/bias"
+
+
+def _add_largest(file: GraphFile, name: str, result: str) -> None:
+    file.nodes.append(Node("Cast", inputs=[name], outputs=[f"{name}/float"], attributes={"to": 1}))
+    file.nodes.append(Node("ReduceMax", inputs=[f"{name}/float"], outputs=[result], attributes={"keepdims": 0}))
 
 
 @fuzzed("graphs")

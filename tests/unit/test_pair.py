@@ -153,6 +153,16 @@ def test_damage_is_found_before_anything_is_loaded(pack: Path) -> None:
         load(pack)
 
 
+def test_a_draft_whose_weights_changed_since_the_pack_was_opened_is_not_opened(pack: Path) -> None:
+    with load(pack) as pair:
+        assert Manifest.load(pack).models["draft"].weights == "weights.bin"
+        (pack / "weights.bin").write_bytes(b"weights.new" * 10)
+        with pytest.raises(CapabilityError, match="draft was changed since the pack was opened: open it again"):
+            pair.draft  # noqa: B018
+        (pack / "weights.bin").write_bytes(b"weights.bin" * 10)
+        assert pair.draft is not None
+
+
 def test_another_tokenizer_is_an_incompatible_pair(pack: Path) -> None:
     write_manifest(pack, replace(toy_pair().manifest, vocabulary_size=300))
     with pytest.raises(IncompatiblePair, match="has 259 tokens, the pack was exported with 300"):
