@@ -1,16 +1,19 @@
-"""Locks that are given in the order they were asked for, and work that waits until its thread is in none of them.
+"""A first-in-first-out lock, and callbacks deferred until the calling thread holds no such lock.
 
 A finalizer or a signal handler may run in the middle of whatever its thread does. What it closes then may be in use a
-few frames below, and waiting for another thread may be for ever: such work is put off until the thread is out.
+few frames below, and waiting for another thread may be for ever: such work is deferred until the thread is out.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock, local
 from typing import TYPE_CHECKING, TypeVar
+
+from edgedecode.errors import CapabilityError
 
 if TYPE_CHECKING:
     from _thread import LockType
@@ -25,7 +28,10 @@ class _Here(local):
 
     def __init__(self) -> None:
         self.tickets: dict[FairLock, LockType] = {}
+        self.held: set[FairLock] = set()
+        """Those of `tickets` whose turn has come."""
         self.later: deque[Callable[[], None]] = deque()
+        self.catching_up = False
 
 
 _here = _Here()
@@ -46,14 +52,23 @@ class FairLock:
 
     @property
     def held(self) -> bool:
-        """Whether this thread holds it, or waits for it."""
-        return self in _here.tickets
+        """Whether this thread holds it; one that waits for it does not."""
+        return self in _here.held
 
     def run(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns, called with the lock held; this thread may hold it already."""
+        """Return what `call` returns, called with the lock held; this thread may hold it already.
+
+        Raises CapabilityError in a signal handler or a finalizer of a thread that waits for it: another thread has it,
+        and gives it to the frames below first.
+        """
         here = _here
-        if self in here.tickets:
+        if self in here.held:
             return call()
+        if self in here.tickets:
+            raise CapabilityError(
+                "this was called from a signal handler or a finalizer while its thread waits for the models: "
+                "do it afterwards, or in another thread"
+            )
         try:
             try:
                 self._wait(here)
@@ -81,11 +96,14 @@ class FairLock:
         try:
             queue.append(ticket)
             here.tickets[self] = ticket
+            here.held.discard(self)
             if before is not None:
                 self._drop(before)
             if queue[0] is not ticket:
                 ticket.acquire()
+            here.held.add(self)
         except BaseException:
+            here.held.discard(self)
             self._drop(ticket)
             here.tickets.pop(self, None)
             raise
@@ -93,9 +111,10 @@ class FairLock:
     def _leave(self, here: _Here) -> None:
         tickets = here.tickets
         if self in tickets:
+            here.held.discard(self)
             self._drop(tickets[self])
             tickets.pop(self, None)
-        if here.later and not tickets:
+        if here.later and not tickets and not here.catching_up:
             _catch_up(here)
 
     def _drop(self, ticket: LockType) -> None:
@@ -109,12 +128,27 @@ class FairLock:
 
 
 def _catch_up(here: _Here) -> None:
-    while here.later and not here.tickets:
-        here.later.popleft()()
+    """Do what was deferred. What fails is logged: whoever left the lock has asked for something else."""
+    here.catching_up = True
+    try:
+        while here.later and not here.tickets:
+            _done(here.later.popleft())
+    finally:
+        here.catching_up = False
+
+
+def _done(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception:
+        logging.getLogger("edgedecode").exception("what was closed in the middle of a round failed to close")
 
 
 def when_free(call: Callable[[], None]) -> None:
-    """Call now; where this thread is in a lock or waits for one, when it has left the last."""
+    """Call now; where this thread is in a lock or waits for one, when it has left the last.
+
+    What fails then is logged with its traceback, not raised.
+    """
     if _here.tickets:
         _here.later.append(call)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from time import sleep
 
 import pytest
 
+from edgedecode.errors import CapabilityError
 from edgedecode.turns import FairLock, when_free
 
 PATIENCE = 30.0
@@ -138,3 +140,67 @@ def test_what_a_finalizer_wants_waits_until_its_thread_is_in_no_lock() -> None:
     assert order == ["worked", "closed"]
     when_free(lambda: order.append("at once"))
     assert order[-1] == "at once"
+
+
+def test_deferred_work_that_fails_is_logged_and_changes_neither_a_result_nor_what_was_deferred_after_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lock, order = FairLock(), list[str]()
+
+    def work() -> str:
+        when_free(lambda: print(1 // 0))
+        when_free(lambda: order.append("closed"))
+        return "worked"
+
+    with caplog.at_level(logging.ERROR, logger="edgedecode"):
+        assert lock.run(work) == "worked"
+    assert order == ["closed"]
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+def test_however_much_was_deferred_all_of_it_is_done() -> None:
+    lock, done = FairLock(), list[int]()
+    count = 2 * sys.getrecursionlimit()
+
+    def work() -> None:
+        for number in range(count):
+            when_free(lambda number=number: lock.run(lambda: done.append(number)))  # type: ignore[misc]
+
+    lock.run(work)
+    assert done == list(range(count))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent a signal there")
+def test_a_signal_handler_of_a_thread_that_waits_does_not_run_beside_the_holder() -> None:
+    lock, go, handled, beside = FairLock(), Event(), Event(), list[bool]()
+
+    def handle(*_: object) -> None:
+        try:
+            assert not lock.held
+            with pytest.raises(CapabilityError, match="from a signal handler or a finalizer while its thread waits"):
+                lock.run(lambda: beside.append(not go.is_set()))
+            when_free(lambda: lock.run(lambda: beside.append(not go.is_set())))
+        finally:
+            handled.set()
+
+    def interrupt() -> None:
+        until(lambda: waiting(lock) == 2)
+        sleep(0.05)  # until this thread waits, and does not only stand in the queue
+        signal.pthread_kill(main, signal.SIGUSR1)
+        handled.wait(PATIENCE)
+        go.set()
+
+    main, before = get_ident(), signal.signal(signal.SIGUSR1, handle)
+    try:
+        threads = [started(lambda: lock.run(go.wait))]
+        until(lambda: waiting(lock) == 1)
+        threads.append(started(interrupt))
+        assert lock.run(lambda: lock.held)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert beside == [False]
+    assert not lock.held
