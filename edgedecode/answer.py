@@ -1,4 +1,4 @@
-"""An answer on its way: an iterator of chunks that any thread may stop. Knows turns, no model and no text."""
+"""An answer that is being generated: an iterator of chunks that any thread may stop. Knows locks, no model, no text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import cast
 
 from edgedecode.errors import CapabilityError
 from edgedecode.reply import Chunk
+from edgedecode.stats import Stats
 from edgedecode.turns import FairLock, when_free
 
 __all__ = ["Answer"]
@@ -23,13 +24,15 @@ class Answer(Iterator[Chunk]):
         self,
         chunks: Callable[[Callable[[], None]], Generator[Chunk]],
         *,
+        stats: Stats,
         turn: FairLock,
         own: FairLock,
     ) -> None:
-        """chunks: makes the chunks, and calls what it is given where others may come first and it may be stopped.
+        """chunks: makes the chunks, and calls the given function at each point where it may yield the lock or stop.
 
-        turn: the pair's lock. own: the session's.
+        stats: what `chunks` counts in. turn: the pair's lock. own: the session's.
         """
+        self.stats = stats
         self._chunks = cast("GeneratorType[Chunk, None, None]", chunks(self._pause))
         self._turn, self._own = turn, own
         self._stopped = False

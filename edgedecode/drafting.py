@@ -6,6 +6,7 @@ The loop knows one `Drafting`; the policy sees counts and measured times only (`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
 
@@ -91,7 +92,10 @@ class Drafting:
             drafter.begin(tokens)
 
     def asks(self) -> bool:
-        """Tell whether the next round is to `propose` and `observe`; one at rest is plain, and takes a count."""
+        """Tell whether to `propose` and `observe` in the next round.
+
+        A resting round is plain decoding and only decrements a counter.
+        """
         if not self._resting:
             self.timed = True
             return True
@@ -155,12 +159,13 @@ class Drafting:
         )
 
     def close(self) -> None:
-        """Close the drafters, and the policy where it holds something. Idempotent."""
-        self._tell_the_rest()
-        for drafter in self.drafters.values():
-            drafter.close()
-        if isinstance(self.policy, Closable):
-            self.policy.close()
+        """Close the drafters, and the policy where it holds something, whichever of them fails. Idempotent."""
+        with ExitStack() as closing:
+            if isinstance(self.policy, Closable):
+                closing.callback(self.policy.close)
+            for drafter in self.drafters.values():
+                closing.callback(drafter.close)
+            self._tell_the_rest()
 
     def _ask(self, drafter: Drafter, tokens: Sequence[int], length: int) -> Draft:
         """Ask one drafter now, and time it where it runs a model: that is engine's work, not the host's."""

@@ -24,8 +24,8 @@ PREFILL_CHUNK = 512
 """Prompt tokens read per pass: an interrupt waits for one chunk at most, and what was read stays read."""
 
 
-def _go_on() -> None:
-    """Nobody else uses the models."""
+def _no_pause() -> None:
+    """Default pause: does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class DecodeSetting:
     adapter: AdapterUse | None = None
     """What the target reads every row with; what the state holds was read with it too."""
     widths: tuple[int, ...] = ()
-    pause: Callable[[], None] = _go_on
+    pause: Callable[[], None] = _no_pause
     """Called between two passes over the prompt: others may use the models now, and what it raises ends it."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
 
@@ -161,8 +162,8 @@ class Pair:
 
     Several threads may use it and its sessions at once. Models work for one of them at a time: `turn` is held for a
     round of a session's decoding (drafts, pass, verification), for a piece of its prompt, while a session is opened or
-    closed, and never while a caller looks at a chunk; who waits comes in the order of asking. Whoever calls a model's
-    `forward` by himself takes care of that himself: `pair.turn.run(...)`.
+    closed, and never while a caller looks at a chunk; threads that wait get it in the order of asking. Direct calls of
+    a model's `forward` are not locked: wrap them in `pair.turn.run(...)`.
     """
 
     def __init__(  # noqa: PLR0913  (what may be said of a pack)
@@ -213,12 +214,15 @@ class Pair:
 
     @property
     def draft(self) -> LanguageModel | None:
-        """The draft model, loaded at its first use; None when the pack has none."""
-        return self.turn.run(self.drafts.offering)
+        """The draft model, loaded at its first use; None when the pack has none. Raises InputError once closed."""
+        return self.turn.run(lambda: self._still_open().drafts.offering())  # noqa: PLW0108 (asked in its turn)
 
     def adapter(self, name: str) -> AdapterUse:
-        """Return the pack's adapter of this name, loaded at its first use. Raises as `PackAdapters.use`."""
-        return self.turn.run(lambda: self._adapters.use(name))
+        """Return the pack's adapter of this name, loaded at its first use.
+
+        Raises as `PackAdapters.use`, and InputError once the pair is closed.
+        """
+        return self.turn.run(lambda: self._still_open()._adapters.use(name))
 
     def session(self, options: SessionOptions | None = None, *, messages: Sequence[Message] = ()) -> Session:
         """Open a conversation, perhaps from a transcript. Raises InputError, CapabilityError or BudgetExceeded."""
@@ -265,11 +269,11 @@ class Pair:
         self._sources[source.name] = source
 
     def keep_experience(self, path: Path | None) -> None:
-        """Go on from the experience kept at `path`, and keep there what is learnt, when the pair is closed."""
+        """Resume from the experience stored at `path`; store it there again on close."""
         self.experience, self._experience_path = load_experience(path), path
 
     def save_experience(self) -> None:
-        """Keep now what was learnt, where it is to be kept at all."""
+        """Store now what was learnt, where it is to be stored at all."""
         self.turn.run(self._save_experience)
 
     def close(self) -> None:
@@ -278,14 +282,26 @@ class Pair:
         Running answers are stopped, in whichever threads, and waited for, as by `Session.close`.
         """
         self._closed = True
-        for session in self.turn.run(lambda: list(self._sessions)):
-            session.close()
-        when_free(lambda: self.turn.run(self._give_back))
+        if self.turn.held:  # in the middle of a round: the answers are told to stop, the rest waits for its end
+            for session in list(self._sessions):
+                session.close()
+        when_free(self._close_all)
 
-    def _opened(self, options: SessionOptions, messages: Sequence[Message]) -> Session:
+    def _close_all(self) -> None:
+        """Close the sessions, then everything else, whichever of them fails."""
+        with ExitStack() as closing:
+            closing.callback(self.turn.run, self._give_back)
+            for session in self.turn.run(lambda: list(self._sessions)):
+                closing.callback(session.close)
+
+    def _still_open(self) -> Pair:
+        """Return this pair. Raises InputError once it is closed: what is loaded then would stay in memory."""
         if self._closed:
             raise InputError("this pair is closed: open the pack again with edgedecode.load")
-        session = Session(self, options, messages=messages)
+        return self
+
+    def _opened(self, options: SessionOptions, messages: Sequence[Message]) -> Session:
+        session = Session(self._still_open(), options, messages=messages)
         self._sessions.add(session)
         return session
 
@@ -294,13 +310,14 @@ class Pair:
             store_experience(self._experience_path, self.experience)
 
     def _give_back(self) -> None:
-        self._save_experience()
-        self._sessions.clear()
-        for source in self._sources.values():
-            source.close()
-        self.target.close()
-        self.drafts.close()
-        self._process.release()
+        with ExitStack() as closing:
+            closing.callback(self._process.release)
+            closing.callback(self.drafts.close)
+            closing.callback(self.target.close)
+            for source in self._sources.values():
+                closing.callback(source.close)
+            self._sessions.clear()
+            self._save_experience()
 
     def __enter__(self) -> Pair:
         return self

@@ -43,14 +43,14 @@ SCRATCH_NBYTES = 3 * 8
 class Session:
     """A conversation. `messages` is the transcript, `tokens` what the model sees; all else reconciles to them.
 
-    Made by `Pair.session`. It says one answer at a time: a new one (`stream`, `complete`, `generate`), `reset` and
+    Made by `Pair.session`. It generates one answer at a time: a new one (`stream`, `complete`, `generate`), `reset` and
     `close` stop the one before, from whichever thread, and wait until it has ended, which takes one round of decoding,
     or one piece of a long prompt. Who iterates over the stopped answer sees it end. Sessions of a pair may answer in
     several threads at once; their rounds take turns, each as if it were alone. Close it to give its memory back.
 
     `seed` is that of the newest answer, before the first one of that: the one given, or a fresh one. Later answers have
     seeds of their own, made of the given one and their number, or fresh ones: asking again gives another text, the same
-    calls give the same texts, and any answer is had again as the first of a new session with its seed and messages.
+    calls give the same texts, and any answer can be reproduced as the first of a session with its seed and messages.
     """
 
     def __init__(self, pair: Pair, options: SessionOptions, *, messages: Sequence[Message] = ()) -> None:
@@ -139,14 +139,14 @@ class Session:
         return self.collect(self.stream(prompt, max_tokens=max_tokens, stop=stop))
 
     def collect(self, chunks: Iterator[Chunk]) -> Completion:
-        """Drain a stream of this session into a completion."""
+        """Drain a stream of this session into a completion; its statistics are the answer's own."""
         pieces = list(chunks)
         reason = pieces[-1].finish_reason if pieces else None
         return Completion(
             text="".join(piece.text for piece in pieces),
             tokens=tuple(token for piece in pieces for token in piece.tokens),
             finish_reason=reason or FinishReason.CANCELLED,
-            stats=self.stats,
+            stats=chunks.stats if isinstance(chunks, Answer) else self.stats,
         )
 
     def reset(self, messages: Sequence[Message] = ()) -> None:
@@ -185,14 +185,17 @@ class Session:
         return self._started(lambda pause: self._bare(tokens, limit=limit, stops=stops, pause=pause))
 
     def _started(self, chunks: Callable[[Callable[[], None]], Generator[Chunk]]) -> Answer:
-        """Give the next answer its noise, and let it be the one that runs."""
+        """Give the next answer its noise and its statistics, and let it be the one that runs."""
         if self._answers:
             self.seed = answer_seed(self.options.seed, self._answers)
         self._answers += 1
         self._noise.begin(self.seed)
         self._draft_noise.begin(self.seed)
-        self._running = Answer(chunks, turn=self._pair.turn, own=self._own)
-        return self._running
+        self.stats = Stats(mode=self._mode(), seed=self.seed)
+        self._running = answer = Answer(chunks, stats=self.stats, turn=self._pair.turn, own=self._own)
+        if self._closed:  # while the prompt was encoded
+            answer.stop()
+        return answer
 
     def _stop_running(self) -> None:
         """End the answer before, if any. Raises InputError where the session is closed."""
@@ -207,16 +210,18 @@ class Session:
 
     def _end(self) -> None:
         """Do what `close` says."""
-        if self._running is not None:
-            self._running.end()
-        self._pair.turn.run(self._give_back)
+        with ExitStack() as closing:
+            closing.callback(self._pair.turn.run, self._give_back)
+            if self._running is not None:
+                self._running.end()
 
     def _give_back(self) -> None:
-        self._state.close()
-        self._scratch.release()
-        self._encoder.close()
-        if self._drafting is not None:
-            self._drafting.close()
+        """Release everything, whatever of it fails."""
+        with ExitStack() as closing:
+            for close in (self._encoder.close, self._scratch.release, self._state.close):
+                closing.callback(close)
+            if self._drafting is not None:
+                self._drafting.close()
 
     def _turn(
         self, prompt: str, tokens: list[int], *, limit: int, stops: StopStrings, pause: Callable[[], None]
@@ -248,7 +253,7 @@ class Session:
         yield from self._chunks(tokens, reply, limit=limit, pause=pause)
 
     def _chunks(self, tokens: list[int], reply: Reply, *, limit: int, pause: Callable[[], None]) -> Generator[Chunk]:
-        self.stats = stats = Stats(mode=self._mode(), seed=self.seed)
+        stats = self.stats
         stats.planned_nbytes, stats.peak_nbytes = self._pair.budget.used_nbytes, peak_nbytes()
         size = self._pair.target.card.vocabulary_size
         setting = DecodeSetting(
@@ -283,7 +288,6 @@ class Session:
 
     def _reconcile(self, tokens: Sequence[int]) -> None:
         """Cut the target's state to what it shares with `tokens`; its settled positions hold the old tokens."""
-        self._check_open()
         old, shared = self._transcript.tokens, 0
         end = min(len(old), len(tokens), self._state.length)
         while shared < end and old[shared] == tokens[shared]:

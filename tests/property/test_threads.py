@@ -7,10 +7,11 @@ its own after somebody else's pass, would fail or say something else.
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from threading import Event, Thread
+from threading import Event, Thread, get_ident
 from typing import Any
 
 import pytest
@@ -274,6 +275,65 @@ def test_a_whole_answer_that_another_thread_stops_is_a_cancelled_one(
     done = answer.join()
     assert done.finish_reason is FinishReason.CANCELLED
     assert len(done.tokens) <= 1
+
+
+@pytest.mark.parametrize("place", ["encoding", "its first pass"])
+def test_an_answer_whose_session_is_closed_before_its_first_token_is_a_cancelled_one(
+    pair: Pair, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = leases(pair)
+    session, closers = pair.session(options("none")), list[Worker]()
+    owner: Any = session._transcript if place == "encoding" else session
+    name = "open_turn" if place == "encoding" else "_reconcile"
+    called = getattr(owner, name)
+
+    def closing(given: Any) -> Any:
+        closers.append(Worker(session.close))
+        while not session._closed:
+            Event().wait(0.001)
+        return called(given)
+
+    monkeypatch.setattr(owner, name, closing)
+    done = Worker(lambda: session.generate("hello", max_tokens=9)).join()
+    closers[0].join()
+    assert done.finish_reason is FinishReason.CANCELLED
+    assert len(done.tokens) <= 1
+    with pytest.raises(InputError, match="this session is closed: open another"):
+        session.generate("again")
+    assert leases(pair) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent a signal there")
+def test_a_signal_handler_may_close_the_pair_while_its_thread_waits_for_the_models(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = pair.session(options("none")), pair.session(options("none"))
+    closed = Event()
+
+    def close(*_: object) -> None:
+        pair.close()
+        closed.set()
+
+    def interrupt() -> None:
+        waiting(pair, 2)
+        Event().wait(0.05)  # until the main thread waits, and does not only stand in the queue
+        signal.pthread_kill(main, signal.SIGUSR1)
+        assert closed.wait(PATIENCE)
+        assert leases(pair) != []
+        gate.go.set()
+
+    main, handler = get_ident(), signal.signal(signal.SIGUSR1, close)
+    try:
+        with gated(pair, monkeypatch) as gate:
+            worker = Worker(lambda: other.generate("hello", max_tokens=200))
+            assert gate.entered.wait(PATIENCE)
+            interrupter = Worker(interrupt)
+            done = mine.generate("hello", max_tokens=200)
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+    interrupter.join()
+    assert {done.finish_reason, worker.join().finish_reason} == {FinishReason.CANCELLED}
+    assert leases(pair) == []
 
 
 def test_an_answer_stops_between_two_pieces_of_its_prompt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,3 +176,23 @@ def test_a_generations_last_rounds_are_told_before_the_next_one_or_at_the_end() 
     made.begin([1, 2])
     made.propose([1, 2], room=5)
     assert (policy.told[-1].round, policy.told[-1].costs, policy.told[-1].scores) == (1, (), ())
+
+
+def test_a_part_that_fails_to_close_leaves_no_other_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = list[str]()
+
+    def failing(name: str) -> None:
+        closed.append(name)
+        raise OSError(f"{name} failed")
+
+    policy, first, second = Scripted(), free(5), slow(5)
+    made = drafting(policy, first, second)
+    made.propose([1, 2], room=5)
+    made.spent(verdict(Draft(), 7), pass_seconds=0.5, host_seconds=0.1)
+    monkeypatch.setattr(policy, "plan", lambda signals: failing("plan"))
+    monkeypatch.setattr(policy, "close", lambda: failing("policy"), raising=False)
+    monkeypatch.setattr(first, "close", lambda: failing("first"))
+    monkeypatch.setattr(second, "close", lambda: failing("second"))
+    with pytest.raises(OSError, match="failed"):
+        made.close()
+    assert sorted(closed) == ["first", "plan", "policy", "second"]

@@ -84,6 +84,16 @@ def test_closing_the_pair_closes_its_sessions_and_releases_every_lease() -> None
         sessions[0].generate("hello")
 
 
+def test_a_closed_pair_loads_nothing_any_more() -> None:
+    budget = Budget()
+    pair = ascii_pair(budget=budget)
+    pair.close()
+    for loads in (lambda: pair.draft, lambda: pair.adapter("any"), pair.session):
+        with pytest.raises(InputError, match="this pair is closed: open the pack again"):
+            loads()  # type: ignore[operator]
+    assert budget.leases == ()
+
+
 def test_the_process_itself_is_charged() -> None:
     pair = ascii_pair()
     assert pair.budget.leases[0].name.startswith("process (")

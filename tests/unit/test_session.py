@@ -330,7 +330,7 @@ def test_with_a_seed_the_same_calls_give_the_same_texts(options: dict[str, objec
 
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize("seed", [None, 3])
-def test_any_answer_is_had_again_by_its_seed(seed: int | None, rule: Rule) -> None:
+def test_any_answer_can_be_reproduced_by_its_seed(seed: int | None, rule: Rule) -> None:
     options = {"sampling": WARM, "drafter": "model", "draft_max": 3, "rule": rule, "noise": 0.4}
     made = session(seed=seed, **options)
     seeds = set[int | None]()
@@ -382,6 +382,20 @@ def test_collecting_nothing_is_a_cancelled_reply() -> None:
     assert (done.text, done.tokens, done.finish_reason) == ("", (), FinishReason.CANCELLED)
     chunk = Chunk("a", (1,), TARGET_SOURCE)
     assert made.collect(iter((chunk,))).finish_reason is FinishReason.CANCELLED
+
+
+def test_a_stopped_answers_statistics_are_its_own() -> None:
+    made = session(seed=None)
+    first = made.stream("hello", max_tokens=20)
+    for _ in range(3):
+        next(first)
+    second = made.stream("and?", max_tokens=9)  # which ends the first, and is stopped before it began
+    third = made.generate("so?", max_tokens=5)
+    done = [made.collect(first), made.collect(second), third]
+    assert [each.stats.verified_tokens for each in done] == [first.stats.verified_tokens, 0, 5]
+    assert first.stats.verified_tokens >= 3
+    assert len({each.stats.seed for each in done}) == 3
+    assert made.stats is third.stats
 
 
 def test_memory_is_told() -> None:

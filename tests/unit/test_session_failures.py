@@ -162,3 +162,35 @@ def test_reproducible_text_refuses_trees() -> None:
     made._drafting.drafters["ngram"] = ScriptedDrafter(dict.fromkeys(range(512), tree))
     with pytest.raises(CapabilityError, match="reproducible text needs chains"):
         made.generate("hello", max_tokens=8)
+
+
+def test_a_drafter_that_fails_to_close_leaves_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = ascii_pair(budget=Budget())
+    failing, _ = (pair.session(SessionOptions(drafter="ngram")) for _ in range(2))
+    leases = len(pair.budget.leases)
+    assert failing._drafting is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(failing._drafting.drafters["ngram"], "close", fails)
+        with pytest.raises(OSError, match="disk is full"):
+            failing.close()
+        assert len(pair.budget.leases) == leases - 3  # its state, row and encoder; the drafter's own is the drafter's
+        with pytest.raises(OSError, match="disk is full"):
+            pair.close()
+    failing.close()
+    assert pair.budget.leases == ()
+
+
+def test_a_pair_whose_parts_fail_to_close_gives_back_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = ascii_pair(budget=Budget())
+    made = pair.session(SessionOptions(drafter="suffix"))
+    running = made.stream("hello", max_tokens=9)
+    next(running)
+    monkeypatch.setattr(pair, "_save_experience", fails)
+    monkeypatch.setattr(running, "end", fails)
+    with pytest.raises(OSError, match="disk is full"):
+        pair.close()
+    assert pair.budget.leases == ()
+
+
+def fails(*_: object) -> None:
+    raise OSError("the disk is full")
