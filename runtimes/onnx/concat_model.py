@@ -66,7 +66,7 @@ class ConcatModel:
         self._present = cache_names("present", entry.layers)
         self._states: WeakSet[ConcatState] = WeakSet()
         self._lock = RLock()
-        """Held for a pass, and while a state is closed: not both at once."""
+        """Held for a pass, and while a state is made or closed: one of these at a time."""
 
     @property
     def card(self) -> ModelCard:
@@ -74,27 +74,28 @@ class ConcatModel:
 
     def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
         check_capacity(capacity, self._card)
-        if self._session is None:
-            raise CapabilityError(f"the model {self._card.name} is closed")
-        lease = self._budget.reserve(f"kv:{self._card.name}", concat_state_nbytes(self._entry, capacity))
-        try:
-            self._reserve_logits(rows + LEAST_ROWS)
-            binding = self._session.io_binding()
-            width = self._footprint.rows_after(capacity)
-            state = ConcatState(
-                self._entry,
-                capacity=capacity,
-                lease=lease,
-                owner=self,
-                width=width,
-                binding=binding,
-                busy=self._lock,
-            )
-            finalize(state, lease.release)  # a state that is dropped, not closed
-        except BaseException:
-            lease.release()
-            raise
-        self._states.add(state)
+        with self._lock:  # the logits that grow may be those that a pass is writing
+            if self._session is None:
+                raise CapabilityError(f"the model {self._card.name} is closed")
+            lease = self._budget.reserve(f"kv:{self._card.name}", concat_state_nbytes(self._entry, capacity))
+            try:
+                self._reserve_logits(rows + LEAST_ROWS)
+                state = ConcatState(
+                    self._entry,
+                    capacity=capacity,
+                    lease=lease,
+                    owner=self,
+                    width=self._footprint.rows_after(capacity),
+                    binding=self._session.io_binding(),
+                    busy=self._lock,
+                )
+                state.rows, state.on_close = rows + LEAST_ROWS, self._give_back
+                finalize(state, lease.release)  # a state that is dropped, not closed
+            except BaseException:
+                lease.release()
+                self._give_back()
+                raise
+            self._states.add(state)
         return state
 
     def forward(
@@ -132,6 +133,15 @@ class ConcatModel:
             self._scratch = self._logits = np.empty((0, self._card.rows), np.float32)
             for lease in (*self._leases, self._logits_lease):
                 lease.release()
+
+    def _give_back(self) -> None:
+        """Shrink the logits to the rows that the open states need."""
+        with self._lock:
+            count = max((state.rows for state in self._states if not state.closed), default=0)
+            if len(self._logits) > count:
+                self._logits = np.empty((0, self._card.rows), np.float32)
+                self._logits = np.empty((count, self._card.rows), np.float32)
+                self._logits_lease.resize((len(self._scratch) + count) * self._card.rows * FLOAT_NBYTES)
 
     def _append(self, state: ConcatState, tokens: Sequence[int], *, rows: Sequence[int]) -> FloatArray:
         """Append `tokens` in one pass or several, none of one row without need; compute each row where it falls."""

@@ -5,7 +5,7 @@ Such a graph cannot write into its past, so there are two buffers that take turn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -50,6 +50,9 @@ class ConcatState:
         """What the model enters for a pass: the engine writes to this memory then."""
         self.width = width
         """How many rows one pass may have at any length of the state; wider ones are split."""
+        self.rows = 0
+        """How many rows of logits the model holds for it."""
+        self.on_close: Callable[[], None] | None = None
         self._lease = lease
         self._capacity = capacity
         self._length = 0
@@ -127,6 +130,8 @@ class ConcatState:
             self._buffers = np.zeros((2, 1, 0), np.float32)
             self._length = self._pending = self._stored = 0
             self._lease.release()
+            if self.on_close is not None:
+                self.on_close()
 
     def _view(self, buffer: int, rows: int) -> FloatArray:
         """Return [values, kv heads, rows, head size] over a buffer."""

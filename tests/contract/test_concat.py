@@ -61,6 +61,28 @@ def test_a_state_is_charged_for_past_and_present(entry: ModelEntry, tmp_path: Pa
     assert {lease.name for lease in budget.leases} <= {"engine code"}
 
 
+def test_logits_shrink_to_what_the_open_states_need(entry: ModelEntry, tmp_path: Path) -> None:
+    budget = Budget()
+    model = open_entry(entry, tmp_path, budget=budget)
+    first = model.new_state(100, rows=4)
+    model.forward(TOKENS[:3], first)
+    leases = {lease.name: lease.nbytes for lease in budget.leases}
+    expected = model.forward(TOKENS[3:4], first).logits.copy()
+    first.crop(0)
+    wide = model.new_state(100, rows=90)
+    model.forward(TOKENS, wide, rows="all")
+    assert {lease.name: lease.nbytes for lease in budget.leases} != leases
+    wide.close()
+    assert {lease.name: lease.nbytes for lease in budget.leases} == leases
+    model.forward(TOKENS[:3], first)
+    assert np.array_equal(model.forward(TOKENS[3:4], first).logits, expected)
+    budget.limit_nbytes = budget.used_nbytes + 100_000
+    with pytest.raises(BudgetExceeded, match="logits:target"):
+        model.new_state(10, rows=100_000)
+    assert {lease.name: lease.nbytes for lease in budget.leases} == leases
+    model.close()
+
+
 def test_a_refused_model_leaves_no_lease(entry: ModelEntry, tmp_path: Path) -> None:
     whole = Budget()
     open_entry(entry, tmp_path, budget=whole)
