@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.digests import pack_digest
@@ -160,12 +159,4 @@ def _scheduler(pair: Pair, options: SessionOptions, drafters: Sequence[Drafter],
         experience=experience,
         options=SchedulerOptions(draft_max=longest, floor_stop=options.rule is not Rule.RATIO),
     )
-    return scheduler if options.trace is None else _recorder(scheduler, options.trace, pair)
-
-
-def _recorder(scheduler: Scheduler, path: Path, pair: Pair) -> Recorder:
-    try:
-        stream = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"the trace {path} cannot be written: {error.strerror or error}") from None
-    return Recorder(scheduler, stream, pack=pack_digest(pair.manifest))
+    return scheduler if options.trace is None else Recorder(scheduler, options.trace, pack=pack_digest(pair.manifest))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from edgedecode.errors import InputError
 from edgedecode.experience import Experience
+from edgedecode.notices import notice
 from edgedecode.scheduler import Scheduler, SchedulerOptions
 from edgedecode.types import Plan, Signals
 
@@ -23,11 +25,15 @@ FORMAT = 1
 
 
 class Recorder:
-    """Implements `Policy`: asks the scheduler it wraps, and writes what both said."""
+    """Implements `Policy`: asks the scheduler it wraps, and writes what both said.
 
-    def __init__(self, scheduler: Scheduler, stream: IO[str], *, pack: str) -> None:
+    A file that cannot be opened raises InputError; one that cannot be written later ends the trace with a notice, and
+    decoding goes on.
+    """
+
+    def __init__(self, scheduler: Scheduler, path: Path, *, pack: str) -> None:
         self._scheduler = scheduler
-        self._stream = stream
+        self._path = path
         head = {
             "edgedecode_trace": FORMAT,
             "pack": pack,
@@ -37,19 +43,37 @@ class Recorder:
             "options": asdict(scheduler.options),
             "experience": scheduler.experience.as_dict(),
         }
-        self._write(head)
+        self._stream: IO[str] | None = None
+        try:
+            self._stream = path.open("w", encoding="utf-8")
+            self._write(head)
+        except OSError as error:
+            self._drop()
+            raise InputError(f"the trace {path} cannot be written: {error.strerror or error}") from None
 
     def plan(self, signals: Signals) -> Plan:
         plan = self._scheduler.plan(signals)
-        self._write({"signals": asdict(signals), "plan": asdict(plan)})
+        try:
+            self._write({"signals": asdict(signals), "plan": asdict(plan)})
+        except OSError as error:
+            self._drop()
+            notice(f"the trace {self._path} ends here, it cannot be written: {error.strerror or error}")
         return plan
 
     def close(self) -> None:
-        self._stream.close()
+        self._drop()
 
     def _write(self, value: Mapping[str, object]) -> None:
-        self._stream.write(json.dumps(value) + "\n")
-        self._stream.flush()  # a trace is most wanted of a run that did not end well
+        if self._stream is not None:
+            self._stream.write(json.dumps(value) + "\n")
+            self._stream.flush()  # a trace is most wanted of a run that did not end well
+
+    def _drop(self) -> None:
+        """Close the file; what could be written was written line by line."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with suppress(OSError):  # it tries again to write the line that failed
+                stream.close()
 
 
 class Replayed:

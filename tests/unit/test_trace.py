@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ import pytest
 from edgedecode import SessionOptions
 from edgedecode.digests import pack_digest
 from edgedecode.errors import InputError
+from edgedecode.notices import NOTICES
 from edgedecode.testing import toy_pair
-from edgedecode.trace import replay
+from edgedecode.trace import Recorder, replay
 
 
 @pytest.fixture
@@ -70,6 +73,48 @@ def test_what_is_no_trace_is_refused_by_its_line(trace: Path, line: int, content
     trace.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(InputError, match=said):
         list(replay(trace))
+
+
+def test_a_trace_that_cannot_be_written_any_further_ends_with_one_notice_and_no_answer_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(StringIO):
+        """A file on a disk that has filled up."""
+
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "trace.jsonl"
+    with toy_pair(draft_noise=0.2) as pair:
+        texts = list[str]()
+        for trace in (None, path):
+            with pair.session(SessionOptions(seed=1, ignore_eos=True, trace=trace)) as session:
+                texts.append(session.generate("hello", max_tokens=40).text)
+                recorder = session._drafting.policy if session._drafting else None
+                if isinstance(recorder, Recorder):
+                    assert recorder._stream is not None
+                    recorder._stream.close()
+                    recorder._stream = Full()
+                with caplog.at_level("INFO", logger=NOTICES):
+                    texts.append(session.generate("and again", max_tokens=200).text)
+        said = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
+    assert texts[:2] == texts[2:]
+    assert said == [f"the trace {path} ends here, it cannot be written: No space left on device"]
+    assert len(list(replay(path))) > 1
+    assert pair.budget.used_nbytes == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device")
+def test_a_trace_on_a_full_disk_is_refused_by_its_name() -> None:
+    with toy_pair() as pair:
+        pair.session().close()
+        used = pair.budget.used_nbytes
+        with pytest.raises(InputError, match="the trace /dev/full cannot be written: No space left on device"):
+            pair.session(SessionOptions(trace=Path("/dev/full")))
+        assert pair.budget.used_nbytes == used
 
 
 def test_traces_that_cannot_be_are_refused(tmp_path: Path) -> None:

@@ -123,10 +123,9 @@ def test_reading_is_learnt_for_all_heads_by_whoever_reads() -> None:
 def test_a_trace_with_heads_replays(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "trace.jsonl"
     accepts = some(0.8)
-    with path.open("w", encoding="utf-8") as stream:
-        recorder = Recorder(Scheduler(models=["trim", "model"], heads=HEADS, experience=Experience()), stream, pack="p")
-        ride(recorder, tokens=300, machine=FAST, model=accepts, trim=some(0.7, seed=5))
-        recorder.close()
+    recorder = Recorder(Scheduler(models=["trim", "model"], heads=HEADS, experience=Experience()), path, pack="p")
+    ride(recorder, tokens=300, machine=FAST, model=accepts, trim=some(0.7, seed=5))
+    recorder.close()
     found = list(replay(path, pack="p"))
     assert len(found) > 50
     assert all(each.plan == each.recorded for each in found)
