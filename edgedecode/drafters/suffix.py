@@ -44,22 +44,25 @@ class SuffixSource:
         return SuffixDrafter(lease, ends=setting.ends, past=self._store(setting), remember=setting.remember)
 
     def close(self) -> None:
-        if self._past is not None:
-            self._past.close()
-        if self._lease is not None:
-            self._lease.release()
+        past, lease = self._past, self._lease
         self._past = self._lease = None
+        if past is not None:
+            past.close()
+        if lease is not None:
+            lease.release()
 
     def _store(self, setting: DraftSetting) -> PastOutputs | None:
         """Return the store, which makes way for anything else; None, with a notice, where the budget has no room."""
         past = self._past  # which another thread that needs memory may take away
         if past is None:
             try:
-                self._lease = setting.budget.reserve("past outputs", STORE_NBYTES, priority=-1, reclaim=self.close)
+                lease = setting.budget.reserve("past outputs", STORE_NBYTES, priority=-1)
             except BudgetExceeded as error:
                 logging.getLogger("edgedecode").info("past outputs are not kept: %s", error.reason)
                 return None
-            self._past = past = PastOutputs()
+            past = PastOutputs()
+            self._past, self._lease = past, lease
+            lease.reclaim = self.close  # last: a thread that reclaims it finds the store
         if setting.remember and (file := OutputFile.of_tokenizer(setting.tokenizer_digest)) is not None:
             past.remember(file, vocabulary_size=setting.vocabulary_size)
         return past

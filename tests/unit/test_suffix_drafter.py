@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -255,6 +256,28 @@ def test_the_store_makes_way_for_what_needs_its_memory() -> None:
         assert made.propose([5, 20, 21], 1, NOISE).tokens == ()
     again = source.open(draft_setting(10, budget=budget, capacity=100))
     assert budget.used_nbytes == made.nbytes + again.nbytes + STORE_NBYTES
+
+
+def test_a_store_that_is_reclaimed_while_it_is_made_is_never_kept_without_a_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget = Budget(STORE_NBYTES + 200_000)
+    source = SuffixSource()
+
+    class Reclaimed(PastOutputs):
+        """Another thread needs memory while it is made: it makes way, or refuses."""
+
+        def __init__(self) -> None:
+            with suppress(BudgetExceeded):
+                budget.reserve("a draft model", 1_000_000).release()
+            super().__init__()
+
+    monkeypatch.setattr("edgedecode.drafters.suffix.PastOutputs", Reclaimed)
+    source.open(draft_setting(10, budget=budget, capacity=100)).close()
+    assert (source._past is None) == (budget.used_nbytes == 0)
+    monkeypatch.undo()
+    budget.reserve("a draft model", 1_000_000).release()  # it makes way still
+    assert (source._past, budget.used_nbytes) == (None, 0)
 
 
 def test_without_room_for_the_store_the_conversation_is_enough() -> None:
