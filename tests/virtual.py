@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgedecode.offers import OpenOffers
 from edgedecode.policy import FixedLength
@@ -76,7 +76,7 @@ def ride(
     result, offers, costs, scores, unread, rest = Ride(), OpenOffers(), list[RoundCost](), list[Score](), prompt, 0
     text = list(range(prompt + 1))
     models = {key: accepts for key, accepts in (("trim", trim), ("model", model)) if accepts is not None}
-    rounds, end = 0, prompt + tokens
+    rounds, rested, end = 0, 0, prompt + tokens
     while len(text) < end:
         rounds += 1
         room = end - len(text) - 1
@@ -84,8 +84,9 @@ def ride(
         chosen, read, drafting = Draft(), 0, 0.0
         name = NO_DRAFTER
         if rest:
-            rest -= 1
+            rest, rested = rest - 1, rested + 1
         else:
+            rested = 0
             name = NO_DRAFTER if isinstance(policy, FixedLength) else ASKED
             signals = Signals(
                 round=rounds,
@@ -124,6 +125,9 @@ def ride(
         result.rounds.append((len(text) - prompt - 1, name, len(chosen), accepted))
         text += range(len(text), len(text) + accepted + 1)
         unread = 1 if name in models else unread + accepted + 1
+        if rested > 1:  # as `Drafting` tells it: of a rest the first round, and how many followed
+            costs[-1] = replace(costs[-1], repeats=rested - 1)
+            continue
         costs.append(
             RoundCost(
                 width=1 + len(chosen),

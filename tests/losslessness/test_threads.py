@@ -80,7 +80,8 @@ def test_eight_threads_say_what_lone_runs_say_and_give_everything_back(
                 closer.join(PATIENCE)
         expected = lone[way, prompt]
         assert tuple(tokens) == (expected if kind == "whole" else expected[: len(tokens)]), (kind, given[way], prompt)
-        return Counter({kind: 1, "cut short": len(tokens) < len(expected), "tokens": len(tokens)})
+        short = len(tokens) < len(expected)
+        return Counter({kind: 1, f"{kind}, cut short": short, "tokens": len(tokens)})
 
     started = perf_counter()
     with ThreadPoolExecutor(THREADS) as pool:
@@ -88,8 +89,9 @@ def test_eight_threads_say_what_lone_runs_say_and_give_everything_back(
             counts += done.result(PATIENCE)
     with capsys.disabled():
         print(f"\n{pair.runtime}: {dict(counts)}, {len(given)} ways, {perf_counter() - started:.1f} s")
-    assert counts["whole"] + counts["closed by another thread"] + counts["closed by its own"] == THREADS * ANSWERS
-    assert counts["cut short"] > 0
+    assert all(counts[kind] > 0 for kind in ("whole", "closed by another thread", "closed by its own"))
+    assert counts["closed by another thread, cut short"] > 0
+    assert counts["closed by its own, cut short"] > 0
     assert leases(pair) == before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import asdict, replace
+from itertools import pairwise
 
 import pytest
 
@@ -13,7 +14,7 @@ from edgedecode.errors import InputError
 from edgedecode.experience import Experience
 from edgedecode.model_arm import ArmLife, ModelArm
 from edgedecode.policy import FixedLength
-from edgedecode.scheduler import Scheduler, SchedulerOptions
+from edgedecode.scheduler import MOST_REST, REMEASURE, Scheduler, SchedulerOptions
 from edgedecode.types import NO_DRAFTER, Offer, Plan, RoundCost, Signals
 from tests.virtual import Machine, Ride, always, never, ride
 
@@ -222,6 +223,17 @@ def test_asking_in_vain_comes_to_rest_whatever_it_costs(host: float, asking: flo
     found = ride(scheduler(), tokens=2000, machine=Machine(host=host, asking=asking), free=never)
     late = [name for place, name, _, _ in found.rounds if place >= 200]
     assert late.count(NO_DRAFTER) >= 0.5 * len(late)
+    costs = [cost for each in found.signals for cost in each.costs]
+    assert any(cost.repeats for cost in costs)
+    assert 0 <= len(found.rounds) - sum(1 + cost.repeats for cost in costs) <= 1 + MOST_REST
+
+
+def test_rounds_of_a_rest_that_are_only_counted_bring_the_next_measurement_nearer() -> None:
+    found = ride(scheduler(), tokens=2000, free=never)
+    drafted = [place for place in found.used("free") if place >= 300]
+    gaps = [after - before for before, after in pairwise(drafted)]
+    assert len(gaps) >= 3
+    assert all(REMEASURE < gap <= REMEASURE + MOST_REST + 2 for gap in gaps), gaps
 
 
 def test_fixed_lengths_need_no_scheduler() -> None:
