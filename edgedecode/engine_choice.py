@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edgedecode.factories import Refusal
 
-__all__ = ["Candidate", "Choice", "Speeds", "choose", "room"]
+__all__ = ["SLACK_NBYTES", "Candidate", "Choice", "Speeds", "choose", "room"]
 
 SLACK_NBYTES = 2 * 2**20
 """What a process grows by before a model is open, beside what is leased."""
@@ -44,16 +44,19 @@ class Speeds:
     refused: Mapping[str, str] = field(default_factory=dict)
     taken: str = ""
     needs: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that a session takes beside a process that has not loaded the engine, by `room`."""
+    """Bytes that a session takes beside a process that has not loaded the engine, by `room`: the fewest measured."""
     least: Mapping[str, int] = field(default_factory=dict)
-    """What a budget must hold at least for an engine that did not fit one, by `room`; all of it may be more."""
+    """Bytes that must be free for an engine that did not fit fewer, by `room`; the actual need may be higher."""
 
-    def fits(self, name: str, *, context: int | None, limit_nbytes: int, held_nbytes: int) -> bool | None:
-        """Tell whether a session on this engine fits a budget of which so much is held; None: that is not known."""
+    def fits(self, name: str, *, context: int | None, free_nbytes: int) -> bool | None:
+        """Tell whether a session on this engine fits what a budget has free; None: that is not known.
+
+        A measured need is an upper bound: an engine may load a model in less where less is free.
+        """
         place = room(name, context)
-        if place in self.needs:
-            return held_nbytes + self.needs[place] + SLACK_NBYTES <= limit_nbytes
-        return False if limit_nbytes < self.least.get(place, 0) else None
+        if place in self.needs and self.needs[place] + SLACK_NBYTES <= free_nbytes:
+            return True
+        return False if free_nbytes < max(1, self.least.get(place, 0)) else None
 
     @property
     def line(self) -> str:

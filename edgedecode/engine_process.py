@@ -34,26 +34,29 @@ class _Events(logging.Handler):
 
 
 def main(text: str) -> None:
-    """Open the pack on the order's engine; say what a session takes and how long a token, or why there is none."""
-    order = json.loads(text)
+    """Open the pack on the order's engine; say what a session takes and how long a token, or why there is none.
+
+    The budget is less by what the asking process holds more than this one, so that as much is free here as there.
+    """
+    order, before = json.loads(text), _held_nbytes()
     logger = logging.getLogger(NOTICES)
     logger.addHandler(_Events())
     logger.setLevel(logging.INFO)
     try:
-        _measure(order)
+        _measure(order, before=before)
     except BudgetExceeded as error:
-        _say(least=error.needed_nbytes)
+        _say(least=error.needed_nbytes - before)
     except EdgeDecodeError as error:
         _say(refused=error.reason)
 
 
-def _measure(order: dict[str, Any]) -> None:
-    before = _held_nbytes()
+def _measure(order: dict[str, Any], *, before: int) -> None:
+    memory = order["memory"]
     engine = find_runtime(order["engine"])
     loaded = _held_nbytes() - before
     with load(
         order["pack"],
-        memory=order["memory"],
+        memory=None if memory is None else memory - max(0, order["held"] - before),
         runtime=engine,
         provider=order["provider"],
         threads=order["threads"],
@@ -62,7 +65,8 @@ def _measure(order: dict[str, Any]) -> None:
         repack=NO_REPACK not in order["loading"],
     ) as pair:
         _say(needs=loaded + _planned_nbytes(pair, order["context"]))
-        _say(seconds=median(_step_seconds(pair) for _ in range(REPETITIONS)))
+        if order["timed"]:
+            _say(seconds=median(_step_seconds(pair) for _ in range(REPETITIONS)))
 
 
 def _planned_nbytes(pair: Pair, context: int | None) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from signal import Signals
 
 import edgedecode
-from edgedecode.engine_choice import Speeds, room
+from edgedecode.engine_choice import SLACK_NBYTES, Speeds, room
 from edgedecode.folders import cache_folder, keep_json, kept_json
 from edgedecode.interpreter import interpreter
 from edgedecode.manifest import Manifest
@@ -26,7 +26,7 @@ from edgedecode.stored import amount, mapping, positive
 
 __all__ = ["MARK", "EngineRequest", "finding_path", "load_speeds", "measure_speeds", "store_speeds"]
 
-FORMAT = 2
+FORMAT = 3
 MARK = "edgedecode-speed:"
 TIMEOUT_SECONDS = 300.0
 REFUSALS_LAST = timedelta(days=1)
@@ -41,7 +41,8 @@ _CODE = (
 class EngineRequest:
     """What an engine is opened with besides the pack, and for what.
 
-    memory: the budget in bytes, None: no limit. context: a session's positions, None: the usual number.
+    memory: the budget in bytes, None: no limit. context: a session's positions, None: the usual number. held: what of
+    the budget this process holds before it has loaded an engine.
     """
 
     provider: str = "cpu"
@@ -49,8 +50,14 @@ class EngineRequest:
     kv_type: str | None = None
     memory: int | None = None
     context: int | None = None
+    held: int = 0
     loading: tuple[str, ...] = ()
     """Of `NO_MMAP` and `NO_REPACK`."""
+
+    @property
+    def free(self) -> int | None:
+        """What the budget leaves for an engine and its session; None: no limit."""
+        return None if self.memory is None else self.memory - self.held
 
 
 def finding_path(manifest: Manifest, request: EngineRequest, *, versions: Mapping[str, str]) -> Path | None:
@@ -64,7 +71,7 @@ def finding_path(manifest: Manifest, request: EngineRequest, *, versions: Mappin
     known |= {name: file.sha256 for name, file in manifest.outside.items()}
     digests = [known[name] for name in names if name in known]
     engines = [f"{name} {version}" for name, version in sorted(versions.items())]
-    settings = [repr(value) for value in asdict(replace(request, memory=None, context=None)).values()]
+    settings = [repr(value) for value in asdict(replace(request, memory=None, context=None, held=0)).values()]
     facts = [str(FORMAT), edgedecode.__version__, *digests, *engines, *settings, str(cores()), *processor_facts()]
     return folder / f"speed-{hashlib.sha256(chr(10).join(facts).encode()).hexdigest()[:24]}.json"
 
@@ -101,6 +108,7 @@ def measure_speeds(
 ) -> Speeds:
     """Measure these engines, each in a child process; return what is `known` and what was found.
 
+    An engine whose speed is known is asked for the memory of such a session only: its speed stays what it was.
     Where no child can be started, as in a frozen application, nothing is found. python: the command that takes an order
     as its one argument (tests use another one).
     """
@@ -111,7 +119,8 @@ def measure_speeds(
         return speeds
     notice("measuring the engines on this pack (once, some seconds)")
     for name in names:
-        speeds = _with(speeds, name, request, _ask_child(root, name, request, python=command))
+        answer = _ask_child(root, name, request, timed=name not in speeds.seconds, python=command)
+        speeds = _with(speeds, name, request, answer)
     return replace(speeds, taken=datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
 
@@ -122,7 +131,7 @@ class _Answer:
     seconds: float | None = None
     needs: int | None = None
     least: int = 0
-    """The budget it wanted at least, where it did not fit."""
+    """The free bytes it wanted at least, where it did not fit."""
     reason: str = ""
 
 
@@ -130,21 +139,27 @@ def _with(speeds: Speeds, name: str, request: EngineRequest, answer: _Answer) ->
     """Return the speeds with what a child found of an engine."""
     place = room(name, request.context)
     refused = {other: reason for other, reason in speeds.refused.items() if other != name}
+    least = answer.least
+    if request.free is not None and not least and answer.needs is not None:
+        least = answer.needs + SLACK_NBYTES  # what fits by less than that is not asked about again
+    if request.free is not None and least > request.free:
+        speeds = replace(speeds, least={**speeds.least, place: least})
     if answer.least:
-        return replace(speeds, refused=refused, least={**speeds.least, place: answer.least})
-    if answer.seconds is None or answer.reason:
-        seconds = {other: number for other, number in speeds.seconds.items() if other != name}
-        return replace(speeds, seconds=seconds, refused={**refused, name: answer.reason or "it gave no time"})
+        return replace(speeds, refused=refused)
+    seconds = speeds.seconds.get(name) if answer.seconds is None else answer.seconds
+    if seconds is None or answer.reason:
+        others = {other: number for other, number in speeds.seconds.items() if other != name}
+        return replace(speeds, seconds=others, refused={**refused, name: answer.reason or "it gave no time"})
     return replace(
         speeds,
-        seconds={**speeds.seconds, name: answer.seconds},
+        seconds={**speeds.seconds, name: seconds},
         refused=refused,
         needs={**speeds.needs, place: answer.needs} if answer.needs is not None else speeds.needs,
     )
 
 
-def _ask_child(root: Path, name: str, request: EngineRequest, *, python: Sequence[str]) -> _Answer:
-    order = json.dumps({"pack": str(root.absolute()), "engine": name, **asdict(request)})
+def _ask_child(root: Path, name: str, request: EngineRequest, *, timed: bool, python: Sequence[str]) -> _Answer:
+    order = json.dumps({"pack": str(root.absolute()), "engine": name, "timed": timed, **asdict(request)})
     answer = _Answer()
     try:
         done = subprocess.run(

@@ -48,7 +48,7 @@ def known_choice(manifest: Manifest, root: Path, request: EngineRequest, *, meas
     path = finding_path(manifest, request, versions=able) if len(able) > 1 else None
     speeds = load_speeds(path)
     if path is not None and measure:
-        speeds = measure_speeds(root, list(able), request, known=replace(speeds, refused={}, least={}))
+        speeds = measure_speeds(root, list(able), request, known=Speeds({}, needs=speeds.needs))
         store_speeds(path, speeds)
     return choose(candidates, speeds=speeds, preferred=USUAL)
 
@@ -63,6 +63,8 @@ def chosen_engines(manifest: Manifest, root: Path, request: EngineRequest, *, as
     able = {each.name: each.version or "" for each in candidates if each.able}
     if not able:
         return (_only_installed(candidates),)
+    if request.memory is not None:
+        request = replace(request, held=resident_nbytes() or peak_nbytes() or 0)
     speeds, measured = _speeds(manifest, root, request, versions=able) if len(able) > 1 else (None, False)
     too_large = _too_large(able, speeds, request)
     choice = choose(candidates, speeds=speeds, preferred=USUAL, too_large=too_large)
@@ -96,18 +98,16 @@ def _speeds(
 def _is_unknown(known: Speeds, name: str, request: EngineRequest) -> bool:
     if name in known.refused:
         return False
-    if request.memory is None:
-        return name not in known.seconds
-    return known.fits(name, context=request.context, limit_nbytes=request.memory, held_nbytes=0) is None
+    fits = True if request.free is None else known.fits(name, context=request.context, free_nbytes=request.free)
+    return fits is None or (fits and name not in known.seconds)
 
 
 def _too_large(names: Collection[str], speeds: Speeds | None, request: EngineRequest) -> set[str]:
     """Return the engines that are known not to fit the budget beside what this process holds; it has loaded none."""
-    if speeds is None or request.memory is None:
+    if speeds is None or request.free is None:
         return set()
-    held, limit = resident_nbytes() or peak_nbytes() or 0, request.memory
-    fits = {name: speeds.fits(name, context=request.context, limit_nbytes=limit, held_nbytes=held) for name in names}
-    return {name for name, known in fits.items() if known is False}
+    free = request.free
+    return {name for name in names if speeds.fits(name, context=request.context, free_nbytes=free) is False}
 
 
 def _only_installed(candidates: list[Candidate]) -> str:
@@ -117,9 +117,8 @@ def _only_installed(candidates: list[Candidate]) -> str:
         names = ", ".join(f"pip install 'edgedecode[{each.name}]'" for each in reversed(candidates))
         raise RuntimeUnavailable(f"no engine is installed: {names or 'install edgedecode again'}")
     if len(there) > 1:
-        raise CapabilityError(
-            f"no engine here can run this pack so: {'; '.join(f'{each.name}: {each.why_not}' for each in there)}"
-        )
+        reasons = "; ".join(f"{each.name}: {each.why_not}" for each in there)
+        raise CapabilityError(f"no installed engine can run this pack with these options: {reasons}")
     return there[0].name
 
 

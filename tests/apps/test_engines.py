@@ -97,7 +97,7 @@ def test_an_explicit_request_narrows_the_choice(planned: Path, run: Run, setting
     assert "decoding on llama (onnx: " in done.stderr.decode()
     refused = run("generate", "-m", str(planned), *SHORT, "--runtime", "auto", "--provider", "abacus", **settings)
     assert refused.returncode == 1
-    assert "no engine here can run this pack so" in refused.stderr.decode()
+    assert "no installed engine can run this pack with these options" in refused.stderr.decode()
     assert "'abacus'" in refused.stderr.decode()
 
 

@@ -31,6 +31,7 @@ from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 
 UNABLE, BROKEN = Refusal("no such file"), Refusal("it died with SIGSEGV", broken=True)
 FAST, SLOW = Candidate("fast", "1"), Candidate("slow", "2")
+MB = 10**6
 NOW = datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
@@ -173,18 +174,66 @@ def test_a_refusal_of_one_leaves_the_other() -> None:
 
 
 def test_what_does_not_fit_one_budget_is_no_refusal() -> None:
-    """It is kept as the budget it wanted at least, for these positions; a larger budget asks again."""
+    """It is kept as the free bytes it wanted at least, for these positions; more of them ask again."""
     unfit = "say(least=120) if name == 'fast' else [say(needs=30), say(seconds=1)]"
-    speeds = measured(unfit, request=EngineRequest(memory=100, context=64))
+    speeds = measured(unfit, request=EngineRequest(memory=140, context=64, held=40))
     assert (speeds.seconds, speeds.refused) == ({"slow": 1.0}, {})
-    assert speeds.least == {"fast 64": 120}
-    fits = partial(speeds.fits, held_nbytes=40)
-    assert [fits("fast", context=64, limit_nbytes=limit) for limit in (100, 119, 120)] == [False, False, None]
-    assert fits("fast", context=65, limit_nbytes=100) is None
-    needed = 40 + 30 + SLACK_NBYTES
-    assert [fits("slow", context=64, limit_nbytes=limit) for limit in (needed - 1, needed)] == [False, True]
-    larger = measured("say(needs=50); say(seconds=2)", request=EngineRequest(memory=200, context=64), known=speeds)
-    assert (larger.seconds, larger.needs) == ({"fast": 2.0, "slow": 2.0}, {"fast 64": 50, "slow 64": 50})
+    assert speeds.least["fast 64"] == 120
+    assert [speeds.fits("fast", context=64, free_nbytes=free) for free in (-5, 100, 119, 120)] == [False] * 3 + [None]
+    assert speeds.fits("fast", context=65, free_nbytes=100) is None
+    needed = 30 + SLACK_NBYTES
+    assert [speeds.fits("slow", context=64, free_nbytes=free) for free in (needed - 1, needed)] == [False, True]
+    request = EngineRequest(memory=2 * needed, context=64)
+    larger = measured("say(needs=50); order['timed'] and say(seconds=2)", request=request, known=speeds)
+    assert (larger.seconds, larger.needs) == ({"fast": 2.0, "slow": 1.0}, {"fast 64": 50, "slow 64": 50})
+
+
+def test_an_engine_that_loads_in_less_where_less_is_free_is_asked_under_the_smaller_budget(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it took without a budget is no reason to pass it over; what it found is asked once."""
+    install(llama=Factory(), onnx=Factory())
+    orders: list[tuple[str, int | None]] = []
+    lines = "need = 500 if order['memory'] is None else 300 if name == 'llama' else 100; say(needs=need * 10**6)"
+    command = child(lines, "order['timed'] and say(seconds=1 if name == 'llama' else 2)")
+
+    def measure(root: Path, names: list[str], request: EngineRequest, *, known: Speeds) -> Speeds:
+        orders.extend((name, request.memory) for name in names)
+        return measure_speeds(root, names, request, known=known, python=command)
+
+    monkeypatch.setattr(engines, "measure_speeds", measure)
+    monkeypatch.setattr(engines, "resident_nbytes", lambda: 50 * MB)
+    assert chosen() == ("llama", "onnx")
+    fitting = EngineRequest(memory=560 * MB)
+    assert chosen(fitting) == ("llama", "onnx")
+    assert orders == [("llama", None), ("onnx", None)]
+    smaller = EngineRequest(memory=360 * MB)
+    assert chosen(smaller) == chosen(smaller) == chosen(fitting) == ("llama", "onnx")
+    assert orders[2:] == [("llama", smaller.memory), ("onnx", smaller.memory)]
+
+
+def test_a_second_context_changes_no_speeds_and_repeats_no_notice(
+    install: Install, heard: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(llama=Factory(), onnx=Factory())
+    log = tmp_path / "log"
+    log.write_text("")
+    command = child(
+        f"open({str(log)!r}, 'a').write(f\"{{name}} {{order['context']}} {{order.get('timed', True)}}\\n\")",
+        f"say(needs=1000); order.get('timed', True) and say(seconds=len(open({str(log)!r}).read()))",
+    )
+    monkeypatch.setattr(engines, "measure_speeds", partial(measure_speeds, python=command))
+    requests = [EngineRequest(memory=1000 * MB, context=context) for context in (300, 301, 300, 301)]
+    path = path_of(toy_pair().manifest, llama="1", onnx="1")
+    found = []
+    for request in requests:
+        assert chosen(request) == ("llama", "onnx")
+        found.append(load_speeds(path).seconds)
+    assert found == [found[0]] * 4
+    assert log.read_text().split("\n")[:-1] == [
+        f"{name} {context} {timed}" for context, timed in ((300, True), (301, False)) for name in ("llama", "onnx")
+    ]
+    assert [line.split(" on this")[0] for line in heard] == ["measured the engines"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals by name")
@@ -340,7 +389,7 @@ def test_the_faster_engine_is_passed_over_where_a_session_would_not_fit(
         asked.append((request.memory, names))
         limit = request.memory or 10**12
         if "onnx" in names and limit < need:
-            known = replace(known, least={"onnx usual": need - 10})
+            known = replace(known, least={"onnx usual": need - 10 - 10**8})
         elif "onnx" in names:
             known = replace(known, seconds={**known.seconds, "onnx": 0.001}, needs={**known.needs, "onnx usual": need})
         if "llama" in names:
