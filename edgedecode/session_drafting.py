@@ -35,14 +35,18 @@ def open_drafting(pair: Pair, options: SessionOptions, setting: DraftSetting, *,
     """Open the drafters these options mean and their policy; None: plain decoding. `noise` is the drafters' own.
 
     A drafter that was asked for by name and cannot be had raises CapabilityError or BudgetExceeded; any other is left
-    out with a notice. The options were checked.
+    out, with a notice where it is the trees that were asked for. The options were checked.
     """
     names = pair.drafter_names(options)
     trees = wants_trees(options) and _reads_trees(pair, options)
     longest = pair.draft_max(options)
     setting = replace(setting, tree=trees, draft_max=longest)
     fixed = _fixed(longest, trees=trees) if options.fixed else None
-    drafters = _opened(pair, names, setting, asked=options.drafter is not None or options.fixed)
+    left_out: dict[str, str] = {}
+    asked = options.drafter is not None or options.fixed
+    drafters = _opened(pair, names, setting, asked=asked, left_out=left_out)
+    if trees and TREE in left_out:
+        notice(f"drafts are not the draft model's trees ({left_out[TREE]}); {_remaining(drafters)}")
     if not drafters:
         return None
     if fixed is not None:
@@ -56,7 +60,7 @@ def open_drafting(pair: Pair, options: SessionOptions, setting: DraftSetting, *,
 
 
 def check_options(pair: Pair, options: SessionOptions) -> None:
-    """Raise InputError or CapabilityError for options that exclude each other, or name or number what there is not."""
+    """Raise InputError or CapabilityError for options that exclude each other, are unknown, or are out of range."""
     names = pair.drafter_names(options)
     _check(options, names)
     for name in names:
@@ -91,7 +95,7 @@ def _fixed(longest: int, *, trees: bool) -> Policy:
 def _reads_trees(pair: Pair, options: SessionOptions) -> bool:
     """Tell whether the target can verify trees; a drafter that proposes nothing else says by itself why not."""
     if not pair.target.card.tree and options.drafter != TREE:
-        logging.getLogger("edgedecode").info("drafts are chains: this pack's target reads no trees")
+        notice("drafts are chains: this pack's target reads no trees")
     return pair.target.card.tree
 
 
@@ -119,23 +123,33 @@ def _check(options: SessionOptions, names: Sequence[str]) -> None:
         raise InputError("a trace records what the scheduler chooses: leave out the fixed draft length or drafter")
 
 
-def _opened(pair: Pair, names: Sequence[str], setting: DraftSetting, *, asked: bool) -> list[Drafter]:
+def _opened(
+    pair: Pair, names: Sequence[str], setting: DraftSetting, *, asked: bool, left_out: dict[str, str]
+) -> list[Drafter]:
+    """Open what can be had; `left_out` gets the reason of each other drafter."""
     drafters: list[Drafter] = []
     with ExitStack() as undo:
         for name in names:
             drafter = _open(pair, name, replace(setting, opened={each.name: each for each in drafters}), asked=asked)
-            if drafter is not None:
-                drafters.append(drafter)
-                undo.callback(drafter.close)
+            if isinstance(drafter, str):
+                logging.getLogger("edgedecode").info("the drafter %s is left out: %s", name, drafter)
+                left_out[name] = drafter
+                continue
+            drafters.append(drafter)
+            undo.callback(drafter.close)
         undo.pop_all()
     return drafters
 
 
-def _open(pair: Pair, name: str, setting: DraftSetting, *, asked: bool) -> Drafter | None:
+def _remaining(drafters: Sequence[Drafter]) -> str:
+    return f"drafting with {', '.join(each.name for each in drafters)}" if drafters else "decoding plainly"
+
+
+def _open(pair: Pair, name: str, setting: DraftSetting, *, asked: bool) -> Drafter | str:
+    """Open a drafter, or return why it is left out."""
     source = pair.drafter_source(name)
     if not asked and source.needs_model and pair.drafts.needs_another(source.needs):
-        logging.getLogger("edgedecode").info("the drafter %s is left out: it needs a second draft model here", name)
-        return None
+        return "it needs a second draft model here"
     loaded = len(pair.drafts.loaded)
     try:
         model = pair.drafts.offering(source.needs) if source.needs_model else None
@@ -144,8 +158,7 @@ def _open(pair: Pair, name: str, setting: DraftSetting, *, asked: bool) -> Draft
         pair.drafts.keep(loaded)  # a draft model that nothing can be drafted with is not held
         if asked:
             raise
-        logging.getLogger("edgedecode").info("the drafter %s is left out: %s", name, error.reason)
-        return None
+        return error.reason
 
 
 def _scheduler(pair: Pair, options: SessionOptions, drafters: Sequence[Drafter], *, longest: int) -> Policy:

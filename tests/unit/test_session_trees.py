@@ -10,6 +10,7 @@ import pytest
 
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory import Budget
+from edgedecode.notices import NOTICES
 from edgedecode.options import SessionOptions
 from edgedecode.sampling import SamplingOptions
 from edgedecode.testing import TableModel, TableState, toy_pair
@@ -116,6 +117,7 @@ def test_a_draft_model_that_reads_chains_only(caplog: pytest.LogCaptureFixture) 
         with caplog.at_level(logging.INFO, "edgedecode"), pair.session(SessionOptions(tree=True)) as session:
             assert "tree" not in session.drafter_name
         assert "the drafter tree is left out" in caplog.text
+        assert "drafts are not the draft model's trees (" in caplog.text
 
 
 def trees_take(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,13 +155,19 @@ def test_trees_that_do_not_fit_are_chains_from_the_start(
             assert {lease.name: lease.nbytes for lease in pair.budget.leases} == leases
 
 
-def test_a_draft_model_whose_trees_do_not_fit_drafts_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_model_whose_trees_do_not_fit_drafts_chains_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     trees_take(900_000, monkeypatch)
     with ascii_pair(budget=Budget()) as pair:
         with pair.session(SessionOptions(drafter="none")):
             pair.budget.limit_nbytes = pair.budget.used_nbytes + 1_500_000
-        with pair.session(SessionOptions(tree=True)) as session:
+        with caplog.at_level(logging.INFO, NOTICES), pair.session(SessionOptions(tree=True)) as session:
             assert session.drafter_name == "model+suffix+recycle"
+        told = [record.getMessage() for record in caplog.records if record.name == NOTICES]
+        assert len(told) == 1
+        assert told[0].startswith("drafts are not the draft model's trees (kv:table needs ")
+        assert told[0].endswith("; drafting with model, suffix, recycle")
         with pytest.raises(BudgetExceeded, match="kv:table"):
             pair.session(SessionOptions(drafter="tree"))
         assert [lease for lease in pair.budget.leases if lease.name.startswith("kv:")] == []
