@@ -92,6 +92,10 @@ class LlamaModel:
             lease = undo.enter_context(self._budget.reserve(f"kv:{self._card.name}", plan.nbytes))
             work = undo.enter_context(self._budget.reserve(f"work:{self._card.name}", plan.work_nbytes + fed))
             state = self._make_state(plan, capacity, lease=lease, work=work)
+            undo.callback(state.close)
+            if rows > min(state.width, plan.context.outputs):  # several passes give them
+                with self._lock:
+                    self._gather(rows)
             undo.pop_all()
         return state
 

@@ -74,9 +74,9 @@ def make_state(model: Any, budget: Budget, *, capacity: int, rows: int) -> Made:
     asked: list[int] = []
     reserve = budget.reserve
 
-    def listen(name: str, nbytes: int) -> Lease:
+    def listen(name: str, nbytes: int, **options: Any) -> Lease:
         asked.append(nbytes)
-        return reserve(name, nbytes)
+        return reserve(name, nbytes, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(budget, "reserve", listen)
@@ -279,6 +279,22 @@ def test_a_state_that_reports_more_than_planned_is_refused_too(
     with pytest.raises(BudgetExceeded, match="kv:target"):
         model.new_state(100)
     assert budget.leases == leases
+    model.close()
+
+
+def test_rows_of_several_passes_are_leased_with_the_state(gguf_opener: GgufOpener) -> None:
+    """Not by the first wide draft, in mid-answer."""
+    budget = Budget()
+    model = gguf_opener(budget=budget)
+    state = model.new_state(300, rows=200)
+    opened = {lease.name: lease.nbytes for lease in budget.leases}
+    model.forward([1] * 200, state, rows="all")
+    assert {lease.name: lease.nbytes for lease in budget.leases} == opened
+    used = budget.used_nbytes
+    budget.limit_nbytes = used
+    with pytest.raises(BudgetExceeded):
+        model.new_state(300, rows=250)
+    assert budget.used_nbytes == used, "nothing of a refused state is kept"
     model.close()
 
 
