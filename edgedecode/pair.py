@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
 
-from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.digests import check_unchanged, pack_digest
 from edgedecode.draft_models import DraftModels, default_heads
 from edgedecode.engine_speeds import EngineRequest
@@ -15,7 +14,6 @@ from edgedecode.engines import AUTO, chosen_engines, default_runtime, engine_ver
 from edgedecode.errors import (
     BudgetExceeded,
     CapabilityError,
-    IncompatiblePair,
     InputError,
     ManifestError,
     RuntimeUnavailable,
@@ -25,13 +23,14 @@ from edgedecode.experience_file import experience_path, load_experience, store_e
 from edgedecode.hub import find_pack
 from edgedecode.identical_widths import IdenticalWidths
 from edgedecode.manifest import Manifest
-from edgedecode.memory import Budget, parse_nbytes, peak_nbytes, resident_nbytes
+from edgedecode.memory import Budget, parse_nbytes
 from edgedecode.messages import Message
 from edgedecode.notices import notice
 from edgedecode.options import TREE, SessionOptions
 from edgedecode.pack_adapters import PackAdapters
 from edgedecode.pack_gate import check_pack
 from edgedecode.pack_lock import opening
+from edgedecode.pack_tokenizer import PROCESS, pack_tokenizer, process_nbytes, target_nbytes
 from edgedecode.protocols import NO_MMAP, NO_REPACK, DrafterSource, LanguageModel, Runtime
 from edgedecode.registry import find_drafter, find_runtime
 from edgedecode.row_draw import RowDraw, row_draw_of
@@ -44,10 +43,6 @@ from edgedecode.verify import Rule
 __all__ = ["KV_TYPES", "PROCESS", "Pair", "load"]
 
 KV_TYPES = ("float32", "float16", "int8")
-PROCESS = "process (interpreter, engine, tokenizer)"
-"""The lease over what the process holds before a model is open."""
-READING_SHARE = 18
-"""Times its file's size that a tokenizer takes while it is read: 13 to 17.4 were measured."""
 DEFAULT_DRAFT_MAX = 2
 """A fixed length that nobody chose: `--reproducible` may not choose by the clock."""
 LONGEST_DRAFT = 16
@@ -120,7 +115,7 @@ def _open_pack(
     """Open the pack at `root`; "auto": on the faster of its engines. asked: whether that was asked for."""
     manifest = check_pack(root, full=verify)
     engine = None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
-    tokenizer = _tokenizer(manifest, root, Budget(request.memory))
+    tokenizer = pack_tokenizer(manifest, root, Budget(request.memory))
 
     def opened(engine: Runtime) -> Pair:
         pair = Pair(
@@ -201,9 +196,9 @@ class Pair:
         self.tokenizer = tokenizer
         self._process = budget.reserve(
             PROCESS,
-            _process_nbytes(budget) + tokenizer.cache_nbytes,
+            process_nbytes(budget) + tokenizer.cache_nbytes,
             fixed=True,
-            following=_target_nbytes(manifest),
+            following=target_nbytes(manifest),
         )
         try:
             self.target = self._open("target")
@@ -382,46 +377,3 @@ class Pair:
             provider=self.provider,
             needs=(*needs, *self._loading),
         )
-
-
-def _process_nbytes(budget: Budget) -> int:
-    """Return what this process holds already; where only its peak is told, that."""
-    nbytes = resident_nbytes() or peak_nbytes()
-    if nbytes is None and budget.limit_nbytes is not None:
-        raise CapabilityError("this system does not tell how much memory the process holds: --memory cannot be kept")
-    return nbytes or 0
-
-
-def _target_nbytes(manifest: Manifest) -> int:
-    """Return what the target's weights take at least."""
-    weights = manifest.files.get(manifest.models["target"].weights)
-    return 0 if weights is None else weights.nbytes
-
-
-def _tokenizer(manifest: Manifest, root: Path, budget: Budget) -> Tokenizer:
-    """Load the tokenizer with the pack's template, and check that it is the one the models were exported with.
-
-    budget: what nothing else has been leased of yet.
-    """
-    generation = manifest.generation
-    source = PLAIN_TEMPLATE
-    if manifest.chat_template is not None:
-        try:
-            source = (root / manifest.chat_template).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ManifestError(f"the chat template {root / manifest.chat_template} cannot be read: {error}") from None
-    reading = READING_SHARE * manifest.files[manifest.tokenizer].nbytes
-    template = ChatTemplate(source, bos_token=generation.bos_token, eos_token=generation.eos_token)
-    weights = _target_nbytes(manifest)
-    with (
-        budget.reserve(PROCESS, _process_nbytes(budget), fixed=True, following=max(reading, weights)),
-        budget.reserve("reading the tokenizer", reading, fixed=True, following=max(0, weights - reading)),
-    ):
-        tokenizer = Tokenizer.from_file(root / manifest.tokenizer, chat_template=template)
-    # The file's content was checked against the manifest; its identity digest takes a second on large vocabularies.
-    if tokenizer.size != manifest.vocabulary_size:
-        raise IncompatiblePair(
-            f"{root / manifest.tokenizer} has {tokenizer.size} tokens, the pack was exported with "
-            f"{manifest.vocabulary_size}: export the pack again"
-        )
-    return tokenizer
