@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from edgedecode.errors import ManifestError
+from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.folders import cache_folder, keep_json, kept_json
 from edgedecode.manifest import FileEntry, Manifest, OutsideFile
 
@@ -66,8 +66,11 @@ def check_files(
 
 
 def check_unchanged(manifest: Manifest, root: Path, names: Collection[str]) -> None:
-    """Check some of a pack's files once more, since it was opened. Raises ManifestError as `check_files`."""
-    _checked(manifest, root, names, known=_load_known(root))
+    """Check once more some files of a pack that is open. Raises CapabilityError where they changed since."""
+    try:
+        _checked(manifest, root, names, known=_load_known(root))
+    except ManifestError:
+        raise CapabilityError("files of the pack were changed since the pack was opened: open it again") from None
 
 
 def _checked(

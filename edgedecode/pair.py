@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
 
-from edgedecode.digests import check_unchanged, pack_digest
+from edgedecode.digests import check_unchanged
 from edgedecode.draft_models import DraftModels, default_heads
 from edgedecode.engine_speeds import EngineRequest
 from edgedecode.engines import AUTO, chosen_engines, default_runtime, engine_version
@@ -334,22 +334,11 @@ class Pair:
 
     def _load_draft(self, needs: Sequence[str]) -> LanguageModel:
         entry = self.manifest.models["draft"]
-        names = {
-            entry.weights,
-            entry.gguf,
-            *(graph.file for graph in entry.graphs.values() if needs or "trim" not in graph.capabilities),
-        }
+        graphs = (graph for graph in entry.graphs.values() if needs or "trim" not in graph.capabilities)
+        names = {entry.weights, entry.gguf, *(graph.file for graph in graphs)}
         with opening(self.root):
-            try:
-                check_unchanged(self.manifest, self.root, names)
-            except ManifestError:
-                raise CapabilityError("the pack's draft was changed since the pack was opened: open it again") from None
-            try:
-                return self._open("draft", needs=needs)
-            except ManifestError:
-                if not needs or pack_digest(Manifest.load(self.root)) == pack_digest(self.manifest):
-                    raise
-                raise CapabilityError("the pack's trim was changed since the pack was opened: open it again") from None
+            check_unchanged(self.manifest, self.root, names)
+            return self._open("draft", needs=needs)
 
     def _open(self, role: str, *, needs: Sequence[str] = ()) -> LanguageModel:
         """Open a role's model with the KV type asked for; nobody asked it of a draft, which may have another only."""

@@ -167,7 +167,9 @@ def test_a_draft_whose_weights_changed_since_the_pack_was_opened_is_not_opened(p
     with load(pack) as pair:
         assert Manifest.load(pack).models["draft"].weights == "weights.bin"
         (pack / "weights.bin").write_bytes(b"weights.new" * 10)
-        with pytest.raises(CapabilityError, match="draft was changed since the pack was opened: open it again"):
+        with pytest.raises(
+            CapabilityError, match="files of the pack were changed since the pack was opened: open it again"
+        ):
             pair.draft  # noqa: B018
         (pack / "weights.bin").write_bytes(b"weights.bin" * 10)
         assert pair.draft is not None
