@@ -15,7 +15,6 @@ from edgedecode.errors import (
     BudgetExceeded,
     CapabilityError,
     InputError,
-    ManifestError,
     RuntimeUnavailable,
 )
 from edgedecode.experience import Experience
