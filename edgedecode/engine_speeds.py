@@ -117,7 +117,9 @@ def measure_speeds(
     command = python or (None if executable is None else (executable, "-c", _CODE))
     if command is None:
         return speeds
-    notice("measuring the engines on this pack (once, some seconds)")
+    timed = set(names) - set(speeds.seconds)
+    what = "the engines on this pack (once, some seconds)" if timed else "the memory of such a session (some seconds)"
+    notice(f"measuring {what}")
     for name in names:
         answer = _ask_child(root, name, request, timed=name not in speeds.seconds, python=command)
         speeds = _with(speeds, name, request, answer)

@@ -233,7 +233,9 @@ def test_a_second_context_changes_no_speeds_and_repeats_no_notice(
     assert log.read_text().split("\n")[:-1] == [
         f"{name} {context} {timed}" for context, timed in ((300, True), (301, False)) for name in ("llama", "onnx")
     ]
-    assert [line.split(" on this")[0] for line in heard] == ["measured the engines"]
+    said = [line.partition(" (")[0].partition(",")[0] for line in heard]
+    engines_measured = [f"{word} the engines on this pack" for word in ("measuring", "measured")]
+    assert said == [*engines_measured, "measuring the memory of such a session"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals by name")

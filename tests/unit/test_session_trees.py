@@ -166,7 +166,7 @@ def test_a_draft_model_whose_trees_do_not_fit_drafts_chains_and_says_so(
             assert session.drafter_name == "model+suffix+recycle"
         told = [record.getMessage() for record in caplog.records if record.name == NOTICES]
         assert len(told) == 1
-        assert told[0].startswith("drafts are not the draft model's trees (kv:table needs ")
+        assert told[0].startswith("drafts are not the draft model's trees (0.9 MB are needed for ")
         assert told[0].endswith("; drafting with model, suffix, recycle")
         with pytest.raises(BudgetExceeded, match="kv:table"):
             pair.session(SessionOptions(drafter="tree"))
