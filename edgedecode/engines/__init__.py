@@ -1,0 +1,1 @@
+"""Which engine runs a pack: what is installed, what was measured, and what a runtime must offer."""
