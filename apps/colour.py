@@ -9,7 +9,7 @@ import sys
 from argparse import ArgumentParser
 from typing import TextIO
 
-from edgedecode.text import shown_answer
+from edgedecode.text.printable import shown_answer
 
 __all__ = ["Paint", "add_colour_option", "dim"]
 

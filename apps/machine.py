@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from edgedecode import __version__
-from edgedecode.processor import cores
+from edgedecode.engines.hardware import cores
 
 __all__ = ["Machine", "engine_versions", "versions"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from edgedecode.notices import NOTICES, NoticeLines, show_work
+from edgedecode.user_notices import NOTICES, NoticeLines, show_work
 
 from .progress import progress
 

@@ -9,13 +9,13 @@ from typing import TypeVar
 
 from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, load
 from edgedecode.commands import count, positive_count, real_number, seed
-from edgedecode.manifest import Generation
+from edgedecode.decode.policy import NO_DRAFTER, FixedLength
+from edgedecode.engines.interface import Runtime
+from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
+from edgedecode.options import sampling_defaults
+from edgedecode.pack.manifest import Generation
 from edgedecode.pair import KV_TYPES
-from edgedecode.policy import FixedLength
-from edgedecode.protocols import Runtime
-from edgedecode.registry import RUNTIMES, drafter_names, find_drafter, installed
-from edgedecode.text import checked_text
-from edgedecode.types import NO_DRAFTER
+from edgedecode.text.printable import checked_text
 
 from .interrupts import leaving_at_once
 from .notices import show_notices
@@ -161,7 +161,7 @@ def _check_early(arguments: Namespace) -> None:
 
 
 def _sampling(arguments: Namespace, generation: Generation) -> SamplingOptions:
-    base = SamplingOptions.from_generation(generation)
+    base = sampling_defaults(generation)
     return SamplingOptions(
         temperature=_given(arguments.temp, base.temperature),
         top_k=_given(arguments.top_k, base.top_k),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from edgedecode.notices import ProgressLines
+from edgedecode.user_notices import ProgressLines
 
 __all__ = ["progress"]
 

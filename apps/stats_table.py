@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from edgedecode import FinishReason, Stats
+from edgedecode.decode.stats import DrafterCount
 from edgedecode.memory import format_nbytes
-from edgedecode.stats import DrafterCount
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,6 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from edgedecode.chunks import Chunk, Completion
+    from edgedecode.decode.drafts import Draft
+    from edgedecode.decode.loop import DecodeSetting, decode
+    from edgedecode.decode.stats import FinishReason, Stats
+    from edgedecode.decode.verify import Rule
+    from edgedecode.decode.weights import SamplingOptions
     from edgedecode.errors import (
         BudgetExceeded,
         CapabilityError,
@@ -18,16 +24,10 @@ if TYPE_CHECKING:
         ManifestError,
         RuntimeUnavailable,
     )
-    from edgedecode.loop import DecodeSetting, decode
-    from edgedecode.messages import Message
     from edgedecode.options import SessionOptions
     from edgedecode.pair import Pair, load
-    from edgedecode.reply import Chunk, Completion
-    from edgedecode.sampling import SamplingOptions
     from edgedecode.session import Session
-    from edgedecode.stats import Stats
-    from edgedecode.types import Draft, FinishReason
-    from edgedecode.verify import Rule
+    from edgedecode.text.messages import Message
 
 __version__ = "0.1.0"
 
@@ -69,16 +69,16 @@ _HOMES = {
         "ManifestError",
         "RuntimeUnavailable",
     ),
-    "loop": ("DecodeSetting", "decode"),
-    "messages": ("Message",),
+    "decode.loop": ("DecodeSetting", "decode"),
+    "text.messages": ("Message",),
     "options": ("SessionOptions",),
     "pair": ("Pair", "load"),
-    "reply": ("Chunk", "Completion"),
-    "sampling": ("SamplingOptions",),
+    "chunks": ("Chunk", "Completion"),
+    "decode.sampling": ("SamplingOptions",),
     "session": ("Session",),
-    "stats": ("Stats",),
-    "types": ("Draft", "FinishReason"),
-    "verify": ("Rule",),
+    "decode.stats": ("FinishReason", "Stats"),
+    "decode.drafts": ("Draft",),
+    "decode.verify": ("Rule",),
 }
 
 

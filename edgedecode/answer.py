@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator, Iterator
 from types import GeneratorType
 from typing import cast
 
+from edgedecode.chunks import Chunk
+from edgedecode.decode.stats import Stats
 from edgedecode.errors import CapabilityError
-from edgedecode.reply import Chunk
-from edgedecode.stats import Stats
 from edgedecode.turns import FairLock, when_free
 
 __all__ = ["Answer"]

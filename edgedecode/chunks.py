@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgedecode.detokenizer import Detokenizer
-from edgedecode.stats import Stats
-from edgedecode.stop_strings import StopStrings
-from edgedecode.types import FinishReason
+from edgedecode.decode.stats import FinishReason, Stats
+from edgedecode.text.detokenizer import Detokenizer
+from edgedecode.text.stop_strings import StopStrings
 
 __all__ = ["TARGET_SOURCE", "Chunk", "Completion", "Reply"]
 

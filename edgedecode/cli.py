@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol, TextIO, cast
 
 from edgedecode.commands import Command
+from edgedecode.engines.registry import COMMANDS, installed
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
-from edgedecode.registry import COMMANDS, installed
-from edgedecode.text import shown, shown_lines
+from edgedecode.text.printable import shown, shown_lines
 
 __all__ = ["main"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from edgedecode.decode.model import HeadedModel, LanguageModel
 from edgedecode.errors import BudgetExceeded, CapabilityError
-from edgedecode.heads import HeadedModel
-from edgedecode.manifest import ModelEntry
-from edgedecode.protocols import LanguageModel
+from edgedecode.pack.manifest import ModelEntry
 
 __all__ = ["DraftModels", "default_heads"]
 

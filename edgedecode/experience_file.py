@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import edgedecode
-from edgedecode.digests import pack_digest
-from edgedecode.experience import Experience
-from edgedecode.folders import cache_folder, keep_json, kept_json
-from edgedecode.manifest import Manifest
-from edgedecode.notices import notice
-from edgedecode.processor import cores, processor_facts
+from edgedecode.cache import cache_folder, keep_json, kept_json
+from edgedecode.engines.hardware import cores, processor_facts
+from edgedecode.pack.integrity import pack_digest
+from edgedecode.pack.manifest import Manifest
+from edgedecode.schedule.experience import Experience
+from edgedecode.user_notices import notice
 
 __all__ = ["FOLDER", "experience_path", "load_experience", "store_experience"]
 

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.decode.arrays import FloatArray, IntArray
 from edgedecode.errors import ManifestError
-from edgedecode.fields import Fields
-from edgedecode.types import FloatArray, IntArray
+from edgedecode.pack.json_fields import Fields
 
 __all__ = ["HEAD_PROPERTY", "HeadLayout", "HeadTable", "StoredArray"]
 

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from time import monotonic, sleep
 
-from edgedecode.folders import cache_folder
-from edgedecode.notices import notice
+from edgedecode.cache import cache_folder
+from edgedecode.user_notices import notice
 
 __all__ = ["FOLDER", "Lock", "take_lock", "wait_for_lock"]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from edgedecode.sampling import SamplingOptions
-from edgedecode.verify import Rule
+from edgedecode.decode.verify import Rule
+from edgedecode.decode.weights import SamplingOptions
+from edgedecode.pack.manifest import Generation
 
-__all__ = ["BRANCHING", "TREE", "SessionOptions", "wants_trees"]
+__all__ = ["BRANCHING", "TREE", "SessionOptions", "sampling_defaults", "wants_trees"]
 
 TREE = "tree"
 """The drafter that proposes nothing but trees."""
@@ -53,3 +54,9 @@ class SessionOptions:
 def wants_trees(options: SessionOptions) -> bool:
     """Tell whether drafts may branch."""
     return options.tree or options.drafter == TREE
+
+
+def sampling_defaults(generation: Generation) -> SamplingOptions:
+    """Take the defaults of the pack's `generation_config`; what it does not set stays greedy and off."""
+    given = {field.name: getattr(generation, field.name) for field in fields(SamplingOptions)}
+    return replace(SamplingOptions(), **{name: value for name, value in given.items() if value is not None})

@@ -7,37 +7,38 @@ from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
 
-from edgedecode.digests import check_unchanged
+from edgedecode.decode.model import AdapterUse, LanguageModel
+from edgedecode.decode.row_draw import RowDraw, row_draw_of
+from edgedecode.decode.verify import Rule
 from edgedecode.draft_models import DraftModels, default_heads
-from edgedecode.engine_speeds import EngineRequest
-from edgedecode.engines import AUTO, chosen_engines, default_runtime, engine_version
+from edgedecode.drafters.source import DrafterSource
+from edgedecode.engines.engine_speeds import EngineRequest
+from edgedecode.engines.identical_widths import IdenticalWidths
+from edgedecode.engines.interface import NO_MMAP, NO_REPACK, Runtime
+from edgedecode.engines.registry import find_drafter, find_runtime
+from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, engine_version
 from edgedecode.errors import (
     BudgetExceeded,
     CapabilityError,
     InputError,
     RuntimeUnavailable,
 )
-from edgedecode.experience import Experience
 from edgedecode.experience_file import experience_path, load_experience, store_experience
-from edgedecode.hub import find_pack
-from edgedecode.identical_widths import IdenticalWidths
-from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget, parse_nbytes
-from edgedecode.messages import Message
-from edgedecode.notices import notice
 from edgedecode.options import TREE, SessionOptions
-from edgedecode.pack_adapters import PackAdapters
-from edgedecode.pack_gate import check_pack
-from edgedecode.pack_lock import opening
-from edgedecode.pack_tokenizer import PROCESS, pack_tokenizer, process_nbytes, target_nbytes
-from edgedecode.protocols import NO_MMAP, NO_REPACK, DrafterSource, LanguageModel, Runtime
-from edgedecode.registry import find_drafter, find_runtime
-from edgedecode.row_draw import RowDraw, row_draw_of
+from edgedecode.pack.adapters import PackAdapters
+from edgedecode.pack.gate import check_pack
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.integrity import check_unchanged
+from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.pack_lock import opening
+from edgedecode.pack.pack_tokenizer import PROCESS, pack_tokenizer, process_nbytes, target_nbytes
+from edgedecode.schedule.experience import Experience
 from edgedecode.session import Session
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.text.messages import Message
+from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.turns import FairLock, when_free
-from edgedecode.types import AdapterUse
-from edgedecode.verify import Rule
+from edgedecode.user_notices import notice
 
 __all__ = ["KV_TYPES", "PROCESS", "Pair", "load"]
 

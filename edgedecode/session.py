@@ -9,25 +9,24 @@ from typing import TYPE_CHECKING
 from weakref import finalize
 
 from edgedecode.answer import Answer
-from edgedecode.drafting import Drafting
-from edgedecode.encoding import Encoder
+from edgedecode.chunks import TARGET_SOURCE, Chunk, Completion, Reply
+from edgedecode.decode.drafting import Drafting
+from edgedecode.decode.loop import DecodeSetting, decode
+from edgedecode.decode.padding import next_width, usable_context
+from edgedecode.decode.sampling import Noise, Sampler, answer_seed
+from edgedecode.decode.stats import FinishReason, Stats
+from edgedecode.decode.verify import Outcome, Rule, Verdict
+from edgedecode.drafters.source import DraftSetting
+from edgedecode.engines.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
-from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import peak_nbytes
-from edgedecode.messages import Message
-from edgedecode.options import SessionOptions
-from edgedecode.padding import next_width, usable_context
-from edgedecode.protocols import DraftSetting
-from edgedecode.reply import TARGET_SOURCE, Chunk, Completion, Reply
-from edgedecode.reproducible import fitting_widths, limited_drafts, session_widths
-from edgedecode.sampling import Noise, Sampler, SamplingOptions, answer_seed
+from edgedecode.options import SessionOptions, sampling_defaults
 from edgedecode.session_drafting import check_options, open_drafting, plan_state
-from edgedecode.stats import Stats
-from edgedecode.stop_strings import StopStrings
-from edgedecode.transcript import Transcript
+from edgedecode.text.encoder import Encoder
+from edgedecode.text.messages import Message
+from edgedecode.text.stop_strings import StopStrings
+from edgedecode.text.transcript import Transcript
 from edgedecode.turns import FairLock, when_free
-from edgedecode.types import FinishReason, Outcome
-from edgedecode.verify import Rule, Verdict
 
 if TYPE_CHECKING:
     from edgedecode.pair import Pair
@@ -55,7 +54,7 @@ class Session:
 
     def __init__(self, pair: Pair, options: SessionOptions, *, messages: Sequence[Message] = ()) -> None:
         self._pair = pair
-        self.sampling = options.sampling or SamplingOptions.from_generation(pair.manifest.generation)
+        self.sampling = options.sampling or sampling_defaults(pair.manifest.generation)
         self.seed = answer_seed(options.seed, 0)
         self._answers = 0
         self.stats = Stats()

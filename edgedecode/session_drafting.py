@@ -8,19 +8,20 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edgedecode.digests import pack_digest
-from edgedecode.drafting import Drafting
+from edgedecode.decode.drafter import Drafter, head_groups
+from edgedecode.decode.drafting import Drafting
+from edgedecode.decode.model import State
+from edgedecode.decode.policy import FixedLength, FixedTree, Policy
+from edgedecode.decode.sampling import Noise
+from edgedecode.decode.verify import Rule
+from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
-from edgedecode.experience import Experience
-from edgedecode.notices import notice
 from edgedecode.options import BRANCHING, TREE, SessionOptions, wants_trees
-from edgedecode.policy import FixedLength, FixedTree
-from edgedecode.protocols import Drafter, DraftSetting, Policy, State
-from edgedecode.sampling import Noise
-from edgedecode.scheduler import Scheduler, SchedulerOptions
-from edgedecode.trace import Recorder
-from edgedecode.variants import head_groups
-from edgedecode.verify import Rule
+from edgedecode.pack.integrity import pack_digest
+from edgedecode.schedule.experience import Experience
+from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
+from edgedecode.schedule.trace import Recorder
+from edgedecode.user_notices import notice
 
 if TYPE_CHECKING:
     from edgedecode.pair import Pair

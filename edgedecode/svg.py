@@ -9,8 +9,8 @@ from html import escape
 from math import floor, log10
 from pathlib import Path
 
+from edgedecode.cache import aside
 from edgedecode.errors import InputError
-from edgedecode.folders import aside
 
 __all__ = ["Axis", "check_drawing", "document", "line", "polyline", "rectangle", "text", "write_drawing"]
 

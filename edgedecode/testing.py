@@ -12,16 +12,20 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from edgedecode.chat_template import ChatTemplate
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.model import AdapterUse, ModelCard, Output, RowRequest, State
+from edgedecode.decode.policy import WHOLE, Plan
+from edgedecode.decode.probs import UniformSource
+from edgedecode.decode.tree import check_parents
+from edgedecode.decode.verify import Verdict
+from edgedecode.engines.interface import Device
 from edgedecode.errors import CapabilityError
-from edgedecode.manifest import Generation, Graph, Manifest, ModelEntry
 from edgedecode.memory import Budget, Lease
+from edgedecode.pack.manifest import Generation, Graph, Manifest, ModelEntry
 from edgedecode.pair import Pair
-from edgedecode.protocols import Device, State, UniformSource
-from edgedecode.tokenizer import Tokenizer
-from edgedecode.tree import check_parents
-from edgedecode.types import WHOLE, AdapterUse, Draft, FloatArray, ModelCard, Output, Plan, RowRequest
-from edgedecode.verify import Verdict
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
 
 __all__ = [
     "ScriptedDrafter",

@@ -1,6 +1,6 @@
 """What a user should hear although nothing failed: a choice that was made, a file that was made. Silent by default.
 
-A program that wants them listens to the logger `edgedecode.notices`, and gives `show_work` what draws its bars.
+A program that wants them listens to the logger `edgedecode.user_notices`, and gives `show_work` what draws its bars.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TypeAlias
 
-from edgedecode.text import shown
+from edgedecode.text.printable import shown
 
 __all__ = ["NOTICES", "Bar", "NoticeLines", "ProgressLines", "notice", "show_work", "work"]
 
-NOTICES = "edgedecode.notices"
+NOTICES = "edgedecode.user_notices"
 """The logger's name."""
 
 Bar: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[float], None]]]

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgedecode.activations_entry import ActivationsEntry, ActivationsWay, ProductError
-from edgedecode.manifest import ModelEntry
-from edgedecode.protocols import LanguageModel
-from edgedecode.types import IntArray
+from edgedecode.decode.arrays import IntArray
+from edgedecode.decode.model import LanguageModel
+from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay, ProductError
+from edgedecode.pack.manifest import ModelEntry
 
 from .graph.passes.accuracy import product_names, set_activations
 from .job import ModelJob

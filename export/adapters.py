@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from edgedecode.adapter_entry import AdapterEntry
 from edgedecode.errors import ExportError
 from edgedecode.gguf.header import read_header
-from edgedecode.manifest import ModelEntry
+from edgedecode.pack.adapter_entry import AdapterEntry
+from edgedecode.pack.manifest import ModelEntry
 
 from .gguf.adapter import check_folder, write_adapter
 from .graph.architectures import Shape

@@ -94,7 +94,7 @@ def _make(arguments: Namespace) -> Report:
     check_gguf_options(arguments)
     check_trim(arguments)
     require_frameworks()
-    from edgedecode.noise import POSITIONS
+    from edgedecode.engines.kernel_noise import POSITIONS
 
     from .pair import PairRequest
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.errors import ExportError, ManifestError
-from edgedecode.new_folder import check_place
+from edgedecode.pack.new_folder import check_place
 
 from .gguf.model import floats_nbytes, mixture_notes
 from .graph.architectures import Shape, check_engine

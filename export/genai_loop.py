@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
-from edgedecode.manifest import ModelEntry
+from edgedecode.pack.manifest import ModelEntry
 
 from .frameworks import reason_of
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from edgedecode.errors import ExportError, ManifestError
-from edgedecode.fields import Fields, JsonValue
-from edgedecode.manifest import Generation
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.pack.json_fields import Fields, JsonValue
+from edgedecode.pack.manifest import Generation
+from edgedecode.text.tokenizer import Tokenizer
 
 from .source import read_json
 

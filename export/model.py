@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError
-from edgedecode.manifest import ModelEntry
+from edgedecode.pack.manifest import ModelEntry
 
 from .activations import TOKENS as CHOICE_TOKENS
 from .activations import choose_activations

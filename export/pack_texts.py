@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from edgedecode.chat_template import ChatTemplate
-from edgedecode.digests import file_sha256
 from edgedecode.errors import ExportError, IncompatiblePair, ManifestError
-from edgedecode.manifest import FileEntry, Generation
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.manifest import FileEntry, Generation
+from edgedecode.text.chat_template import ChatTemplate
 
 from .generation import GenerationSource, read_chat_template
 from .source import license_files

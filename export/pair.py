@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import edgedecode
-from edgedecode.chat_template import ChatTemplate
+from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.errors import ExportError, ManifestError, RuntimeUnavailable
-from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
-from edgedecode.new_folder import check_place, new_folder
-from edgedecode.noise import POSITIONS
+from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
+from edgedecode.pack.new_folder import check_place, new_folder
+from edgedecode.text.chat_template import ChatTemplate
 
 from .adapters import adapter_entries, check_adapters, write_adapters
 from .generation import read_generation

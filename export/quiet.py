@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from edgedecode.notices import NOTICES, NoticeLines
+from edgedecode.user_notices import NOTICES, NoticeLines
 
 __all__ = ["notices_shown", "quiet"]
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from edgedecode.activations_entry import ActivationsEntry
-from edgedecode.manifest import Manifest, ModelEntry
 from edgedecode.memory import format_nbytes
-from edgedecode.notices import ProgressLines
+from edgedecode.pack.activations_entry import ActivationsEntry
+from edgedecode.pack.manifest import Manifest, ModelEntry
+from edgedecode.user_notices import ProgressLines
 
 from .stages import StageRecord
 

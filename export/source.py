@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.errors import ExportError, ManifestError
-from edgedecode.fields import Fields, JsonValue
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.pack.json_fields import Fields, JsonValue
+from edgedecode.text.tokenizer import Tokenizer
 
 from .download import WEIGHTS, fetch_files, find_snapshot
 from .graph.architectures import Shape, read_shape

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgedecode.decode.model import LowRank
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.manifest import STACKS
-from edgedecode.types import LowRank
+from edgedecode.pack.manifest import STACKS
 
 __all__ = ["FLOAT_NBYTES", "Parts", "Projection", "Projections"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgedecode.decode.model import ModelCard, RowRequest
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.types import ModelCard, RowRequest
 
 __all__ = [
     "LEAST_ROWS",

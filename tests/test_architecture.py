@@ -19,6 +19,28 @@ RINGS = {
     "edgedecode.apps": "apps",
 }
 OUTER = ("export", "runtimes", "apps")
+
+ROOMS = {  # of the core: what a room may import beside itself, from rooms and from the modules of the face
+    "decode": {"errors"},
+    "schedule": {"decode", "errors"},
+    "drafters": {"decode", "cache", "errors", "memory"},
+    "text": {"errors", "memory"},
+    "onnx_format": set[str](),
+    "gguf": {"decode", "errors"},
+    "pack": {"decode", "gguf", "onnx_format", "text", "cache", "errors", "locks", "memory", "rate", "user_notices"},
+    "engines": {
+        "decode",
+        "drafters",
+        "pack",
+        "schedule",
+        "cache",
+        "errors",
+        "memory",
+        "options",
+        "pair",
+        "user_notices",
+    },
+}
 MAX_LINES = 400
 
 CORE = {"numpy", "tokenizers", "jinja2"}
@@ -27,7 +49,7 @@ ENGINES = {"onnx": {"onnxruntime"}, "llama": {"llama_cpp"}}  # by folder of runt
 EXPORT = CORE | TRAINING | {"huggingface_hub", "ml_dtypes", "onnxruntime", "rich", "tqdm"}
 EXPORT |= {"builders"}  # the model builder's own package, reached through onnxruntime_genai
 APPS = {"numpy", "rich"}
-HUB = Path("edgedecode/hub.py")
+HUB = Path("edgedecode/pack/hub.py")
 LLAMA_CHILD = Path("export/gguf/engine_process.py")  # llama.cpp's tokenizer and quantizer, never in our process
 
 PRINTERS = {
@@ -172,6 +194,25 @@ def test_outer_rings_do_not_import_each_other() -> None:
         for imported in source.imports()
         if _reaches(imported, tuple(ring for ring in OUTER if ring != source.ring))
     ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _module(imported: Import, known: set[str]) -> str:
+    """Return the module that an import reaches: `a.b` for `from a import b` where that is one, else `a`."""
+    return imported.module if imported.module in known else imported.module.rpartition(".")[0]
+
+
+def test_each_room_of_the_core_imports_only_what_it_may() -> None:
+    known = {source.module for source in sources()}
+    wrong = []
+    for source in sources():
+        room = source.path.parts[1] if source.ring == "edgedecode" else ""
+        if room in ROOMS:
+            reached = {(_module(found, known), found.line) for found in source.imports() if found.top == "edgedecode"}
+            rooms = {(name.split(".")[1], line) for name, line in reached if "." in name}
+            wrong += [
+                f"{source.path}:{line} imports {name}" for name, line in rooms if name not in {room, *ROOMS[room]}
+            ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -9,20 +9,26 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.drafting import Drafting
+from edgedecode.decode.arrays import FloatArray, IntArray
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.drafting import Drafting
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.loop import DecodeSetting, decode
+from edgedecode.decode.model import AdapterUse, Output, RowRequest, State
+from edgedecode.decode.policy import WHOLE, Plan
+from edgedecode.decode.probs import UniformSource
+from edgedecode.decode.sampling import Mask, Noise, Sampler
+from edgedecode.decode.stats import Stats
+from edgedecode.decode.verify import Rule, Verdict
+from edgedecode.decode.weights import SamplingOptions
+from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError
-from edgedecode.loop import DecodeSetting, decode
-from edgedecode.manifest import Generation
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
+from edgedecode.pack.manifest import Generation
 from edgedecode.pair import Pair
-from edgedecode.protocols import Drafter, DraftSetting, State, UniformSource
-from edgedecode.sampling import Mask, Noise, Sampler, SamplingOptions
-from edgedecode.stats import Stats
 from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
-from edgedecode.tokenizer import Tokenizer
-from edgedecode.types import WHOLE, AdapterUse, Draft, FloatArray, IntArray, Output, Plan, RowRequest
-from edgedecode.verify import Rule, Verdict
+from edgedecode.text.tokenizer import Tokenizer
 
 GREEDY = SamplingOptions()
 PADDING = 3

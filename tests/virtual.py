@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgedecode.offers import OpenOffers
-from edgedecode.policy import FixedLength
-from edgedecode.protocols import Policy
-from edgedecode.types import ASKED, NO_DRAFTER, Draft, Offer, Plan, RoundCost, Score, Signals
+from edgedecode.decode.counterfactual import OpenOffers
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.policy import ASKED, NO_DRAFTER, FixedLength, Offer, Plan, Policy, RoundCost, Score, Signals
 
 Accepts = Callable[[int], bool]
 """position of the text → whether a draft of that token would be right"""

@@ -10,8 +10,8 @@ from dataclasses import replace
 from statistics import median
 
 from edgedecode import Pair
-from edgedecode.cost import CostModel, Recent
-from edgedecode.types import RoundCost
+from edgedecode.decode.policy import RoundCost
+from edgedecode.schedule.cost import CostModel, Recent
 
 from .costs import READ, WIDEST, CostMeter, Costs
 from .prompts import Prompt

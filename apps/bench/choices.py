@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from edgedecode import CapabilityError, Pair, SamplingOptions, SessionOptions
-from edgedecode.registry import drafter_names, find_drafter
+from edgedecode.engines.registry import drafter_names, find_drafter
 
 from .calibration import CONTEXTS
 from .conversations import mixed_conversations

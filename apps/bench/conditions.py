@@ -8,7 +8,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from edgedecode.manifest import MANIFEST_NAME, ModelEntry
+from edgedecode.pack.manifest import MANIFEST_NAME, ModelEntry
 
 from ..machine import Machine, versions
 from .settings import Settings

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from edgedecode import InputError
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.text.tokenizer import Tokenizer
 
 from .prompts import Prompt
 

@@ -14,10 +14,9 @@ from time import perf_counter
 
 import numpy as np
 
+from edgedecode.decode.loop import PREFILL_CHUNK
+from edgedecode.decode.model import LanguageModel, RowRequest, State
 from edgedecode.drafters.chain import HEAD as CHAIN_HEAD
-from edgedecode.loop import PREFILL_CHUNK
-from edgedecode.protocols import LanguageModel, State
-from edgedecode.types import RowRequest
 
 from .timed import TimedHead, TimedLocalHead, TimedModel, TimedPair
 

@@ -14,8 +14,8 @@ from time import perf_counter
 import numpy as np
 
 from edgedecode import SamplingOptions
-from edgedecode.row_draw import RowDraw
-from edgedecode.types import FloatArray
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.row_draw import RowDraw
 
 __all__ = ["DrawCost", "draw_shapes", "measure_draws"]
 

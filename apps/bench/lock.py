@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from edgedecode.folders import cache_folder
+from edgedecode.cache import cache_folder
 from edgedecode.locks import FOLDER, Lock, take_lock, wait_for_lock
 
 __all__ = ["one_at_a_time"]

@@ -14,8 +14,8 @@ from time import perf_counter
 from typing import Protocol, cast
 
 from edgedecode import CapabilityError, EdgeDecodeError, Pair, RuntimeUnavailable
-from edgedecode.manifest import ModelEntry
-from edgedecode.registry import installed
+from edgedecode.engines.registry import installed
+from edgedecode.pack.manifest import ModelEntry
 
 from .settings import Settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from edgedecode.onnx_file import GraphFile, Node
+from edgedecode.onnx_format.graph_file import GraphFile, Node
 
 __all__ = ["Mlp", "Projection", "find_mlps"]
 

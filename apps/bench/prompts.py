@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
 from edgedecode import InputError
-from edgedecode.prompts import Prompt, parse_prompts, read_prompts
+from edgedecode.text.prompts import Prompt, parse_prompts, read_prompts
 
 __all__ = ["Prompt", "bundled_prompts", "choose", "read_prompts"]
 

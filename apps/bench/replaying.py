@@ -6,11 +6,11 @@ from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedecode.digests import pack_digest
-from edgedecode.hub import find_pack
-from edgedecode.manifest import Manifest
-from edgedecode.trace import replay
-from edgedecode.types import Plan
+from edgedecode.decode.policy import Plan
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.integrity import pack_digest
+from edgedecode.pack.manifest import Manifest
+from edgedecode.schedule.trace import replay
 
 __all__ = ["Difference", "Replay", "replay_trace"]
 

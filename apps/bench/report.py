@@ -8,7 +8,7 @@ from dataclasses import fields
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from edgedecode.text import shown_lines
+from edgedecode.text.printable import shown_lines
 
 from .conditions import Conditions
 from .costs import Costs

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgedecode.experience import Experience
-from edgedecode.registry import drafter_names
+from edgedecode.engines.registry import drafter_names
+from edgedecode.schedule.experience import Experience
 
 from .prompts import Prompt
 from .runs import Run, answer

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode import CapabilityError, InputError
-from edgedecode.activations_entry import ActivationsWay
+from edgedecode.cache import cache_folder, user_cache
 from edgedecode.errors import ManifestError
-from edgedecode.folders import cache_folder, user_cache
-from edgedecode.hub import find_pack
-from edgedecode.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, ModelEntry
 from edgedecode.memory import format_nbytes, parse_nbytes
-from edgedecode.new_folder import new_folder, remove_abandoned
-from edgedecode.onnx_file import GraphFile
-from edgedecode.pack_gate import check_pack
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.pack.activations_entry import ActivationsWay
+from edgedecode.pack.gate import check_pack
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, ModelEntry
+from edgedecode.pack.new_folder import new_folder, remove_abandoned
 
 from ..progress import progress
 from .lock import one_at_a_time

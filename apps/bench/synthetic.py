@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgedecode import InputError
-from edgedecode.hashing import mixed
-from edgedecode.protocols import Drafter, DraftSetting, UniformSource
-from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, Plan
-from edgedecode.verify import Verdict
+from edgedecode.decode.counter_rng import mixed
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.drafts import EMPTY_DRAFT, Draft
+from edgedecode.decode.policy import WHOLE, Plan
+from edgedecode.decode.probs import UniformSource
+from edgedecode.decode.verify import Verdict
+from edgedecode.drafters.source import DraftSetting
 
 from .timed import Script, TimedModel
 

@@ -8,12 +8,22 @@ from time import perf_counter
 from typing import NamedTuple
 
 from edgedecode import Pair
-from edgedecode.heads import Head, HeadedModel, LocalHead
-from edgedecode.manifest import ModelEntry
+from edgedecode.decode.arrays import IntArray
+from edgedecode.decode.model import (
+    AdapterUse,
+    Head,
+    HeadedModel,
+    LanguageModel,
+    LocalHead,
+    ModelCard,
+    Output,
+    RowRequest,
+    State,
+)
+from edgedecode.decode.row_draw import RowDraw, row_draw_of
+from edgedecode.engines.interface import Device, Runtime
 from edgedecode.memory import Budget
-from edgedecode.protocols import Device, LanguageModel, Runtime, State
-from edgedecode.row_draw import RowDraw, row_draw_of
-from edgedecode.types import AdapterUse, IntArray, ModelCard, Output, RowRequest
+from edgedecode.pack.manifest import ModelEntry
 
 __all__ = ["Pass", "Script", "TimedModel", "TimedPair", "TimedRuntime"]
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.errors import CapabilityError
-from edgedecode.onnx_file import ExternalData, GraphFile, Tensor
+from edgedecode.onnx_format.graph_file import ExternalData, GraphFile, Tensor
 
 from .mlps import Mlp, Projection, find_mlps
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgedecode.cache import AREAS, user_cache
 from edgedecode.commands import Command
-from edgedecode.folders import AREAS, user_cache
 from edgedecode.locks import FOLDER, take_lock
 from edgedecode.memory import format_nbytes
 

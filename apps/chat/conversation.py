@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from edgedecode import ContextExceeded, EdgeDecodeError, FinishReason, InputError, Message, Session
-from edgedecode.text import shown, shown_lines
+from edgedecode.text.printable import shown, shown_lines
 
 from ..colour import Paint, dim
 from ..interrupts import until_interrupted

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from edgedecode import InputError
-from edgedecode.text import checked_text, decoded_text
+from edgedecode.text.printable import checked_text, decoded_text
 
 __all__ = ["Lines", "PipedLines", "TerminalLines", "open_lines"]
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgedecode import InputError, Message
-from edgedecode.folders import aside, open_private
-from edgedecode.text import checked_text
+from edgedecode.cache import aside, open_private
+from edgedecode.text.printable import checked_text
 
 __all__ = ["load_messages", "save_messages"]
 

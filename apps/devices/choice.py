@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgedecode.engine_speeds import EngineRequest
-from edgedecode.engines import known_choice
-from edgedecode.hub import BUNDLED_PACK, find_pack
-from edgedecode.manifest import Manifest
-from edgedecode.text import shown
+from edgedecode.engines.engine_speeds import EngineRequest
+from edgedecode.engines.selection import known_choice
+from edgedecode.pack.hub import BUNDLED_PACK, find_pack
+from edgedecode.pack.manifest import Manifest
+from edgedecode.text.printable import shown
 
 __all__ = ["AutoChoice", "explain"]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from edgedecode import InputError
 from edgedecode.commands import Command
+from edgedecode.engines.interface import Device
+from edgedecode.engines.registry import RUNTIMES, installed
 from edgedecode.memory import format_nbytes
-from edgedecode.protocols import Device
-from edgedecode.registry import RUNTIMES, installed
-from edgedecode.text import shown
+from edgedecode.text.printable import shown
 
 from ..machine import Machine, versions
 from ..notices import show_notices

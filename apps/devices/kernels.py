@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from edgedecode.engines.engine_factory import GraphKernels, KernelsFactory
+from edgedecode.engines.registry import find_factory
 from edgedecode.errors import RuntimeUnavailable
-from edgedecode.factories import GraphKernels, KernelsFactory
-from edgedecode.hub import find_pack
-from edgedecode.pack_gate import check_pack
-from edgedecode.registry import find_factory
+from edgedecode.pack.gate import check_pack
+from edgedecode.pack.hub import find_pack
 
 __all__ = ["ModelKernels", "pack_kernels"]
 

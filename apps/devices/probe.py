@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from edgedecode.interpreter import interpreter
-from edgedecode.protocols import Device
+from edgedecode.engines.interface import Device
+from edgedecode.engines.interpreter import interpreter
 
 __all__ = ["answer", "probe"]
 
@@ -50,7 +50,7 @@ def answer(runtime: str) -> None:
 
 def _devices(runtime: str) -> list[Device]:
     from edgedecode import EdgeDecodeError
-    from edgedecode.registry import find_runtime
+    from edgedecode.engines.registry import find_runtime
 
     try:
         return list(find_runtime(runtime).devices())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 
 from edgedecode.commands import Command, name_list, positive_count
-from edgedecode.noise import POSITIONS
+from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.pair import KV_TYPES
 
 __all__ = ["command"]

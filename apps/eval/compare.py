@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from edgedecode import Stats
+from edgedecode.decode.loop import PREFILL_CHUNK, DecodeSetting, decode
+from edgedecode.decode.model import LanguageModel
+from edgedecode.decode.sampling import Noise, Sampler
+from edgedecode.decode.weights import SamplingOptions
+from edgedecode.engines.kernel_noise import measure_noise
+from edgedecode.engines.rescore import Rescore, rescore
 from edgedecode.errors import CapabilityError, ContextExceeded, InputError
-from edgedecode.loop import PREFILL_CHUNK, DecodeSetting, decode
-from edgedecode.noise import measure_noise
-from edgedecode.protocols import LanguageModel
-from edgedecode.rescore import Rescore, rescore
-from edgedecode.sampling import Noise, Sampler, SamplingOptions
 
 from .tally import PromptEquality
 

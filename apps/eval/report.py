@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from edgedecode.equality import EXPECTED_BEYOND, Equality
-from edgedecode.manifest import ModelEntry
-from edgedecode.text import shown
+from edgedecode.pack.engine_equality import EXPECTED_BEYOND, Equality
+from edgedecode.pack.manifest import ModelEntry
+from edgedecode.text.printable import shown
 
 from .compare import Comparison
 from .tally import noisier

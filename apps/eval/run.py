@@ -11,12 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edgedecode import InputError, Message, load
-from edgedecode.equality import Equality
+from edgedecode.decode.model import LanguageModel
 from edgedecode.errors import CapabilityError
-from edgedecode.hub import find_pack
-from edgedecode.manifest import Manifest
-from edgedecode.protocols import LanguageModel
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.pack.engine_equality import Equality
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.manifest import Manifest
+from edgedecode.text.tokenizer import Tokenizer
 
 from ..bench.prompts import Prompt, bundled_prompts, read_prompts
 from ..interrupts import leaving_at_once

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from edgedecode.equality import Equality
 from edgedecode.errors import ManifestError
-from edgedecode.hub import BUNDLED_PACK
-from edgedecode.manifest import MANIFEST_NAME
-from edgedecode.pack_gate import is_downloaded
-from edgedecode.pack_lock import changing, replace_manifest
+from edgedecode.pack.engine_equality import Equality
+from edgedecode.pack.gate import is_downloaded
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
+from edgedecode.pack.pack_lock import changing, replace_manifest
 
 __all__ = ["save_equality", "saves_by_itself"]
 

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edgedecode.equality import Equality
-from edgedecode.rescore import Rescore
+from edgedecode.engines.rescore import Rescore
+from edgedecode.pack.engine_equality import Equality
 
 __all__ = ["PromptEquality", "equality_of", "noisier"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from edgedecode import Chunk, Session
 from edgedecode.commands import Command, positive_count
-from edgedecode.text import checked_text
+from edgedecode.text.printable import checked_text
 
 from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted

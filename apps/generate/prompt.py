@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgedecode import InputError
-from edgedecode.text import checked_text, decoded_text
+from edgedecode.text.printable import checked_text, decoded_text
 
 __all__ = ["read_prompt"]
 

@@ -8,10 +8,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from edgedecode.commands import Command
-from edgedecode.hub import find_pack
-from edgedecode.manifest import Manifest
-from edgedecode.pack_gate import check_pack
-from edgedecode.pack_lock import opening
+from edgedecode.pack.gate import check_pack
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.pack_lock import opening
 
 from ..progress import progress
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from edgedecode.activations_entry import ActivationsEntry, ActivationsWay
-from edgedecode.equality import Equality
-from edgedecode.manifest import Graph, Manifest, ModelEntry
 from edgedecode.memory import format_nbytes
-from edgedecode.text import shown
+from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay
+from edgedecode.pack.engine_equality import Equality
+from edgedecode.pack.manifest import Graph, Manifest, ModelEntry
+from edgedecode.text.printable import shown
 
 from .trim import trim_rows
 

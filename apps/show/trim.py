@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgedecode.manifest import TrimEntry
-from edgedecode.trim_entry import TrimCategory
+from edgedecode.pack.manifest import TrimEntry
+from edgedecode.pack.trim_report import TrimCategory
 
 __all__ = ["trim_rows"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.types import IntArray
+from .arrays import IntArray
 
 __all__ = ["exponentials", "first_arrivals", "mixed"]
 

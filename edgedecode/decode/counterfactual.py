@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from edgedecode.types import Draft, Score
+from .drafts import Draft, TrimmedVocabulary
+from .policy import Score
+from .verify import Outcome, Verdict
 
-__all__ = ["OpenOffers"]
+__all__ = ["OpenOffers", "would_have"]
 
 _MOST = 4
 """Open offers kept per drafter; with more, the oldest is scored by what it matched so far."""
@@ -60,3 +62,24 @@ class OpenOffers:
 def _common(drafted: Sequence[int], tokens: Sequence[int], *, at: int) -> int:
     most = min(len(drafted), len(tokens) - at)
     return next((index for index in range(most) if drafted[index] != tokens[at + index]), most)
+
+
+def would_have(verdict: Verdict, head: TrimmedVocabulary | None) -> tuple[int, int]:
+    """Return the length of a chain that another head of the same model would have drafted, and what of it accepted.
+
+    Heads give the same logits to the ids they share, so they draft the same token wherever the best one of the larger
+    vocabulary is in both. Accepted tokens were the best: a head that has them drafts them, one that lacks one fails
+    there. A token of the target's that the drafting head lacks says nothing of a head that has it: the score is
+    censored there. None: the head has every id.
+    """
+    draft = verdict.draft
+    right = verdict.tokens[: verdict.accepted]
+    missing = None if head is None else next((at for at, token in enumerate(right) if token not in head), None)
+    if missing is not None:
+        return len(draft), missing
+    known = draft.vocabulary
+    said = verdict.tokens[-1]
+    unknown = verdict.outcome is Outcome.CORRECTION and known is not None and said not in known
+    if unknown and (head is None or said in head):
+        return verdict.accepted, verdict.accepted
+    return len(draft), verdict.accepted

@@ -11,15 +11,14 @@ from dataclasses import replace
 from time import perf_counter
 
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.offers import OpenOffers
-from edgedecode.policy import MAX_DRAFT, FixedLength
-from edgedecode.protocols import Closable, Drafter, Policy
-from edgedecode.rank_survival import Branching
-from edgedecode.sampling import Noise
-from edgedecode.tree import depths, is_chain
-from edgedecode.types import ASKED, EMPTY_DRAFT, NO_DRAFTER, Draft, Offer, Plan, RankRates, RoundCost, Score, Signals
-from edgedecode.variants import HeadDrafter, head_groups, would_have
-from edgedecode.verify import Verdict
+
+from .counterfactual import OpenOffers, would_have
+from .drafter import Branching, Closable, Drafter, HeadDrafter, head_groups
+from .drafts import EMPTY_DRAFT, Draft
+from .policy import ASKED, MAX_DRAFT, NO_DRAFTER, FixedLength, Offer, Plan, Policy, RoundCost, Score, Signals
+from .sampling import Noise
+from .tree import RankRates, depths, is_chain
+from .verify import Verdict
 
 __all__ = ["Drafting"]
 

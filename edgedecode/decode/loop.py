@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 
-from edgedecode.drafting import Drafting
 from edgedecode.errors import ContextExceeded, InputError
-from edgedecode.padding import draft_room, padded_rows, prompt_rows, usable_context
-from edgedecode.protocols import LanguageModel, State
-from edgedecode.sampling import Noise, Sampler
-from edgedecode.stats import Stats
-from edgedecode.types import EMPTY_DRAFT, AdapterUse, Outcome
-from edgedecode.verify import Rule, TargetRows, Verdict, verify
+
+from .drafting import Drafting
+from .drafts import EMPTY_DRAFT
+from .model import AdapterUse, LanguageModel, State
+from .padding import draft_room, padded_rows, prompt_rows, usable_context
+from .sampling import Noise, Sampler
+from .stats import Stats
+from .verify import Outcome, Rule, TargetRows, Verdict, verify
 
 __all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode"]
 

@@ -1,43 +1,118 @@
-"""The seams: what an engine, a drafter, a policy and a runtime must offer. Holds no behaviour."""
+"""A language model as the loop sees it: states, forward passes, adapters, smaller heads, and the model's card."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
-from edgedecode.row_draw import NumpyRowDraw, RowDraw
-from edgedecode.types import WHOLE, AdapterUse, Draft, LowRank, ModelCard, Output, Plan, RowRequest, Signals
+import numpy as np
+
+from .arrays import FloatArray, IntArray
 
 if TYPE_CHECKING:
-    from edgedecode.manifest import ModelEntry
-    from edgedecode.memory import Budget
-    from edgedecode.probs import Probs
-    from edgedecode.sampling import SamplingOptions
-    from edgedecode.verify import Verdict
+    pass
 
 __all__ = [
-    "NO_MMAP",
-    "NO_REPACK",
     "AdapterFileModel",
     "AdapterModel",
-    "Closable",
-    "Device",
-    "DraftSetting",
-    "Drafter",
-    "DrafterSource",
+    "AdapterUse",
+    "Head",
+    "HeadedModel",
     "LanguageModel",
-    "NoiseSource",
-    "Policy",
-    "Runtime",
-    "SharedNoise",
+    "LocalHead",
+    "LowRank",
+    "ModelCard",
+    "Output",
+    "RowRequest",
     "State",
-    "UniformSource",
 ]
 
-NO_MMAP, NO_REPACK = "no-mmap", "no-repack"
-"""Needs of `Runtime.open`: weights are read and not mapped; they stay as the file has them."""
+
+RowRequest: TypeAlias = Literal["none", "last", "all"] | Sequence[int]
+"""Which appended rows' logits a forward pass computes: none of them, the newest, all, or these indices of this call."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """One adapter at one scale, for the rows of one forward pass."""
+
+    name: str
+    digest: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """An adapter's change to one projection of one layer, in PEFT's orientation: the weight gains up · down."""
+
+    layer: int
+    module: str
+    """The projection's name, as in PEFT's `target_modules`."""
+    down: FloatArray
+    """[rank, inputs], PEFT's lora_A."""
+    up: FloatArray
+    """[outputs, rank], PEFT's lora_B."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.down)
+
+    def product(self) -> FloatArray:
+        """Return the whole change, [outputs, inputs]."""
+        return np.asarray(self.up @ self.down, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a forward pass computed: views, valid until the model's next forward.
+
+    logits: float32, [rows asked for, card.rows]; a row's logits come after that row's token. hidden: the same rows'
+    last hidden state, [rows, hidden size], where the card offers it.
+    """
+
+    logits: FloatArray
+    hidden: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a loaded model is and can do. What it cannot do, the planner goes around; an explicit request raises."""
+
+    name: str
+    rows: int
+    """Width of the logits, padding included."""
+    vocabulary_size: int
+    """Ids the tokenizer knows; rows at and above it are padding and never sampled (unless `token_ids` maps rows)."""
+    context: int
+    """Most positions a state may hold."""
+    widths: tuple[int, ...] | None = None
+    """Pass widths of a static-shape provider; None: any width."""
+    tree: bool = True
+    rollback: bool = True
+    """Whether a state can drop its newest rows; recurrent layers cannot, and without it nothing can be drafted."""
+    kv_types: tuple[str, ...] = ("float32",)
+    hidden_size: int = 0
+    """Size of the hidden output; 0: the graph has none."""
+    token_ids: IntArray | None = field(default=None, compare=False)
+    """Row → token id for a trimmed vocabulary; None: a row is its id."""
+    lora_rank: int = 0
+    """Largest rank of an adapter's matrices; 0: it takes no adapter."""
+    lora_modules: tuple[str, ...] = ()
+    """The projections an adapter may change, by their names in PEFT's `target_modules`."""
+    row_invariant: bool = False
+    """A row's bits depend on the row and its past alone, whatever goes with it in a pass."""
+    kernels: str = ""
+    """Our kernels' instruction set, or what is unusual of the engine's own; empty: those as they are."""
+    kernel_noise: float | None = None
+    """99.9th percentile of how far a gap between two leading logits moves between the one-row and many-row kernels of
+    an engine that has both: the yardstick for two engines, too. A model that is `row_invariant` has no noise itself."""
+    notes: tuple[str, ...] = ()
+    """What a user must know of this export, a sentence each: where its context ends, and why."""
+    weights_nbytes: int = 0
+    threads: int | None = None
+    """Threads the engine uses for it; None where the engine does not say."""
 
 
 class State(Protocol):
@@ -144,178 +219,48 @@ class AdapterFileModel(Protocol):
         ...
 
 
-@runtime_checkable
-class UniformSource(Protocol):
-    """A stream of uniforms in [0, 1)."""
-
-    def random(self) -> float: ...
-
-
-class NoiseSource(UniformSource, Protocol):
-    """A stream of uniforms that also has noise per id, a position for each token."""
-
-    def take(self) -> int:
-        """Return the key of the current position's noise per id, and advance."""
-        ...
-
-
-class SharedNoise(Protocol):
-    """The noise of a stream as a function of the position: whoever asks consumes nothing."""
-
-    def key_at(self, position: int) -> int:
-        """Return the key of this position's noise per id, for `Sampler.draw`."""
-        ...
-
-    def ranked_at(self, probs: Probs, position: int, *, count: int) -> list[int]:
-        """Return what this position's noise would draw first, then without that, and so on; at most `count` tokens."""
-        ...
-
-
-class Drafter(Protocol):
-    """Proposes continuations for one session. Its indexes and states are caches: they reconcile to `context`."""
+class Head(Protocol):
+    """A smaller head of a model: the same passes over the same states, logits of some of the ids only."""
 
     @property
-    def name(self) -> str: ...
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def free(self) -> bool:
-        """Whether it proposes without a pass of an engine: such a drafter may be asked and not be used."""
+    def token_ids(self) -> IntArray:
+        """Row → id, ascending. The array is not written to while a head has it."""
         ...
 
-    def begin(self, context: Sequence[int]) -> None:
-        """A generation starts: forget what contradicts `context`. Until the next begin it only grows, in place."""
-        ...
-
-    def unread(self, context: Sequence[int]) -> int:
-        """Return how many tokens of `context` its model must read before it can propose; 0 for a free drafter."""
-        ...
-
-    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
-        """Propose at most `limit` tokens after `context`, which is read-only. An empty draft is an ordinary answer.
-
-        plan: the policy's wishes (`floor`, `read_max`) to a drafter that can follow them; free ones need not.
-        """
-        ...
-
-    def observe(self, context: Sequence[int], verdict: Verdict) -> None:
-        """Learn from a round, also when another drafter proposed. `context` already ends with the verdict's tokens.
-
-        Rounds in which nobody is asked are not told: between two calls the context may grow by more than one verdict.
-        """
-        ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class DraftSetting:
-    """What a drafter may use when a session opens it."""
-
-    budget: Budget
-    sampling: SamplingOptions
-    vocabulary_size: int
-    capacity: int
-    """Positions the session's target state holds."""
-    draft_model: LanguageModel | None
-    ends: frozenset[int] = frozenset()
-    """End-of-sequence ids; no draft runs past one."""
-    sampled: bool = False
-    """True: the verifier applies the ratio rule, so a model drafter must draw from its own distribution."""
-    noise: SharedNoise | None = None
-    """The noise that the target's tokens are drawn with; None: not known, or nothing is drawn."""
-    tokenizer_digest: str = ""
-    """What ids that are kept on disk belong to."""
-    remember: bool = False
-    """Whether outputs may be kept on disk, in the user's cache."""
-    tree: bool = False
-    """Whether trees are wanted, and the target reads them."""
-    draft_max: int = 0
-    """The most tokens a draft may have."""
-    row_draw: RowDraw = field(default_factory=NumpyRowDraw)
-    """What draws a token from a row of logits."""
-    opened: Mapping[str, Drafter] = field(default_factory=dict)
-    """The session's drafters that are open already, by name: one that is made of others uses these."""
-
-
-class DrafterSource(Protocol):
-    """Opens drafters; entry points of group `edgedecode.drafters` name callables that return one.
-
-    One source lives as long as its pair: stores that sessions share belong to it and are leased once.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def needs_model(self) -> bool:
-        """Whether its drafters run the pack's draft model."""
-        ...
-
-    @property
-    def needs(self) -> Sequence[str]:
-        """What that model must offer beside its own head, as `Runtime.open` takes it: "trim", "local"."""
-        ...
-
-    def open(self, setting: DraftSetting) -> Drafter:
-        """Open a drafter for one session. Raises CapabilityError when the pair lacks what it needs."""
-        ...
-
-    def close(self) -> None:
-        """Forget and give back what sessions share. Idempotent; a drafter opened after it starts afresh."""
-        ...
-
-
-@runtime_checkable
-class Closable(Protocol):
-    """Something that holds a file or memory."""
-
-    def close(self) -> None: ...
-
-
-class Policy(Protocol):
-    """Chooses each round's drafter and draft length: deterministic given the signals so far, no clock, no I/O."""
-
-    def plan(self, signals: Signals) -> Plan: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """One place a runtime can run on, or why it cannot."""
-
-    runtime: str
-    provider: str
-    description: str
-    available: bool
-    reason: str = ""
-
-
-class Runtime(Protocol):
-    """An engine; entry points of group `edgedecode.runtimes` name callables that return one."""
-
-    @property
-    def name(self) -> str: ...
-
-    def devices(self) -> Sequence[Device]: ...
-
-    def open(
+    def forward(
         self,
-        entry: ModelEntry,
-        root: Path,
+        tokens: Sequence[int],
+        state: State,
         *,
-        name: str,
-        vocabulary_size: int,
-        budget: Budget,
-        threads: int | None,
-        provider: str,
-        needs: Collection[str] = (),
-    ) -> LanguageModel:
-        """Load one model of the pack at `root`; the tokenizer knows `vocabulary_size` ids, rows above are padding.
-
-        needs: what its graph must offer beside chains: "tree", "hidden", "lora", "trim", "local", a KV type such as
-        "kv:int8", `NO_MMAP` or `NO_REPACK`. Of the graphs that offer it the smallest is opened; CapabilityError when
-        there is none. With "trim" an engine gives a `HeadedModel`, or a model whose card has the trimmed `token_ids`.
-        Raises RuntimeUnavailable, CapabilityError or BudgetExceeded.
-        """
+        parents: Sequence[int] | None = None,
+        rows: RowRequest = "last",
+        adapter: AdapterUse | None = None,
+    ) -> Output:
+        """Do what the model's `forward` does, with logits [rows asked for, len(token_ids)]."""
         ...
+
+
+class LocalHead(Head, Protocol):
+    """A head whose ids are chosen anew whenever one likes: its rows are gathered from the whole head's."""
+
+    @property
+    def most(self) -> int:
+        """Ids it takes at most."""
+        ...
+
+    def choose(self, ids: IntArray) -> None:
+        """Take these ids, ascending, 1 to `most`, for the passes to come. Raises InputError for others."""
+        ...
+
+
+@runtime_checkable
+class HeadedModel(Protocol):
+    """A model with smaller heads beside its own, over one set of weights and states."""
+
+    @property
+    def trimmed(self) -> Head | None:
+        """The head of the pack's trimmed vocabulary; None: this graph has none."""
+        ...
+
+    @property
+    def local(self) -> LocalHead | None: ...

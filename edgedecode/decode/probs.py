@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Probs"]
+__all__ = ["NoiseSource", "Probs", "SharedNoise", "UniformSource"]
+
+
+@runtime_checkable
+class UniformSource(Protocol):
+    """A stream of uniforms in [0, 1)."""
+
+    def random(self) -> float: ...
+
+
+class NoiseSource(UniformSource, Protocol):
+    """A stream of uniforms that also has noise per id, a position for each token."""
+
+    def take(self) -> int:
+        """Return the key of the current position's noise per id, and advance."""
+
+
+class SharedNoise(Protocol):
+    """The noise of a stream as a function of the position: whoever asks consumes nothing."""
+
+    def key_at(self, position: int) -> int:
+        """Return the key of this position's noise per id, for `Sampler.draw`."""
+
+    def ranked_at(self, probs: Probs, position: int, *, count: int) -> list[int]:
+        """Return what this position's noise would draw first, then without that, and so on; at most `count` tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

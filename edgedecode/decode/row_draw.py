@@ -11,21 +11,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from edgedecode.hashing import first_arrivals
-from edgedecode.types import FloatArray, IntArray
-from edgedecode.weights import (
-    MASS_UNIT,
-    damaged_logits,
-    exponent_scale,
-    largest,
-    penalised,
-    total_mass,
-    unnormalised,
-    weighted,
-)
+from .arrays import FloatArray, IntArray
+from .counter_rng import first_arrivals
+from .weights import MASS_UNIT, damaged_logits, exponent_scale, largest, penalised, total_mass, unnormalised, weighted
 
 if TYPE_CHECKING:
-    from edgedecode.sampling import SamplingOptions
+    from .weights import SamplingOptions
 
 __all__ = ["MOST_TOP", "Drawing", "Leading", "NumpyRowDraw", "RowDraw", "row_draw_of"]
 

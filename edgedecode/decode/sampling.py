@@ -5,73 +5,27 @@ The order is fixed: mask, penalties over context and path, temperature, top-k, t
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from edgedecode.errors import InputError
-from edgedecode.hashing import first_arrivals, mixed
-from edgedecode.manifest import Generation
-from edgedecode.probs import Probs
-from edgedecode.row_draw import NumpyRowDraw, RowDraw
-from edgedecode.types import FloatArray, IntArray
-from edgedecode.weights import largest, penalised, weighted
 
-__all__ = ["Mask", "Noise", "Sampler", "SamplingOptions", "answer_seed"]
+from .arrays import FloatArray, IntArray
+from .counter_rng import first_arrivals, mixed
+from .probs import Probs
+from .row_draw import NumpyRowDraw, RowDraw
+from .weights import SamplingOptions, largest, penalised, weighted
+
+__all__ = ["Mask", "Noise", "Sampler", "answer_seed"]
 
 Mask = Callable[[Sequence[int]], "npt.NDArray[np.bool_] | None"]
 """path of drafted tokens → which ids are allowed after it (bool [vocabulary]); None allows all."""
 
 _NOISE_BLOCK = 256
 _SEED_BITS = 53
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """How to draw a token. temperature 0 is greedy: the arg-max of the masked, penalised row.
-
-    top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. Raises InputError for values out of range.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name, value, good in (
-            ("temperature", self.temperature, self.temperature == 0 or 1e-6 <= self.temperature <= 100),
-            ("top_k", self.top_k, 0 <= self.top_k <= 2**31),
-            ("top_p", self.top_p, 0 < self.top_p <= 1),
-            ("min_p", self.min_p, 0 <= self.min_p <= 1),
-            ("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty <= 100),
-        ):
-            if not good or not math.isfinite(value):
-                raise InputError(f"{name} {value} is out of range: {_RANGES[name]}")
-
-    @classmethod
-    def from_generation(cls, generation: Generation) -> SamplingOptions:
-        """Take the defaults of the pack's `generation_config`; what it does not say stays greedy and off."""
-        said = {field.name: getattr(generation, field.name) for field in fields(cls)}
-        return replace(cls(), **{name: value for name, value in said.items() if value is not None})
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-
-_RANGES = {
-    "temperature": "0 (greedy), or 0.000001 to 100",
-    "top_k": "0 (off) or more",
-    "top_p": "above 0, up to 1 (off)",
-    "min_p": "0 (off) to 1",
-    "repetition_penalty": "above 0 (1 is off), up to 100",
-}
 
 
 class Noise:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 
-from edgedecode.tree import depths
-from edgedecode.types import Outcome
-from edgedecode.verify import Verdict
+from .tree import depths
+from .verify import Outcome, Verdict
 
-__all__ = ["DrafterCount", "Stats", "TimeSplit"]
+__all__ = ["DrafterCount", "FinishReason", "Stats", "TimeSplit"]
+
+
+class FinishReason(str, Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """An end-of-sequence token or a stop string."""
+    LENGTH = "length"
+    """`max_tokens` were generated."""
+    CONTEXT = "context"
+    """The context is full."""
+    CANCELLED = "cancelled"
+    """The caller closed the stream."""
 
 
 @dataclass(slots=True)

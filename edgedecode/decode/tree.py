@@ -7,14 +7,99 @@ parent's: the m likeliest nodes are a tree, the best one of m. What the dynamic 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import TypeAlias
 
-from edgedecode.tree import depths
-from edgedecode.types import RankRates, TreeShape
+__all__ = [
+    "DEEPEST",
+    "MOST_NODES",
+    "RankRates",
+    "RoundPrice",
+    "ShapedTree",
+    "TreeShape",
+    "best_tree",
+    "chain",
+    "check_parents",
+    "children",
+    "depths",
+    "fastest_tree",
+    "is_chain",
+    "path_chances",
+    "path_to",
+]
 
-__all__ = ["DEEPEST", "MOST_NODES", "RoundPrice", "ShapedTree", "best_tree", "fastest_tree", "path_chances"]
+
+RankRates: TypeAlias = tuple[tuple[float, ...], ...]
+"""[depth][rank] → how often a drafter's guess of this rank, 0 the likeliest, is the target's token where all guesses
+above it were; the last depth's serve deeper ones too."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """A tree without its tokens, parents first: node i continues node parents[i] (-1: the context) by the guess that
+    its drafter ranks there in place ranks[i], 0 the likeliest."""
+
+    parents: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @property
+    def branches(self) -> bool:
+        """Whether it is more than one chain."""
+        return any(parent != index - 1 for index, parent in enumerate(self.parents))
+
+    def cut(self, nodes: int) -> TreeShape:
+        """Return its first nodes, at most so many."""
+        return self if nodes >= len(self) else TreeShape(self.parents[:nodes], self.ranks[:nodes])
+
+
+def chain(length: int) -> tuple[int, ...]:
+    """Return the parents of a chain: -1, 0, 1, …"""
+    return tuple(range(-1, length - 1))
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    """Tell whether every node continues the one before it."""
+    return all(parent == index - 1 for index, parent in enumerate(parents))
+
+
+def check_parents(parents: Sequence[int], *, length: int) -> None:
+    """Raise ValueError unless `parents` describes a tree of `length` nodes, parents first."""
+    if len(parents) != length:
+        raise ValueError(f"{len(parents)} parents for {length} tokens")
+    for index, parent in enumerate(parents):
+        if not -1 <= parent < index:
+            raise ValueError(f"node {index} has parent {parent}: parents come before their children, -1 is the root")
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Return each node's depth; children of -1 have depth 0."""
+    result: list[int] = []
+    for parent in parents:
+        result.append(0 if parent < 0 else result[parent] + 1)
+    return result
+
+
+def children(parents: Sequence[int]) -> list[list[int]]:
+    """Return the children of every node, the root's in the last place (so that index -1 finds them)."""
+    result: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for index, parent in enumerate(parents):
+        result[parent].append(index)
+    return result
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    """Return the nodes from a child of the root down to `node`; empty for -1."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
 
 MOST_NODES = 16
 DEEPEST = 8

@@ -12,13 +12,25 @@ from enum import Enum
 import numpy as np
 
 from edgedecode.errors import CapabilityError
-from edgedecode.probs import Probs
-from edgedecode.protocols import NoiseSource
-from edgedecode.sampling import Sampler
-from edgedecode.tree import chain, children
-from edgedecode.types import Draft, DraftMode, FloatArray, IntArray, Outcome
 
-__all__ = ["Rule", "TargetRows", "Verdict", "verify"]
+from .arrays import FloatArray, IntArray
+from .drafts import Draft, DraftMode
+from .probs import NoiseSource, Probs
+from .sampling import Sampler
+from .tree import chain, children
+
+__all__ = ["Outcome", "Rule", "TargetRows", "Verdict", "verify"]
+
+
+class Outcome(Enum):
+    """How a round ended. Every round ends in exactly one of these, so their counts add up to the rounds."""
+
+    CORRECTION = "correction"
+    """The target's token was none of the drafted continuations."""
+    BONUS = "bonus"
+    """Every drafted token on the path was accepted, and one more came from the target (also: nothing was drafted)."""
+    ENDED = "ended"
+    """The target's token was an end-of-sequence token."""
 
 
 class Rule(Enum):

@@ -7,19 +7,18 @@ matters; every float operation stands alone in a stated order. Native code gives
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.errors import CapabilityError
-from edgedecode.types import FloatArray, IntArray
+from edgedecode.errors import CapabilityError, InputError
 
-if TYPE_CHECKING:
-    from edgedecode.sampling import SamplingOptions
+from .arrays import FloatArray, IntArray
 
 __all__ = [
     "MASS_UNIT",
+    "SamplingOptions",
     "damaged_logits",
     "exponent_scale",
     "largest",
@@ -29,6 +28,45 @@ __all__ = [
     "unnormalised",
     "weighted",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How to draw a token. temperature 0 is greedy: the arg-max of the masked, penalised row.
+
+    top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. Raises InputError for values out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value, good in (
+            ("temperature", self.temperature, self.temperature == 0 or 1e-6 <= self.temperature <= 100),
+            ("top_k", self.top_k, 0 <= self.top_k <= 2**31),
+            ("top_p", self.top_p, 0 < self.top_p <= 1),
+            ("min_p", self.min_p, 0 <= self.min_p <= 1),
+            ("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty <= 100),
+        ):
+            if not good or not math.isfinite(value):
+                raise InputError(f"{name} {value} is out of range: {_RANGES[name]}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+_RANGES = {
+    "temperature": "0 (greedy), or 0.000001 to 100",
+    "top_k": "0 (off) or more",
+    "top_p": "above 0, up to 1 (off)",
+    "min_p": "0 (off) to 1",
+    "repetition_penalty": "above 0 (1 is off), up to 100",
+}
+
 
 MASS_UNIT = 2.0**40
 _PIECE = 16384

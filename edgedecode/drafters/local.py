@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.drafts import Draft, TrimmedVocabulary
+from edgedecode.decode.model import HeadedModel, LocalHead
+from edgedecode.decode.policy import WHOLE, Plan
+from edgedecode.decode.probs import UniformSource
+from edgedecode.decode.verify import Verdict
 from edgedecode.errors import CapabilityError
-from edgedecode.heads import HeadedModel, LocalHead
-from edgedecode.protocols import Drafter, DraftSetting, UniformSource
-from edgedecode.types import WHOLE, Draft, Plan
-from edgedecode.verify import Verdict
-from edgedecode.vocabulary import TrimmedVocabulary
 
 from .local_vocabulary import LocalVocabulary
 from .model import ModelDrafter, shared_reading, usable_model
 from .reading import Reading
+from .source import DraftSetting
 
 __all__ = ["LocalDrafter", "LocalSource"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.types import IntArray
+from edgedecode.decode.arrays import IntArray
 
 __all__ = ["WINDOW", "LocalVocabulary"]
 

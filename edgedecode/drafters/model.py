@@ -7,18 +7,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.drafts import EMPTY_DRAFT, Draft, DraftMode, TrimmedVocabulary
+from edgedecode.decode.model import Head, LanguageModel
+from edgedecode.decode.policy import WHOLE, Plan
+from edgedecode.decode.probs import Probs, UniformSource
+from edgedecode.decode.row_draw import Leading
+from edgedecode.decode.sampling import Sampler
+from edgedecode.decode.verify import Verdict
 from edgedecode.errors import CapabilityError
-from edgedecode.heads import Head
-from edgedecode.probs import Probs
-from edgedecode.protocols import Drafter, DraftSetting, LanguageModel, UniformSource
-from edgedecode.row_draw import Leading
-from edgedecode.sampling import Sampler
-from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, DraftMode, FloatArray, Plan
-from edgedecode.verify import Verdict
-from edgedecode.vocabulary import TrimmedVocabulary
 
 from .confidence import Confidence, Features, features
 from .reading import Reading
+from .source import DraftSetting
 
 __all__ = ["ModelDrafter", "ModelSource", "Watcher", "shared_reading", "usable_model"]
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from weakref import finalize
 
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.drafts import EMPTY_DRAFT, Draft
+from edgedecode.decode.policy import WHOLE, Plan
+from edgedecode.decode.probs import UniformSource
+from edgedecode.decode.verify import Verdict
 from edgedecode.memory import Lease
-from edgedecode.protocols import Drafter, DraftSetting, UniformSource
-from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, Plan
-from edgedecode.verify import Verdict
+
+from .source import DraftSetting
 
 __all__ = ["NgramDrafter", "NgramSource"]
 

@@ -5,11 +5,9 @@ Counts fade, so that a text that changes is noticed, and lean on a prior. Knows 
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from edgedecode.decode.tree import RankRates
 
-from edgedecode.types import RankRates
-
-__all__ = ["RATES_AFTER", "Branching", "RankSurvival", "kept_rates"]
+__all__ = ["RATES_AFTER", "RankSurvival", "kept_rates"]
 
 _DEPTHS = 4
 """The last of them is also all deeper ones."""
@@ -21,15 +19,6 @@ RATES_AFTER = 8
 """Scores after which rates are worked out again, fewer while little is known: they fade slowly, rounds ask often."""
 _MOVED = 0.03
 """How far a rate must move before shapes are thought over: less would change none."""
-
-
-@runtime_checkable
-class Branching(Protocol):
-    """A drafter that can fill `Plan.shape`, a tree, with its guesses."""
-
-    def rates(self) -> RankRates | None:
-        """Return what its guesses are worth, the same object until that moved; None: it was not opened for trees."""
-        ...
 
 
 class RankSurvival:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgedecode.protocols import DraftSetting
-from edgedecode.sampling import Sampler
-from edgedecode.types import FloatArray
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.sampling import Sampler
+
+from .source import DraftSetting
 
 __all__ = ["Ranking"]
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.loop import PREFILL_CHUNK
+from edgedecode.decode.model import Head, LanguageModel, State
+from edgedecode.decode.policy import Plan
+from edgedecode.decode.tree import MOST_NODES
 from edgedecode.errors import BudgetExceeded
-from edgedecode.heads import Head
-from edgedecode.loop import PREFILL_CHUNK
-from edgedecode.protocols import DraftSetting, LanguageModel, State
-from edgedecode.tree_shape import MOST_NODES
-from edgedecode.types import FloatArray, Plan
+
+from .source import DraftSetting
 
 __all__ = ["TREE_ROWS", "Reading"]
 

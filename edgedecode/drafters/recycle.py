@@ -10,12 +10,17 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.decode.arrays import IntArray
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.drafts import EMPTY_DRAFT, Draft
+from edgedecode.decode.policy import WHOLE, Plan
+from edgedecode.decode.probs import UniformSource
+from edgedecode.decode.tree import RankRates, TreeShape, is_chain
+from edgedecode.decode.verify import Verdict
 from edgedecode.memory import Lease
-from edgedecode.protocols import Drafter, DraftSetting, UniformSource
-from edgedecode.rank_survival import RATES_AFTER, kept_rates
-from edgedecode.tree import is_chain
-from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, IntArray, Plan, RankRates, TreeShape
-from edgedecode.verify import Verdict
+
+from .rank_rates import RATES_AFTER, kept_rates
+from .source import DraftSetting
 
 __all__ = ["BREADTH", "RecycleDrafter", "RecycleSource", "RecycledLogits"]
 

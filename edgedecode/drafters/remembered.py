@@ -13,7 +13,7 @@ from array import array
 from hashlib import sha256
 from pathlib import Path
 
-from edgedecode.folders import aside, cache_folder, open_private, user_cache
+from edgedecode.cache import aside, cache_folder, open_private, user_cache
 
 __all__ = ["STORE_FOLDER", "OutputFile"]
 

@@ -8,15 +8,18 @@ from array import array
 from collections.abc import Sequence
 from weakref import finalize
 
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.drafts import EMPTY_DRAFT, Draft
+from edgedecode.decode.policy import WHOLE, Plan
+from edgedecode.decode.probs import UniformSource
+from edgedecode.decode.verify import Verdict
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory import Lease
-from edgedecode.protocols import Drafter, DraftSetting, UniformSource
-from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, Plan
-from edgedecode.verify import Verdict
 
 from .automaton import NO_MATCH, Match
 from .past import STORE_NBYTES, PastOutputs, PastReader, following
 from .remembered import OutputFile
+from .source import DraftSetting
 
 __all__ = ["TOKEN_NBYTES", "SuffixDrafter", "SuffixSource", "longest_earlier"]
 

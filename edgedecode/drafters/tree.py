@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.drafts import EMPTY_DRAFT, Draft
+from edgedecode.decode.policy import WHOLE, Plan
+from edgedecode.decode.probs import UniformSource
+from edgedecode.decode.tree import MOST_NODES, RankRates, TreeShape, best_tree, depths, is_chain
+from edgedecode.decode.verify import Verdict
 from edgedecode.errors import CapabilityError
-from edgedecode.protocols import Drafter, DraftSetting, UniformSource
-from edgedecode.rank_survival import RankSurvival
-from edgedecode.tree import depths, is_chain
-from edgedecode.tree_shape import MOST_NODES, best_tree
-from edgedecode.types import EMPTY_DRAFT, WHOLE, Draft, FloatArray, Plan, RankRates, TreeShape
-from edgedecode.verify import Verdict
 
 from .model import ModelDrafter, ModelSource
+from .rank_rates import RankSurvival
 from .ranking import Ranking
+from .source import DraftSetting
 
 __all__ = ["TreeDrafter", "TreeSource"]
 

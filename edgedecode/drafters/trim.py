@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decode.model import HeadedModel
 from edgedecode.errors import CapabilityError
-from edgedecode.heads import HeadedModel
-from edgedecode.protocols import Drafter, DraftSetting
-from edgedecode.vocabulary import TrimmedVocabulary
 
 from .model import ModelDrafter, shared_reading, usable_model
+from .source import DraftSetting
 
 __all__ = ["TrimSource"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgedecode.factories import Refusal
+from .engine_factory import Refusal
 
 __all__ = ["SLACK_NBYTES", "Candidate", "Choice", "Speeds", "choose", "room"]
 

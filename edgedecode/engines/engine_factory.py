@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from edgedecode.manifest import ModelEntry
-    from edgedecode.protocols import Runtime
+    from edgedecode.pack.manifest import ModelEntry
+
+    from .interface import Runtime
 
 __all__ = ["GraphKernels", "KernelsFactory", "Maker", "Refusal", "RuntimeFactory"]
 

@@ -16,13 +16,14 @@ from pathlib import Path
 from signal import Signals
 
 import edgedecode
-from edgedecode.engine_choice import SLACK_NBYTES, Speeds, room
-from edgedecode.folders import cache_folder, keep_json, kept_json
-from edgedecode.interpreter import interpreter
-from edgedecode.manifest import Manifest
-from edgedecode.notices import notice
-from edgedecode.processor import cores, processor_facts
-from edgedecode.stored import amount, mapping, positive
+from edgedecode.cache import cache_folder, keep_json, kept_json
+from edgedecode.pack.manifest import Manifest
+from edgedecode.schedule.checked_numbers import amount, mapping, positive
+from edgedecode.user_notices import notice
+
+from .engine_choice import SLACK_NBYTES, Speeds, room
+from .hardware import cores, processor_facts
+from .interpreter import interpreter
 
 __all__ = ["MARK", "EngineRequest", "finding_path", "load_speeds", "measure_speeds", "store_speeds"]
 
@@ -33,7 +34,7 @@ REFUSALS_LAST = timedelta(days=1)
 """An engine that refused, or did not fit, is asked again after this: the disk may have been full, a file unmade."""
 _CODE = (
     "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
-    "from edgedecode.engine_process import main; main(sys.argv[1])"
+    "from edgedecode.engines.speed_child import main; main(sys.argv[1])"
 )
 
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, cast
 from edgedecode.errors import InputError, RuntimeUnavailable
 
 if TYPE_CHECKING:  # the command line imports this module before anything heavy
-    from edgedecode.factories import Maker
-    from edgedecode.protocols import DrafterSource, Runtime
+    from edgedecode.drafters.source import DrafterSource
+
+    from .engine_factory import Maker
+    from .interface import Runtime
 
 __all__ = [
     "COMMANDS",

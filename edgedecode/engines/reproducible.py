@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import edgedecode
-from edgedecode.digests import pack_digest
-from edgedecode.engines import engine_version
+from edgedecode.cache import cache_folder, keep_json, kept_json
+from edgedecode.decode.model import AdapterUse, ModelCard, State
 from edgedecode.errors import CapabilityError
-from edgedecode.folders import cache_folder, keep_json, kept_json
-from edgedecode.identical_widths import NARROW, WIDE, BoundedState, IdenticalWidths, measure_widths
-from edgedecode.manifest import Manifest
-from edgedecode.notices import notice
 from edgedecode.options import SessionOptions
-from edgedecode.processor import cores, processor_facts
-from edgedecode.protocols import State
-from edgedecode.types import AdapterUse, ModelCard
+from edgedecode.pack.integrity import pack_digest
+from edgedecode.pack.manifest import Manifest
+from edgedecode.user_notices import notice
+
+from .hardware import cores, processor_facts
+from .identical_widths import NARROW, WIDE, BoundedState, IdenticalWidths, measure_widths
+from .selection import engine_version
 
 if TYPE_CHECKING:
     from edgedecode.pair import Pair

@@ -8,15 +8,16 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from edgedecode.engine_choice import Candidate, Choice, Speeds, choose
-from edgedecode.engine_speeds import EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
-from edgedecode.factories import Refusal, RuntimeFactory
-from edgedecode.interpreter import interpreter
-from edgedecode.manifest import Manifest
 from edgedecode.memory import format_nbytes, peak_nbytes, resident_nbytes
-from edgedecode.notices import notice
-from edgedecode.registry import RUNTIMES, find_factory, installed
+from edgedecode.pack.manifest import Manifest
+from edgedecode.user_notices import notice
+
+from .engine_choice import Candidate, Choice, Speeds, choose
+from .engine_factory import Refusal, RuntimeFactory
+from .engine_speeds import EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
+from .interpreter import interpreter
+from .registry import RUNTIMES, find_factory, installed
 
 __all__ = ["AUTO", "USUAL", "chosen_engines", "default_runtime", "engine_candidates", "engine_version", "known_choice"]
 

@@ -9,15 +9,16 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from edgedecode.engine_speeds import MARK
+from edgedecode.decode.policy import NO_DRAFTER
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.memory import peak_nbytes, resident_nbytes
-from edgedecode.notices import NOTICES
 from edgedecode.options import SessionOptions
 from edgedecode.pair import PROCESS, Pair, load
-from edgedecode.protocols import NO_MMAP, NO_REPACK
-from edgedecode.registry import find_runtime
-from edgedecode.types import NO_DRAFTER
+from edgedecode.user_notices import NOTICES
+
+from .engine_speeds import MARK
+from .interface import NO_MMAP, NO_REPACK
+from .registry import find_runtime
 
 __all__ = ["main"]
 

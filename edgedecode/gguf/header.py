@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgedecode.errors import ManifestError
-from edgedecode.manifest import ModelEntry
 
-from .architectures import gguf_name
 from .assertions import check_assertions
 from .contents import Contents, Tensor, read_contents
 from .fields import TOKENS
 
-__all__ = ["EMBEDDING", "OUTPUT", "Header", "check_header", "header_of", "read_header"]
+__all__ = ["EMBEDDING", "OUTPUT", "Header", "header_of", "read_header"]
 
 FLOAT_TYPES = (0, 1, 28, 30)
 EMBEDDING = "token_embd.weight"
@@ -65,26 +63,6 @@ def header_of(contents: Contents, path: Path) -> Header:
     if contents.twice is not None and contents.fields.get("tokenizer.ggml.model") not in NO_VOCABULARY:
         raise ManifestError(f"{path} lists the token {contents.twice[:40]!r} twice: convert it again from its source")
     return header
-
-
-def check_header(header: Header, entry: ModelEntry, *, path: Path) -> None:
-    """Raise ManifestError unless the file holds a model of the entry's architecture and sizes."""
-    wanted = gguf_name(entry.architecture)
-    if wanted is not None and wanted != header.architecture:
-        raise ManifestError(
-            f"{path} has the architecture {header.architecture!r}, the manifest says {entry.architecture}: export the "
-            f"pack again"
-        )
-    pairs = {
-        "rows": (header.rows, entry.rows),
-        "layers": (header.layers, entry.layers),
-        "hidden size": (header.hidden_size, entry.hidden_size),
-        "KV heads": (header.kv_heads, entry.kv_heads),
-        "head size": (header.head_size, entry.head_size),
-    }
-    for name, (found, said) in pairs.items():
-        if found not in (said, 0):  # recurrent models have no heads
-            raise ManifestError(f"{path} has {name} {found}, the manifest says {said}: export the pack again")
 
 
 def _header(contents: Contents, path: Path) -> Header:

@@ -16,9 +16,9 @@ from typing import BinaryIO
 
 import numpy as np
 
+from edgedecode.decode.arrays import IntArray
+from edgedecode.decode.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError, ExportError, ManifestError
-from edgedecode.types import IntArray
-from edgedecode.vocabulary import TrimmedVocabulary
 
 from .architectures import CLASSES
 from .contents import Contents, Tensor, read_contents

@@ -19,9 +19,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .onnx_file import ValueInfo
-from .onnx_memory import ConstantTensor, Operation, UnknownOperator, check_operations
-from .wire_format import BYTES, VARINT, Field, add_once, integer_values, read_spans
+from .graph_file import ValueInfo
+from .graph_memory import ConstantTensor, Operation, UnknownOperator, check_operations
+from .wire import BYTES, VARINT, Field, add_once, integer_values, read_spans
 
 __all__ = ["CheckedGraph", "Weights", "check_content", "check_graph"]
 

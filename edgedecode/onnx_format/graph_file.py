@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .onnx_node import AttributeValue, Node, RawAttribute
-from .onnx_tensor import ExternalData, Tensor
-from .wire_format import Field, add_once, integer_field, message_field, pair_field, read_fields, read_pair, text_field
+from .node import AttributeValue, Node, RawAttribute
+from .tensor import ExternalData, Tensor
+from .wire import Field, add_once, integer_field, message_field, pair_field, read_fields, read_pair, text_field
 
 __all__ = ["AttributeValue", "ExternalData", "GraphFile", "Node", "RawAttribute", "Tensor", "ValueInfo"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from .onnx_tensor import Tensor
-from .wire_format import (
+from .tensor import Tensor
+from .wire import (
     Field,
     add_once,
     bytes_field,

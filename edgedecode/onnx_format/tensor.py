@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .wire_format import (
+from .wire import (
     Field,
     bytes_field,
     fixed_bytes,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgedecode.errors import ManifestError
-from edgedecode.fields import Fields
+
+from .json_fields import Fields
 
 __all__ = ["ActivationsEntry", "ActivationsWay", "ProductError"]
 

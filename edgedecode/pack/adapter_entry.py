@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgedecode.fields import Fields
-from edgedecode.pack_files import plain_path
+from .entries import plain_path
+from .json_fields import Fields
 
 __all__ = ["AdapterEntry"]
 

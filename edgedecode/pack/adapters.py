@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgedecode.decode.model import AdapterFileModel, AdapterUse, LanguageModel
 from edgedecode.errors import CapabilityError
-from edgedecode.manifest import Manifest
-from edgedecode.protocols import AdapterFileModel, LanguageModel
-from edgedecode.types import AdapterUse
+
+from .manifest import Manifest
 
 __all__ = ["PackAdapters"]
 

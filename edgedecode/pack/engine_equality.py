@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgedecode.errors import ManifestError
-from edgedecode.fields import Fields
 from edgedecode.rate import Rate
+
+from .json_fields import Fields
 
 __all__ = ["EXPECTED_BEYOND", "Equality"]
 

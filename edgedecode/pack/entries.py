@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from edgedecode.errors import ManifestError
-from edgedecode.fields import Fields
+
+from .json_fields import Fields
 
 __all__ = ["FileEntry", "OutsideFile", "plain_path"]
 

@@ -12,16 +12,18 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path, PurePath, PurePosixPath
 
-from edgedecode.chat_template import MOST_CHARACTERS
-from edgedecode.digests import check_files
+from edgedecode.cache import area
 from edgedecode.errors import ManifestError
-from edgedecode.folders import area
-from edgedecode.gguf.header import check_header, read_header
-from edgedecode.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
-from edgedecode.onnx_check import CheckedGraph, Weights, check_graph
-from edgedecode.onnx_file import ValueInfo
-from edgedecode.onnx_memory import UnknownOperator
-from edgedecode.trim_entry import TRIM_NAMES
+from edgedecode.gguf.header import read_header
+from edgedecode.onnx_format.graph_check import CheckedGraph, Weights, check_graph
+from edgedecode.onnx_format.graph_file import ValueInfo
+from edgedecode.onnx_format.graph_memory import UnknownOperator
+from edgedecode.text.chat_template import MOST_CHARACTERS
+
+from .gguf_check import check_header
+from .integrity import check_files
+from .manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
+from .trim_report import TRIM_NAMES
 
 __all__ = ["check_listing", "check_pack", "is_downloaded"]
 

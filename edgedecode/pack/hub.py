@@ -13,18 +13,19 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from edgedecode.digests import check_files
+from edgedecode.cache import area, cache_folder
 from edgedecode.errors import ManifestError
-from edgedecode.folders import area, cache_folder
 from edgedecode.locks import FOLDER, wait_for_lock
-from edgedecode.manifest import MANIFEST_NAME, Manifest
-from edgedecode.notices import notice
-from edgedecode.pack_gate import check_pack
-from edgedecode.pack_lock import changing
+from edgedecode.user_notices import notice
+
+from .gate import check_pack
+from .integrity import check_files
+from .manifest import MANIFEST_NAME, Manifest
+from .pack_lock import changing
 
 __all__ = ["BUNDLED_PACK", "find_pack"]
 
-BUNDLED_PACK = Path(__file__).parent / "packs" / "demo"
+BUNDLED_PACK = Path(__file__).parents[1] / "packs" / "demo"
 
 _TIMEOUT = 20.0
 _NOTES = Path(".cache", "huggingface")

@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from edgedecode.cache import cache_folder, keep_json, kept_json
 from edgedecode.errors import CapabilityError, ManifestError
-from edgedecode.folders import cache_folder, keep_json, kept_json
-from edgedecode.manifest import FileEntry, Manifest, OutsideFile
+
+from .manifest import FileEntry, Manifest, OutsideFile
 
 __all__ = ["check_files", "check_unchanged", "file_sha256", "pack_digest"]
 

@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from edgedecode.activations_entry import ActivationsEntry
-from edgedecode.adapter_entry import AdapterEntry
-from edgedecode.equality import Equality
 from edgedecode.errors import ManifestError
-from edgedecode.fields import Fields, JsonValue
-from edgedecode.pack_files import FileEntry, OutsideFile, plain_path
-from edgedecode.trim_entry import TrimEntry
-from edgedecode.wire_format import add_once
+from edgedecode.onnx_format.wire import add_once
+
+from .activations_entry import ActivationsEntry
+from .adapter_entry import AdapterEntry
+from .engine_equality import Equality
+from .entries import FileEntry, OutsideFile, plain_path
+from .json_fields import Fields, JsonValue
+from .trim_report import TrimEntry
 
 __all__ = [
     "FORMAT",

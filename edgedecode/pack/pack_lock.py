@@ -11,9 +11,10 @@ from time import monotonic, sleep
 
 from edgedecode.errors import ManifestError
 from edgedecode.locks import Lock, wait_for_lock
-from edgedecode.manifest import MANIFEST_NAME, Manifest
-from edgedecode.new_folder import flush_folder
-from edgedecode.notices import notice
+from edgedecode.user_notices import notice
+
+from .manifest import MANIFEST_NAME, Manifest
+from .new_folder import flush_folder
 
 __all__ = ["changing", "opening", "replace_manifest"]
 

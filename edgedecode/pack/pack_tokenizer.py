@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.errors import CapabilityError, IncompatiblePair, ManifestError
-from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget, peak_nbytes, resident_nbytes
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
+
+from .manifest import Manifest
 
 __all__ = ["PROCESS", "pack_tokenizer", "process_nbytes", "target_nbytes"]
 

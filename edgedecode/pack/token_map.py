@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from edgedecode.decode.arrays import IntArray
+from edgedecode.decode.drafts import TrimmedVocabulary
 from edgedecode.errors import InputError, ManifestError
-from edgedecode.types import IntArray
 
-__all__ = ["TrimmedVocabulary", "read_token_ids", "write_token_ids"]
+__all__ = ["read_token_ids", "write_token_ids"]
 
 _STORED = np.dtype("<i4")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TrimmedVocabulary:
-    """Ids in ascending order; row i of a trimmed head is the id `ids[i]`. Raises InputError for anything else."""
-
-    ids: IntArray
-    size: int
-    """How many ids there are in the whole vocabulary."""
-    _inside: npt.NDArray[np.bool_] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        ids = self.ids
-        if not len(ids) or ids[0] < 0 or ids[-1] >= self.size or (ids[1:] <= ids[:-1]).any():
-            raise InputError(f"a trimmed vocabulary's ids must ascend, from 0 to below {self.size}")
-        inside = np.zeros(self.size, np.bool_)
-        inside[ids] = True
-        object.__setattr__(self, "_inside", inside)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __contains__(self, token: object) -> bool:
-        return isinstance(token, int) and 0 <= token < self.size and bool(self._inside[token])
-
-    def share_of(self, tokens: Sequence[int]) -> float:
-        """Return which share of these tokens it knows: its coverage of a text; 0 for an empty one."""
-        return float(self._inside[np.asarray(tokens, np.int64)].mean()) if len(tokens) else 0.0
 
 
 def write_token_ids(path: Path, ids: IntArray) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgedecode.errors import ManifestError
-from edgedecode.fields import Fields
-from edgedecode.pack_files import plain_path
+
+from .entries import plain_path
+from .json_fields import Fields
 
 __all__ = ["TRIM_NAMES", "TrimCategory", "TrimEntry"]
 

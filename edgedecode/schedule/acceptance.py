@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgedecode.stored import amount
-from edgedecode.types import Score
+from edgedecode.decode.policy import Score
+
+from .checked_numbers import amount
 
 __all__ = ["MATCH_BUCKETS", "Survival", "match_bucket"]
 

@@ -14,8 +14,9 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.stored import amount, finite, mapping, optional_amount, positive
-from edgedecode.types import ASKED, NO_DRAFTER, RoundCost
+from edgedecode.decode.policy import ASKED, NO_DRAFTER, RoundCost
+
+from .checked_numbers import amount, finite, mapping, optional_amount, positive
 
 __all__ = ["CONTEXT_BUCKETS", "CostModel", "CostTable", "DraftCost", "Recent", "context_bucket"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgedecode.cost import CostModel
-from edgedecode.model_arm import ArmLife, ModelArm
-from edgedecode.survival import Survival
+from .acceptance import Survival
+from .cost import CostModel
+from .model_arm import ArmLife, ModelArm
 
 __all__ = ["Experience"]
 

@@ -6,15 +6,11 @@ have drafted: no head must draft to be known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
 
-from edgedecode.cost import CostModel, DraftCost
-from edgedecode.types import Outcome
-from edgedecode.verify import Verdict
-from edgedecode.vocabulary import TrimmedVocabulary
+from .cost import CostModel, DraftCost
 
-__all__ = ["HeadDrafter", "Variants", "head_groups", "would_have"]
+__all__ = ["Variants"]
 
 TURN = 128
 """Rounds of an arm, after which the head that drafted least lately drafts one: costs change, and not all can be told
@@ -23,32 +19,6 @@ FIRST_ROUNDS = 3
 """Rounds of a head whose cost is not known, before heads are compared."""
 STAY = 1.01
 """Another head must promise this much more."""
-
-
-@runtime_checkable
-class HeadDrafter(Protocol):
-    """A drafter that drafts with a head of a model."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def reading(self) -> object:
-        """The same object for heads of one model."""
-        ...
-
-    @property
-    def vocabulary(self) -> TrimmedVocabulary | None:
-        """What it can say; None: everything."""
-        ...
-
-
-def head_groups(drafters: Iterable[object]) -> list[list[HeadDrafter]]:
-    """Return the drafters that draft with heads of one model, model by model, where there are several of one."""
-    groups: dict[int, list[HeadDrafter]] = {}
-    for drafter in drafters:
-        if isinstance(drafter, HeadDrafter):
-            groups.setdefault(id(drafter.reading), []).append(drafter)
-    return [group for group in groups.values() if len(group) > 1]
 
 
 class Variants:
@@ -101,27 +71,6 @@ class Variants:
 
     def _group(self, name: str) -> tuple[str, ...]:
         return self.arms[self._arm[name]]
-
-
-def would_have(verdict: Verdict, head: TrimmedVocabulary | None) -> tuple[int, int]:
-    """Return the length of a chain that another head of the same model would have drafted, and what of it accepted.
-
-    Heads give the same logits to the ids they share, so they draft the same token wherever the best one of the larger
-    vocabulary is in both. Accepted tokens were the best: a head that has them drafts them, one that lacks one fails
-    there. A token of the target's that the drafting head lacks says nothing of a head that has it: the score is
-    censored there. None: the head has every id.
-    """
-    draft = verdict.draft
-    right = verdict.tokens[: verdict.accepted]
-    missing = None if head is None else next((at for at, token in enumerate(right) if token not in head), None)
-    if missing is not None:
-        return len(draft), missing
-    known = draft.vocabulary
-    said = verdict.tokens[-1]
-    unknown = verdict.outcome is Outcome.CORRECTION and known is not None and said not in known
-    if unknown and (head is None or said in head):
-        return verdict.accepted, verdict.accepted
-    return len(draft), verdict.accepted
 
 
 def _step(costs: CostModel, name: str) -> float | None:

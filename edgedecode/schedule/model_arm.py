@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edgedecode.cost import CostModel
-from edgedecode.stored import amount, positive
+from .checked_numbers import amount, positive
+from .cost import CostModel
 
 __all__ = ["ArmLife", "ModelArm", "Probe", "Use"]
 

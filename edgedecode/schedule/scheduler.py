@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from edgedecode.decode.policy import MAX_DRAFT, NO_DRAFTER, Offer, Plan, RoundCost, Score, Signals
+from edgedecode.decode.tree import MOST_NODES
 from edgedecode.errors import InputError
-from edgedecode.experience import Experience
-from edgedecode.model_arm import SCORED, Probe, Use
-from edgedecode.policy import MAX_DRAFT
-from edgedecode.tree_arms import MARGIN, TreeArms, TreeChoice
-from edgedecode.tree_shape import MOST_NODES
-from edgedecode.types import NO_DRAFTER, Offer, Plan, RoundCost, Score, Signals
-from edgedecode.variants import Variants
+
+from .experience import Experience
+from .head_arms import Variants
+from .model_arm import SCORED, Probe, Use
+from .tree_arms import MARGIN, TreeArms, TreeChoice
 
 __all__ = ["Scheduler", "SchedulerOptions"]
 

@@ -13,11 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from edgedecode.decode.policy import Plan, Signals
 from edgedecode.errors import InputError
-from edgedecode.experience import Experience
-from edgedecode.notices import notice
-from edgedecode.scheduler import Scheduler, SchedulerOptions
-from edgedecode.types import Plan, Signals
+from edgedecode.user_notices import notice
+
+from .experience import Experience
+from .scheduler import Scheduler, SchedulerOptions
 
 __all__ = ["Recorder", "Replayed", "replay"]
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edgedecode.cost import CostModel
-from edgedecode.tree_shape import RoundPrice, fastest_tree
-from edgedecode.types import NO_DRAFTER, RankRates, TreeShape
+from edgedecode.decode.policy import NO_DRAFTER
+from edgedecode.decode.tree import RankRates, RoundPrice, TreeShape, fastest_tree
+
+from .cost import CostModel
 
 __all__ = ["MARGIN", "TreeArms", "TreeChoice"]
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from jinja2 import Template
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
-from .errors import InputError, ManifestError
+from edgedecode.errors import InputError, ManifestError
+
 from .messages import Message
 from .template_limits import metered
 from .template_sandbox import template_sandbox

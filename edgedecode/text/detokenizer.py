@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from .pieces import Layout, Pieces
+from .token_text import Layout, Pieces
 
 __all__ = ["Detokenizer"]
 

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from edgedecode.errors import ContextExceeded
 from edgedecode.memory import Budget, release_pages
-from edgedecode.messages import Message
-from edgedecode.tokenizer import Tokenizer
+
+from .messages import Message
+from .tokenizer import Tokenizer
 
 __all__ = ["Encoder", "TextSource"]
 

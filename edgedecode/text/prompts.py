@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.errors import InputError
-from edgedecode.messages import Message
-from edgedecode.text import checked_text, decoded_text
+
+from .messages import Message
+from .printable import checked_text, decoded_text
 
 __all__ = ["Prompt", "checked_prompt", "parse_prompts", "read_messages", "read_object", "read_prompts"]
 

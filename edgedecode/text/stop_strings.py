@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .errors import InputError
+from edgedecode.errors import InputError
 
 __all__ = ["StopStrings"]
 

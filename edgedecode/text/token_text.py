@@ -10,7 +10,7 @@ from enum import Enum
 
 import tokenizers
 
-from .errors import InputError
+from edgedecode.errors import InputError
 
 __all__ = ["Layout", "Pieces", "component_steps"]
 

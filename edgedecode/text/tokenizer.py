@@ -11,11 +11,12 @@ from pathlib import Path
 
 import tokenizers
 
+from edgedecode.errors import EdgeDecodeError, InputError, ManifestError
+
 from .chat_template import PLAIN_TEMPLATE, ChatTemplate
 from .detokenizer import Detokenizer
-from .errors import EdgeDecodeError, InputError, ManifestError
 from .messages import Message
-from .pieces import Pieces, component_steps
+from .token_text import Pieces, component_steps
 from .tokenizer_checks import LONGEST_TOKEN, check_file, check_growth
 
 __all__ = ["Tokenizer"]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgedecode.encoding import TextSource
 from edgedecode.errors import InputError
-from edgedecode.messages import Message
-from edgedecode.tokenizer import Tokenizer
+
+from .encoder import TextSource
+from .messages import Message
+from .tokenizer import Tokenizer
 
 __all__ = ["Transcript"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgedecode.errors import ExportError, ManifestError
-from edgedecode.fields import Fields
+from edgedecode.pack.json_fields import Fields
 
 from ..graph.architectures import Shape
 from ..graph.checkpoint import Checkpoint

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edgedecode.errors import ExportError, RuntimeUnavailable
-from edgedecode.fields import JsonValue
+from edgedecode.pack.json_fields import JsonValue
 
 __all__ = ["K_QUANTS", "engine_installed", "engine_tokens", "quantize_file", "require_engine"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgedecode.types import FloatArray
+from edgedecode.decode.arrays import FloatArray
 
 
 def main() -> None:

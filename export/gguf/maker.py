@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from edgedecode.errors import ExportError, ManifestError, RuntimeUnavailable
-from edgedecode.manifest import Manifest, ModelEntry
+from edgedecode.pack.manifest import Manifest, ModelEntry
 
 from .file import write_file
 from .plan import GgufPlan

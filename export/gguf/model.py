@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from edgedecode.errors import ExportError, RuntimeUnavailable
-from edgedecode.manifest import Generation
+from edgedecode.pack.manifest import Generation
 
 from ..graph.architectures import Shape
 from ..graph.recipe import UNROUNDED, Recipe

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from edgedecode.errors import ManifestError
-from edgedecode.fields import Fields, JsonValue
+from edgedecode.pack.json_fields import Fields, JsonValue
 
 from ..graph.quantize import Scheme
 from .blocks import BlockPiece, BlockRows

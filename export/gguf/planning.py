@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from edgedecode.errors import ExportError
-from edgedecode.fields import JsonValue
+from edgedecode.pack.json_fields import JsonValue
 
 from ..graph.weights import Weights
 from .blocks import BlockRows

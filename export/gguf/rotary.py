@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import ExportError
-from edgedecode.types import FloatArray
 
 from ..graph.windows import FULL, SLIDING
 from .layouts import Layout

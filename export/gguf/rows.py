@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import ExportError
-from edgedecode.types import FloatArray
 
 from ..graph.quantize import Scheme
 from ..graph.stored import BlockWeight, FloatWeight, TransposedWeight

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError
-from edgedecode.fields import Fields
-from edgedecode.manifest import Generation
+from edgedecode.pack.json_fields import Fields
+from edgedecode.pack.manifest import Generation
 
 from .vocabulary import Vocabulary
 

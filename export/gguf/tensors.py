@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import ExportError
-from edgedecode.types import FloatArray
 
 from ..graph.architectures import Shape
 from .layouts import Layout

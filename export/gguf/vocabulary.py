@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError
-from edgedecode.pieces import component_steps
+from edgedecode.text.token_text import component_steps
 
 from .pretokenizers import pre_type
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgedecode.errors import ExportError
-from edgedecode.fields import Fields, JsonValue
+from edgedecode.pack.json_fields import Fields, JsonValue
 
 from .quantize import Scheme
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError
-from edgedecode.fields import JsonValue
+from edgedecode.pack.json_fields import JsonValue
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.manifest import Graph
+from edgedecode.pack.manifest import Graph
 
 from .passes.accuracy import exact_products
 from .passes.bias import tree_bias

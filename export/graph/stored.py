@@ -12,8 +12,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import ExportError
-from edgedecode.types import FloatArray
 
 from .quantize import Scheme, quantize
 from .sources import Matrix

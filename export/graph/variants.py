@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.errors import ExportError
-from edgedecode.manifest import STACKS, Graph, ModelEntry
+from edgedecode.pack.manifest import STACKS, Graph, ModelEntry
 
 from ..proof.cache_scales import calibrate_cache
 from ..proof.checks import CheckTexts, opened

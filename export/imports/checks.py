@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import ExportError
-from edgedecode.manifest import ModelEntry
-from edgedecode.types import FloatArray
+from edgedecode.pack.manifest import ModelEntry
 
 from ..proof.checks import CheckTexts, opened
 from ..proof.parity import TOLERANCE, check_exact, check_kernels, own_rows

@@ -14,7 +14,7 @@ from ..prepare import add_prepare, prepare_pack, prepared_line
 from ..quiet import quiet
 
 if TYPE_CHECKING:
-    from edgedecode.manifest import Manifest
+    from edgedecode.pack.manifest import Manifest
 
     from ..stages import Stages
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgedecode.errors import ExportError
-from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.pack.manifest import Graph, ModelEntry
 
 from ..graph.onnx import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE
 from ..graph.passes.accuracy import exact_products

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError, ManifestError
-from edgedecode.fields import Fields
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.pack.json_fields import Fields
+from edgedecode.text.tokenizer import Tokenizer
 
 from ..frameworks import reason_of
 from ..pack_texts import TOKENIZER

@@ -15,11 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from edgedecode.cache import area
 from edgedecode.errors import ExportError, RuntimeUnavailable
-from edgedecode.fields import JsonValue
-from edgedecode.folders import area
-from edgedecode.manifest import Manifest
-from edgedecode.new_folder import check_place
+from edgedecode.pack.json_fields import JsonValue
+from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.new_folder import check_place
 
 from ..graph.checkpoint import weight_files
 from ..source import copy_text_files, fetch_model, read_json

@@ -69,7 +69,7 @@ def run_optimum(arguments: Namespace) -> Report:
     if arguments.out is None:
         arguments.usage_error("the following arguments are required: --out")
     require_frameworks("import")
-    from edgedecode.noise import POSITIONS
+    from edgedecode.engines.kernel_noise import POSITIONS
 
     from ..report import LiveDisplay, pair_report, show_pair
     from ..stages import Stages

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import edgedecode
-from edgedecode.adapter_entry import AdapterEntry
-from edgedecode.chat_template import ChatTemplate
-from edgedecode.digests import file_sha256
-from edgedecode.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
-from edgedecode.pack_files import OutsideFile
+from edgedecode.pack.adapter_entry import AdapterEntry
+from edgedecode.pack.entries import OutsideFile
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
+from edgedecode.text.chat_template import ChatTemplate
 
 from ..pack_texts import NO_TEMPLATE, TEMPLATE, TOKENIZER, list_files
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgedecode.chat_template import ChatTemplate
+from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.errors import ExportError
-from edgedecode.manifest import Generation, Manifest
-from edgedecode.new_folder import check_place, new_folder
-from edgedecode.noise import POSITIONS
+from edgedecode.pack.manifest import Generation, Manifest
+from edgedecode.pack.new_folder import check_place, new_folder
+from edgedecode.text.chat_template import ChatTemplate
 
 from ..generation import read_generation
 from ..graph.span import LEAST_CONTEXT

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import ExportError
-from edgedecode.onnx_check import Weights, check_content
-from edgedecode.types import FloatArray
+from edgedecode.onnx_format.graph_check import Weights, check_content
 
 from ..frameworks import reason_of
 from ..graph.passes.accuracy import exact_products

@@ -14,9 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from edgedecode.cache import cache_folder
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
-from edgedecode.folders import cache_folder
-from edgedecode.manifest import Manifest
+from edgedecode.pack.manifest import Manifest
 
 from ..frameworks import reason_of
 from .genai_folder import GenaiFolder

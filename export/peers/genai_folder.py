@@ -17,7 +17,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from edgedecode.errors import CapabilityError, ManifestError
-from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.pack.manifest import Graph, ModelEntry
 
 from ..graph.passes.surgery import attention_nodes, input_named
 

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgedecode.chat_template import ChatTemplate
+from edgedecode.decode.model import LanguageModel
+from edgedecode.engines.kernel_noise import POSITIONS, KernelNoise, measure_noise
+from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import InputError, ManifestError
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
-from edgedecode.noise import POSITIONS, KernelNoise, measure_noise
-from edgedecode.protocols import LanguageModel
-from edgedecode.registry import find_runtime
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.pack.manifest import ModelEntry
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
 
 from .parity import NODES, ParityText, check_exact, check_kernels, measure_loss, reference_rows
 from .reference import Reference

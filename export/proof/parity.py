@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.model import LanguageModel, State
 from edgedecode.errors import ExportError
-from edgedecode.protocols import LanguageModel, State
-from edgedecode.types import FloatArray
 
 from .reference import Reference
 

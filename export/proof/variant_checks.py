@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.model import AdapterModel, AdapterUse, LowRank
 from edgedecode.errors import ExportError
-from edgedecode.manifest import Graph, ModelEntry
-from edgedecode.protocols import AdapterModel
-from edgedecode.types import AdapterUse, FloatArray, LowRank
+from edgedecode.pack.manifest import Graph, ModelEntry
 
 from .checks import CheckTexts, opened
 from .parity import LOOSE, TOLERANCE, agreement, relative_error

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import edgedecode
-from edgedecode.fields import JsonValue
+from edgedecode.pack.json_fields import JsonValue
 
 from ..job import ModelJob
 from ..source import Source

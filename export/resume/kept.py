@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from edgedecode.folders import cache_folder, user_cache
+from edgedecode.cache import cache_folder, user_cache
 from edgedecode.locks import take_lock
 
 from .unit import Unit

@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from edgedecode.digests import file_sha256
 from edgedecode.errors import EdgeDecodeError, ExportError, ManifestError
-from edgedecode.fields import Fields, JsonValue
-from edgedecode.manifest import FileEntry, ModelEntry
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.json_fields import Fields, JsonValue
+from edgedecode.pack.manifest import FileEntry, ModelEntry
 
 from ..stages import Stages
 

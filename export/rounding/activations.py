@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.activations_entry import ProductError
-from edgedecode.types import FloatArray, IntArray
+from edgedecode.decode.arrays import FloatArray, IntArray
+from edgedecode.pack.activations_entry import ProductError
 
 from ..graph.recipe import HEAD, projection_name
 from ..proof.reference import Reference

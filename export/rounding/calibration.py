@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from edgedecode.noise import draw
-from edgedecode.protocols import LanguageModel
-from edgedecode.types import FloatArray
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.model import LanguageModel
+from edgedecode.engines.kernel_noise import draw
 
 from ..graph.recipe import EMBEDDING, HEAD, projection_name
 from ..proof.reference import Reference

@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgedecode.chat_template import ChatTemplate
+from edgedecode.cache import cache_folder
 from edgedecode.errors import ExportError
-from edgedecode.folders import cache_folder
-from edgedecode.manifest import Generation, ModelEntry
-from edgedecode.new_folder import remove_abandoned, work_folder
+from edgedecode.pack.manifest import Generation, ModelEntry
+from edgedecode.pack.new_folder import remove_abandoned, work_folder
+from edgedecode.text.chat_template import ChatTemplate
 
 from ..generation import read_generation
 from ..graph.onnx import WEIGHTS_FILE

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import ExportError, InputError, ManifestError
-from edgedecode.fields import JsonValue
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.pack.json_fields import JsonValue
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
 
 __all__ = ["ScoredText", "read_texts", "whole_texts"]
 

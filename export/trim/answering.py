@@ -16,11 +16,11 @@ from pathlib import Path
 from time import time
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
-from edgedecode.engines import engine_version
+from edgedecode.cache import cache_folder, close_to_others, open_private
+from edgedecode.decode.stats import FinishReason
+from edgedecode.engines.selection import engine_version
 from edgedecode.errors import ContextExceeded
-from edgedecode.folders import cache_folder, close_to_others, open_private
-from edgedecode.prompts import Prompt
-from edgedecode.types import FinishReason
+from edgedecode.text.prompts import Prompt
 
 from .scored_text import ScoredText
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgedecode.errors import InputError
-from edgedecode.messages import Message
-from edgedecode.prompts import Prompt, checked_prompt, parse_prompts, read_messages, read_object
-from edgedecode.text import checked_text, decoded_text
+from edgedecode.text.messages import Message
+from edgedecode.text.printable import checked_text, decoded_text
+from edgedecode.text.prompts import Prompt, checked_prompt, parse_prompts, read_messages, read_object
 
 from .text_files import text_of
 

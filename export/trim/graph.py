@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from edgedecode.decode.arrays import IntArray
+from edgedecode.decode.drafts import TrimmedVocabulary
 from edgedecode.errors import ExportError
 from edgedecode.head_table import HEAD_PROPERTY, StoredArray
-from edgedecode.manifest import Graph, ModelEntry
-from edgedecode.types import IntArray
-from edgedecode.vocabulary import TrimmedVocabulary
+from edgedecode.pack.manifest import Graph, ModelEntry
 
 from ..frameworks import reason_of
 from ..graph.passes.surgery import insert_before

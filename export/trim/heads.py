@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgedecode.decode.arrays import IntArray
+from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decode.model import HeadedModel, LanguageModel
+from edgedecode.engines.interface import Runtime
 from edgedecode.errors import ExportError
-from edgedecode.heads import HeadedModel
-from edgedecode.manifest import Graph, Manifest, ModelEntry, TrimEntry
 from edgedecode.memory import Budget
-from edgedecode.protocols import LanguageModel, Runtime
-from edgedecode.types import IntArray
-from edgedecode.vocabulary import TrimmedVocabulary, write_token_ids
+from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimEntry
+from edgedecode.pack.token_map import write_token_ids
 
 from .pack_change import HEADS, Workplace
 from .step_times import Forward

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from edgedecode import Pair
 from edgedecode.errors import InputError
-from edgedecode.messages import Message
-from edgedecode.prompts import Prompt, read_prompts
+from edgedecode.text.messages import Message
+from edgedecode.text.prompts import Prompt, read_prompts
 
 from ..stages import Stages
 from .answering import Answering, KeptAnswers, answer_prompts

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from edgedecode import Pair
+from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decode.model import LanguageModel
+from edgedecode.engines.interface import Runtime
 from edgedecode.errors import ExportError
-from edgedecode.protocols import LanguageModel, Runtime
-from edgedecode.vocabulary import TrimmedVocabulary
 
 from ..stages import Stages
 from .acceptance import Acceptance, measure_acceptance

@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import time
 
-from edgedecode.digests import file_sha256
 from edgedecode.errors import ManifestError
 from edgedecode.locks import take_lock
-from edgedecode.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, ModelEntry, TrimEntry
-from edgedecode.new_folder import flush_folder
-from edgedecode.pack_gate import is_downloaded
-from edgedecode.pack_lock import changing, replace_manifest
-from edgedecode.trim_entry import TRIM_NAMES
+from edgedecode.pack.gate import is_downloaded
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, ModelEntry, TrimEntry
+from edgedecode.pack.new_folder import flush_folder
+from edgedecode.pack.pack_lock import changing, replace_manifest
+from edgedecode.pack.trim_report import TRIM_NAMES
 
 __all__ = [
     "HEADS",

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgedecode.manifest import Manifest
-from edgedecode.trim_entry import TrimCategory
+from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.trim_report import TrimCategory
 
 from .acceptance import LENGTHS, Acceptance
 from .step_times import PassTimes

@@ -8,11 +8,11 @@ from math import ceil
 
 import numpy as np
 
+from edgedecode.decode.arrays import IntArray
+from edgedecode.decode.drafts import TrimmedVocabulary
 from edgedecode.errors import InputError
-from edgedecode.manifest import Generation
-from edgedecode.tokenizer import Tokenizer
-from edgedecode.types import IntArray
-from edgedecode.vocabulary import TrimmedVocabulary
+from edgedecode.pack.manifest import Generation
+from edgedecode.text.tokenizer import Tokenizer
 
 __all__ = ["Ranking", "always_kept", "rank_ids", "sweep_sizes"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgedecode.manifest import TrimEntry
-from edgedecode.prompts import Prompt
+from edgedecode.pack.manifest import TrimEntry
+from edgedecode.text.prompts import Prompt
 
 from .prediction import Sweep, SweepRow
 from .speeds import Speeds

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedecode import load
+from edgedecode.engines.registry import find_drafter, find_runtime
 from edgedecode.errors import EdgeDecodeError, ExportError, InputError, ManifestError
-from edgedecode.hub import find_pack
-from edgedecode.manifest import Manifest, TrimEntry
-from edgedecode.notices import notice
-from edgedecode.prompts import read_prompts
-from edgedecode.registry import find_drafter, find_runtime
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.manifest import Manifest, TrimEntry
+from edgedecode.text.prompts import read_prompts
+from edgedecode.user_notices import notice
 
 from ..frameworks import require_frameworks
 from ..stages import Stages

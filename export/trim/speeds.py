@@ -8,7 +8,7 @@ from statistics import median
 from time import perf_counter
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
-from edgedecode.prompts import Prompt
+from edgedecode.text.prompts import Prompt
 
 __all__ = ["ANSWERS_PER_PROMPT", "DRAFTER", "MAX_TOKENS", "REPETITIONS", "Speeds", "measure_speeds"]
 

@@ -12,9 +12,8 @@ from statistics import median
 from time import perf_counter
 from typing import Protocol
 
-from edgedecode.loop import PREFILL_CHUNK
-from edgedecode.protocols import LanguageModel, State
-from edgedecode.types import Output, RowRequest
+from edgedecode.decode.loop import PREFILL_CHUNK
+from edgedecode.decode.model import LanguageModel, Output, RowRequest, State
 
 from .acceptance import LENGTHS
 

@@ -13,9 +13,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.loop import PREFILL_CHUNK
-from edgedecode.protocols import LanguageModel, State
-from edgedecode.types import FloatArray, IntArray
+from edgedecode.decode.arrays import FloatArray, IntArray
+from edgedecode.decode.loop import PREFILL_CHUNK
+from edgedecode.decode.model import LanguageModel, State
 
 from .ranking import Ranking
 from .scored_text import ScoredText

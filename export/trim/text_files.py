@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedecode.errors import InputError
-from edgedecode.messages import Message
-from edgedecode.prompts import read_messages, read_object
-from edgedecode.text import checked_text, decoded_text
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.text.messages import Message
+from edgedecode.text.printable import checked_text, decoded_text
+from edgedecode.text.prompts import read_messages, read_object
+from edgedecode.text.tokenizer import Tokenizer
 
 from .scored_text import ScoredText
 

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.gguf.adapter import check_adapter
 from edgedecode.gguf.architectures import INTERLEAVED, LayerModule, tensor_name
 from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
 from edgedecode.gguf.header import Header
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
-from edgedecode.types import AdapterUse, FloatArray, LowRank, ModelCard
+from edgedecode.pack.manifest import ModelEntry
 
 from ..projections import FLOAT_NBYTES, Parts, Projections
 from .context import AppliedAdapter, Context

@@ -14,10 +14,10 @@ from weakref import finalize
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
-from edgedecode.types import FloatArray
+from edgedecode.pack.manifest import ModelEntry
 
 from ..threads import default_threads
 from .engine import EXACT, KV_TYPES, Engine, Loading

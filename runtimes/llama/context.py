@@ -12,9 +12,9 @@ from weakref import finalize
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.memory import Lease
-from edgedecode.types import FloatArray
 
 from .batch import Batch
 from .embeddings import EmbeddingTable

@@ -14,11 +14,11 @@ from weakref import finalize
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import CapabilityError, ManifestError, RuntimeUnavailable
 from edgedecode.gguf.contents import Contents
 from edgedecode.gguf.encoding import F32
 from edgedecode.gguf.header import EMBEDDING
-from edgedecode.types import FloatArray
 
 from .log import Untyped
 

@@ -13,10 +13,10 @@ from math import sqrt
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget
-from edgedecode.types import FloatArray
-from edgedecode.vocabulary import TrimmedVocabulary
 
 from .context import Context
 from .embeddings import EmbeddingTable, RowReader

@@ -19,15 +19,15 @@ from pathlib import Path
 from time import perf_counter, time
 
 import edgedecode
-from edgedecode.digests import file_sha256
+from edgedecode.cache import MAKING, cache_folder, keep_json, kept_json, user_cache
+from edgedecode.engines.interpreter import interpreter
+from edgedecode.engines.registry import find_maker
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, ManifestError
-from edgedecode.folders import MAKING, cache_folder, keep_json, kept_json, user_cache
-from edgedecode.interpreter import interpreter
-from edgedecode.manifest import VERSION, Manifest, ModelEntry
 from edgedecode.memory import Budget, Lease, size_option
-from edgedecode.notices import notice
-from edgedecode.registry import find_maker
-from edgedecode.stored import mapping
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.manifest import VERSION, Manifest, ModelEntry
+from edgedecode.schedule.checked_numbers import mapping
+from edgedecode.user_notices import notice
 
 __all__ = ["Recipe", "file_key", "gguf_path", "kept_file", "write_made"]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgedecode.decode.model import ModelCard
 from edgedecode.gguf.header import Header
-from edgedecode.manifest import ModelEntry
-from edgedecode.types import ModelCard
+from edgedecode.pack.manifest import ModelEntry
 
 from .engine import EXACT, ContextPlan, Loading
 from .log import ROUNDING_NBYTES

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
+from edgedecode.pack.manifest import ModelEntry
 
 from ..threads import default_threads
 from .bare import described

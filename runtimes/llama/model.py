@@ -15,12 +15,12 @@ from weakref import WeakSet
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.model import AdapterUse, LowRank, ModelCard, Output, RowRequest, State
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.gguf.header import Header
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
-from edgedecode.protocols import State
-from edgedecode.types import AdapterUse, FloatArray, LowRank, ModelCard, Output, RowRequest
+from edgedecode.pack.manifest import ModelEntry
 
 from ..rows import check_capacity, check_tokens, continues, wanted_rows
 from .adapters import Adapters

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
-from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget
+from edgedecode.pack.manifest import Manifest
 
 from .engine import EXACT, KV_TYPES, Engine
 from .first_use import gguf_path

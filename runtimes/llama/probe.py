@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from edgedecode.folders import cache_folder, keep_json, kept_json
-from edgedecode.interpreter import interpreter
-from edgedecode.processor import processor_facts
-from edgedecode.stored import mapping
+from edgedecode.cache import cache_folder, keep_json, kept_json
+from edgedecode.engines.hardware import processor_facts
+from edgedecode.engines.interpreter import interpreter
+from edgedecode.schedule.checked_numbers import mapping
 
 from .engine import INSTALL, REINSTALL, Engine, Loading
 from .scratch import scratch_file
@@ -64,10 +64,10 @@ def probe_engine(version: str, *, python: Sequence[str] | None = None, timeout: 
 
 def decode_tiny(path: str) -> None:
     """Load the model at `path` and run a pass of one row and one of several, as the child process does."""
+    from edgedecode.decode.model import ModelCard
     from edgedecode.gguf.header import read_header
-    from edgedecode.manifest import ModelEntry
     from edgedecode.memory import Budget
-    from edgedecode.types import ModelCard
+    from edgedecode.pack.manifest import ModelEntry
 
     from .model import LlamaModel
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from edgedecode.gguf.architectures import CLASSES, module_of
 from edgedecode.gguf.header import Header
-from edgedecode.manifest import STACKS
+from edgedecode.pack.manifest import STACKS
 
 from ..projections import Projection
 

@@ -10,14 +10,15 @@ from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+from edgedecode.decode.model import LanguageModel, ModelCard
+from edgedecode.engines.engine_factory import Refusal
+from edgedecode.engines.interface import NO_MMAP, NO_REPACK, Device
 from edgedecode.errors import CapabilityError, InputError, ManifestError, RuntimeUnavailable
-from edgedecode.factories import Refusal
-from edgedecode.gguf.header import Header, check_header, read_header
-from edgedecode.manifest import ModelEntry
+from edgedecode.gguf.header import Header, read_header
 from edgedecode.memory import Budget, Lease, format_nbytes
-from edgedecode.notices import notice
-from edgedecode.protocols import NO_MMAP, NO_REPACK, Device, LanguageModel
-from edgedecode.types import ModelCard
+from edgedecode.pack.gguf_check import check_header
+from edgedecode.pack.manifest import ModelEntry
+from edgedecode.user_notices import notice
 
 from ..threads import default_threads
 from .embeddings import EmbeddingTable

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
 
+from edgedecode.cache import cache_folder
 from edgedecode.errors import RuntimeUnavailable
-from edgedecode.folders import cache_folder
 
 __all__ = ["scratch_file"]
 

@@ -12,14 +12,16 @@ from pathlib import Path
 import numpy as np
 
 import edgedecode
+from edgedecode.decode.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.gguf.architectures import gguf_name
 from edgedecode.gguf.contents import Contents, Tensor, read_contents
-from edgedecode.gguf.header import EMBEDDING, check_header, header_of
+from edgedecode.gguf.header import EMBEDDING, header_of
 from edgedecode.gguf.trim import FED, TRIM_KEY, map_sha256, write_trimmed
-from edgedecode.manifest import Manifest, ModelEntry
 from edgedecode.memory import Budget
-from edgedecode.vocabulary import TrimmedVocabulary, read_token_ids
+from edgedecode.pack.gguf_check import check_header
+from edgedecode.pack.manifest import Manifest, ModelEntry
+from edgedecode.pack.token_map import read_token_ids
 
 from .first_use import Recipe, file_key, gguf_path, kept_file
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
-from edgedecode.types import AdapterUse, FloatArray, LowRank, ModelCard
+from edgedecode.pack.manifest import ModelEntry
 
 from ..projections import Projection, Projections
 from .graph import Untyped

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import InputError
-from edgedecode.types import FloatArray
 
 __all__ = ["BLOCKED", "Ancestors"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.errors import CapabilityError
-from edgedecode.manifest import ModelEntry
+from edgedecode.pack.manifest import ModelEntry
 
 from ..threads import default_threads
 from .choice import choose_graph

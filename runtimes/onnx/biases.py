@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgedecode.types import FloatArray, IntArray
+from edgedecode.decode.arrays import FloatArray, IntArray
 
 from .ancestors import BLOCKED
 from .buffers import Buffers

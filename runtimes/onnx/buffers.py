@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray, IntArray
 from edgedecode.memory import Budget, Lease
-from edgedecode.types import FloatArray, IntArray
 
 from .footprint import FLOAT_NBYTES, Footprint
 from .graph import Untyped

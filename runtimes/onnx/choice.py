@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from edgedecode.engines.interface import NO_MMAP, NO_REPACK
 from edgedecode.errors import CapabilityError, ManifestError
-from edgedecode.manifest import Graph, ModelEntry
-from edgedecode.protocols import NO_MMAP, NO_REPACK
+from edgedecode.pack.manifest import Graph, ModelEntry
 
 __all__ = ["INT8_KV", "choose_graph", "file_nbytes"]
 

@@ -11,11 +11,11 @@ from weakref import WeakSet, finalize
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray, IntArray
+from edgedecode.decode.model import AdapterUse, ModelCard, Output, RowRequest, State
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
-from edgedecode.protocols import State
-from edgedecode.types import AdapterUse, FloatArray, IntArray, ModelCard, Output, RowRequest
+from edgedecode.pack.manifest import ModelEntry
 
 from ..rows import LEAST_ROWS, check_capacity, check_tokens, wanted_rows
 from .concat_state import ConcatState, concat_state_nbytes

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import CapabilityError
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Lease
-from edgedecode.types import FloatArray
+from edgedecode.pack.manifest import ModelEntry
 
 from ..rows import check_chain, check_crop, check_kept, check_room, continues
 from .footprint import FLOAT_NBYTES

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isqrt
 
-from edgedecode.manifest import ModelEntry
+from edgedecode.pack.manifest import ModelEntry
 
 __all__ = ["ENGINE_NBYTES", "Footprint", "plan_footprint", "plan_own_footprint", "rows_per_pass"]
 

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any, TypeAlias
 
 from edgedecode.errors import ManifestError, RuntimeUnavailable
-from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.pack.manifest import Graph, ModelEntry
 
 from .kernels.rewriting import GRAPH_TILES, PARENTS, TILES
 from .providers import Provider

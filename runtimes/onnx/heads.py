@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgedecode.types import FloatArray, IntArray, ModelCard
-from edgedecode.vocabulary import TrimmedVocabulary
+from edgedecode.decode.arrays import FloatArray, IntArray
+from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decode.model import ModelCard
 
 from .buffers import Buffers
 from .footprint import FLOAT_NBYTES

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgedecode.decode.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 from edgedecode.head_table import HeadTable
 from edgedecode.memory import Budget, Lease
-from edgedecode.types import FloatArray, IntArray
 
 from .footprint import FLOAT_NBYTES
 from .graph import LOCAL_LOGITS, Untyped

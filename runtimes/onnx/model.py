@@ -15,12 +15,10 @@ from weakref import WeakSet, finalize
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.decode.model import AdapterUse, Head, LocalHead, LowRank, ModelCard, Output, RowRequest, State
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
-from edgedecode.heads import Head, LocalHead
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
-from edgedecode.protocols import State
-from edgedecode.types import AdapterUse, LowRank, ModelCard, Output, RowRequest
+from edgedecode.pack.manifest import ModelEntry
 
 from ..rows import LEAST_ROWS, check_capacity, check_tokens, wanted_rows
 from .adapters import Adapters

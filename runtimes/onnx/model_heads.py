@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from edgedecode.decode.arrays import IntArray
+from edgedecode.decode.model import AdapterUse, Output, RowRequest, State
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.protocols import State
-from edgedecode.types import AdapterUse, IntArray, Output, RowRequest
 
 from .heads import Outlet
 from .local_rows import LocalRows

@@ -6,12 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decode.model import ModelCard
 from edgedecode.errors import InputError, ManifestError
 from edgedecode.head_table import HEAD_PROPERTY, HeadLayout, HeadTable
-from edgedecode.manifest import Graph, ModelEntry
 from edgedecode.memory import Budget
-from edgedecode.types import ModelCard
-from edgedecode.vocabulary import TrimmedVocabulary, read_token_ids
+from edgedecode.pack.manifest import Graph, ModelEntry
+from edgedecode.pack.token_map import read_token_ids
 
 from .graph import TRIM_LOGITS, Untyped
 from .heads import LOCAL, Outlet

@@ -13,13 +13,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.decode.model import LanguageModel, ModelCard
+from edgedecode.decode.row_draw import RowDraw
+from edgedecode.engines.engine_factory import GraphKernels, Refusal
+from edgedecode.engines.interface import Device
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.factories import GraphKernels, Refusal
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget, Lease
-from edgedecode.protocols import Device, LanguageModel
-from edgedecode.row_draw import RowDraw
-from edgedecode.types import ModelCard
+from edgedecode.pack.manifest import ModelEntry
 
 from ..threads import default_threads, most_threads
 from .choice import choose_graph, file_nbytes

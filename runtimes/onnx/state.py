@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Lease
+from edgedecode.pack.manifest import ModelEntry
 
 from ..rows import check_chain, check_crop, check_kept, check_room, continues
 from .ancestors import Ancestors

@@ -13,7 +13,7 @@ import pytest
 
 from edgedecode import Pair
 from edgedecode.apps.bench.timed import TimedRuntime
-from edgedecode.hub import BUNDLED_PACK
+from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]

@@ -15,9 +15,9 @@ from edgedecode.apps.bench.runs import answer, host_gaps, reading_seconds
 from edgedecode.apps.bench.settings import Arm, Settings
 from edgedecode.apps.bench.survival import Host, Survival, predicted, predicted_at
 from edgedecode.apps.bench.timed import Pass, TimedPair, TimedRuntime
-from edgedecode.manifest import ModelEntry
+from edgedecode.engines.registry import drafter_names
 from edgedecode.memory import Budget
-from edgedecode.registry import drafter_names
+from edgedecode.pack.manifest import ModelEntry
 from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
 from tests.toys import HeadedTable
 

@@ -13,7 +13,7 @@ from edgedecode import CapabilityError, Pair
 from edgedecode.apps.bench import loops
 from edgedecode.apps.bench.loops import open_loops
 from edgedecode.apps.bench.settings import Settings
-from edgedecode.manifest import ModelEntry
+from edgedecode.pack.manifest import ModelEntry
 
 SETTINGS = Settings(prompts=(), drafters=(), lengths=(), repetitions=1, max_tokens=8, context=128)
 

@@ -23,13 +23,13 @@ from edgedecode.apps.bench.settings import PLAIN, SCHEDULED, Arm, Settings, arms
 from edgedecode.apps.bench.synthetic import SYNTHETIC, SyntheticSource
 from edgedecode.apps.bench.timed import TimedPair
 from edgedecode.cli import main
-from edgedecode.cost import CONTEXT_BUCKETS, context_bucket
-from edgedecode.digests import pack_digest
+from edgedecode.decode.policy import RoundCost, Score
 from edgedecode.errors import InputError
 from edgedecode.experience_file import load_experience
+from edgedecode.pack.integrity import pack_digest
+from edgedecode.schedule.cost import CONTEXT_BUCKETS, context_bucket
 from edgedecode.svg import write_drawing
 from edgedecode.testing import byte_tokenizer
-from edgedecode.types import RoundCost, Score
 
 CURVE = Costs(
     context=256,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from edgedecode.cache import AREAS, area, cache_folder, user_cache
 from edgedecode.cli import main
-from edgedecode.folders import AREAS, area, cache_folder, user_cache
 from edgedecode.locks import take_lock
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ import pytest
 from edgedecode.apps.notices import show_notices
 from edgedecode.apps.progress import progress
 from edgedecode.cli import main
-from edgedecode.notices import NOTICES, work
+from edgedecode.user_notices import NOTICES, work
 
 from .conftest import Run
 
@@ -28,7 +28,7 @@ import sys, time
 from edgedecode import cli
 from edgedecode.apps.chat import command as chat
 from edgedecode.apps.generate import command as generate
-from edgedecode.manifest import Generation
+from edgedecode.pack.manifest import Generation
 from edgedecode.testing import TableModel, toy_pair
 
 forward = TableModel.forward

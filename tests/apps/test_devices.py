@@ -14,9 +14,9 @@ import pytest
 import edgedecode
 from edgedecode.apps.devices.probe import probe
 from edgedecode.cli import main
-from edgedecode.digests import file_sha256
-from edgedecode.manifest import MANIFEST_NAME, Manifest
-from edgedecode.onnx_file import GraphFile
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.runtimes.onnx.kernels.library import tried
 
 SEGFAULT = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgedecode.manifest import Manifest
+from edgedecode.pack.manifest import Manifest
 from tests.apps.conftest import Run
 
 SHORT = ("-p", "What is the capital of France?", "--temp", "0", "-n", "8")

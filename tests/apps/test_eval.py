@@ -18,15 +18,15 @@ from edgedecode.apps.eval import saving
 from edgedecode.apps.eval.compare import Comparison, EncodedPrompt, Setting, compare_engines
 from edgedecode.apps.eval.tally import PromptEquality, equality_of
 from edgedecode.cli import main
-from edgedecode.equality import Equality
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.model import LanguageModel
+from edgedecode.engines.rescore import Rescore
 from edgedecode.errors import CapabilityError, ManifestError
-from edgedecode.fields import Fields
-from edgedecode.manifest import MANIFEST_NAME, Manifest
 from edgedecode.memory import Budget
-from edgedecode.protocols import LanguageModel
-from edgedecode.rescore import Rescore
+from edgedecode.pack.engine_equality import Equality
+from edgedecode.pack.json_fields import Fields
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
-from edgedecode.types import FloatArray
 
 VOCABULARY = 24
 PROMPTS = [EncodedPrompt(f"prompt {index}", (index, index + 1, 3)) for index in range(6)]
@@ -286,7 +286,7 @@ def test_an_interrupt_leaves_the_pack_as_it_was(
     monkeypatch.setattr("edgedecode.apps.eval.compare.rescore", interrupted)
     assert evaluate(tmp_path) == 130
     monkeypatch.undo()
-    monkeypatch.setattr("edgedecode.pack_lock.os.fsync", interrupted)
+    monkeypatch.setattr("edgedecode.pack.pack_lock.os.fsync", interrupted)
     equality = summed(compared(tables(), tables())[0])
     with pytest.raises(KeyboardInterrupt):
         saving.save_equality(tmp_path, {"target": equality})

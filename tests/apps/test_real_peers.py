@@ -10,7 +10,7 @@ import pytest
 
 from edgedecode import CapabilityError, ManifestError, RuntimeUnavailable, SamplingOptions, SessionOptions, load
 from edgedecode.apps.bench.peers.process import PeerOrder, PeerProcess
-from edgedecode.manifest import Manifest
+from edgedecode.pack.manifest import Manifest
 from tests.shared_paths import SHARED, needs_shared
 
 CONTEXT = 192

@@ -18,17 +18,17 @@ import pytest
 
 import edgedecode
 from edgedecode import CapabilityError, EdgeDecodeError, InputError, Pair, SamplingOptions, SessionOptions
-from edgedecode.activations_entry import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.apps.bench import scaled
 from edgedecode.apps.bench.mlps import find_mlps
 from edgedecode.apps.bench.scaled import scaled_pack
 from edgedecode.apps.bench.widening import Widening
 from edgedecode.cli import main
-from edgedecode.digests import check_files
-from edgedecode.hub import BUNDLED_PACK
-from edgedecode.manifest import MANIFEST_NAME, Manifest, ModelEntry
 from edgedecode.memory import Budget
-from edgedecode.onnx_file import GraphFile, Node
+from edgedecode.onnx_format.graph_file import GraphFile, Node
+from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay, ProductError
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.integrity import check_files
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, ModelEntry
 
 PROMPTS = (
     "Write a story with a frog, a pebble and a harbor.",

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.activations_entry import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.apps.colour import Paint
 from edgedecode.cli import main
-from edgedecode.hub import BUNDLED_PACK
-from edgedecode.manifest import MANIFEST_NAME, Graph, Manifest, OutsideFile
+from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay, ProductError
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, OutsideFile
 
 pytestmark = pytest.mark.skipif(
     not (BUNDLED_PACK / MANIFEST_NAME).is_file(), reason="there is no pack: run `make pack`"

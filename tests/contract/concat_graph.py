@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.pack.manifest import Graph, ModelEntry
 from tests.optimum_layout import load_recipe
 
 WEIGHTS, GRAPH = "weights.bin", "base.onnx"

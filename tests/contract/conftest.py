@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.manifest import Manifest, ModelEntry
+from edgedecode.decode.model import LanguageModel
 from edgedecode.memory import Budget
-from edgedecode.protocols import LanguageModel
+from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.testing import TableModel, toy_tables
 from tests.contract.concat_graph import write_concat
 from tests.contract.toy_graph import ToyShape, write_toy

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 
 from edgedecode.gguf.fields import FLOAT32, TEXT, UINT32
-from edgedecode.manifest import ModelEntry
+from edgedecode.pack.manifest import ModelEntry
 
 __all__ = ["HollowShape", "write_hollow"]
 

@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.memory import Budget
-from edgedecode.protocols import AdapterModel, LanguageModel
-from edgedecode.types import AdapterUse, FloatArray, LowRank
 from tests.contract.conftest import GgufOpener, Opener
 from tests.contract.reference import assert_close, assert_moved, settled
 from tests.contract.toy_graph import LORA_MODULES, LORA_RANK, ToyShape

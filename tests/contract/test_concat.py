@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, ManifestError
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
+from edgedecode.pack.manifest import ModelEntry
 from tests.contract.concat_graph import write_concat
 from tests.contract.conftest import open_entry
 from tests.contract.test_onnx_memory import MEASURE

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgedecode.decode.model import AdapterUse, LanguageModel
 from edgedecode.errors import CapabilityError
-from edgedecode.protocols import LanguageModel
-from edgedecode.types import AdapterUse
 from tests.contract.reference import assert_close, assert_moved, logits_of, settled
 
 

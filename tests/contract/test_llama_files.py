@@ -13,8 +13,8 @@ import pytest
 import edgedecode
 from edgedecode.cli import main
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
+from edgedecode.pack.manifest import ModelEntry
 from tests.contract.conftest import GgufOpener, open_entry, open_gguf
 from tests.contract.gguf_pack import write_pack
 from tests.contract.toy_graph import ToyShape

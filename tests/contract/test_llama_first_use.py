@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, RuntimeUnavailable
-from edgedecode.hub import BUNDLED_PACK
-from edgedecode.manifest import MANIFEST_NAME, Manifest
 from edgedecode.memory import Budget
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pair import load
 from edgedecode.runtimes.llama import first_use
 from edgedecode.runtimes.llama.first_use import Recipe, gguf_path, kept_file
@@ -124,7 +124,7 @@ def test_a_frozen_application_makes_it_without_starting_itself(
 
 def test_two_at_once_do_no_harm(bundled: Path, cache: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from edgedecode.manifest import Manifest; "
+        "import sys; from pathlib import Path; from edgedecode.pack.manifest import Manifest; "
         "from edgedecode.memory import Budget; from edgedecode.runtimes.llama.first_use import gguf_path; "
         "root = Path(sys.argv[1]); "
         "print(gguf_path(Manifest.load(root).located('draft'), root, name='draft', budget=Budget()))"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import CapabilityError
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
+from edgedecode.pack.manifest import ModelEntry
 from tests.contract.conftest import GgufOpener, open_gguf
 from tests.contract.toy_graph import ToyShape
 

@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.drafting import Drafting
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.loop import DecodeSetting, decode
+from edgedecode.decode.sampling import Noise, Sampler
+from edgedecode.decode.stats import Stats
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.drafters.model import ModelDrafter
-from edgedecode.drafting import Drafting
+from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
-from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import Budget
-from edgedecode.protocols import DraftSetting
-from edgedecode.sampling import Noise, Sampler, SamplingOptions
-from edgedecode.stats import Stats
-from edgedecode.types import Draft, FloatArray
 from tests.contract.conftest import GgufOpener
 from tests.contract.reference import assert_close, assert_moved, logits_of, settled
 from tests.contract.toy_graph import ToyShape

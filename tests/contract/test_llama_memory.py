@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decode.model import ModelCard
+from edgedecode.engines.interface import NO_MMAP, NO_REPACK
 from edgedecode.errors import BudgetExceeded
 from edgedecode.gguf.header import read_header
 from edgedecode.gguf.trim import trim_gguf
-from edgedecode.manifest import TrimEntry
 from edgedecode.memory import Budget, Lease
-from edgedecode.notices import NOTICES
-from edgedecode.protocols import NO_MMAP, NO_REPACK
+from edgedecode.pack.manifest import TrimEntry
+from edgedecode.pack.token_map import write_token_ids
 from edgedecode.runtimes.llama.engine import Loading
 from edgedecode.runtimes.llama.footprint import ENGINE_NBYTES, VOCABULARY_NBYTES, session_nbytes, weights_nbytes
-from edgedecode.types import ModelCard
-from edgedecode.vocabulary import TrimmedVocabulary, write_token_ids
+from edgedecode.user_notices import NOTICES
 from tests.contract.conftest import GgufOpener, open_gguf
 from tests.contract.gguf_pack import write_pack
 from tests.contract.hollow_gguf import HollowShape, write_hollow
@@ -36,7 +37,7 @@ LARGE = ToyShape(layers=2, hidden=512, heads=8, kv_heads=4, head_size=64, mlp=20
 MEASURE = """
 import json, sys
 from pathlib import Path
-from edgedecode.manifest import Graph, ModelEntry, TrimEntry
+from edgedecode.pack.manifest import Graph, ModelEntry, TrimEntry
 from edgedecode.memory import Budget, resident_nbytes
 from edgedecode.runtimes.llama import LlamaRuntime
 fields = json.loads(sys.argv[2])

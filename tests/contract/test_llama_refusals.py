@@ -15,16 +15,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgedecode.decode.model import AdapterUse, LowRank
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError
 from edgedecode.gguf.adapter import AdapterFile, check_adapter
 from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
 from edgedecode.gguf.fields import Value
-from edgedecode.gguf.header import Header, check_header, read_header
+from edgedecode.gguf.header import Header, read_header
 from edgedecode.memory import Budget
+from edgedecode.pack.gguf_check import check_header
 from edgedecode.runtimes.llama.scratch import STALE_SECONDS, scratch_file
 from edgedecode.runtimes.llama.tiny import HIDDEN, ROWS, tiny_model
-from edgedecode.types import AdapterUse, LowRank
 from tests.contract.conftest import GgufOpener, open_gguf
 from tests.contract.reference import assert_close, assert_moved, logits_of
 from tests.contract.toy_graph import ToyShape

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedecode.digests import file_sha256
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decode.model import AdapterUse, LowRank
 from edgedecode.errors import (
     BudgetExceeded,
     CapabilityError,
@@ -28,13 +30,13 @@ from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
 from edgedecode.gguf.encoding import F32
 from edgedecode.gguf.header import EMBEDDING
 from edgedecode.gguf.trim import trim_gguf
-from edgedecode.hub import BUNDLED_PACK
-from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest, ModelEntry, TrimEntry
 from edgedecode.memory import Budget
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Manifest, ModelEntry, TrimEntry
+from edgedecode.pack.token_map import write_token_ids
 from edgedecode.runtimes.llama.embeddings import DECODERS, EmbeddingTable, RowReader
 from edgedecode.runtimes.llama.engine import Engine
-from edgedecode.types import AdapterUse, FloatArray, LowRank
-from edgedecode.vocabulary import TrimmedVocabulary, write_token_ids
 from tests.contract.conftest import GgufOpener, open_gguf
 from tests.contract.gguf_pack import write_pack
 from tests.contract.reference import TOLERANCE, logits_of, settled

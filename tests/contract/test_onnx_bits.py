@@ -12,16 +12,19 @@ from itertools import repeat
 import numpy as np
 import pytest
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.model import AdapterModel, AdapterUse, LanguageModel, LowRank
+from edgedecode.decode.probs import UniformSource
+from edgedecode.decode.weights import SamplingOptions
+from edgedecode.drafters.source import DraftSetting
+from edgedecode.engines.identical_widths import IdenticalWidths, measure_widths
 from edgedecode.errors import CapabilityError
-from edgedecode.identical_widths import IdenticalWidths, measure_widths
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
-from edgedecode.protocols import AdapterModel, DraftSetting, LanguageModel, UniformSource
 from edgedecode.runtimes.onnx.kernels.library import VARIABLE
-from edgedecode.sampling import SamplingOptions
 from edgedecode.session import Session
 from edgedecode.testing import toy_pair
-from edgedecode.types import AdapterUse, Draft, FloatArray, LowRank
 from tests.contract.conftest import Opener
 from tests.contract.toy_graph import ToyShape
 from tests.toys import CallDrafter

@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError, RuntimeUnavailable
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
+from edgedecode.pack.manifest import ModelEntry
 from edgedecode.runtimes.onnx import OnnxRuntime
 from tests.contract.conftest import Opener, open_entry
 from tests.contract.toy_graph import GRAPH, WEIGHTS, ToyShape

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.model import LanguageModel
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.memory import Budget
-from edgedecode.protocols import LanguageModel
-from edgedecode.types import FloatArray
 from tests.contract.conftest import Opener, open_entry
 from tests.contract.reference import assert_close, logits_of, settled
 from tests.contract.toy_graph import LORA_MODULES, LORA_RANK, ToyShape

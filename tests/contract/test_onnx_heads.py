@@ -10,11 +10,10 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgedecode.heads import Head
-from edgedecode.manifest import ModelEntry
-from edgedecode.protocols import State
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.model import Head, State
+from edgedecode.pack.manifest import ModelEntry
 from edgedecode.runtimes.onnx.model import OnnxModel
-from edgedecode.types import FloatArray
 from tests.contract.reference import TOLERANCE, assert_moved
 from tests.contract.toy_graph import ToyShape
 from tests.contract.toy_heads import KEPT, open_headed, write_headed

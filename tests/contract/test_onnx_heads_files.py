@@ -11,12 +11,12 @@ import numpy as np
 import onnx
 import pytest
 
+from edgedecode.decode.model import HeadedModel
 from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError
 from edgedecode.head_table import HEAD_PROPERTY
-from edgedecode.heads import HeadedModel
-from edgedecode.manifest import ModelEntry, TrimEntry
 from edgedecode.memory import Budget
-from edgedecode.vocabulary import write_token_ids
+from edgedecode.pack.manifest import ModelEntry, TrimEntry
+from edgedecode.pack.token_map import write_token_ids
 from tests.contract.concat_graph import write_concat
 from tests.contract.conftest import open_entry
 from tests.contract.toy_graph import WEIGHTS, ToyShape, write_toy

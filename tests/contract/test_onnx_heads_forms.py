@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
 from edgedecode.errors import ExportError
-from edgedecode.manifest import ModelEntry
+from edgedecode.pack.manifest import ModelEntry
 from tests.contract.toy_graph import WEIGHTS, ToyShape, write_toy
 from tests.contract.toy_heads import KEPT, add_heads, open_headed
 

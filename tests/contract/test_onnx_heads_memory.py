@@ -19,8 +19,8 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from edgedecode.fields import Fields
-from edgedecode.manifest import ModelEntry
+from edgedecode.pack.json_fields import Fields
+from edgedecode.pack.manifest import ModelEntry
 from edgedecode.memory import Budget, resident_nbytes
 from edgedecode.runtimes.onnx import OnnxRuntime
 entry, budget, runtime = ModelEntry.of(Fields.of(json.loads(sys.argv[2]), "entry")), Budget(), OnnxRuntime()

@@ -19,10 +19,11 @@ import onnxruntime
 import pytest
 
 import edgedecode
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.errors import InputError, ManifestError, RuntimeUnavailable
-from edgedecode.hub import BUNDLED_PACK
-from edgedecode.onnx_file import GraphFile, Node, RawAttribute, ValueInfo
-from edgedecode.protocols import AdapterModel, LanguageModel
+from edgedecode.onnx_format.graph_file import GraphFile, Node, RawAttribute, ValueInfo
+from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.runtimes.onnx.kernels import self_check
 from edgedecode.runtimes.onnx.kernels.library import (
     INSTRUCTION_SETS,
@@ -35,7 +36,6 @@ from edgedecode.runtimes.onnx.kernels.library import (
 from edgedecode.runtimes.onnx.kernels.prepared import FOLDER
 from edgedecode.runtimes.onnx.kernels.products import DOMAIN, WeightsFile
 from edgedecode.runtimes.onnx.kernels.rewriting import Rewritten, rewrite
-from edgedecode.types import AdapterUse, FloatArray, LowRank
 from tests.contract.conftest import Opener
 from tests.contract.toy_graph import ToyShape
 
@@ -395,7 +395,7 @@ def test_damaged_prepared_weights_are_made_again(cache: Path, damage: str, caplo
         record.unlink()
     else:
         made.write_bytes(data[: len(data) // 2] if damage == "cut off" else b"")
-    with caplog.at_level("INFO", logger="edgedecode.notices"):
+    with caplog.at_level("INFO", logger="edgedecode.user_notices"):
         again = logits()
     assert np.array_equal(again, first)
     assert made.read_bytes() == data
@@ -412,7 +412,7 @@ def test_weights_that_cannot_be_kept_are_prepared_in_memory(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("edgedecode.runtimes.onnx.kernels.prepared._make", full)
-    with caplog.at_level("INFO", logger="edgedecode.notices"):
+    with caplog.at_level("INFO", logger="edgedecode.user_notices"):
         assert np.array_equal(logits(), first)
     assert "No space left on device" in caplog.text
     assert list(cache.glob("*.tiles")) == []

@@ -15,14 +15,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from edgedecode.decode.arrays import FloatArray, IntArray
+from edgedecode.decode.model import LocalHead, State
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.head_table import HeadTable
-from edgedecode.heads import LocalHead
-from edgedecode.manifest import ModelEntry
 from edgedecode.memory import Budget
-from edgedecode.protocols import State
+from edgedecode.pack.manifest import ModelEntry
 from edgedecode.runtimes.onnx.model import OnnxModel
-from edgedecode.types import FloatArray, IntArray
 from tests.contract.conftest import open_entry
 from tests.contract.test_onnx_passes import spy_on
 from tests.contract.toy_graph import ToyShape

@@ -25,7 +25,7 @@ MIB = 2**20
 MEASURE = """
 import json, sys
 from pathlib import Path
-from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.memory import Budget, resident_nbytes
 from edgedecode.runtimes.onnx import OnnxRuntime
 fields = json.loads(sys.argv[2])
@@ -272,7 +272,7 @@ THREADED = """
 import json, sys
 from pathlib import Path
 from threading import Barrier, Thread
-from edgedecode.manifest import Graph, ModelEntry
+from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.memory import Budget, resident_nbytes
 from edgedecode.runtimes.onnx import OnnxRuntime
 fields = json.loads(sys.argv[2])

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgedecode.decode.model import LanguageModel
 from edgedecode.errors import CapabilityError, InputError, RuntimeUnavailable
-from edgedecode.protocols import LanguageModel
 from tests.contract.conftest import Opener
 from tests.contract.reference import assert_close, logits_of, settled
 from tests.contract.toy_graph import ToyShape

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import edgedecode
-from edgedecode.notices import show_work
-from edgedecode.onnx_file import GraphFile, Node
-from edgedecode.onnx_tensor import ExternalData, Tensor
+from edgedecode.onnx_format.graph_file import GraphFile, Node
+from edgedecode.onnx_format.tensor import ExternalData, Tensor
 from edgedecode.runtimes.onnx.kernels import prepared
 from edgedecode.runtimes.onnx.kernels.library import KernelLibrary, Matrix, tried
 from edgedecode.runtimes.onnx.kernels.products import Stored, WeightsFile, read_matrix
+from edgedecode.user_notices import show_work
 
 LIBRARY, REASON = tried()
 ATTRIBUTES = {"N": 16, "K": 32, "bits": 8, "block_size": 32, "accuracy_level": 4}

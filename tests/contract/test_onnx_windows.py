@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgedecode.decode.model import LanguageModel
 from edgedecode.errors import BudgetExceeded, CapabilityError, ManifestError
 from edgedecode.memory import Budget
-from edgedecode.protocols import LanguageModel
 from edgedecode.runtimes.onnx.bare import BareLoop
 from tests.contract.conftest import Opener, open_entry
 from tests.contract.reference import assert_close, assert_moved, settled

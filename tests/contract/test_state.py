@@ -7,8 +7,8 @@ from threading import Event
 
 import pytest
 
+from edgedecode.decode.model import LanguageModel, State
 from edgedecode.errors import CapabilityError
-from edgedecode.protocols import LanguageModel, State
 from tests.contract.reference import assert_close, logits_of, settled
 
 

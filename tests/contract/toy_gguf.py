@@ -18,7 +18,7 @@ from onnx import numpy_helper
 
 from edgedecode.export.gguf.specials import Specials, write_vocabulary
 from edgedecode.export.gguf.vocabulary import read_vocabulary
-from edgedecode.manifest import ModelEntry
+from edgedecode.pack.manifest import ModelEntry
 from tests.contract.toy_graph import ToyGraph, ToyShape, write_toy
 
 GGUF = "model.gguf"

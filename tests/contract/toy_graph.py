@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
-from edgedecode.manifest import STACKS, Graph, ModelEntry
+from edgedecode.pack.manifest import STACKS, Graph, ModelEntry
 
 WEIGHTS = "weights.bin"
 GRAPH = "base.onnx"

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.heads import HeadedModel
-from edgedecode.manifest import ModelEntry, TrimEntry
+from edgedecode.decode.arrays import IntArray
+from edgedecode.decode.model import HeadedModel
 from edgedecode.memory import Budget
+from edgedecode.pack.manifest import ModelEntry, TrimEntry
+from edgedecode.pack.token_map import write_token_ids
 from edgedecode.runtimes.onnx.model import OnnxModel
-from edgedecode.types import IntArray
-from edgedecode.vocabulary import write_token_ids
 from tests.contract.conftest import open_entry
 from tests.contract.toy_graph import ToyShape, write_toy
 

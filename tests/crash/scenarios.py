@@ -43,10 +43,10 @@ def digest(*files: Path) -> str:
 
 def toy_state(work: Path) -> str:
     """What the pack's check finds sound."""
-    from edgedecode.digests import check_files
-    from edgedecode.manifest import Manifest
-    from edgedecode.pack_gate import check_listing
-    from edgedecode.pack_lock import opening
+    from edgedecode.pack.gate import check_listing
+    from edgedecode.pack.integrity import check_files
+    from edgedecode.pack.manifest import Manifest
+    from edgedecode.pack.pack_lock import opening
 
     pack = work / "pack"
     with opening(pack):
@@ -77,10 +77,10 @@ def trimmed(size: int | None) -> Work:
     """Put heads of so many ids into the pack; None: the local head alone."""
     import numpy as np
 
+    from edgedecode.decode.drafts import TrimmedVocabulary
     from edgedecode.export.trim.heads import make_heads
     from edgedecode.export.trim.pack_change import save_trim, workplace
-    from edgedecode.manifest import Manifest
-    from edgedecode.vocabulary import TrimmedVocabulary
+    from edgedecode.pack.manifest import Manifest
 
     def run(work: Path) -> None:
         manifest = Manifest.load(work / "pack")
@@ -94,7 +94,7 @@ def trimmed(size: int | None) -> Work:
 
 def removed(work: Path) -> None:
     from edgedecode.export.trim.pack_change import remove_trim, workplace
-    from edgedecode.manifest import Manifest
+    from edgedecode.pack.manifest import Manifest
 
     with workplace(work / "pack", Manifest.load(work / "pack")):
         remove_trim(work / "pack")
@@ -103,7 +103,7 @@ def removed(work: Path) -> None:
 def timed(work: Path) -> None:
     """As `trim --report` ends."""
     from edgedecode.export.trim.pack_change import save_entry
-    from edgedecode.manifest import Manifest
+    from edgedecode.pack.manifest import Manifest
 
     entry = Manifest.load(work / "pack").models["draft"].trim
     assert entry is not None
@@ -113,7 +113,7 @@ def timed(work: Path) -> None:
 def compared(work: Path) -> None:
     """As `eval --equality` ends."""
     from edgedecode.apps.eval.saving import save_equality
-    from edgedecode.equality import Equality
+    from edgedecode.pack.engine_equality import Equality
 
     found = Equality(
         engines={"a": "1", "b": "2"},
@@ -136,7 +136,7 @@ def compared(work: Path) -> None:
 def bundled(work: Path) -> None:
     import shutil
 
-    from edgedecode.hub import BUNDLED_PACK
+    from edgedecode.pack.hub import BUNDLED_PACK
 
     shutil.copytree(BUNDLED_PACK, work / "pack")
     removed(work)
@@ -201,10 +201,10 @@ def told_state(work: Path) -> str:
 
 def learnt(work: Path) -> None:
     """The experience of a pack, and what else is kept as JSON."""
-    from edgedecode.experience import Experience
+    from edgedecode.cache import cache_folder
+    from edgedecode.decode.policy import RoundCost
     from edgedecode.experience_file import store_experience
-    from edgedecode.folders import cache_folder
-    from edgedecode.types import RoundCost
+    from edgedecode.schedule.experience import Experience
 
     folder = cache_folder("costs")
     assert folder is not None
@@ -215,9 +215,9 @@ def learnt(work: Path) -> None:
 
 
 def learnt_before(work: Path) -> None:
-    from edgedecode.experience import Experience
+    from edgedecode.cache import cache_folder
     from edgedecode.experience_file import store_experience
-    from edgedecode.folders import cache_folder
+    from edgedecode.schedule.experience import Experience
 
     folder = cache_folder("costs")
     assert folder is not None
@@ -234,7 +234,7 @@ def learnt_state(work: Path) -> str:
 
 def saved(name: str) -> Work:
     from edgedecode.apps.chat.saved import save_messages
-    from edgedecode.messages import Message
+    from edgedecode.text.messages import Message
 
     return lambda work: save_messages(work / "chat.json", [Message("user", name)])
 
@@ -271,7 +271,7 @@ class Hub:
 def hub(newest: str) -> None:
     import sys
 
-    from edgedecode import pack_gate
+    from edgedecode.pack import gate as pack_gate
 
     stands_in = Hub(newest)
     client: Any = SimpleNamespace(snapshot_download=stands_in.snapshot_download, HfApi=lambda: stands_in)
@@ -289,7 +289,7 @@ def published(work: Path) -> None:
 
 
 def downloaded(commit: str) -> Work:
-    from edgedecode.hub import find_pack
+    from edgedecode.pack.hub import find_pack
 
     def run(work: Path) -> None:
         hub(commit)
@@ -300,9 +300,9 @@ def downloaded(commit: str) -> Work:
 
 def downloaded_state(work: Path) -> str:
     """Without the hub."""
-    from edgedecode.digests import check_files
-    from edgedecode.hub import find_pack
-    from edgedecode.manifest import Manifest
+    from edgedecode.pack.hub import find_pack
+    from edgedecode.pack.integrity import check_files
+    from edgedecode.pack.manifest import Manifest
 
     hub("away")
     root = find_pack("owner/name")
@@ -331,7 +331,7 @@ def exported(work: Path) -> None:
 
 def exported_state(work: Path) -> str:
     import edgedecode
-    from edgedecode.pack_gate import check_pack
+    from edgedecode.pack.gate import check_pack
 
     if not (work / "out").exists():
         return "nothing"
@@ -359,7 +359,7 @@ def imported(work: Path) -> None:
 
 
 def imported_state(work: Path) -> str:
-    from edgedecode.pack_gate import check_pack
+    from edgedecode.pack.gate import check_pack
 
     if not (work / "out").exists():
         return "nothing"

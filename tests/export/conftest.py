@@ -15,7 +15,7 @@ from edgedecode.export.graph.quantize import Scheme  # noqa: E402
 from edgedecode.export.graph.recipe import Recipe  # noqa: E402
 from edgedecode.export.pair import PairRequest, export_pair  # noqa: E402
 from edgedecode.export.stages import Stages  # noqa: E402
-from edgedecode.manifest import Manifest  # noqa: E402
+from edgedecode.pack.manifest import Manifest  # noqa: E402
 
 from .tiny import TinyModel, write_model  # noqa: E402
 

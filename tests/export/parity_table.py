@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from edgedecode.manifest import ModelEntry
+from edgedecode.pack.manifest import ModelEntry
 
 from .conftest import export, recipe
 from .test_architectures import SHAPES, WAYS

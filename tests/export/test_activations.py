@@ -14,14 +14,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from edgedecode.activations_entry import ProductError
 from edgedecode.cli import main
+from edgedecode.decode.arrays import IntArray
 from edgedecode.errors import ExportError
 from edgedecode.export.activations import TOKENS, _least
 from edgedecode.export.rounding.activations import Measured, measure_products, rounded, some_of
-from edgedecode.manifest import Manifest
-from edgedecode.onnx_file import GraphFile
-from edgedecode.types import IntArray
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.pack.activations_entry import ProductError
+from edgedecode.pack.manifest import Manifest
 from tests.contract.test_onnx_kernels import LIBRARY, dense, multiply, random_matrix
 from tests.shared_paths import SHARED
 

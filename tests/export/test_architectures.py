@@ -14,13 +14,13 @@ from safetensors.numpy import load_file, save_file
 
 import edgedecode
 from edgedecode import SessionOptions
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.architectures import ARCHITECTURES
 from edgedecode.export.graph.span import Span
 from edgedecode.export.pair import PairRequest, export_pair
 from edgedecode.export.stages import Stages
-from edgedecode.manifest import Manifest
-from edgedecode.types import FloatArray
+from edgedecode.pack.manifest import Manifest
 
 from .conftest import export, recipe
 from .test_parity import engine_logits, framework_logits, open_target

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from edgedecode.chat_template import ChatTemplate
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.export.graph.checkpoint import Checkpoint
 from edgedecode.export.graph.network import open_network
 from edgedecode.export.graph.recipe import EMBEDDING, HEAD, Recipe
@@ -22,7 +22,7 @@ from edgedecode.export.rounding.texts import ScoredText, read_texts
 from edgedecode.export.source import find_weights, open_source
 from edgedecode.export.stages import Stages
 from edgedecode.testing import TableModel, toy_tables
-from edgedecode.types import FloatArray
+from edgedecode.text.chat_template import ChatTemplate
 from tests.shared_paths import SHARED
 
 from .conftest import recipe

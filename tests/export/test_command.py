@@ -10,7 +10,7 @@ import pytest
 
 import edgedecode
 from edgedecode.cli import main
-from edgedecode.manifest import Manifest
+from edgedecode.pack.manifest import Manifest
 from tests.shared_paths import SHARED
 
 pytestmark = pytest.mark.export

@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from edgedecode.chat_template import ChatTemplate
 from edgedecode.cli import main
 from edgedecode.errors import ExportError
 from edgedecode.export.rounding.plot import Point, scatter_svg
 from edgedecode.export.rounding.scores import Scores, score_texts
 from edgedecode.export.rounding.texts import ScoredText, read_texts
 from edgedecode.testing import TableModel, toy_tables
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.export
 

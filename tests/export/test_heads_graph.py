@@ -9,14 +9,13 @@ import numpy as np
 import onnx
 import pytest
 
+from edgedecode.decode.model import HeadedModel, LanguageModel
+from edgedecode.engines.registry import find_runtime
 from edgedecode.export.trim.graph import write_heads
 from edgedecode.head_table import HEAD_PROPERTY, HeadLayout
-from edgedecode.heads import HeadedModel
-from edgedecode.manifest import Manifest, ModelEntry, TrimEntry
 from edgedecode.memory import Budget
-from edgedecode.protocols import LanguageModel
-from edgedecode.registry import find_runtime
-from edgedecode.vocabulary import write_token_ids
+from edgedecode.pack.manifest import Manifest, ModelEntry, TrimEntry
+from edgedecode.pack.token_map import write_token_ids
 
 from .conftest import export, recipe
 from .test_architectures import SHAPES as ARCHITECTURES

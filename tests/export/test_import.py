@@ -20,7 +20,7 @@ from edgedecode.errors import EdgeDecodeError, ManifestError
 from edgedecode.export.graph.passes.tables import viewed_tables
 from edgedecode.export.imports.pair import ImportRequest, import_pair
 from edgedecode.export.stages import Stages
-from edgedecode.manifest import Manifest
+from edgedecode.pack.manifest import Manifest
 from tests.shared_paths import SHARED
 from tests.small_tokenizers import byte_fallback
 from tests.toys import why_refused

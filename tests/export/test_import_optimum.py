@@ -20,7 +20,7 @@ from edgedecode.export.imports.onnx_source import open_onnx_source
 from edgedecode.export.imports.pair import ImportRequest, import_pair
 from edgedecode.export.pack_texts import NO_TEMPLATE
 from edgedecode.export.stages import Stages
-from edgedecode.manifest import Manifest
+from edgedecode.pack.manifest import Manifest
 from tests.optimum_layout import FOLDER, load_recipe
 from tests.small_tokenizers import byte_level
 

@@ -16,8 +16,8 @@ import pytest
 
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.weights import Weights
-from edgedecode.manifest import Manifest
-from edgedecode.new_folder import check_place, new_folder, work_folder
+from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.new_folder import check_place, new_folder, work_folder
 
 from .conftest import export
 
@@ -42,7 +42,7 @@ def test_a_folder_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.Monkey
         if folder == tmp_path:
             raise OSError(errno.EIO, "the flush of the parent fails")
 
-    monkeypatch.setattr("edgedecode.new_folder.flush_folder", flush)
+    monkeypatch.setattr("edgedecode.pack.new_folder.flush_folder", flush)
     with new_folder(tmp_path / "out") as folder:
         (folder / "file").write_text("text")
     assert flushed[-1] == tmp_path
@@ -73,7 +73,7 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
 def left_by_a_killed_process(out: Path) -> Path:
     """Return the folder that a process was filling for `out` when it was killed."""
     code = (
-        "import os, sys; from pathlib import Path; from edgedecode.new_folder import new_folder\n"
+        "import os, sys; from pathlib import Path; from edgedecode.pack.new_folder import new_folder\n"
         "with new_folder(Path(sys.argv[1])) as folder: (folder / 'file').write_text('half'), os._exit(0)"
     )
     before = set(out.parent.iterdir())

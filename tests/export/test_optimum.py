@@ -14,7 +14,7 @@ import edgedecode
 from edgedecode.cli import main
 from edgedecode.errors import RuntimeUnavailable
 from edgedecode.export.imports.optimum import find_environment, readable_config
-from edgedecode.manifest import Manifest
+from edgedecode.pack.manifest import Manifest
 from tests.optimum_layout import FOLDER
 
 pytestmark = pytest.mark.export

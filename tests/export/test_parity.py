@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.model import AdapterUse, LanguageModel, Output, RowRequest, State
+from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.recipe import Recipe
 from edgedecode.export.proof import checks
 from edgedecode.export.proof.parity import NODES, ParityText, check_exact, check_kernels, measure_loss
-from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget
-from edgedecode.protocols import LanguageModel, State
-from edgedecode.registry import find_runtime
+from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.library import tried
 from edgedecode.testing import TableModel, toy_tables
-from edgedecode.types import AdapterUse, FloatArray, Output, RowRequest
 
 from .conftest import export, recipe
 from .tiny import TinyModel, write_model

@@ -11,8 +11,8 @@ import pytest
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
-from edgedecode.manifest import Manifest
-from edgedecode.rescore import rescore
+from edgedecode.engines.rescore import rescore
+from edgedecode.pack.manifest import Manifest
 
 from .conftest import export, recipe
 from .published import PUBLISHED, write_published

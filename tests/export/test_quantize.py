@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.export.graph.quantize import Scheme, dequantize, quantize
-from edgedecode.types import FloatArray
 
 SCHEMES = [Scheme(4, 32), Scheme(8, 32), Scheme(4, 128), Scheme(8, 128)]
 VALUES = st.floats(-8, 8, width=32, allow_subnormal=False)

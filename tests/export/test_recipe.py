@@ -10,7 +10,7 @@ import pytest
 
 from edgedecode.export.graph.quantize import Scheme
 from edgedecode.export.graph.recipe import HEAD, Recipe, projection_name
-from edgedecode.manifest import Manifest
+from edgedecode.pack.manifest import Manifest
 
 from .conftest import export, recipe
 from .tiny import TinyModel, write_model

@@ -19,7 +19,7 @@ from edgedecode.export.forecast import forecast_pair
 from edgedecode.export.graph.quantize import Scheme
 from edgedecode.export.graph.recipe import Recipe
 from edgedecode.export.pair import PairRequest
-from edgedecode.manifest import Manifest
+from edgedecode.pack.manifest import Manifest
 from tests.small_tokenizers import byte_fallback, byte_level
 
 from .conftest import export, recipe

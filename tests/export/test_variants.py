@@ -15,14 +15,13 @@ from transformers import AutoModelForCausalLM
 import edgedecode
 from edgedecode import SessionOptions
 from edgedecode.cli import main
+from edgedecode.decode.model import AdapterModel, AdapterUse, LanguageModel, LowRank
+from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError, ExportError, InputError
 from edgedecode.export.graph.graph_request import GRAPHS, GraphRequest
 from edgedecode.export.proof import variant_checks
-from edgedecode.manifest import Manifest
 from edgedecode.memory import Budget
-from edgedecode.protocols import AdapterModel, LanguageModel
-from edgedecode.registry import find_runtime
-from edgedecode.types import AdapterUse, LowRank
+from edgedecode.pack.manifest import Manifest
 from tests.shared_paths import SHARED
 from tests.toys import why_refused
 

@@ -12,7 +12,7 @@ import pytest
 from edgedecode.apps.bench.scaled import scaled_pack
 from edgedecode.errors import CapabilityError
 from edgedecode.export.graph.graph_request import GraphRequest
-from edgedecode.manifest import Manifest
+from edgedecode.pack.manifest import Manifest
 
 from .conftest import export, recipe
 from .test_architectures import SHAPES

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from edgedecode.hub import BUNDLED_PACK
-from edgedecode.manifest import MANIFEST_NAME
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME
 
 FILES = ("chat_template.jinja", "tokenizer.json", "draft/base.onnx", "draft/weights.bin")
 

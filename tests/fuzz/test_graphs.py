@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.onnx_file import GraphFile
-from edgedecode.onnx_node import Node
-from edgedecode.onnx_tensor import ExternalData, Tensor
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.onnx_format.node import Node
+from edgedecode.onnx_format.tensor import ExternalData, Tensor
 
 from .hostile import TEXTS
 from .packs import answer_words, content_of, write_pack

@@ -16,10 +16,10 @@ from gguf.quants import quantize
 from edgedecode.export.gguf.specials import read_specials, write_vocabulary
 from edgedecode.export.gguf.vocabulary import Vocabulary, read_vocabulary
 from edgedecode.export.imports.gguf.metadata import Metadata
-from edgedecode.fields import Fields
 from edgedecode.gguf.contents import Contents
 from edgedecode.gguf.fields import FieldReader
-from edgedecode.manifest import Generation
+from edgedecode.pack.json_fields import Fields
+from edgedecode.pack.manifest import Generation
 
 Floats = npt.NDArray[np.float32]
 HIDDEN, MLP, HEADS, HEAD_SIZE = 64, 96, 4, 16

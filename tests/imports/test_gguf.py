@@ -15,11 +15,11 @@ import pytest
 from gguf import GGUFWriter
 
 from edgedecode.cli import main
-from edgedecode.digests import check_files
 from edgedecode.errors import ManifestError
 from edgedecode.export.imports.gguf.sizes import _NAMES
 from edgedecode.gguf.contents import BLOCKS
-from edgedecode.manifest import Manifest
+from edgedecode.pack.integrity import check_files
+from edgedecode.pack.manifest import Manifest
 from tests.small_tokenizers import byte_fallback, byte_level
 
 from .files import TEMPLATE, File, write_adapter, write_file

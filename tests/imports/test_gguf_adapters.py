@@ -9,9 +9,9 @@ import pytest
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.chunks import Completion
 from edgedecode.cli import main
 from edgedecode.errors import CapabilityError
-from edgedecode.reply import Completion
 from tests.small_tokenizers import byte_level
 
 from .files import HIDDEN, File, Floats, write_adapter, write_file
@@ -60,7 +60,7 @@ def test_the_target_reads_everything_with_it(pack: Path, tmp_path: Path, monkeyp
     """Long prompts too, which are read in chunks."""
     merged = write_file(tmp_path / "merged.gguf", byte_level(), File(added={NAME: delta()}))
     wanted = said(imported(tmp_path / "pack", merged), adapter=None).tokens
-    monkeypatch.setattr("edgedecode.loop.PREFILL_CHUNK", 8)
+    monkeypatch.setattr("edgedecode.decode.loop.PREFILL_CHUNK", 8)
     assert said(pack, adapter="formal").tokens == wanted
     assert said(pack, adapter=None).tokens != wanted
 

@@ -11,7 +11,7 @@ import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.cli import main
 from edgedecode.errors import CapabilityError
-from edgedecode.manifest import Manifest
+from edgedecode.pack.manifest import Manifest
 from tests.small_tokenizers import byte_fallback, byte_level
 
 from .files import File, write_file

@@ -18,7 +18,7 @@ from edgedecode.export.gguf.specials import Specials
 from edgedecode.export.gguf.vocabulary import Kind, Vocabulary
 from edgedecode.export.imports.gguf.tokenizer import build_tokenizer
 from edgedecode.export.imports.gguf.vocabulary import first_difference, read_specials, read_vocabulary, used_size
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.text.tokenizer import Tokenizer
 from tests.shared_paths import SHARED
 from tests.small_tokenizers import byte_fallback, byte_level
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import edgedecode
-from edgedecode.hub import BUNDLED_PACK
+from edgedecode.pack.hub import BUNDLED_PACK
 from tests.shared_paths import SHARED
 
 DEMO_PAIR = SHARED / "demo-pair"

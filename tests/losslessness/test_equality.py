@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edgedecode.cli import main
-from edgedecode.digests import file_sha256
-from edgedecode.manifest import MANIFEST_NAME, Manifest
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 
 from .conftest import DEMO_PAIR
 

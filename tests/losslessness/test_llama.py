@@ -9,19 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.drafting import Drafting
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.loop import DecodeSetting, decode
+from edgedecode.decode.model import LanguageModel
+from edgedecode.decode.policy import FixedTree
+from edgedecode.decode.probs import UniformSource
+from edgedecode.decode.sampling import Noise, Sampler
+from edgedecode.decode.stats import Stats
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.drafters.model import ModelSource
 from edgedecode.drafters.ngram import NgramSource
 from edgedecode.drafters.recycle import RecycleSource
+from edgedecode.drafters.source import DrafterSource, DraftSetting
 from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.drafters.tree import TreeSource
-from edgedecode.drafting import Drafting
-from edgedecode.loop import DecodeSetting, decode
 from edgedecode.memory import Budget
-from edgedecode.policy import FixedTree
-from edgedecode.protocols import Drafter, DrafterSource, DraftSetting, LanguageModel, UniformSource
-from edgedecode.sampling import Noise, Sampler, SamplingOptions
-from edgedecode.stats import Stats
-from edgedecode.types import Draft
 from tests.contract.conftest import GgufOpener
 from tests.contract.toy_graph import ToyShape
 from tests.toys import CallDrafter, check_accounts

@@ -9,18 +9,19 @@ import pytest
 import edgedecode
 import edgedecode.loop as loop
 from edgedecode import Completion, Pair, Rule, SamplingOptions, Session, SessionOptions
-from edgedecode.drafting import Drafting
+from edgedecode.decode.drafting import Drafting
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.loop import DecodeSetting, decode
+from edgedecode.decode.policy import WHOLE, Plan
+from edgedecode.decode.probs import UniformSource
+from edgedecode.decode.sampling import Noise, Sampler
+from edgedecode.decode.stats import Stats
+from edgedecode.decode.verify import Verdict
+from edgedecode.engines.identical_widths import measure_widths
+from edgedecode.engines.rescore import rescore
 from edgedecode.errors import CapabilityError
-from edgedecode.hub import BUNDLED_PACK
-from edgedecode.identical_widths import measure_widths
-from edgedecode.loop import DecodeSetting, decode
-from edgedecode.protocols import UniformSource
-from edgedecode.rescore import rescore
-from edgedecode.sampling import Noise, Sampler
-from edgedecode.stats import Stats
+from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.testing import ScriptedDrafter
-from edgedecode.types import WHOLE, Draft, Plan
-from edgedecode.verify import Verdict
 from tests.toys import why_refused
 
 GREEDY = SamplingOptions()
@@ -143,7 +144,7 @@ def test_widths_that_round_alike_after_a_short_text_do_after_a_long_one(
         pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
     with edgedecode.load(BUNDLED_PACK, runtime=runtime) as pair:
         short = measure_widths(pair.target)
-        monkeypatch.setattr("edgedecode.identical_widths.BEFORE", 1500)
+        monkeypatch.setattr("edgedecode.engines.identical_widths.BEFORE", 1500)
         assert set(short.all) <= set(measure_widths(pair.target).all)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import edgedecode
 from edgedecode import Pair, SamplingOptions, SessionOptions
-from edgedecode.hub import BUNDLED_PACK
+from edgedecode.pack.hub import BUNDLED_PACK
 from tests.toys import why_refused
 
 THREADS = 8

@@ -16,22 +16,24 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.drafting import Drafting
+from edgedecode.decode.drafts import Draft, DraftMode
+from edgedecode.decode.loop import DecodeSetting, decode
+from edgedecode.decode.probs import Probs, UniformSource
+from edgedecode.decode.sampling import Noise, Sampler
+from edgedecode.decode.stats import Stats
+from edgedecode.decode.verify import Outcome, Rule, TargetRows, Verdict, verify
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.drafters.chain import ChainSource
 from edgedecode.drafters.local import LocalDrafter, LocalSource
 from edgedecode.drafters.model import ModelDrafter
 from edgedecode.drafters.recycle import RecycleSource
+from edgedecode.drafters.source import DrafterSource
 from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.drafters.tree import TreeDrafter, TreeSource
 from edgedecode.drafters.trim import TrimSource
-from edgedecode.drafting import Drafting
-from edgedecode.loop import DecodeSetting, decode
-from edgedecode.probs import Probs
-from edgedecode.protocols import Drafter, DrafterSource, UniformSource
-from edgedecode.sampling import Noise, Sampler, SamplingOptions
-from edgedecode.stats import Stats
 from edgedecode.testing import TableModel, toy_tables
-from edgedecode.types import Draft, DraftMode, Outcome
-from edgedecode.verify import Rule, TargetRows, Verdict, verify
 from tests.toys import CallDrafter, draft_setting, headed_model, near_model, padded, reference_row
 
 VOCABULARY = 4
@@ -408,7 +410,7 @@ def same_uniform(draft: Draft, target: TargetRows, rng: UniformSource, **rest: o
 def test_a_wrong_verifier_is_found_out(
     wrong: Callable[..., Verdict], rule: Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["edgedecode.loop"], "verify", wrong)
+    monkeypatch.setattr(sys.modules["edgedecode.decode.loop"], "verify", wrong)
     drafter = likely_chain if rule is Rule.MATCH else sampling_model(PLAIN)
     drawn = draw(drafter, options=PLAIN, rule=rule)
     assert min(drawn.rejections, drawn.accepted) > 100

@@ -18,21 +18,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from edgedecode.chat_template import ChatTemplate
-from edgedecode.detokenizer import Detokenizer
+from edgedecode.decode.stats import FinishReason
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.drafters.chain import ChainDrafter
 from edgedecode.drafters.model import ModelDrafter
 from edgedecode.drafters.ngram import NgramDrafter
 from edgedecode.drafters.recycle import RecycleDrafter
 from edgedecode.drafters.suffix import SuffixDrafter
 from edgedecode.drafters.tree import TreeDrafter
-from edgedecode.messages import Message
 from edgedecode.pair import Pair
-from edgedecode.sampling import SamplingOptions
 from edgedecode.session import Chunk, Session, SessionOptions
 from edgedecode.testing import CHATML, SPECIAL_TOKENS, TableModel
-from edgedecode.tokenizer import Tokenizer
-from edgedecode.types import FinishReason
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.detokenizer import Detokenizer
+from edgedecode.text.messages import Message
+from edgedecode.text.tokenizer import Tokenizer
 from tests.toys import ascii_pair, check_accounts
 
 WARM = SamplingOptions(temperature=0.9, top_k=40, repetition_penalty=1.1)
@@ -230,7 +230,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "observe tree": (TreeDrafter, "observe"),
     "observe": (ModelDrafter, "observe"),
     "observe recycle": (RecycleDrafter, "observe"),
-    "verify": (sys.modules["edgedecode.loop"], "verify"),
+    "verify": (sys.modules["edgedecode.decode.loop"], "verify"),
     "detokenizer": (Detokenizer, "push"),
     "begin": (ModelDrafter, "begin"),
 }

@@ -15,23 +15,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.drafting import Drafting
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.loop import DecodeSetting, decode
+from edgedecode.decode.policy import FixedTree
+from edgedecode.decode.sampling import Mask, Noise, Sampler
+from edgedecode.decode.stats import Stats
+from edgedecode.decode.verify import Outcome, Verdict
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.drafters.chain import ChainSource
 from edgedecode.drafters.local import LocalSource
 from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.drafters.ngram import NgramSource
 from edgedecode.drafters.recycle import RecycleSource
+from edgedecode.drafters.source import DrafterSource
 from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.drafters.tree import TreeSource
 from edgedecode.drafters.trim import TrimSource
-from edgedecode.drafting import Drafting
-from edgedecode.loop import DecodeSetting, decode
-from edgedecode.policy import FixedTree
-from edgedecode.protocols import Drafter, DrafterSource
-from edgedecode.sampling import Mask, Noise, Sampler, SamplingOptions
-from edgedecode.stats import Stats
 from edgedecode.testing import TableModel
-from edgedecode.types import Draft, Outcome
-from edgedecode.verify import Verdict
 from tests.toys import GREEDY, CallDrafter, Run, draft_setting, headed_model, near_model, run, toy_model
 
 VOCABULARY = 24
@@ -286,9 +288,9 @@ def test_a_mask_sees_the_drafted_path() -> None:
         return inner([*emitted, *path])
 
     def generate(proposer: Drafter | None = None) -> tuple[list[int], Seen]:
-        from edgedecode.drafting import Drafting
-        from edgedecode.loop import DecodeSetting, decode
-        from edgedecode.sampling import Sampler
+        from edgedecode.decode.drafting import Drafting
+        from edgedecode.decode.loop import DecodeSetting, decode
+        from edgedecode.decode.sampling import Sampler
 
         emitted.clear()
         model = target()

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
+from edgedecode.chunks import Completion
+from edgedecode.decode.loop import PREFILL_CHUNK
+from edgedecode.decode.stats import FinishReason
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.errors import InputError
-from edgedecode.loop import PREFILL_CHUNK
 from edgedecode.memory import Budget
-from edgedecode.messages import Message
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
-from edgedecode.reply import Completion
-from edgedecode.sampling import SamplingOptions
 from edgedecode.session import Session
-from edgedecode.types import FinishReason
+from edgedecode.text.messages import Message
 from tests.toys import ascii_pair
 
 PATIENCE = 60.0

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.policy import Plan
+from edgedecode.decode.sampling import Noise
 from edgedecode.drafters.chain import HEAD, ChainDrafter, ChainSource
 from edgedecode.drafters.model import ModelSource
 from edgedecode.drafters.past import STORE_NBYTES
 from edgedecode.drafters.suffix import TOKEN_NBYTES, SuffixSource
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory import Budget
-from edgedecode.protocols import Drafter
-from edgedecode.sampling import Noise
 from edgedecode.testing import TableModel, toy_tables
-from edgedecode.types import Plan
 from tests.toys import draft_setting, toy_model
 
 VOCABULARY = 20

@@ -18,7 +18,7 @@ from edgedecode.commands import count, positive_count, real_number, seed, whole_
 from edgedecode.errors import BudgetExceeded, InputError, ManifestError
 from edgedecode.export.trim.option import TrimSize
 from edgedecode.memory import Budget
-from edgedecode.text import shown, shown_answer
+from edgedecode.text.printable import shown, shown_answer
 
 
 class Verb:

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from edgedecode.cost import CostModel, CostTable, context_bucket
-from edgedecode.types import RoundCost
+from edgedecode.decode.policy import RoundCost
+from edgedecode.schedule.cost import CostModel, CostTable, context_bucket
 
 STEP = 0.01
 

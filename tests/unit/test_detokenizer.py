@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from edgedecode.errors import InputError
-from edgedecode.pieces import Layout
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.text.token_text import Layout
+from edgedecode.text.tokenizer import Tokenizer
 from tests.shared_paths import SHARED, needs_shared
 from tests.small_tokenizers import byte_fallback, byte_level
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode import digests
-from edgedecode.digests import check_files, file_sha256
 from edgedecode.errors import ManifestError
-from edgedecode.manifest import FileEntry, Manifest, OutsideFile
+from edgedecode.pack import integrity as digests
+from edgedecode.pack.integrity import check_files, file_sha256
+from edgedecode.pack.manifest import FileEntry, Manifest, OutsideFile
 from edgedecode.testing import toy_pair
 
 CONTENT = {"tokenizer.json": b"{}", "target/weights.bin": b"w" * 5000, "target/deep/base.onnx": b""}

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edgedecode.decode.model import LanguageModel
 from edgedecode.draft_models import DraftModels
 from edgedecode.errors import CapabilityError
-from edgedecode.protocols import LanguageModel
 from edgedecode.testing import TableModel
 from tests.toys import headed_model, toy_model
 

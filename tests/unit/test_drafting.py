@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from edgedecode.drafting import Drafting
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.drafting import Drafting
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.policy import ASKED, NO_DRAFTER, WHOLE, Offer, Plan, Score, Signals
+from edgedecode.decode.probs import UniformSource
+from edgedecode.decode.sampling import Noise, Sampler
+from edgedecode.decode.verify import Outcome, TargetRows, Verdict
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.protocols import UniformSource
-from edgedecode.sampling import Noise, Sampler
-from edgedecode.types import ASKED, NO_DRAFTER, WHOLE, Draft, FloatArray, Offer, Outcome, Plan, Score, Signals
-from edgedecode.verify import TargetRows, Verdict
 from tests.toys import GREEDY, CallDrafter
 
 

@@ -11,13 +11,13 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers
 
-from edgedecode import encoding
-from edgedecode.encoding import Encoder
 from edgedecode.errors import BudgetExceeded, ContextExceeded
 from edgedecode.memory import Budget, peak_nbytes
-from edgedecode.messages import Message
 from edgedecode.options import SessionOptions
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.text.encoder import Encoder
+from edgedecode.text.messages import Message
+from edgedecode.text.printable import encoder as encoding
+from edgedecode.text.tokenizer import Tokenizer
 from tests.shared_paths import SHARED, needs_shared
 from tests.small_tokenizers import byte_fallback, byte_level
 from tests.toys import ascii_pair
@@ -33,9 +33,9 @@ TEXTS = {
 
 TRANSIENT = """
 import sys
-from edgedecode.encoding import BYTE_NBYTES, TOKEN_NBYTES
+from edgedecode.text.encoder import BYTE_NBYTES, TOKEN_NBYTES
 from edgedecode.memory import peak_nbytes, resident_nbytes
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.text.tokenizer import Tokenizer
 from pathlib import Path
 from tests.unit.test_encoding import TEXTS
 tokenizer = Tokenizer.from_file(Path(sys.argv[1]))

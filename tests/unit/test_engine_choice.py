@@ -14,20 +14,27 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode import engines
-from edgedecode.activations_entry import ActivationsEntry, ProductError
-from edgedecode.engine_choice import SLACK_NBYTES, Candidate, Choice, Speeds, choose
-from edgedecode.engine_speeds import MARK, EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
-from edgedecode.engines import default_runtime
+from edgedecode.engines.engine_choice import SLACK_NBYTES, Candidate, Choice, Speeds, choose
+from edgedecode.engines.engine_factory import Refusal
+from edgedecode.engines.engine_speeds import (
+    MARK,
+    EngineRequest,
+    finding_path,
+    load_speeds,
+    measure_speeds,
+    store_speeds,
+)
+from edgedecode.engines.interface import NO_MMAP, Runtime
+from edgedecode.engines.interpreter import interpreter
+from edgedecode.engines.selection import default_runtime
+from edgedecode.engines.selection import selection as engines
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
-from edgedecode.factories import Refusal
-from edgedecode.interpreter import interpreter
-from edgedecode.manifest import FileEntry, Manifest, ModelEntry
-from edgedecode.notices import NOTICES
+from edgedecode.pack.activations_entry import ActivationsEntry, ProductError
+from edgedecode.pack.manifest import FileEntry, Manifest, ModelEntry
 from edgedecode.pair import Pair, _first_opened
-from edgedecode.protocols import NO_MMAP, Runtime
 from edgedecode.runtimes.llama.probe import Finding, probe_engine
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
+from edgedecode.user_notices import NOTICES
 
 UNABLE, BROKEN = Refusal("no such file"), Refusal("it died with SIGSEGV", broken=True)
 FAST, SLOW = Candidate("fast", "1"), Candidate("slow", "2")

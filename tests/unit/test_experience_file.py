@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from edgedecode import SessionOptions
-from edgedecode.experience import Experience
 from edgedecode.experience_file import experience_path, load_experience, store_experience
-from edgedecode.scheduler import Scheduler
+from edgedecode.schedule.experience import Experience
+from edgedecode.schedule.scheduler import Scheduler
 from edgedecode.testing import toy_pair
 from tests.virtual import always, ride
 
@@ -60,7 +60,7 @@ def test_engines_versions_and_settings_have_files_of_their_own(place: Path) -> N
 @pytest.mark.parametrize("content", ["", "nonsense", "[]", "{}", '{"edgedecode_costs": 99}', "[" * 100_000, "\x00"])
 def test_damage_is_told_and_begun_afresh(place: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
     place.write_text(content, encoding="utf-8")
-    with caplog.at_level(logging.INFO, logger="edgedecode.notices"):
+    with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):
         assert load_experience(place).as_dict() == Experience().as_dict()
     assert "measured again" in caplog.text
     assert caplog.text.count("\n") == 1
@@ -73,13 +73,13 @@ def test_numbers_that_cannot_be_are_damage(place: Path, broken: str, caplog: pyt
     text = re.sub(rf"{name}: (\[[^]]*\]|[-.e0-9]+)", f"{name}: {value}", place.read_text(encoding="utf-8"), count=1)
     assert broken in text
     place.write_text(text, encoding="utf-8")
-    with caplog.at_level(logging.INFO, logger="edgedecode.notices"):
+    with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):
         assert load_experience(place).as_dict() == Experience().as_dict()
     assert "measured again" in caplog.text
 
 
 def test_nothing_kept_is_no_damage(place: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="edgedecode.notices"):
+    with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):
         load_experience(place)
         load_experience(None)
     assert not caplog.text
@@ -155,7 +155,7 @@ def test_numbers_that_would_end_a_run_are_damage(
     whole = json.loads(place.read_text(encoding="utf-8"))
     whole["arms"]["model"]["scored"] = 20
     place.write_text(json.dumps(replaced(whole, where, wrong)), encoding="utf-8")
-    with caplog.at_level(logging.INFO, logger="edgedecode.notices"):
+    with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):
         experience = load_experience(place)
     assert caplog.text.count("measured again") == 1
     assert experience.as_dict() == Experience().as_dict()

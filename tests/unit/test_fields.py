@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from edgedecode.errors import ManifestError
-from edgedecode.fields import Fields, JsonValue
+from edgedecode.pack.json_fields import Fields, JsonValue
 
 DATA: dict[str, JsonValue] = {
     "text": "a",

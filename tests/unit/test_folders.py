@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.folders import MAKING, aside, cache_folder, keep_json, kept_json, user_cache
+from edgedecode.cache import MAKING, aside, cache_folder, keep_json, kept_json, user_cache
 
 
 @pytest.mark.parametrize(

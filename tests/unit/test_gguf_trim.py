@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgedecode.decode.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError, EdgeDecodeError, ExportError, ManifestError
 from edgedecode.gguf import trim
 from edgedecode.gguf.contents import BLOCKS, Contents, read_contents
@@ -19,7 +20,7 @@ from edgedecode.gguf.fields import ARRAY, FLOAT32, TEXT, UINT32, Truncated
 from edgedecode.gguf.header import read_header
 from edgedecode.gguf.trim import TRIM_KEY, map_sha256, trim_gguf
 from edgedecode.gguf.trimmed_fields import trimmed_fields
-from edgedecode.vocabulary import TrimmedVocabulary, write_token_ids
+from edgedecode.pack.token_map import write_token_ids
 
 INT32 = 5
 ROWS, HIDDEN = 40, 256
@@ -155,7 +156,7 @@ def test_the_map_is_named(write: Callable[..., Path], tmp_path: Path) -> None:
     whole = write()
     trim_gguf(whole, tmp_path / "trim.gguf", vocabulary())
     write_token_ids(tmp_path / "trim.ids", KEPT)
-    from edgedecode.digests import file_sha256
+    from edgedecode.pack.integrity import file_sha256
 
     told = read_contents(tmp_path / "trim.gguf").fields[TRIM_KEY]
     assert told == map_sha256(KEPT) == file_sha256(tmp_path / "trim.ids")

@@ -13,14 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgedecode import hub, pack_gate
-from edgedecode.digests import check_files, file_sha256
 from edgedecode.errors import ManifestError
-from edgedecode.hub import find_pack
 from edgedecode.locks import take_lock
-from edgedecode.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, OutsideFile
-from edgedecode.pack_gate import check_pack
-from edgedecode.pack_lock import opening
+from edgedecode.pack import gate as pack_gate
+from edgedecode.pack import hub
+from edgedecode.pack.gate import check_pack
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.integrity import check_files, file_sha256
+from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, OutsideFile
+from edgedecode.pack.pack_lock import opening
 from tests.export.trim.toy_pack import write_toy_pack
 
 
@@ -164,7 +165,7 @@ def test_an_interrupted_download_leaves_the_old_one(
     second = publish(downloads, "b" * 40, tmp_path / "v2", heads="heads-2", weights=b"x" * 1000)
     for files in range(len(second) + 1):
         downloads.ends_after = files
-        with caplog.at_level(logging.INFO, logger="edgedecode.notices"):
+        with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):
             assert content(find_pack("owner/name")) == first
         assert "the hub did not give the newest owner/name (the connection broke)" in caplog.text
     downloads.away, downloads.ends_after = True, None

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from edgedecode.identical_widths import NARROW, TOKENS, WIDE, IdenticalWidths, best_class, measure_widths
+from edgedecode.engines.identical_widths import NARROW, TOKENS, WIDE, IdenticalWidths, best_class, measure_widths
 from edgedecode.testing import TableModel, TableState, toy_tables
 from tests.toys import RoundingModel, each_its_own, even_pairs
 
@@ -62,7 +62,7 @@ def test_slow_measuring_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[None] = []
     measure_widths(TableModel(TABLES), slow=lambda: told.append(None))
     assert told == []
-    monkeypatch.setattr("edgedecode.identical_widths.SLOW_SECONDS", 0.0)
+    monkeypatch.setattr("edgedecode.engines.identical_widths.SLOW_SECONDS", 0.0)
     measure_widths(TableModel(TABLES), slow=lambda: told.append(None))
     assert told == [None]
 

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedecode.drafting import Drafting
+from edgedecode.decode.drafting import Drafting
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.loop import PREFILL_CHUNK, DecodeSetting, decode
+from edgedecode.decode.padding import usable_context
+from edgedecode.decode.policy import FixedLength, Plan, Signals
+from edgedecode.decode.sampling import Noise, Sampler
+from edgedecode.decode.stats import Stats
+from edgedecode.decode.verify import Outcome
 from edgedecode.errors import ContextExceeded, InputError
-from edgedecode.loop import PREFILL_CHUNK, DecodeSetting, decode
-from edgedecode.padding import usable_context
-from edgedecode.policy import FixedLength
-from edgedecode.sampling import Noise, Sampler
-from edgedecode.stats import Stats
-from edgedecode.types import Draft, Outcome, Plan, Signals
 from tests.toys import GREEDY, CallDrafter, run, toy_model
 
 VOCABULARY = 30
@@ -224,8 +225,8 @@ def test_a_round_at_rest_asks_nobody_and_reads_the_clock_as_often_as_plain_decod
         assert tokens[2:] == reference([1, 2], 12)
         return found
 
-    monkeypatch.setattr("edgedecode.loop.perf_counter", clock)
-    monkeypatch.setattr("edgedecode.drafting.perf_counter", clock)
+    monkeypatch.setattr("edgedecode.decode.loop.perf_counter", clock)
+    monkeypatch.setattr("edgedecode.decode.drafting.perf_counter", clock)
     quick, slow = Counting(lambda *given: Draft((1,))), Counting(lambda *given: Draft((1,)))
     quick.name, slow.name, slow.free = "quick", "slow", False
     plain = rounds(None)

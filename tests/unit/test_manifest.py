@@ -10,12 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.activations_entry import ActivationsEntry, ActivationsWay, ProductError
-from edgedecode.adapter_entry import AdapterEntry
 from edgedecode.errors import ManifestError
-from edgedecode.fields import JsonValue
-from edgedecode.manifest import MANIFEST_NAME, VERSION, FileEntry, Generation, Graph, Manifest, ModelEntry, OutsideFile
-from edgedecode.trim_entry import TrimCategory, TrimEntry
+from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay, ProductError
+from edgedecode.pack.adapter_entry import AdapterEntry
+from edgedecode.pack.json_fields import JsonValue
+from edgedecode.pack.manifest import (
+    MANIFEST_NAME,
+    VERSION,
+    FileEntry,
+    Generation,
+    Graph,
+    Manifest,
+    ModelEntry,
+    OutsideFile,
+)
+from edgedecode.pack.trim_report import TrimCategory, TrimEntry
 
 Document = dict[str, "JsonValue"]
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.drafts import Draft, DraftMode
+from edgedecode.decode.loop import PREFILL_CHUNK
+from edgedecode.decode.model import ModelCard, Output, State
+from edgedecode.decode.policy import Plan
+from edgedecode.decode.probs import Probs
+from edgedecode.decode.sampling import Noise
+from edgedecode.decode.verify import Outcome, Verdict
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.errors import BudgetExceeded, CapabilityError
-from edgedecode.loop import PREFILL_CHUNK
 from edgedecode.memory import Budget
-from edgedecode.probs import Probs
-from edgedecode.protocols import State
-from edgedecode.sampling import Noise, SamplingOptions
 from edgedecode.testing import TableModel, toy_tables
-from edgedecode.types import Draft, DraftMode, FloatArray, ModelCard, Outcome, Output, Plan
-from edgedecode.verify import Verdict
 from tests.toys import draft_setting, reference_row, toy_model
 
 VOCABULARY = 20

@@ -21,16 +21,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from edgedecode.decode.arrays import FloatArray, IntArray
+from edgedecode.decode.row_draw import Leading, NumpyRowDraw, RowDraw
+from edgedecode.decode.sampling import Noise, Sampler
+from edgedecode.decode.weights import SamplingOptions, exponent_scale
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
-from edgedecode.row_draw import Leading, NumpyRowDraw, RowDraw
 from edgedecode.runtimes.onnx.kernels.draw import INSTRUCTION_SETS, NativeRowDraw
-from edgedecode.sampling import Noise, Sampler, SamplingOptions
 from edgedecode.testing import TableRuntime, byte_tokenizer, toy_pair, toy_tables
-from edgedecode.types import FloatArray, IntArray
-from edgedecode.weights import exponent_scale
 
 ROOT = Path(__file__).parents[2]
 COMPILER = next((name for name in ("g++", "clang++") if shutil.which(name)), None)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgedecode.decode.drafts import DraftMode
+from edgedecode.decode.sampling import Noise
 from edgedecode.drafters import ngram
 from edgedecode.drafters.ngram import NgramDrafter, NgramSource
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory import Budget
-from edgedecode.sampling import Noise
-from edgedecode.types import DraftMode
 from tests.toys import draft_setting
 
 NOISE = Noise(0)

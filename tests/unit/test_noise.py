@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgedecode.noise import measure_noise
-from edgedecode.protocols import State
+from edgedecode.decode.model import AdapterUse, Output, RowRequest, State
+from edgedecode.engines.kernel_noise import measure_noise
 from edgedecode.testing import TableModel, toy_tables
-from edgedecode.types import AdapterUse, Output, RowRequest
 
 PROMPTS = [(1, 2, 3), (4,)]
 

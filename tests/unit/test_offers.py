@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from edgedecode.offers import OpenOffers
-from edgedecode.types import Draft, Score
+from edgedecode.decode.counterfactual import OpenOffers
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.policy import Score
 
 
 def test_an_offer_waits_for_its_tokens() -> None:

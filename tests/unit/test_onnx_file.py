@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgedecode.onnx_file import ExternalData, GraphFile, Node, RawAttribute, Tensor, ValueInfo
+from edgedecode.onnx_format.graph_file import ExternalData, GraphFile, Node, RawAttribute, Tensor, ValueInfo
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402

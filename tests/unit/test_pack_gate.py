@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 import edgedecode
-from edgedecode import pack_gate
 from edgedecode.cli import main
-from edgedecode.digests import file_sha256
 from edgedecode.errors import BudgetExceeded, ManifestError
-from edgedecode.hub import BUNDLED_PACK
-from edgedecode.manifest import MANIFEST_NAME, Manifest
 from edgedecode.memory import peak_nbytes, resident_nbytes
-from edgedecode.onnx_check import CheckedGraph, Weights, check_graph
-from edgedecode.pack_gate import check_pack
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.onnx_format.graph_check import CheckedGraph, Weights, check_graph
+from edgedecode.pack import gate as pack_gate
+from edgedecode.pack.gate import check_pack
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.text.tokenizer import Tokenizer
 from tests.hostile_packs import BASE, BYTES, FOLDERS, GRAPHS, NUMBERS, base_pack, copy_of, padded, signed, spoilt
 
 pytestmark = [

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from edgedecode.adapter_entry import AdapterEntry
 from edgedecode.errors import BudgetExceeded, CapabilityError, IncompatiblePair, InputError, ManifestError
-from edgedecode.manifest import MANIFEST_NAME, FileEntry, Manifest, OutsideFile
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
+from edgedecode.pack.adapter_entry import AdapterEntry
+from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Manifest, OutsideFile
 from edgedecode.pair import Pair, load
 from edgedecode.testing import TableRuntime, byte_tokenizer, toy_pair, toy_tables
 from tests.toys import ascii_pair
@@ -137,7 +137,7 @@ def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_manifest(root: Path, manifest: Manifest) -> None:
-    from edgedecode.digests import file_sha256
+    from edgedecode.pack.integrity import file_sha256
 
     names: Sequence[str] = [path.name for path in root.iterdir() if path.name != MANIFEST_NAME]
     files = {name: FileEntry((root / name).stat().st_size, file_sha256(root / name)) for name in names}

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgedecode.decode.policy import MAX_DRAFT, FixedLength, Plan, Signals
 from edgedecode.errors import InputError
-from edgedecode.policy import MAX_DRAFT, FixedLength
-from edgedecode.types import Plan, Signals
 
 
 @given(st.integers(0, MAX_DRAFT), st.integers(1, 200))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgedecode.rank_survival import RankSurvival, kept_rates
+from edgedecode.drafters.rank_rates import RankSurvival, kept_rates
 
 
 def test_rates_follow_what_was_right_at_each_depth() -> None:

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from edgedecode.decode.arrays import IntArray
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.sampling import Noise, Sampler
+from edgedecode.decode.verify import TargetRows, Verdict, verify
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.drafters import recycle
 from edgedecode.drafters.recycle import BREADTH, RecycleDrafter, RecycleSource
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory import Budget
-from edgedecode.sampling import Noise, Sampler, SamplingOptions
-from edgedecode.types import Draft, IntArray
-from edgedecode.verify import TargetRows, Verdict, verify
 from tests.toys import draft_setting
 
 NOISE = Noise(0)

@@ -6,11 +6,11 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from edgedecode import registry
 from edgedecode.drafters.model import ModelSource
 from edgedecode.drafters.ngram import NgramSource
+from edgedecode.engines.registry import COMMANDS, RUNTIMES, drafter_names, find_drafter, find_runtime, installed
+from edgedecode.engines.selection import registry
 from edgedecode.errors import InputError, RuntimeUnavailable
-from edgedecode.registry import COMMANDS, RUNTIMES, drafter_names, find_drafter, find_runtime, installed
 
 
 def only(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:

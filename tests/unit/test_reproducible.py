@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from edgedecode.decode.model import AdapterUse
+from edgedecode.decode.weights import SamplingOptions
+from edgedecode.engines.identical_widths import IdenticalWidths
+from edgedecode.engines.reproducible import FOLDER, load_widths, store_widths, widths_path
 from edgedecode.errors import CapabilityError
-from edgedecode.identical_widths import IdenticalWidths
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
-from edgedecode.reproducible import FOLDER, load_widths, store_widths, widths_path
-from edgedecode.sampling import SamplingOptions
 from edgedecode.testing import TableState
-from edgedecode.types import AdapterUse
 from tests.toys import each_its_own, even_pairs, rounding_pair
 
 WARM = SamplingOptions(temperature=0.9, top_k=30)
@@ -114,7 +114,7 @@ def test_a_full_context_ends_the_answer() -> None:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the pair whose odd widths differ, on an engine that has a version."""
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
-    monkeypatch.setattr("edgedecode.reproducible.engine_version", lambda name: "1")
+    monkeypatch.setattr("edgedecode.engines.reproducible.engine_version", lambda name: "1")
     pair = rounding_pair(even_pairs)
     path = widths_path(pair.manifest, pair.target.card, engine="table", version="1", provider="cpu")
     assert path is not None
@@ -161,7 +161,7 @@ def test_that_no_widths_agree_is_kept_too(place: Path) -> None:
 )
 def test_damage_is_told_and_measured_again(place: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
     place.write_text(content, encoding="utf-8")
-    with caplog.at_level(logging.INFO, logger="edgedecode.notices"):
+    with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):
         rounding_pair(even_pairs).session(SessionOptions(reproducible=True))
     assert "measured again" in caplog.text
     assert caplog.text.count("\n") == 1
@@ -171,7 +171,7 @@ def test_damage_is_told_and_measured_again(place: Path, content: str, caplog: py
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr("edgedecode.reproducible.engine_version", lambda name: "1")
+    monkeypatch.setattr("edgedecode.engines.reproducible.engine_version", lambda name: "1")
     for _ in range(2):
         pair = rounding_pair(even_pairs)
         pair.session(SessionOptions(reproducible=True))

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from edgedecode.loop import PREFILL_CHUNK
-from edgedecode.rescore import rescore
+from edgedecode.decode.loop import PREFILL_CHUNK
+from edgedecode.engines.rescore import rescore
 from edgedecode.testing import TableModel, toy_tables
 from tests.toys import run, toy_model
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.counter_rng import exponentials, first_arrivals, mixed
+from edgedecode.decode.row_draw import Leading, NumpyRowDraw, RowDraw, row_draw_of
+from edgedecode.decode.sampling import Noise, Sampler
+from edgedecode.decode.weights import SamplingOptions, exponent_scale, masses, unnormalised, weighted
 from edgedecode.errors import CapabilityError
-from edgedecode.hashing import exponentials, first_arrivals, mixed
-from edgedecode.row_draw import Leading, NumpyRowDraw, RowDraw, row_draw_of
-from edgedecode.sampling import Noise, Sampler, SamplingOptions
-from edgedecode.types import FloatArray
-from edgedecode.weights import exponent_scale, masses, unnormalised, weighted
 from tests.toys import reference_row
 
 VOCABULARY = 12

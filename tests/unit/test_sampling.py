@@ -13,12 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.counter_rng import exponentials, mixed
+from edgedecode.decode.probs import Probs
+from edgedecode.decode.sampling import Noise, Sampler, answer_seed
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.errors import InputError
-from edgedecode.hashing import exponentials, mixed
-from edgedecode.manifest import Generation
-from edgedecode.probs import Probs
-from edgedecode.sampling import Noise, Sampler, SamplingOptions, answer_seed
-from edgedecode.types import FloatArray
+from edgedecode.options import sampling_defaults
+from edgedecode.pack.manifest import Generation
 from tests.toys import reference_row
 
 VOCABULARY = 60
@@ -219,8 +221,8 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> Non
 
 def test_defaults_come_from_generation_config() -> None:
     said = Generation(end_token_ids=(1,), temperature=0.6, top_k=20, top_p=0.95)
-    assert SamplingOptions.from_generation(said) == SamplingOptions(temperature=0.6, top_k=20, top_p=0.95)
-    assert SamplingOptions.from_generation(Generation(end_token_ids=())).greedy
+    assert sampling_defaults(said) == SamplingOptions(temperature=0.6, top_k=20, top_p=0.95)
+    assert sampling_defaults(Generation(end_token_ids=())).greedy
 
 
 @given(seed=st.integers(0, 2**64 - 1), positions=st.lists(st.integers(0, 5000), min_size=1, max_size=20))

@@ -9,13 +9,12 @@ from itertools import pairwise
 
 import pytest
 
-from edgedecode.cost import CostModel
+from edgedecode.decode.policy import NO_DRAFTER, FixedLength, Offer, Plan, RoundCost, Signals
 from edgedecode.errors import InputError
-from edgedecode.experience import Experience
-from edgedecode.model_arm import ArmLife, ModelArm
-from edgedecode.policy import FixedLength
-from edgedecode.scheduler import MOST_REST, REMEASURE, Scheduler, SchedulerOptions
-from edgedecode.types import NO_DRAFTER, Offer, Plan, RoundCost, Signals
+from edgedecode.schedule.cost import CostModel
+from edgedecode.schedule.experience import Experience
+from edgedecode.schedule.model_arm import ArmLife, ModelArm
+from edgedecode.schedule.scheduler import MOST_REST, REMEASURE, Scheduler, SchedulerOptions
 from tests.virtual import Machine, Ride, always, never, ride
 
 SLOW = Machine(row=0.45, draft=0.2, read=0.1)

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from edgedecode.chunks import TARGET_SOURCE, Chunk
+from edgedecode.decode.stats import FinishReason
+from edgedecode.decode.verify import Rule
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
-from edgedecode.manifest import Generation
 from edgedecode.memory import Budget
-from edgedecode.messages import Message
 from edgedecode.options import SessionOptions
-from edgedecode.reply import TARGET_SOURCE, Chunk
-from edgedecode.sampling import SamplingOptions
+from edgedecode.pack.manifest import Generation
 from edgedecode.session import Session
 from edgedecode.testing import toy_pair
-from edgedecode.types import FinishReason
-from edgedecode.verify import Rule
+from edgedecode.text.messages import Message
 from tests.toys import END, ascii_pair, check_accounts
 
 WARM = SamplingOptions(temperature=0.9, top_k=30)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.verify import Rule
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
-from edgedecode.sampling import SamplingOptions
 from edgedecode.session import Session
 from edgedecode.testing import ScriptedDrafter, TableModel, TableState
-from edgedecode.types import Draft
-from edgedecode.verify import Rule
 from tests.toys import ascii_pair
 
 
@@ -54,7 +54,7 @@ def test_an_interrupt_while_the_prompt_is_read_leaves_no_half_turn(
     made = session(drafter="none")
     made.generate("hello", max_tokens=8)
     before = made.messages
-    monkeypatch.setattr("edgedecode.loop.PREFILL_CHUNK", 20)
+    monkeypatch.setattr("edgedecode.decode.loop.PREFILL_CHUNK", 20)
     forward, left = type(made._pair.target).forward, passes
 
     def interrupted(*words: object, **options: object) -> object:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from edgedecode.apps.stats_table import drafts_line
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.model import LanguageModel
+from edgedecode.decode.verify import Rule
 from edgedecode.errors import CapabilityError
-from edgedecode.manifest import ModelEntry, TrimEntry
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
+from edgedecode.pack.manifest import ModelEntry, TrimEntry
 from edgedecode.pair import Pair
-from edgedecode.protocols import LanguageModel
-from edgedecode.scheduler import Scheduler
+from edgedecode.schedule.scheduler import Scheduler
 from edgedecode.testing import TableRuntime
-from edgedecode.types import FloatArray
-from edgedecode.verify import Rule
 from tests.toys import HeadedTable, ascii_pair
 
 KEPT = tuple(range(0, 259, 2))

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from edgedecode.decode.verify import Verdict
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory import Budget
-from edgedecode.notices import NOTICES
 from edgedecode.options import SessionOptions
-from edgedecode.sampling import SamplingOptions
+from edgedecode.schedule.trace import replay
 from edgedecode.testing import TableModel, TableState, toy_pair
-from edgedecode.trace import replay
-from edgedecode.verify import Verdict
+from edgedecode.user_notices import NOTICES
 from tests.toys import ascii_pair
 
 WARM = SamplingOptions(temperature=0.9)

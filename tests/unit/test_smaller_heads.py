@@ -7,15 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edgedecode.decode.drafter import Drafter
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.model import ModelCard
+from edgedecode.decode.sampling import Noise
+from edgedecode.decode.stats import Stats
+from edgedecode.decode.verify import Outcome, Verdict
 from edgedecode.drafters.local import LocalDrafter, LocalSource
 from edgedecode.drafters.model import ModelDrafter, ModelSource
+from edgedecode.drafters.source import DrafterSource
 from edgedecode.drafters.trim import TrimSource
 from edgedecode.errors import CapabilityError
-from edgedecode.protocols import Drafter, DrafterSource
-from edgedecode.sampling import Noise
-from edgedecode.stats import Stats
-from edgedecode.types import Draft, ModelCard, Outcome
-from edgedecode.verify import Verdict
 from tests.toys import HeadedTable, draft_setting, headed_model, run, toy_model
 
 VOCABULARY = 20

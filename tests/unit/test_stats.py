@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from edgedecode.sampling import Sampler, SamplingOptions
-from edgedecode.stats import Stats, TimeSplit
-from edgedecode.types import Draft, Outcome
-from edgedecode.verify import TargetRows, Verdict
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.sampling import Sampler
+from edgedecode.decode.stats import Stats, TimeSplit
+from edgedecode.decode.verify import Outcome, TargetRows, Verdict
+from edgedecode.decode.weights import SamplingOptions
 
 ROWS = TargetRows(np.zeros((1, 4), dtype=np.float32), Sampler(SamplingOptions(), vocabulary_size=4))
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgedecode.decode.sampling import Noise
 from edgedecode.drafters.past import STORE_NBYTES, PastOutputs, PastReader, following
 from edgedecode.drafters.suffix import (
     GROWTH,
@@ -21,7 +22,6 @@ from edgedecode.drafters.suffix import (
 )
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory import Budget
-from edgedecode.sampling import Noise
 from tests.toys import draft_setting
 
 NOISE = Noise(0)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from edgedecode.survival import MATCH_BUCKETS, Survival, match_bucket
-from edgedecode.types import Score
+from edgedecode.decode.policy import Score
+from edgedecode.schedule.acceptance import MATCH_BUCKETS, Survival, match_bucket
 
 
 def test_curves_fall_and_longer_matches_are_trusted_more() -> None:

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.model import AdapterUse
+from edgedecode.decode.sampling import Noise
+from edgedecode.decode.tree import path_to
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
-from edgedecode.sampling import Noise
 from edgedecode.testing import ScriptedDrafter, TableModel, byte_tokenizer, hostile_drafter, toy_pair, toy_tables
-from edgedecode.tree import path_to
-from edgedecode.types import AdapterUse, Draft
 from tests.toys import toy_model
 
 VOCABULARY = 12

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgedecode.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.errors import InputError, ManifestError
 from edgedecode.memory import peak_nbytes
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
 from tests.shared_paths import SHARED, needs_shared
 from tests.small_tokenizers import byte_fallback, byte_level
 
@@ -317,7 +317,7 @@ def test_words_that_were_encoded_are_not_kept_without_end() -> None:
 import random
 from tests.small_tokenizers import byte_level
 from edgedecode.memory import peak_nbytes
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.text.tokenizer import Tokenizer
 tokenizer, before = Tokenizer(byte_level()), None
 for number in range(3000):
     tokenizer.encode("".join(random.choices("abcdefghij", k=250)))

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from edgedecode import SessionOptions
-from edgedecode.digests import pack_digest
 from edgedecode.errors import InputError
-from edgedecode.notices import NOTICES
+from edgedecode.pack.integrity import pack_digest
+from edgedecode.schedule.trace import Recorder, replay
 from edgedecode.testing import toy_pair
-from edgedecode.trace import Recorder, replay
+from edgedecode.user_notices import NOTICES
 
 
 @pytest.fixture

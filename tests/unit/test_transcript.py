@@ -6,12 +6,12 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from edgedecode.chat_template import ChatTemplate
 from edgedecode.errors import InputError
-from edgedecode.messages import Message
 from edgedecode.testing import CHATML, SPECIAL_TOKENS, byte_tokenizer
-from edgedecode.tokenizer import Tokenizer
-from edgedecode.transcript import Transcript
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.messages import Message
+from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.text.transcript import Transcript
 
 ENDS = frozenset({2})
 

@@ -7,11 +7,10 @@ from dataclasses import asdict
 
 import pytest
 
-from edgedecode.policy import FixedTree
-from edgedecode.scheduler import Scheduler
-from edgedecode.tree import depths
-from edgedecode.tree_arms import MARGIN, TreeArms, TreeChoice
-from edgedecode.types import Offer, Plan, RankRates, RoundCost, Score, Signals
+from edgedecode.decode.policy import FixedTree, Offer, Plan, RoundCost, Score, Signals
+from edgedecode.decode.tree import RankRates, depths
+from edgedecode.schedule.scheduler import Scheduler
+from edgedecode.schedule.tree_arms import MARGIN, TreeArms, TreeChoice
 
 STEP = 0.01
 FLAT, STEEP = 0.02, 0.5

@@ -8,14 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edgedecode.decode.drafts import Draft
+from edgedecode.decode.policy import Plan
+from edgedecode.decode.sampling import Noise, Sampler
+from edgedecode.decode.tree import TreeShape
+from edgedecode.decode.verify import Outcome, TargetRows, Verdict
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.drafters.model import ModelDrafter, ModelSource
+from edgedecode.drafters.source import DraftSetting
 from edgedecode.drafters.tree import WATCHED, TreeDrafter, TreeSource
 from edgedecode.errors import CapabilityError
-from edgedecode.protocols import DraftSetting
-from edgedecode.sampling import Noise, Sampler, SamplingOptions
 from edgedecode.testing import TableModel
-from edgedecode.types import Draft, Outcome, Plan, TreeShape
-from edgedecode.verify import TargetRows, Verdict
 from tests.toys import GREEDY, draft_setting, run, toy_model
 
 VOCABULARY = 20

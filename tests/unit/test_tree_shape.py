@@ -7,9 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from edgedecode.tree import check_parents, depths
-from edgedecode.tree_shape import MOST_NODES, best_tree, fastest_tree, path_chances
-from edgedecode.types import RankRates, TreeShape
+from edgedecode.decode.tree import (
+    MOST_NODES,
+    RankRates,
+    TreeShape,
+    best_tree,
+    check_parents,
+    depths,
+    fastest_tree,
+    path_chances,
+)
 
 RANKS = 3
 

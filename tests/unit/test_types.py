@@ -7,19 +7,10 @@ import json
 
 import pytest
 
-from edgedecode.types import (
-    EMPTY_DRAFT,
-    AdapterUse,
-    Draft,
-    DraftMode,
-    FinishReason,
-    ModelCard,
-    Offer,
-    Plan,
-    RoundCost,
-    Score,
-    Signals,
-)
+from edgedecode.decode.drafts import EMPTY_DRAFT, Draft, DraftMode
+from edgedecode.decode.model import AdapterUse, ModelCard
+from edgedecode.decode.policy import Offer, Plan, RoundCost, Score, Signals
+from edgedecode.decode.stats import FinishReason
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,22 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from edgedecode.cost import CostModel
+from edgedecode.decode.counterfactual import would_have
+from edgedecode.decode.drafting import Drafting
+from edgedecode.decode.drafts import Draft, TrimmedVocabulary
+from edgedecode.decode.loop import DecodeSetting, decode
+from edgedecode.decode.policy import Plan, RoundCost, Score, Signals
+from edgedecode.decode.sampling import Noise, Sampler
+from edgedecode.decode.stats import Stats
+from edgedecode.decode.verify import Outcome, Verdict
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.drafters.trim import TrimSource
-from edgedecode.drafting import Drafting
-from edgedecode.experience import Experience
-from edgedecode.loop import DecodeSetting, decode
-from edgedecode.sampling import Noise, Sampler, SamplingOptions
-from edgedecode.scheduler import Scheduler
-from edgedecode.stats import Stats
-from edgedecode.trace import Recorder, replay
-from edgedecode.types import Draft, Outcome, Plan, RoundCost, Score, Signals
-from edgedecode.variants import FIRST_ROUNDS, TURN, Variants, would_have
-from edgedecode.verify import Verdict
-from edgedecode.vocabulary import TrimmedVocabulary
+from edgedecode.schedule.cost import CostModel
+from edgedecode.schedule.experience import Experience
+from edgedecode.schedule.head_arms import FIRST_ROUNDS, TURN, Variants
+from edgedecode.schedule.scheduler import Scheduler
+from edgedecode.schedule.trace import Recorder, replay
 from tests.toys import draft_setting, headed_model, run, toy_model
 from tests.virtual import Accepts, Machine, Ride, never, ride
 

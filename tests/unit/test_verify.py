@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.decode.drafts import Draft, DraftMode
+from edgedecode.decode.probs import NoiseSource, Probs
+from edgedecode.decode.sampling import Sampler
+from edgedecode.decode.tree import path_to
+from edgedecode.decode.verify import Outcome, Rule, TargetRows, Verdict, verify
+from edgedecode.decode.weights import SamplingOptions
 from edgedecode.errors import CapabilityError
-from edgedecode.probs import Probs
-from edgedecode.protocols import NoiseSource
-from edgedecode.sampling import Sampler, SamplingOptions
-from edgedecode.tree import path_to
-from edgedecode.types import Draft, DraftMode, FloatArray, Outcome
-from edgedecode.verify import Rule, TargetRows, Verdict, verify
 
 VOCABULARY = 6
 

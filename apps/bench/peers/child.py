@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, TextIO, cast
 
 from edgedecode import EdgeDecodeError, InputError
-from edgedecode.registry import installed
+from edgedecode.engines.registry import installed
 
 from .peer import PEERS, Peer, PeerFactory
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgedecode import EdgeDecodeError, InputError, Pair
-from edgedecode.protocols import LanguageModel
-from edgedecode.registry import installed
+from edgedecode.decode.model import LanguageModel
+from edgedecode.engines.registry import installed
 
 from .peer import PEERS, PLAIN_MODE
 from .process import PeerOrder, PeerProcess

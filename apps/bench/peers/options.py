@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from edgedecode.commands import name_list
-from edgedecode.registry import installed
+from edgedecode.engines.registry import installed
 
 from .peer import PEERS
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import ExportError
-from edgedecode.types import FloatArray
 
 from .surgery import attention_nodes, set_optional_input
 

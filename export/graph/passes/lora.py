@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgedecode.errors import ExportError
-from edgedecode.manifest import STACKS
+from edgedecode.pack.manifest import STACKS
 
 from .surgery import add_input
 

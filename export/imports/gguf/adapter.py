@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedecode.adapter_entry import AdapterEntry
 from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError
 from edgedecode.gguf.adapter import check_adapter
 from edgedecode.gguf.architectures import module_of
 from edgedecode.gguf.header import Header
+from edgedecode.pack.adapter_entry import AdapterEntry
 
 from .metadata import Metadata
 from .source import GgufSource, open_contents

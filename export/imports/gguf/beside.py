@@ -9,7 +9,7 @@ from pathlib import Path
 import tokenizers
 
 from edgedecode.errors import ExportError, ManifestError
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.text.tokenizer import Tokenizer
 
 from ...frameworks import reason_of
 from ...gguf.vocabulary import Kind, Vocabulary

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edgedecode.chat_template import ChatTemplate
+from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError, RuntimeUnavailable
-from edgedecode.manifest import Generation, ModelEntry
-from edgedecode.registry import find_runtime
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.pack.manifest import Generation, ModelEntry
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
 
 from ...gguf.pretokenizers import splits_of
 from ...gguf.reading import compare_reading

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgedecode.chat_template import ChatTemplate
-from edgedecode.manifest import Generation
+from edgedecode.pack.manifest import Generation
+from edgedecode.text.chat_template import ChatTemplate
 
 from ...pack_texts import compiled_template
 from .source import GgufSource

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edgedecode.adapter_entry import AdapterEntry
-from edgedecode.chat_template import ChatTemplate
+from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.errors import IncompatiblePair
-from edgedecode.manifest import Generation, Manifest, ModelEntry
-from edgedecode.new_folder import check_place, new_folder
-from edgedecode.noise import POSITIONS
-from edgedecode.pack_files import OutsideFile
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.pack.adapter_entry import AdapterEntry
+from edgedecode.pack.entries import OutsideFile
+from edgedecode.pack.manifest import Generation, Manifest, ModelEntry
+from edgedecode.pack.new_folder import check_place, new_folder
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
 
 from ...pack_texts import TEMPLATE, TOKENIZER
 from ...stages import Stages

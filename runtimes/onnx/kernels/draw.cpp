@@ -1,6 +1,6 @@
 // From a row of logits to a token: arg-max, its share, and the draw by noise per id, each in a few passes over the row.
 //
-// The algorithm is defined in edgedecode/row_draw.py, and both give the same token for the same row, options and key:
+// The algorithm is defined in edgedecode/decode/row_draw.py, and both give the same token for the same row, options and key:
 // - float operations are single, in the order written here (no fused multiply-add, no reassociation: compile with
 //   -ffp-contract=off and without -ffast-math);
 // - sums are of integers, so that their order does not matter;

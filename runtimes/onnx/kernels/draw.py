@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgedecode.row_draw import MOST_TOP, Leading
-from edgedecode.types import FloatArray, IntArray
-from edgedecode.weights import damaged_logits, exponent_scale
+from edgedecode.decode.arrays import FloatArray, IntArray
+from edgedecode.decode.row_draw import MOST_TOP, Leading
+from edgedecode.decode.weights import damaged_logits, exponent_scale
 
 if TYPE_CHECKING:
-    from edgedecode.sampling import SamplingOptions
+    from edgedecode.decode.weights import SamplingOptions
 
 __all__ = ["INSTRUCTION_SETS", "NativeRowDraw"]
 

@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.cache import cache_folder, keep_json, kept_json
+from edgedecode.decode.arrays import FloatArray
+from edgedecode.engines.hardware import processor_facts
+from edgedecode.engines.interpreter import interpreter
 from edgedecode.errors import InputError, RuntimeUnavailable
-from edgedecode.folders import cache_folder, keep_json, kept_json
-from edgedecode.interpreter import interpreter
-from edgedecode.notices import notice
-from edgedecode.processor import processor_facts
-from edgedecode.stored import mapping
-from edgedecode.types import FloatArray
+from edgedecode.schedule.checked_numbers import mapping
+from edgedecode.user_notices import notice
 
 __all__ = [
     "CHOICES",

@@ -18,12 +18,12 @@ from time import time
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.digests import file_sha256
+from edgedecode.cache import MAKING, cache_folder, keep_json, kept_json
 from edgedecode.errors import ManifestError
-from edgedecode.folders import MAKING, cache_folder, keep_json, kept_json
-from edgedecode.manifest import Manifest
-from edgedecode.notices import notice, work
-from edgedecode.stored import mapping
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.manifest import Manifest
+from edgedecode.schedule.checked_numbers import mapping
+from edgedecode.user_notices import notice, work
 
 from .library import ANY_FINDING, KernelLibrary
 from .products import Stored, tile_offsets

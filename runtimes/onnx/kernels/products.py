@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.onnx_file import GraphFile, Node, Tensor
+from edgedecode.onnx_format.graph_file import GraphFile, Node, Tensor
 
 from .library import BAD_SCALE, WIDE_SCALES, KernelLibrary, Matrix
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgedecode.onnx_file import AttributeValue, GraphFile, Node, RawAttribute, Tensor, ValueInfo
+from edgedecode.onnx_format.graph_file import AttributeValue, GraphFile, Node, RawAttribute, Tensor, ValueInfo
 
 from .library import KernelLibrary
 from .products import (

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgedecode.errors import RuntimeUnavailable
-from edgedecode.onnx_file import GraphFile, ValueInfo
+from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 
 from .products import DOMAIN, product_node
 
 if TYPE_CHECKING:
-    from edgedecode.types import FloatArray
+    from edgedecode.decode.arrays import FloatArray
 
     from .library import KernelLibrary, Matrix
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.factories import GraphKernels
-from edgedecode.manifest import Graph, ModelEntry
-from edgedecode.notices import notice
-from edgedecode.onnx_file import GraphFile
+from edgedecode.engines.engine_factory import GraphKernels
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.pack.manifest import Graph, ModelEntry
+from edgedecode.user_notices import notice
 
 from .library import KernelLibrary, kernels_line, load_kernels
 from .prepared import (

@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter, time
 
-from edgedecode.folders import cache_folder, keep_json, kept_json
-from edgedecode.notices import notice
-from edgedecode.processor import cores, processor_facts
-from edgedecode.stored import finite, mapping, positive
+from edgedecode.cache import cache_folder, keep_json, kept_json
+from edgedecode.engines.hardware import cores, processor_facts
+from edgedecode.schedule.checked_numbers import finite, mapping, positive
+from edgedecode.user_notices import notice
 
 __all__ = ["FOLDER", "chosen_threads", "fewest_fast", "kept_choice"]
 

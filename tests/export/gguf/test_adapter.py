@@ -12,11 +12,11 @@ import pytest
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.cli import main
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import CapabilityError, ExportError
 from edgedecode.export.gguf.adapter import write_adapter
 from edgedecode.export.source import open_source
-from edgedecode.manifest import Manifest
-from edgedecode.types import FloatArray
+from edgedecode.pack.manifest import Manifest
 from tests.export.test_architectures import SHAPES, random_tokens
 from tests.export.tiny import TinyModel, write_model
 from tests.shared_paths import SHARED

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.export.gguf.file import write_file
 from edgedecode.export.gguf.tensors import Tensor
 from edgedecode.export.gguf.transcoding import kind_of, transcode
 from edgedecode.export.graph.quantize import Scheme, dequantize, quantize
-from edgedecode.types import FloatArray
 from tests.export.conftest import recipe
 from tests.export.test_architectures import random_tokens
 from tests.export.tiny import TinyModel, write_model

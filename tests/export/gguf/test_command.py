@@ -10,7 +10,7 @@ import pytest
 from edgedecode.cli import main
 from edgedecode.errors import ExportError
 from edgedecode.export.gguf.engine import engine_tokens, quantize_file
-from edgedecode.manifest import Manifest
+from edgedecode.pack.manifest import Manifest
 from tests.export.conftest import recipe
 from tests.export.test_architectures import random_tokens
 from tests.export.tiny import TinyModel, write_model

@@ -14,8 +14,8 @@ from edgedecode.export.gguf.engine import quantize_file
 from edgedecode.export.imports.gguf.pair import GgufImport, import_gguf_pair
 from edgedecode.export.source import open_source
 from edgedecode.export.stages import Stages
-from edgedecode.manifest import Manifest
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.pack.manifest import Manifest
+from edgedecode.text.tokenizer import Tokenizer
 from tests.export.conftest import recipe
 from tests.export.tiny import TinyModel, write_model
 

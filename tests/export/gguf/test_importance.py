@@ -14,15 +14,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgedecode.cli import main
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.export.gguf import engine
 from edgedecode.export.gguf.engine import quantize_file
 from edgedecode.export.gguf.importance import read_imatrix
 from edgedecode.export.pair import PairRequest, export_pair
 from edgedecode.export.stages import Stages
-from edgedecode.manifest import Manifest
-from edgedecode.tokenizer import Tokenizer
-from edgedecode.types import FloatArray
+from edgedecode.pack.manifest import Manifest
+from edgedecode.text.tokenizer import Tokenizer
 from tests.export.conftest import recipe
 from tests.export.test_architectures import random_tokens
 from tests.export.tiny import write_model

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from edgedecode.digests import file_sha256
 from edgedecode.errors import ManifestError
 from edgedecode.export.gguf.maker import GgufMaker
 from edgedecode.export.gguf.plan import GgufPlan
 from edgedecode.export.graph.recipe import Recipe
 from edgedecode.export.pair import PairRequest, export_pair
 from edgedecode.export.stages import Stages
-from edgedecode.manifest import Manifest
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.manifest import Manifest
 from tests.export.conftest import recipe
 from tests.export.test_architectures import LONG
 from tests.export.tiny import TinyModel, write_model
@@ -78,8 +78,8 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_making_needs_no_framework(planned: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from edgedecode.registry import find_maker; "
-        "from edgedecode.manifest import Manifest; root = Path(sys.argv[1]); "
+        "import sys; from pathlib import Path; from edgedecode.engines.registry import find_maker; "
+        "from edgedecode.pack.manifest import Manifest; root = Path(sys.argv[1]); "
         "find_maker('gguf').make(Manifest.load(root).models['target'], root, Path(sys.argv[2])); "
         "print(sorted({'torch', 'transformers', 'onnx', 'onnx_ir', 'onnxruntime', 'safetensors'} & set(sys.modules)))"
     )

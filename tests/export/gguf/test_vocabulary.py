@@ -17,8 +17,8 @@ from edgedecode.export.gguf.pretokenizers import KNOWN
 from edgedecode.export.gguf.reading import check_reading
 from edgedecode.export.gguf.specials import Specials, read_specials, write_vocabulary
 from edgedecode.export.gguf.vocabulary import Kind, Vocabulary, read_vocabulary
-from edgedecode.fields import Fields
-from edgedecode.manifest import Generation
+from edgedecode.pack.json_fields import Fields
+from edgedecode.pack.manifest import Generation
 from tests.export.tiny import TinyModel, write_model
 from tests.shared_paths import SHARED
 from tests.small_tokenizers import byte_fallback, byte_level

@@ -11,12 +11,12 @@ import gguf
 import numpy as np
 import pytest
 
+from edgedecode.decode.arrays import FloatArray
 from edgedecode.export.graph.recipe import Recipe
 from edgedecode.export.graph.span import WHOLE, Span
 from edgedecode.export.pair import PairRequest, export_pair
 from edgedecode.export.stages import Stages
-from edgedecode.manifest import Manifest
-from edgedecode.types import FloatArray
+from edgedecode.pack.manifest import Manifest
 from tests.export.conftest import recipe
 from tests.export.test_architectures import CAPS, SHAPES
 from tests.export.tiny import TinyModel

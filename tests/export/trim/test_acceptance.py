@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgedecode.decode.verify import Outcome
 from edgedecode.drafters.model import ModelDrafter
 from edgedecode.export.trim.acceptance import LENGTHS, accepted_by_round, measure_acceptance
 from edgedecode.export.trim.ranking import rank_ids
 from edgedecode.export.trim.scored_text import ScoredText
 from edgedecode.export.trim.teacher_forcing import Nested, forced_hits
 from edgedecode.testing import TableModel, toy_tables
-from edgedecode.types import Outcome
 from tests.export.trim.toy_pack import TrimmedTables
 from tests.toys import draft_setting, padded, run, toy_model
 

@@ -13,8 +13,8 @@ from edgedecode import Pair
 from edgedecode.errors import ContextExceeded
 from edgedecode.export.trim import answering
 from edgedecode.export.trim.answering import Answering, KeptAnswers, answer_prompts
-from edgedecode.messages import Message
-from edgedecode.prompts import Prompt
+from edgedecode.text.messages import Message
+from edgedecode.text.prompts import Prompt
 from tests.export.trim.toy_pack import VOCABULARY, TrimRuntime, open_toy, toy_runtime, write_toy_pack
 
 PROMPTS = [Prompt("a", (), (f"ask {number}",)) for number in range(4)]

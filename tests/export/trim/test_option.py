@@ -12,8 +12,8 @@ from edgedecode.cli import main
 from edgedecode.errors import BudgetExceeded, ExportError
 from edgedecode.export import command
 from edgedecode.export.trim import heads
-from edgedecode.manifest import Manifest
-from edgedecode.prompts import Prompt, read_prompts
+from edgedecode.pack.manifest import Manifest
+from edgedecode.text.prompts import Prompt, read_prompts
 
 
 @pytest.mark.parametrize(

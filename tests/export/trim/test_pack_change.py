@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.digests import check_files
+from edgedecode.decode.drafts import TrimmedVocabulary
 from edgedecode.errors import ExportError, ManifestError
 from edgedecode.export.trim import heads, pack_change
 from edgedecode.export.trim.heads import make_heads
@@ -29,9 +29,10 @@ from edgedecode.export.trim.pack_change import (
     workplace,
 )
 from edgedecode.gguf import trim as gguf_trim
-from edgedecode.manifest import MANIFEST_NAME, Manifest
-from edgedecode.pack_lock import changing, opening
-from edgedecode.vocabulary import TrimmedVocabulary, read_token_ids
+from edgedecode.pack.integrity import check_files
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.pack.pack_lock import changing, opening
+from edgedecode.pack.token_map import read_token_ids
 from tests.export.trim.toy_pack import VOCABULARY, fake_heads, write_toy_pack
 
 
@@ -248,7 +249,7 @@ def test_a_second_trim_waits_while_the_first_puts_its_files_into_place(
             assert not begun
         return moved
 
-    with caplog.at_level(logging.INFO, logger="edgedecode.notices"), workplace(pack, manifest) as place:
+    with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"), workplace(pack, manifest) as place:
         made = make_heads(place, manifest, vocabulary=TrimmedVocabulary(np.arange(300), VOCABULARY))
         with monkeypatch.context() as patch:
             patch.setattr(pack_change.Path, "replace", replace)
@@ -260,7 +261,7 @@ def test_a_second_trim_waits_while_the_first_puts_its_files_into_place(
 
 
 def test_a_pack_that_another_holds_for_ever_is_refused_in_one_line(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgedecode.pack_lock.CHANGE_SECONDS", 0.1)
+    monkeypatch.setattr("edgedecode.pack.pack_lock.CHANGE_SECONDS", 0.1)
     before = content(pack)
     with (
         changing(pack),

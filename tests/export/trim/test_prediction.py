@@ -9,7 +9,7 @@ import pytest
 from edgedecode.export.trim.acceptance import LENGTHS, Acceptance
 from edgedecode.export.trim.prediction import Costs, Sweep, SweepRow, bytes_ratio, predict
 from edgedecode.export.trim.step_times import PassTimes
-from edgedecode.manifest import Manifest
+from edgedecode.pack.manifest import Manifest
 from tests.export.trim.toy_pack import write_toy_pack
 
 FLAT = PassTimes({width: 2.0 * (1 + 0.1 * (width - 1)) for width in range(1, 10)})

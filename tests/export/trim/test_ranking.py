@@ -8,8 +8,8 @@ import pytest
 from edgedecode.errors import InputError
 from edgedecode.export.trim.ranking import always_kept, rank_ids, sweep_sizes
 from edgedecode.export.trim.scored_text import ScoredText, split_texts
-from edgedecode.manifest import Generation
-from edgedecode.tokenizer import Tokenizer
+from edgedecode.pack.manifest import Generation
+from edgedecode.text.tokenizer import Tokenizer
 from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, wide_tokenizer
 from tests.small_tokenizers import byte_fallback, byte_level
 

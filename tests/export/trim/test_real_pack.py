@@ -11,12 +11,12 @@ import pytest
 
 from edgedecode import load
 from edgedecode.cli import main
+from edgedecode.engines.registry import find_runtime
 from edgedecode.export.trim import answering, heads
-from edgedecode.hub import BUNDLED_PACK
-from edgedecode.manifest import MANIFEST_NAME, Manifest
 from edgedecode.memory import Budget
-from edgedecode.registry import find_runtime
-from edgedecode.vocabulary import read_token_ids
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.pack.token_map import read_token_ids
 
 pytest.importorskip("onnx_ir")
 pytestmark = pytest.mark.skipif(

@@ -12,15 +12,16 @@ import pytest
 
 from edgedecode import Session, SessionOptions
 from edgedecode.cli import main
+from edgedecode.decode.drafter import Drafter
 from edgedecode.drafters.model import ModelDrafter, ModelSource
+from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError
 from edgedecode.export.trim import run, speeds
 from edgedecode.export.trim.speeds import ANSWERS_PER_PROMPT, MAX_TOKENS, REPETITIONS, Speeds, measure_speeds
-from edgedecode.manifest import Manifest
-from edgedecode.messages import Message
+from edgedecode.pack.manifest import Manifest
 from edgedecode.pair import Pair
-from edgedecode.prompts import Prompt
-from edgedecode.protocols import Drafter, DraftSetting
+from edgedecode.text.messages import Message
+from edgedecode.text.prompts import Prompt
 from tests.export.trim.toy_pack import CONTEXT, TrimmedTables, open_toy, toy_runtime, wide_tokenizer, write_toy_pack
 
 

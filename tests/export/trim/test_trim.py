@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from edgedecode.cli import main
-from edgedecode.digests import check_files
 from edgedecode.errors import ExportError
 from edgedecode.export import frameworks
 from edgedecode.export.trim import heads, measuring, pack_change, prediction, run
 from edgedecode.export.trim.step_times import HeadTimes, PassTimes
-from edgedecode.manifest import MANIFEST_NAME, Manifest
-from edgedecode.vocabulary import read_token_ids
+from edgedecode.pack.integrity import check_files
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.pack.token_map import read_token_ids
 from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, open_toy, toy_runtime, write_toy_pack
 
 FEW = ("--prompts", "48", "--max-tokens", "40", "--per-category", "2")

@@ -12,16 +12,16 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from edgedecode.chat_template import ChatTemplate
-from edgedecode.digests import file_sha256
-from edgedecode.manifest import MANIFEST_NAME, FileEntry, Generation, Graph, Manifest, ModelEntry
+from edgedecode.decode.arrays import FloatArray, IntArray
+from edgedecode.decode.model import AdapterUse, LanguageModel, ModelCard, Output, RowRequest, State
 from edgedecode.memory import Budget
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Generation, Graph, Manifest, ModelEntry
+from edgedecode.pack.token_map import read_token_ids
 from edgedecode.pair import Pair
-from edgedecode.protocols import LanguageModel, State
 from edgedecode.testing import CHATML, SPECIAL_TOKENS, TableModel, TableRuntime, TableState, toy_tables
-from edgedecode.tokenizer import Tokenizer
-from edgedecode.types import AdapterUse, FloatArray, IntArray, ModelCard, Output, RowRequest
-from edgedecode.vocabulary import read_token_ids
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
 
 VOCABULARY = 1300
 CONTEXT = 512

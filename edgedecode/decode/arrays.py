@@ -1,0 +1,15 @@
+"""Array types used by every room: float32 logits and int64 token ids."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["FloatArray", "IntArray"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+
+IntArray: TypeAlias = npt.NDArray[np.int64]

@@ -1,0 +1,89 @@
+"""Drafts: chains and trees of proposed tokens, and the part of a vocabulary that a drafter can propose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.decode.arrays import IntArray
+from edgedecode.decode.probs import Probs
+from edgedecode.errors import InputError
+
+__all__ = ["Draft", "DraftMode", "TrimmedVocabulary"]
+
+
+class DraftMode(Enum):
+    """How the drafter chose its tokens. The drafter declares it; the verifier never guesses."""
+
+    DETERMINISTIC = "deterministic"
+    SAMPLED = "sampled"
+    """One chain, each token really drawn from `Draft.probs` (what the ratio rule needs)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A proposal: a chain, or a tree in which parents precede their children.
+
+    parents[i] is the index of token i's parent in this draft, -1 for the context's last token; None is a chain.
+    probs[i], in mode SAMPLED, is the distribution token i was drawn from. An empty draft is an ordinary answer.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] | None = None
+    probs: tuple[Probs, ...] | None = None
+    mode: DraftMode = DraftMode.DETERMINISTIC
+    source: str = "none"
+    """The drafter's name, for statistics and colouring."""
+    match: int = 0
+    """How many of the context's last tokens were found again; 0 where nothing is looked up. Longer ones are surer."""
+    vocabulary: TrimmedVocabulary | None = field(default=None, compare=False)
+    """All that its drafter could have said; None: anything."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def cut(self, length: int) -> Draft:
+        """Return the first `length` tokens of it; a chain stays a chain, and parents precede their children."""
+        if length >= len(self.tokens):
+            return self
+        return replace(
+            self,
+            tokens=self.tokens[:length],
+            parents=None if self.parents is None else self.parents[:length],
+            probs=None if self.probs is None else self.probs[:length],
+        )
+
+
+EMPTY_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrimmedVocabulary:
+    """Ids in ascending order; row i of a trimmed head is the id `ids[i]`. Raises InputError for anything else."""
+
+    ids: IntArray
+    size: int
+    """How many ids there are in the whole vocabulary."""
+    _inside: npt.NDArray[np.bool_] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        ids = self.ids
+        if not len(ids) or ids[0] < 0 or ids[-1] >= self.size or (ids[1:] <= ids[:-1]).any():
+            raise InputError(f"a trimmed vocabulary's ids must ascend, from 0 to below {self.size}")
+        inside = np.zeros(self.size, np.bool_)
+        inside[ids] = True
+        object.__setattr__(self, "_inside", inside)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __contains__(self, token: object) -> bool:
+        return isinstance(token, int) and 0 <= token < self.size and bool(self._inside[token])
+
+    def share_of(self, tokens: Sequence[int]) -> float:
+        """Return which share of these tokens it knows: its coverage of a text; 0 for an empty one."""
+        return float(self._inside[np.asarray(tokens, np.int64)].mean()) if len(tokens) else 0.0

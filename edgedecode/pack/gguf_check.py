@@ -1,0 +1,32 @@
+"""Whether a GGUF file holds the model that a manifest says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgedecode.errors import ManifestError
+from edgedecode.gguf.architectures import gguf_name
+from edgedecode.gguf.header import Header
+from edgedecode.pack.manifest import ModelEntry
+
+__all__ = ["check_header"]
+
+
+def check_header(header: Header, entry: ModelEntry, *, path: Path) -> None:
+    """Raise ManifestError unless the file holds a model of the entry's architecture and sizes."""
+    wanted = gguf_name(entry.architecture)
+    if wanted is not None and wanted != header.architecture:
+        raise ManifestError(
+            f"{path} has the architecture {header.architecture!r}, the manifest says {entry.architecture}: export the "
+            f"pack again"
+        )
+    pairs = {
+        "rows": (header.rows, entry.rows),
+        "layers": (header.layers, entry.layers),
+        "hidden size": (header.hidden_size, entry.hidden_size),
+        "KV heads": (header.kv_heads, entry.kv_heads),
+        "head size": (header.head_size, entry.head_size),
+    }
+    for name, (found, said) in pairs.items():
+        if found not in (said, 0):  # recurrent models have no heads
+            raise ManifestError(f"{path} has {name} {found}, the manifest says {said}: export the pack again")
