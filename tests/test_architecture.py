@@ -22,23 +22,30 @@ OUTER = ("export", "runtimes", "apps")
 
 ROOMS = {  # of the core: what a room may import beside itself, from rooms and from the modules of the face
     "decode": {"errors"},
-    "schedule": {"decode", "errors"},
+    "schedule": {"decode", "errors", "user_notices"},
     "drafters": {"decode", "cache", "errors", "memory"},
-    "text": {"errors", "memory"},
-    "onnx_format": set[str](),
+    "text": {"duplicate_names", "errors", "memory"},
+    "onnx_format": {"duplicate_names"},
     "gguf": {"decode", "errors"},
-    "pack": {"decode", "gguf", "onnx_format", "text", "cache", "errors", "locks", "memory", "rate", "user_notices"},
-    "engines": {
+    "pack": {
+        *("decode", "gguf", "onnx_format", "text"),
+        *("cache", "duplicate_names", "errors", "locks", "memory", "rate", "user_notices"),
+    },
         "decode",
-        "drafters",
-        "pack",
-        "schedule",
+        "gguf",
+        "onnx_format",
+        "text",
         "cache",
+        "duplicate_names",
         "errors",
+        "locks",
         "memory",
-        "options",
-        "pair",
+        "rate",
         "user_notices",
+    },
+    "engines": {
+        *("decode", "drafters", "pack", "schedule"),
+        *("cache", "errors", "memory", "options", "pair", "user_notices"),
     },
 }
 MAX_LINES = 400

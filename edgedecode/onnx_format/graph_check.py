@@ -19,9 +19,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from edgedecode.duplicate_names import add_once
+
 from .graph_file import ValueInfo
 from .graph_memory import ConstantTensor, Operation, UnknownOperator, check_operations
-from .wire import BYTES, VARINT, Field, add_once, integer_values, read_spans
+from .wire import BYTES, VARINT, Field, integer_values, read_spans
 
 __all__ = ["CheckedGraph", "Weights", "check_content", "check_graph"]
 

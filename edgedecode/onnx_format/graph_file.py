@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from edgedecode.duplicate_names import add_once
+
 from .node import AttributeValue, Node, RawAttribute
 from .tensor import ExternalData, Tensor
-from .wire import Field, add_once, integer_field, message_field, pair_field, read_fields, read_pair, text_field
+from .wire import Field, integer_field, message_field, pair_field, read_fields, read_pair, text_field
 
 __all__ = ["AttributeValue", "ExternalData", "GraphFile", "Node", "RawAttribute", "Tensor", "ValueInfo"]
 

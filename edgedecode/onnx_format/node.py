@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from edgedecode.duplicate_names import add_once
+
 from .tensor import Tensor
 from .wire import (
     Field,
-    add_once,
     bytes_field,
     float_field,
     float_values,

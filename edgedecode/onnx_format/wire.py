@@ -8,14 +8,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from mmap import mmap
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
     "Field",
-    "add_once",
     "bytes_field",
     "fixed_bytes",
     "float_field",
@@ -33,7 +32,6 @@ __all__ = [
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _FIXED_KINDS = {8: FIXED64, 4: FIXED32}
 _FIXED = {kind: nbytes for nbytes, kind in _FIXED_KINDS.items()}
-_Value = TypeVar("_Value")
 _Octets: TypeAlias = bytes | memoryview | mmap
 _VARINT_NBYTES = 10
 _CHUNK_NBYTES = 1 << 18
@@ -173,13 +171,6 @@ def _unpacked(packed: npt.NDArray[np.uint8], ends: npt.NDArray[np.intp]) -> npt.
         bits = (packed[starts[longer] + position] & 0x7F).astype(np.uint64)
         values[longer] |= bits << np.uint64(7 * position)
     return values.view(np.int64)
-
-
-def add_once(values: dict[str, _Value], name: str, value: _Value, *, what: str) -> None:
-    """Add a named value. Raises ValueError, which calls it `what`, for a name that is taken."""
-    if name in values:
-        raise ValueError(f"the {what} {name[:60]!r} appears twice")
-    values[name] = value
 
 
 def integer_field(number: int, value: int) -> bytes:

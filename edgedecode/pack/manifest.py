@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from edgedecode.duplicate_names import add_once
 from edgedecode.errors import ManifestError
-from edgedecode.onnx_format.wire import add_once
 
 from .activations_entry import ActivationsEntry
 from .adapter_entry import AdapterEntry

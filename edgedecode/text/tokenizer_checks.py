@@ -8,8 +8,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
+from edgedecode.duplicate_names import add_once
 from edgedecode.errors import ManifestError
-from edgedecode.onnx_format.wire import add_once
 
 __all__ = ["LONGEST_TOKEN", "check_file", "check_growth"]
 
