@@ -1,4 +1,4 @@
-"""One conversation with a pair: turns in, streamed text out. Knows no engine; the loop is in `loop.py`."""
+"""One conversation with a pair: turns in, streamed text out. The loop is decode/loop.py."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from edgedecode.engines.selection import registry
+from edgedecode.engines import registry
 
 CPU_SECONDS, WALL_SECONDS = 20, 90
 """What one input may take; the wall's are for inputs that wait, on a machine that has other work too."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 import edgedecode
-import edgedecode.loop as loop
+import edgedecode.decode.loop as loop
 from edgedecode import Completion, Pair, Rule, SamplingOptions, Session, SessionOptions
 from edgedecode.decode.drafting import Drafting
 from edgedecode.decode.drafts import Draft

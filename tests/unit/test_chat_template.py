@@ -12,9 +12,9 @@ import pytest
 
 from edgedecode.errors import EdgeDecodeError, InputError, ManifestError
 from edgedecode.memory import peak_nbytes
+from edgedecode.text import template_limits
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.messages import Message
-from edgedecode.text.printable import template_limits
 from tests.shared_paths import SHARED, needs_shared
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -229,7 +229,7 @@ GROWING = {
 }
 BOUNDED = """
 import sys
-from edgedecode import template_limits
+from edgedecode.text import template_limits
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.errors import EdgeDecodeError
 from edgedecode.memory import peak_nbytes

@@ -14,9 +14,9 @@ from tokenizers import models, normalizers
 from edgedecode.errors import BudgetExceeded, ContextExceeded
 from edgedecode.memory import Budget, peak_nbytes
 from edgedecode.options import SessionOptions
+from edgedecode.text import encoder as encoding
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
-from edgedecode.text.printable import encoder as encoding
 from edgedecode.text.tokenizer import Tokenizer
 from tests.shared_paths import SHARED, needs_shared
 from tests.small_tokenizers import byte_fallback, byte_level

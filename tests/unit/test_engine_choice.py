@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from edgedecode.engines import selection as engines
 from edgedecode.engines.engine_choice import SLACK_NBYTES, Candidate, Choice, Speeds, choose
 from edgedecode.engines.engine_factory import Refusal
 from edgedecode.engines.engine_speeds import (
@@ -27,7 +28,6 @@ from edgedecode.engines.engine_speeds import (
 from edgedecode.engines.interface import NO_MMAP, Runtime
 from edgedecode.engines.interpreter import interpreter
 from edgedecode.engines.selection import default_runtime
-from edgedecode.engines.selection import selection as engines
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
 from edgedecode.pack.activations_entry import ActivationsEntry, ProductError
 from edgedecode.pack.manifest import FileEntry, Manifest, ModelEntry

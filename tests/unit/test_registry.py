@@ -8,8 +8,8 @@ import pytest
 
 from edgedecode.drafters.model import ModelSource
 from edgedecode.drafters.ngram import NgramSource
+from edgedecode.engines import registry
 from edgedecode.engines.registry import COMMANDS, RUNTIMES, drafter_names, find_drafter, find_runtime, installed
-from edgedecode.engines.selection import registry
 from edgedecode.errors import InputError, RuntimeUnavailable
 
 

@@ -68,7 +68,7 @@ def test_the_text_is_plain_decodings(options: dict[str, object], sampling: Sampl
 
 def branched(options: SessionOptions, monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
     """Return the rounds of a session whose draft was a tree."""
-    import edgedecode.loop as loop
+    import edgedecode.decode.loop as loop
 
     found: list[Verdict] = []
     verify = loop.verify
