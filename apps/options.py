@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, load
 from edgedecode.commands import count, positive_count, real_number, seed
-from edgedecode.decode.policy import NO_DRAFTER, FixedLength
+from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.options import sampling_defaults

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from edgedecode import FinishReason, Stats
-from edgedecode.decode.stats import DrafterCount
+from edgedecode.decoding.stats import DrafterCount
 from edgedecode.memory import format_nbytes
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edgedecode.chunks import Chunk, Completion
-    from edgedecode.decode.drafts import Draft
-    from edgedecode.decode.loop import DecodeSetting, decode
-    from edgedecode.decode.stats import FinishReason, Stats
-    from edgedecode.decode.verify import Rule
-    from edgedecode.decode.weights import SamplingOptions
+    from edgedecode.decoding.drafts import Draft
+    from edgedecode.decoding.loop import DecodeSetting, decode
+    from edgedecode.decoding.stats import FinishReason, Stats
+    from edgedecode.decoding.verify import Rule
+    from edgedecode.decoding.weights import SamplingOptions
     from edgedecode.errors import (
         BudgetExceeded,
         CapabilityError,
@@ -69,16 +69,16 @@ _HOMES = {
         "ManifestError",
         "RuntimeUnavailable",
     ),
-    "decode.loop": ("DecodeSetting", "decode"),
+    "decoding.loop": ("DecodeSetting", "decode"),
     "text.messages": ("Message",),
     "options": ("SessionOptions",),
     "pair": ("Pair", "load"),
     "chunks": ("Chunk", "Completion"),
-    "decode.sampling": ("SamplingOptions",),
+    "decoding.sampling": ("SamplingOptions",),
     "session": ("Session",),
-    "decode.stats": ("FinishReason", "Stats"),
-    "decode.drafts": ("Draft",),
-    "decode.verify": ("Rule",),
+    "decoding.stats": ("FinishReason", "Stats"),
+    "decoding.drafts": ("Draft",),
+    "decoding.verify": ("Rule",),
 }
 
 

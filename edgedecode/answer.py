@@ -7,7 +7,7 @@ from types import GeneratorType
 from typing import cast
 
 from edgedecode.chunks import Chunk
-from edgedecode.decode.stats import Stats
+from edgedecode.decoding.stats import Stats
 from edgedecode.errors import CapabilityError
 from edgedecode.turns import FairLock, when_free
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgedecode.decode.stats import FinishReason, Stats
+from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.text.detokenizer import Detokenizer
 from edgedecode.text.stop_strings import StopStrings
 

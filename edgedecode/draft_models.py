@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgedecode.decode.model import HeadedModel, LanguageModel
+from edgedecode.decoding.model import HeadedModel, LanguageModel
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.pack.manifest import ModelEntry
 

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 
 __all__ = ["EntropyWindow", "entropy_nats"]
 

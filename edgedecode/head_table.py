@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decode.arrays import FloatArray, IntArray
+from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.errors import ManifestError
 from edgedecode.pack.json_fields import Fields
 

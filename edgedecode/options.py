@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from edgedecode.decode.verify import Rule
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.verify import Rule
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.pack.manifest import Generation
 
 __all__ = ["BRANCHING", "TREE", "SessionOptions", "sampling_defaults", "wants_trees"]

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
 
-from edgedecode.decode.model import AdapterUse, LanguageModel
-from edgedecode.decode.row_draw import RowDraw, row_draw_of
-from edgedecode.decode.verify import Rule
+from edgedecode.decoding.model import AdapterUse, LanguageModel
+from edgedecode.decoding.row_draw import RowDraw, row_draw_of
+from edgedecode.decoding.verify import Rule
 from edgedecode.draft_models import DraftModels, default_heads
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.engine_speeds import EngineRequest

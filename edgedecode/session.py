@@ -1,4 +1,4 @@
-"""One conversation with a pair: turns in, streamed text out. The loop is decode/loop.py."""
+"""One conversation with a pair: turns in, streamed text out. The loop is decoding/loop.py."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from weakref import finalize
 
 from edgedecode.answer import Answer
 from edgedecode.chunks import TARGET_SOURCE, Chunk, Completion, Reply
-from edgedecode.decode.drafting import Drafting
-from edgedecode.decode.loop import DecodeSetting, decode
-from edgedecode.decode.padding import next_width, usable_context
-from edgedecode.decode.sampling import Noise, Sampler, answer_seed
-from edgedecode.decode.stats import FinishReason, Stats
-from edgedecode.decode.verify import Outcome, Rule, Verdict
+from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.loop import DecodeSetting, decode
+from edgedecode.decoding.padding import next_width, usable_context
+from edgedecode.decoding.sampling import Noise, Sampler, answer_seed
+from edgedecode.decoding.stats import FinishReason, Stats
+from edgedecode.decoding.verify import Outcome, Rule, Verdict
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.engines.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edgedecode.decode.drafter import Drafter, head_groups
-from edgedecode.decode.drafting import Drafting
-from edgedecode.decode.model import State
-from edgedecode.decode.policy import FixedLength, FixedTree, Policy
-from edgedecode.decode.sampling import Noise
-from edgedecode.decode.verify import Rule
+from edgedecode.decoding.drafter import Drafter, head_groups
+from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.model import State
+from edgedecode.decoding.policy import FixedLength, FixedTree, Policy
+from edgedecode.decoding.sampling import Noise
+from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.options import BRANCHING, TREE, SessionOptions, wants_trees

@@ -12,13 +12,13 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.model import AdapterUse, ModelCard, Output, RowRequest, State
-from edgedecode.decode.policy import WHOLE, Plan
-from edgedecode.decode.probs import UniformSource
-from edgedecode.decode.tree import check_parents
-from edgedecode.decode.verify import Verdict
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
+from edgedecode.decoding.policy import WHOLE, Plan
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.tree import check_parents
+from edgedecode.decoding.verify import Verdict
 from edgedecode.engines.interface import Device
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget, Lease

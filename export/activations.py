@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgedecode.decode.arrays import IntArray
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.pack.manifest import ModelEntry
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgedecode.decode.model import LowRank
+from edgedecode.decoding.model import LowRank
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.pack.manifest import STACKS
 

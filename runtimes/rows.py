@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgedecode.decode.model import ModelCard, RowRequest
+from edgedecode.decoding.model import ModelCard, RowRequest
 from edgedecode.errors import CapabilityError, InputError
 
 __all__ = [

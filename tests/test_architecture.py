@@ -21,18 +21,18 @@ RINGS = {
 OUTER = ("export", "runtimes", "apps")
 
 ROOMS = {  # of the core: what a room may import beside itself, from rooms and from the modules of the face
-    "decode": {"errors"},
-    "schedule": {"decode", "errors", "user_notices"},
-    "drafters": {"decode", "cache", "errors", "memory"},
+    "decoding": {"errors"},
+    "schedule": {"decoding", "errors", "user_notices"},
+    "drafters": {"decoding", "cache", "errors", "memory"},
     "text": {"duplicate_names", "errors", "memory"},
     "onnx_format": {"duplicate_names"},
-    "gguf": {"decode", "errors"},
+    "gguf": {"decoding", "errors"},
     "pack": {
-        *("decode", "gguf", "onnx_format", "text"),
+        *("decoding", "gguf", "onnx_format", "text"),
         *("cache", "duplicate_names", "errors", "locks", "memory", "rate", "user_notices"),
     },
     "engines": {
-        *("decode", "drafters", "pack", "schedule"),
+        *("decoding", "drafters", "pack", "schedule"),
         *("cache", "errors", "memory", "options", "pair", "user_notices"),
     },
 }

@@ -63,6 +63,12 @@ def _functions() -> list[tuple[str, types.FunctionType]]:
     return found
 
 
+def test_no_module_hides_a_public_name() -> None:
+    """Importing a submodule sets it as an attribute of its package, over a function of the same name."""
+    names = {module.name for module in pkgutil.iter_modules([str(CORE)])}
+    assert not names & set(PUBLIC_API)
+
+
 def test_the_surface_is_this_list() -> None:
     assert edgedecode.__all__ == PUBLIC_API
 

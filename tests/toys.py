@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray, IntArray
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.drafting import Drafting
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.loop import DecodeSetting, decode
-from edgedecode.decode.model import AdapterUse, Output, RowRequest, State
-from edgedecode.decode.policy import WHOLE, Plan
-from edgedecode.decode.probs import UniformSource
-from edgedecode.decode.sampling import Mask, Noise, Sampler
-from edgedecode.decode.stats import Stats
-from edgedecode.decode.verify import Rule, Verdict
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.loop import DecodeSetting, decode
+from edgedecode.decoding.model import AdapterUse, Output, RowRequest, State
+from edgedecode.decoding.policy import WHOLE, Plan
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.sampling import Mask, Noise, Sampler
+from edgedecode.decoding.stats import Stats
+from edgedecode.decoding.verify import Rule, Verdict
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget

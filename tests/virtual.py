@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgedecode.decode.counterfactual import OpenOffers
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.policy import ASKED, NO_DRAFTER, FixedLength, Offer, Plan, Policy, RoundCost, Score, Signals
+from edgedecode.decoding.counterfactual import OpenOffers
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.policy import ASKED, NO_DRAFTER, FixedLength, Offer, Plan, Policy, RoundCost, Score, Signals
 
 Accepts = Callable[[int], bool]
 """position of the text → whether a draft of that token would be right"""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 
 from edgedecode import Pair
-from edgedecode.decode.policy import RoundCost
+from edgedecode.decoding.policy import RoundCost
 from edgedecode.schedule.cost import CostModel, Recent
 
 from .costs import READ, WIDEST, CostMeter, Costs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from edgedecode.commands import Command, name_list, positive_count, real_number, seed, whole_number
-from edgedecode.decode.policy import MAX_DRAFT
+from edgedecode.decoding.policy import MAX_DRAFT
 
 from ..options import add_pack_options
 from .peers.options import add_peer_options, check_peer_options

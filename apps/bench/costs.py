@@ -14,8 +14,8 @@ from time import perf_counter
 
 import numpy as np
 
-from edgedecode.decode.loop import PREFILL_CHUNK
-from edgedecode.decode.model import LanguageModel, RowRequest, State
+from edgedecode.decoding.loop import PREFILL_CHUNK
+from edgedecode.decoding.model import LanguageModel, RowRequest, State
 from edgedecode.drafters.chain import HEAD as CHAIN_HEAD
 
 from .timed import TimedHead, TimedLocalHead, TimedModel, TimedPair

@@ -14,8 +14,8 @@ from time import perf_counter
 import numpy as np
 
 from edgedecode import SamplingOptions
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.row_draw import RowDraw
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.row_draw import RowDraw
 
 __all__ = ["DrawCost", "draw_shapes", "measure_draws"]
 

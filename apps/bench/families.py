@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from statistics import median
 
-from edgedecode.decode.stats import DrafterCount, TimeSplit
+from edgedecode.decoding.stats import DrafterCount, TimeSplit
 
 from .costs import CostMeter, Costs
 from .requests import Requests

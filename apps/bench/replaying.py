@@ -6,7 +6,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedecode.decode.policy import Plan
+from edgedecode.decoding.policy import Plan
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.pack.manifest import Manifest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgedecode.decode.stats import DrafterCount, TimeSplit
+from edgedecode.decoding.stats import DrafterCount, TimeSplit
 
 from .settings import Arm
 

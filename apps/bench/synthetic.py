@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgedecode import InputError
-from edgedecode.decode.counter_rng import mixed
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.drafts import EMPTY_DRAFT, Draft
-from edgedecode.decode.policy import WHOLE, Plan
-from edgedecode.decode.probs import UniformSource
-from edgedecode.decode.verify import Verdict
+from edgedecode.decoding.counter_rng import mixed
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
+from edgedecode.decoding.policy import WHOLE, Plan
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.verify import Verdict
 from edgedecode.drafters.source import DraftSetting
 
 from .timed import Script, TimedModel

@@ -8,8 +8,8 @@ from time import perf_counter
 from typing import NamedTuple
 
 from edgedecode import Pair
-from edgedecode.decode.arrays import IntArray
-from edgedecode.decode.model import (
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.model import (
     AdapterUse,
     Head,
     HeadedModel,
@@ -20,7 +20,7 @@ from edgedecode.decode.model import (
     RowRequest,
     State,
 )
-from edgedecode.decode.row_draw import RowDraw, row_draw_of
+from edgedecode.decoding.row_draw import RowDraw, row_draw_of
 from edgedecode.engines.interface import Device, Runtime
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import ModelEntry

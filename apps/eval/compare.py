@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from edgedecode import Stats
-from edgedecode.decode.loop import PREFILL_CHUNK, DecodeSetting, decode
-from edgedecode.decode.model import LanguageModel
-from edgedecode.decode.sampling import Noise, Sampler
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.loop import PREFILL_CHUNK, DecodeSetting, decode
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.engines.kernel_noise import measure_noise
 from edgedecode.engines.rescore import Rescore, rescore
 from edgedecode.errors import CapabilityError, ContextExceeded, InputError

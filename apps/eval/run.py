@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edgedecode import InputError, Message, load
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import CapabilityError
 from edgedecode.pack.engine_equality import Equality
 from edgedecode.pack.hub import find_pack

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.drafts import EMPTY_DRAFT, Draft
-from edgedecode.decode.policy import WHOLE, Plan
-from edgedecode.decode.probs import UniformSource
-from edgedecode.decode.verify import Verdict
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
+from edgedecode.decoding.policy import WHOLE, Plan
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.verify import Verdict
 
 from .model import ModelDrafter, ModelSource
 from .source import DraftSetting

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.drafts import Draft, TrimmedVocabulary
-from edgedecode.decode.model import HeadedModel, LocalHead
-from edgedecode.decode.policy import WHOLE, Plan
-from edgedecode.decode.probs import UniformSource
-from edgedecode.decode.verify import Verdict
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafts import Draft, TrimmedVocabulary
+from edgedecode.decoding.model import HeadedModel, LocalHead
+from edgedecode.decoding.policy import WHOLE, Plan
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
 
 from .local_vocabulary import LocalVocabulary

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decode.arrays import IntArray
+from edgedecode.decoding.arrays import IntArray
 
 __all__ = ["WINDOW", "LocalVocabulary"]
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.drafts import EMPTY_DRAFT, Draft, DraftMode, TrimmedVocabulary
-from edgedecode.decode.model import Head, LanguageModel
-from edgedecode.decode.policy import WHOLE, Plan
-from edgedecode.decode.probs import Probs, UniformSource
-from edgedecode.decode.row_draw import Leading
-from edgedecode.decode.sampling import Sampler
-from edgedecode.decode.verify import Verdict
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, DraftMode, TrimmedVocabulary
+from edgedecode.decoding.model import Head, LanguageModel
+from edgedecode.decoding.policy import WHOLE, Plan
+from edgedecode.decoding.probs import Probs, UniformSource
+from edgedecode.decoding.row_draw import Leading
+from edgedecode.decoding.sampling import Sampler
+from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
 
 from .confidence import Confidence, Features, features

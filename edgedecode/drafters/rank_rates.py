@@ -5,7 +5,7 @@ Counts fade, so that a text that changes is noticed, and lean on a prior. Knows 
 
 from __future__ import annotations
 
-from edgedecode.decode.tree import RankRates
+from edgedecode.decoding.tree import RankRates
 
 __all__ = ["RATES_AFTER", "RankSurvival", "kept_rates"]
 

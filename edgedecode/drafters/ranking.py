@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.sampling import Sampler
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.sampling import Sampler
 
 from .source import DraftSetting
 

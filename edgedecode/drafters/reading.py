@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.loop import PREFILL_CHUNK
-from edgedecode.decode.model import Head, LanguageModel, State
-from edgedecode.decode.policy import Plan
-from edgedecode.decode.tree import MOST_NODES
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.loop import PREFILL_CHUNK
+from edgedecode.decoding.model import Head, LanguageModel, State
+from edgedecode.decoding.policy import Plan
+from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import BudgetExceeded
 
 from .source import DraftSetting

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decode.arrays import IntArray
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.drafts import EMPTY_DRAFT, Draft
-from edgedecode.decode.policy import WHOLE, Plan
-from edgedecode.decode.probs import UniformSource
-from edgedecode.decode.tree import RankRates, TreeShape, is_chain
-from edgedecode.decode.verify import Verdict
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
+from edgedecode.decoding.policy import WHOLE, Plan
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.tree import RankRates, TreeShape, is_chain
+from edgedecode.decoding.verify import Verdict
 from edgedecode.memory import Lease
 
 from .rank_rates import RATES_AFTER, kept_rates

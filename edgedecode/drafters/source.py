@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.model import LanguageModel
-from edgedecode.decode.probs import SharedNoise
-from edgedecode.decode.row_draw import NumpyRowDraw, RowDraw
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.decoding.probs import SharedNoise
+from edgedecode.decoding.row_draw import NumpyRowDraw, RowDraw
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.memory import Budget
 
 __all__ = ["DraftSetting", "DrafterSource"]

@@ -8,11 +8,11 @@ from array import array
 from collections.abc import Sequence
 from weakref import finalize
 
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.drafts import EMPTY_DRAFT, Draft
-from edgedecode.decode.policy import WHOLE, Plan
-from edgedecode.decode.probs import UniformSource
-from edgedecode.decode.verify import Verdict
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
+from edgedecode.decoding.policy import WHOLE, Plan
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory import Lease
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.drafts import EMPTY_DRAFT, Draft
-from edgedecode.decode.policy import WHOLE, Plan
-from edgedecode.decode.probs import UniformSource
-from edgedecode.decode.tree import MOST_NODES, RankRates, TreeShape, best_tree, depths, is_chain
-from edgedecode.decode.verify import Verdict
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
+from edgedecode.decoding.policy import WHOLE, Plan
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.tree import MOST_NODES, RankRates, TreeShape, best_tree, depths, is_chain
+from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
 
 from .model import ModelDrafter, ModelSource

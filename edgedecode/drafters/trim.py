@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.drafts import TrimmedVocabulary
-from edgedecode.decode.model import HeadedModel
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafts import TrimmedVocabulary
+from edgedecode.decoding.model import HeadedModel
 from edgedecode.errors import CapabilityError
 
 from .model import ModelDrafter, shared_reading, usable_model

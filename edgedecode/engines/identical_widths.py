@@ -14,9 +14,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import AdapterUse, LanguageModel
-from edgedecode.decode.padding import next_width
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import AdapterUse, LanguageModel
+from edgedecode.decoding.padding import next_width
 
 __all__ = ["LONGEST_PASS", "NARROW", "WIDE", "BoundedState", "IdenticalWidths", "best_class", "measure_widths"]
 

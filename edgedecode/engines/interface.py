@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import ModelEntry
 

@@ -12,9 +12,9 @@ from itertools import cycle
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decode.arrays import FloatArray, IntArray
-from edgedecode.decode.model import LanguageModel, State
-from edgedecode.decode.probs import Probs
+from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.model import LanguageModel, State
+from edgedecode.decoding.probs import Probs
 
 __all__ = ["POSITIONS", "KernelNoise", "draw", "measure_noise"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import edgedecode
 from edgedecode.cache import cache_folder, keep_json, kept_json
-from edgedecode.decode.model import AdapterUse, ModelCard, State
+from edgedecode.decoding.model import AdapterUse, ModelCard, State
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
 from edgedecode.pack.integrity import pack_digest

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgedecode.decode.loop import PREFILL_CHUNK
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.loop import PREFILL_CHUNK
+from edgedecode.decoding.model import LanguageModel
 
 __all__ = ["Rescore", "rescore"]
 

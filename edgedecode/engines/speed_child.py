@@ -9,7 +9,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from edgedecode.decode.policy import NO_DRAFTER
+from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.memory import peak_nbytes, resident_nbytes
 from edgedecode.options import SessionOptions

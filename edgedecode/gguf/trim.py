@@ -16,8 +16,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edgedecode.decode.arrays import IntArray
-from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError, ExportError, ManifestError
 
 from .architectures import CLASSES

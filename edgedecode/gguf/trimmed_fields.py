@@ -15,8 +15,8 @@ from itertools import compress
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decode.arrays import IntArray
-from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.drafts import TrimmedVocabulary
 
 from .fields import ARRAY, FORMATS, TEXT, TOKENS, FieldReader, Truncated
 

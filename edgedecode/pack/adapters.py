@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgedecode.decode.model import AdapterFileModel, AdapterUse, LanguageModel
+from edgedecode.decoding.model import AdapterFileModel, AdapterUse, LanguageModel
 from edgedecode.errors import CapabilityError
 
 from .manifest import Manifest

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.decode.arrays import IntArray
-from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import InputError, ManifestError
 
 __all__ = ["read_token_ids", "write_token_ids"]

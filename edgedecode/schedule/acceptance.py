@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgedecode.decode.policy import Score
+from edgedecode.decoding.policy import Score
 
 from .checked_numbers import amount
 

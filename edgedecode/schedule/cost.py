@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decode.policy import ASKED, NO_DRAFTER, RoundCost
+from edgedecode.decoding.policy import ASKED, NO_DRAFTER, RoundCost
 
 from .checked_numbers import amount, finite, mapping, optional_amount, positive
 

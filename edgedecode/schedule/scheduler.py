@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edgedecode.decode.policy import MAX_DRAFT, NO_DRAFTER, Offer, Plan, RoundCost, Score, Signals
-from edgedecode.decode.tree import MOST_NODES
+from edgedecode.decoding.policy import MAX_DRAFT, NO_DRAFTER, Offer, Plan, RoundCost, Score, Signals
+from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import InputError
 
 from .experience import Experience

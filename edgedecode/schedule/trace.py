@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from edgedecode.decode.policy import Plan, Signals
+from edgedecode.decoding.policy import Plan, Signals
 from edgedecode.errors import InputError
 from edgedecode.user_notices import notice
 

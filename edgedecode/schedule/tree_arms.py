@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edgedecode.decode.policy import NO_DRAFTER
-from edgedecode.decode.tree import RankRates, RoundPrice, TreeShape, fastest_tree
+from edgedecode.decoding.policy import NO_DRAFTER
+from edgedecode.decoding.tree import RankRates, RoundPrice, TreeShape, fastest_tree
 
 from .cost import CostModel
 

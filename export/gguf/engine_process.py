@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import ModelEntry
 

@@ -7,8 +7,8 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import LanguageModel
 
 from ..graph.passes.kv8 import CacheScales
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.kernel_noise import POSITIONS, KernelNoise, measure_noise
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import InputError, ManifestError

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import LanguageModel, State
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import LanguageModel, State
 from edgedecode.errors import ExportError
 
 from .reference import Reference

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import LowRank
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import LowRank
 
 from ..graph.quantize import Scheme, dequantize, quantize
 from ..graph.recipe import EMBEDDING, HEAD, UNROUNDED, Recipe, projection_name

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import AdapterModel, AdapterUse, LowRank
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import AdapterModel, AdapterUse, LowRank
 from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import Graph, ModelEntry
 

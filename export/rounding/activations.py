@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decode.arrays import FloatArray, IntArray
+from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.pack.activations_entry import ProductError
 
 from ..graph.recipe import HEAD, projection_name

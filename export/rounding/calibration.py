@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.kernel_noise import draw
 
 from ..graph.recipe import EMBEDDING, HEAD, projection_name

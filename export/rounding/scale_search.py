@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 
 __all__ = ["as_scales", "levels_of", "search_scales"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray, IntArray
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.model import LanguageModel
 
 from .texts import ScoredText
 

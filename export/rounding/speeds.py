@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
-from edgedecode.decode.model import LanguageModel, State
+from edgedecode.decoding.model import LanguageModel, State
 
 __all__ = ["CONTEXT", "ROUNDS", "TURNS", "WIDTHS", "Speeds"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.model import LanguageModel
 
 from .scored_text import ScoredText
 from .teacher_forcing import BoolArray, Nested, TextHits, forced_hits

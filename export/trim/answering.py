@@ -17,7 +17,7 @@ from time import time
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.cache import cache_folder, close_to_others, open_private
-from edgedecode.decode.stats import FinishReason
+from edgedecode.decoding.stats import FinishReason
 from edgedecode.engines.selection import engine_version
 from edgedecode.errors import ContextExceeded
 from edgedecode.text.prompts import Prompt

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edgedecode.decode.arrays import IntArray
-from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import ExportError
 from edgedecode.head_table import HEAD_PROPERTY, StoredArray
 from edgedecode.pack.manifest import Graph, ModelEntry

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgedecode.decode.arrays import IntArray
-from edgedecode.decode.drafts import TrimmedVocabulary
-from edgedecode.decode.model import HeadedModel, LanguageModel
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.drafts import TrimmedVocabulary
+from edgedecode.decoding.model import HeadedModel, LanguageModel
 from edgedecode.engines.interface import Runtime
 from edgedecode.errors import ExportError
 from edgedecode.memory import Budget

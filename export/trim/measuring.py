@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from edgedecode import Pair
-from edgedecode.decode.drafts import TrimmedVocabulary
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.drafts import TrimmedVocabulary
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.interface import Runtime
 from edgedecode.errors import ExportError
 

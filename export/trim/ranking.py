@@ -8,8 +8,8 @@ from math import ceil
 
 import numpy as np
 
-from edgedecode.decode.arrays import IntArray
-from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import InputError
 from edgedecode.pack.manifest import Generation
 from edgedecode.text.tokenizer import Tokenizer

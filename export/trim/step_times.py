@@ -12,8 +12,8 @@ from statistics import median
 from time import perf_counter
 from typing import Protocol
 
-from edgedecode.decode.loop import PREFILL_CHUNK
-from edgedecode.decode.model import LanguageModel, Output, RowRequest, State
+from edgedecode.decoding.loop import PREFILL_CHUNK
+from edgedecode.decoding.model import LanguageModel, Output, RowRequest, State
 
 from .acceptance import LENGTHS
 

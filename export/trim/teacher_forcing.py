@@ -13,9 +13,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decode.arrays import FloatArray, IntArray
-from edgedecode.decode.loop import PREFILL_CHUNK
-from edgedecode.decode.model import LanguageModel, State
+from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.loop import PREFILL_CHUNK
+from edgedecode.decoding.model import LanguageModel, State
 
 from .ranking import Ranking
 from .scored_text import ScoredText

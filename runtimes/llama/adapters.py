@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import AdapterUse, LowRank, ModelCard
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.gguf.adapter import check_adapter
 from edgedecode.gguf.architectures import INTERLEAVED, LayerModule, tensor_name

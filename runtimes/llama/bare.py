@@ -14,7 +14,7 @@ from weakref import finalize
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import ModelEntry

@@ -13,8 +13,8 @@ from math import sqrt
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgedecode.decode.model import ModelCard
+from edgedecode.decoding.model import ModelCard
 from edgedecode.gguf.header import Header
 from edgedecode.pack.manifest import ModelEntry
 

@@ -15,8 +15,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import AdapterUse, LowRank, ModelCard, Output, RowRequest, State
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard, Output, RowRequest, State
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.gguf.header import Header
 from edgedecode.memory import Budget, Lease

@@ -64,7 +64,7 @@ def probe_engine(version: str, *, python: Sequence[str] | None = None, timeout: 
 
 def decode_tiny(path: str) -> None:
     """Load the model at `path` and run a pass of one row and one of several, as the child process does."""
-    from edgedecode.decode.model import ModelCard
+    from edgedecode.decoding.model import ModelCard
     from edgedecode.gguf.header import read_header
     from edgedecode.memory import Budget
     from edgedecode.pack.manifest import ModelEntry

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from edgedecode.decode.model import LanguageModel, ModelCard
+from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.engine_factory import Refusal
 from edgedecode.engines.interface import NO_MMAP, NO_REPACK, Device
 from edgedecode.errors import CapabilityError, InputError, ManifestError, RuntimeUnavailable

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import edgedecode
-from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.gguf.architectures import gguf_name
 from edgedecode.gguf.contents import Contents, Tensor, read_contents

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import AdapterUse, LowRank, ModelCard
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry

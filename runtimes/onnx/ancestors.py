@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import InputError
 
 __all__ = ["BLOCKED", "Ancestors"]

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray, IntArray
+from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.memory import Budget, Lease
 
 from .footprint import FLOAT_NBYTES, Footprint

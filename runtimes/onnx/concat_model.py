@@ -11,8 +11,8 @@ from weakref import WeakSet, finalize
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray, IntArray
-from edgedecode.decode.model import AdapterUse, ModelCard, Output, RowRequest, State
+from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Lease
 from edgedecode.pack.manifest import ModelEntry

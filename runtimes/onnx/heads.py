@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray, IntArray
-from edgedecode.decode.drafts import TrimmedVocabulary
-from edgedecode.decode.model import ModelCard
+from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.drafts import TrimmedVocabulary
+from edgedecode.decoding.model import ModelCard
 
 from .buffers import Buffers
 from .footprint import FLOAT_NBYTES

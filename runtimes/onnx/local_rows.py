@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray, IntArray
+from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 from edgedecode.head_table import HeadTable
 from edgedecode.memory import Budget, Lease

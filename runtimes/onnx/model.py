@@ -15,7 +15,7 @@ from weakref import WeakSet, finalize
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decode.model import AdapterUse, Head, LocalHead, LowRank, ModelCard, Output, RowRequest, State
+from edgedecode.decoding.model import AdapterUse, Head, LocalHead, LowRank, ModelCard, Output, RowRequest, State
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from edgedecode.decode.arrays import IntArray
-from edgedecode.decode.model import AdapterUse, Output, RowRequest, State
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.model import AdapterUse, Output, RowRequest, State
 from edgedecode.errors import CapabilityError, InputError
 
 from .heads import Outlet

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedecode.decode.drafts import TrimmedVocabulary
-from edgedecode.decode.model import ModelCard
+from edgedecode.decoding.drafts import TrimmedVocabulary
+from edgedecode.decoding.model import ModelCard
 from edgedecode.errors import InputError, ManifestError
 from edgedecode.head_table import HEAD_PROPERTY, HeadLayout, HeadTable
 from edgedecode.memory import Budget

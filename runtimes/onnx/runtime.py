@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decode.model import LanguageModel, ModelCard
-from edgedecode.decode.row_draw import RowDraw
+from edgedecode.decoding.model import LanguageModel, ModelCard
+from edgedecode.decoding.row_draw import RowDraw
 from edgedecode.engines.engine_factory import GraphKernels, Refusal
 from edgedecode.engines.interface import Device
 from edgedecode.errors import CapabilityError, InputError

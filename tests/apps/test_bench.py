@@ -25,7 +25,7 @@ from edgedecode.apps.bench.runs import Run as AnswerRun
 from edgedecode.apps.bench.settings import PLAIN, Arm, Settings
 from edgedecode.apps.bench.timed import TimedPair
 from edgedecode.cli import main
-from edgedecode.decode.row_draw import NumpyRowDraw
+from edgedecode.decoding.row_draw import NumpyRowDraw
 from edgedecode.engines.registry import drafter_names
 
 from .conftest import Run

@@ -23,7 +23,7 @@ from edgedecode.apps.bench.settings import PLAIN, SCHEDULED, Arm, Settings, arms
 from edgedecode.apps.bench.synthetic import SYNTHETIC, SyntheticSource
 from edgedecode.apps.bench.timed import TimedPair
 from edgedecode.cli import main
-from edgedecode.decode.policy import RoundCost, Score
+from edgedecode.decoding.policy import RoundCost, Score
 from edgedecode.errors import InputError
 from edgedecode.experience_file import load_experience
 from edgedecode.pack.integrity import pack_digest

@@ -18,8 +18,8 @@ from edgedecode.apps.eval import saving
 from edgedecode.apps.eval.compare import Comparison, EncodedPrompt, Setting, compare_engines
 from edgedecode.apps.eval.tally import PromptEquality, equality_of
 from edgedecode.cli import main
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.rescore import Rescore
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.memory import Budget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgedecode import FinishReason, SessionOptions, Stats
 from edgedecode.apps.stats_table import drafts_line, stats_line, stats_table
-from edgedecode.decode.stats import DrafterCount, TimeSplit
+from edgedecode.decoding.stats import DrafterCount, TimeSplit
 from edgedecode.testing import toy_pair
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.testing import TableModel, toy_tables

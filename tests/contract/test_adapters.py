@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import AdapterModel, AdapterUse, LanguageModel, LowRank
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.memory import Budget
 from tests.contract.conftest import GgufOpener, Opener

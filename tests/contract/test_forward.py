@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgedecode.decode.model import AdapterUse, LanguageModel
+from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.errors import CapabilityError
 from tests.contract.reference import assert_close, assert_moved, logits_of, settled
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.drafting import Drafting
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.loop import DecodeSetting, decode
-from edgedecode.decode.sampling import Noise, Sampler
-from edgedecode.decode.stats import Stats
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.loop import DecodeSetting, decode
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.stats import Stats
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model import ModelDrafter
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError, RuntimeUnavailable

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedecode.decode.drafts import TrimmedVocabulary
-from edgedecode.decode.model import ModelCard
+from edgedecode.decoding.drafts import TrimmedVocabulary
+from edgedecode.decoding.model import ModelCard
 from edgedecode.engines.interface import NO_MMAP, NO_REPACK
 from edgedecode.errors import BudgetExceeded
 from edgedecode.gguf.header import read_header

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.decode.model import AdapterUse, LowRank
+from edgedecode.decoding.model import AdapterUse, LowRank
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError
 from edgedecode.gguf.adapter import AdapterFile, check_adapter
 from edgedecode.gguf.contents import read_contents

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.drafts import TrimmedVocabulary
-from edgedecode.decode.model import AdapterUse, LowRank
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.drafts import TrimmedVocabulary
+from edgedecode.decoding.model import AdapterUse, LowRank
 from edgedecode.errors import (
     BudgetExceeded,
     CapabilityError,

@@ -12,11 +12,11 @@ from itertools import repeat
 import numpy as np
 import pytest
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.model import AdapterModel, AdapterUse, LanguageModel, LowRank
-from edgedecode.decode.probs import UniformSource
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.engines.identical_widths import IdenticalWidths, measure_widths
 from edgedecode.errors import CapabilityError

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.memory import Budget
 from tests.contract.conftest import Opener, open_entry

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import Head, State
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import Head, State
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.runtimes.onnx.model import OnnxModel
 from tests.contract.reference import TOLERANCE, assert_moved

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgedecode.decode.model import HeadedModel
+from edgedecode.decoding.model import HeadedModel
 from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError
 from edgedecode.head_table import HEAD_PROPERTY
 from edgedecode.memory import Budget

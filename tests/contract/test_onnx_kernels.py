@@ -19,8 +19,8 @@ import onnxruntime
 import pytest
 
 import edgedecode
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import AdapterModel, AdapterUse, LanguageModel, LowRank
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.errors import InputError, ManifestError, RuntimeUnavailable
 from edgedecode.onnx_format.graph_file import GraphFile, Node, RawAttribute, ValueInfo
 from edgedecode.pack.hub import BUNDLED_PACK

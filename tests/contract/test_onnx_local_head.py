@@ -15,8 +15,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgedecode.decode.arrays import FloatArray, IntArray
-from edgedecode.decode.model import LocalHead, State
+from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.model import LocalHead, State
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.head_table import HeadTable
 from edgedecode.memory import Budget

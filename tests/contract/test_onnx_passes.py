@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import CapabilityError, InputError, RuntimeUnavailable
 from tests.contract.conftest import Opener
 from tests.contract.reference import assert_close, logits_of, settled

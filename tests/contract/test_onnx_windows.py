@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import BudgetExceeded, CapabilityError, ManifestError
 from edgedecode.memory import Budget
 from edgedecode.runtimes.onnx.bare import BareLoop

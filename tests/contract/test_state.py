@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from edgedecode.decode.model import LanguageModel, State
+from edgedecode.decoding.model import LanguageModel, State
 from edgedecode.errors import CapabilityError
 from tests.contract.reference import assert_close, logits_of, settled
 

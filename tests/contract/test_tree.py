@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.model import LanguageModel
 from tests.contract.reference import assert_close, assert_moved, logits_of, settled
 
 PARENTS = [-1, 0, 0, 1, 2, -1, 5, 3, 3, 4]

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.decode.arrays import IntArray
-from edgedecode.decode.model import HeadedModel
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.model import HeadedModel
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import ModelEntry, TrimEntry
 from edgedecode.pack.token_map import write_token_ids

@@ -77,7 +77,7 @@ def trimmed(size: int | None) -> Work:
     """Put heads of so many ids into the pack; None: the local head alone."""
     import numpy as np
 
-    from edgedecode.decode.drafts import TrimmedVocabulary
+    from edgedecode.decoding.drafts import TrimmedVocabulary
     from edgedecode.export.trim.heads import make_heads
     from edgedecode.export.trim.pack_change import save_trim, workplace
     from edgedecode.pack.manifest import Manifest
@@ -202,7 +202,7 @@ def told_state(work: Path) -> str:
 def learnt(work: Path) -> None:
     """The experience of a pack, and what else is kept as JSON."""
     from edgedecode.cache import cache_folder
-    from edgedecode.decode.policy import RoundCost
+    from edgedecode.decoding.policy import RoundCost
     from edgedecode.experience_file import store_experience
     from edgedecode.schedule.experience import Experience
 

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgedecode.cli import main
-from edgedecode.decode.arrays import IntArray
+from edgedecode.decoding.arrays import IntArray
 from edgedecode.errors import ExportError
 from edgedecode.export.activations import TOKENS, _least
 from edgedecode.export.rounding.activations import Measured, measure_products, rounded, some_of

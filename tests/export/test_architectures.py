@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import edgedecode
 from edgedecode import SessionOptions
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.architectures import ARCHITECTURES
 from edgedecode.export.graph.span import Span

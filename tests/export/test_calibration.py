@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 from edgedecode.export.graph.checkpoint import Checkpoint
 from edgedecode.export.graph.network import open_network
 from edgedecode.export.graph.recipe import EMBEDDING, HEAD, Recipe

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgedecode.decode.model import HeadedModel, LanguageModel
+from edgedecode.decoding.model import HeadedModel, LanguageModel
 from edgedecode.engines.registry import find_runtime
 from edgedecode.export.trim.graph import write_heads
 from edgedecode.head_table import HEAD_PROPERTY, HeadLayout

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import AdapterUse, LanguageModel, Output, RowRequest, State
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import AdapterUse, LanguageModel, Output, RowRequest, State
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.recipe import Recipe

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import edgedecode
 from edgedecode import SessionOptions
 from edgedecode.cli import main
-from edgedecode.decode.model import AdapterModel, AdapterUse, LanguageModel, LowRank
+from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError, ExportError, InputError
 from edgedecode.export.graph.graph_request import GRAPHS, GraphRequest

@@ -60,7 +60,7 @@ def test_the_target_reads_everything_with_it(pack: Path, tmp_path: Path, monkeyp
     """Long prompts too, which are read in chunks."""
     merged = write_file(tmp_path / "merged.gguf", byte_level(), File(added={NAME: delta()}))
     wanted = said(imported(tmp_path / "pack", merged), adapter=None).tokens
-    monkeypatch.setattr("edgedecode.decode.loop.PREFILL_CHUNK", 8)
+    monkeypatch.setattr("edgedecode.decoding.loop.PREFILL_CHUNK", 8)
     assert said(pack, adapter="formal").tokens == wanted
     assert said(pack, adapter=None).tokens != wanted
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.drafting import Drafting
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.loop import DecodeSetting, decode
-from edgedecode.decode.model import LanguageModel
-from edgedecode.decode.policy import FixedTree
-from edgedecode.decode.probs import UniformSource
-from edgedecode.decode.sampling import Noise, Sampler
-from edgedecode.decode.stats import Stats
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.loop import DecodeSetting, decode
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.decoding.policy import FixedTree
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.stats import Stats
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model import ModelSource
 from edgedecode.drafters.ngram import NgramSource
 from edgedecode.drafters.recycle import RecycleSource

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import pytest
 
 import edgedecode
-import edgedecode.decode.loop as loop
+import edgedecode.decoding.loop as loop
 from edgedecode import Completion, Pair, Rule, SamplingOptions, Session, SessionOptions
-from edgedecode.decode.drafting import Drafting
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.loop import DecodeSetting, decode
-from edgedecode.decode.policy import WHOLE, Plan
-from edgedecode.decode.probs import UniformSource
-from edgedecode.decode.sampling import Noise, Sampler
-from edgedecode.decode.stats import Stats
-from edgedecode.decode.verify import Verdict
+from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.loop import DecodeSetting, decode
+from edgedecode.decoding.policy import WHOLE, Plan
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.stats import Stats
+from edgedecode.decoding.verify import Verdict
 from edgedecode.engines.identical_widths import measure_widths
 from edgedecode.engines.rescore import rescore
 from edgedecode.errors import CapabilityError

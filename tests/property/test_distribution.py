@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.drafting import Drafting
-from edgedecode.decode.drafts import Draft, DraftMode
-from edgedecode.decode.loop import DecodeSetting, decode
-from edgedecode.decode.probs import Probs, UniformSource
-from edgedecode.decode.sampling import Noise, Sampler
-from edgedecode.decode.stats import Stats
-from edgedecode.decode.verify import Outcome, Rule, TargetRows, Verdict, verify
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.drafts import Draft, DraftMode
+from edgedecode.decoding.loop import DecodeSetting, decode
+from edgedecode.decoding.probs import Probs, UniformSource
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.stats import Stats
+from edgedecode.decoding.verify import Outcome, Rule, TargetRows, Verdict, verify
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.chain import ChainSource
 from edgedecode.drafters.local import LocalDrafter, LocalSource
 from edgedecode.drafters.model import ModelDrafter
@@ -410,7 +410,7 @@ def same_uniform(draft: Draft, target: TargetRows, rng: UniformSource, **rest: o
 def test_a_wrong_verifier_is_found_out(
     wrong: Callable[..., Verdict], rule: Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["edgedecode.decode.loop"], "verify", wrong)
+    monkeypatch.setattr(sys.modules["edgedecode.decoding.loop"], "verify", wrong)
     drafter = likely_chain if rule is Rule.MATCH else sampling_model(PLAIN)
     drawn = draw(drafter, options=PLAIN, rule=rule)
     assert min(drawn.rejections, drawn.accepted) > 100

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from edgedecode.decode.stats import FinishReason
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.stats import FinishReason
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.chain import ChainDrafter
 from edgedecode.drafters.model import ModelDrafter
 from edgedecode.drafters.ngram import NgramDrafter
@@ -230,7 +230,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "observe tree": (TreeDrafter, "observe"),
     "observe": (ModelDrafter, "observe"),
     "observe recycle": (RecycleDrafter, "observe"),
-    "verify": (sys.modules["edgedecode.decode.loop"], "verify"),
+    "verify": (sys.modules["edgedecode.decoding.loop"], "verify"),
     "detokenizer": (Detokenizer, "push"),
     "begin": (ModelDrafter, "begin"),
 }

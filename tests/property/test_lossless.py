@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.drafting import Drafting
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.loop import DecodeSetting, decode
-from edgedecode.decode.policy import FixedTree
-from edgedecode.decode.sampling import Mask, Noise, Sampler
-from edgedecode.decode.stats import Stats
-from edgedecode.decode.verify import Outcome, Verdict
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.loop import DecodeSetting, decode
+from edgedecode.decoding.policy import FixedTree
+from edgedecode.decoding.sampling import Mask, Noise, Sampler
+from edgedecode.decoding.stats import Stats
+from edgedecode.decoding.verify import Outcome, Verdict
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.chain import ChainSource
 from edgedecode.drafters.local import LocalSource
 from edgedecode.drafters.model import ModelDrafter, ModelSource
@@ -288,9 +288,9 @@ def test_a_mask_sees_the_drafted_path() -> None:
         return inner([*emitted, *path])
 
     def generate(proposer: Drafter | None = None) -> tuple[list[int], Seen]:
-        from edgedecode.decode.drafting import Drafting
-        from edgedecode.decode.loop import DecodeSetting, decode
-        from edgedecode.decode.sampling import Sampler
+        from edgedecode.decoding.drafting import Drafting
+        from edgedecode.decoding.loop import DecodeSetting, decode
+        from edgedecode.decoding.sampling import Sampler
 
         emitted.clear()
         model = target()

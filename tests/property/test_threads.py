@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from edgedecode.chunks import Completion
-from edgedecode.decode.loop import PREFILL_CHUNK
-from edgedecode.decode.stats import FinishReason
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.loop import PREFILL_CHUNK
+from edgedecode.decoding.stats import FinishReason
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import InputError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions

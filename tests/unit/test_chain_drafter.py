@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.policy import Plan
-from edgedecode.decode.sampling import Noise
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.policy import Plan
+from edgedecode.decoding.sampling import Noise
 from edgedecode.drafters.chain import HEAD, ChainDrafter, ChainSource
 from edgedecode.drafters.model import ModelSource
 from edgedecode.drafters.past import STORE_NBYTES

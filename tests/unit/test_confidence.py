@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from edgedecode.decode.row_draw import NumpyRowDraw
+from edgedecode.decoding.row_draw import NumpyRowDraw
 from edgedecode.drafters.confidence import Confidence, Features, features
 
 

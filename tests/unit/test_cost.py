@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from edgedecode.decode.policy import RoundCost
+from edgedecode.decoding.policy import RoundCost
 from edgedecode.schedule.cost import CostModel, CostTable, context_bucket
 
 STEP = 0.01

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.draft_models import DraftModels
 from edgedecode.errors import CapabilityError
 from edgedecode.testing import TableModel

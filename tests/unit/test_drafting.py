@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.drafting import Drafting
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.policy import ASKED, NO_DRAFTER, WHOLE, Offer, Plan, Score, Signals
-from edgedecode.decode.probs import UniformSource
-from edgedecode.decode.sampling import Noise, Sampler
-from edgedecode.decode.verify import Outcome, TargetRows, Verdict
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.policy import ASKED, NO_DRAFTER, WHOLE, Offer, Plan, Score, Signals
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
 from edgedecode.errors import CapabilityError, InputError
 from tests.toys import GREEDY, CallDrafter
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError, EdgeDecodeError, ExportError, ManifestError
 from edgedecode.gguf import trim
 from edgedecode.gguf.contents import BLOCKS, Contents, read_contents

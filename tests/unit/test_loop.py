@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedecode.decode.drafting import Drafting
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.loop import PREFILL_CHUNK, DecodeSetting, decode
-from edgedecode.decode.padding import usable_context
-from edgedecode.decode.policy import FixedLength, Plan, Signals
-from edgedecode.decode.sampling import Noise, Sampler
-from edgedecode.decode.stats import Stats
-from edgedecode.decode.verify import Outcome
+from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.loop import PREFILL_CHUNK, DecodeSetting, decode
+from edgedecode.decoding.padding import usable_context
+from edgedecode.decoding.policy import FixedLength, Plan, Signals
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.stats import Stats
+from edgedecode.decoding.verify import Outcome
 from edgedecode.errors import ContextExceeded, InputError
 from tests.toys import GREEDY, CallDrafter, run, toy_model
 
@@ -225,8 +225,8 @@ def test_a_round_at_rest_asks_nobody_and_reads_the_clock_as_often_as_plain_decod
         assert tokens[2:] == reference([1, 2], 12)
         return found
 
-    monkeypatch.setattr("edgedecode.decode.loop.perf_counter", clock)
-    monkeypatch.setattr("edgedecode.decode.drafting.perf_counter", clock)
+    monkeypatch.setattr("edgedecode.decoding.loop.perf_counter", clock)
+    monkeypatch.setattr("edgedecode.decoding.drafting.perf_counter", clock)
     quick, slow = Counting(lambda *given: Draft((1,))), Counting(lambda *given: Draft((1,)))
     quick.name, slow.name, slow.free = "quick", "slow", False
     plain = rounds(None)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.drafts import Draft, DraftMode
-from edgedecode.decode.loop import PREFILL_CHUNK
-from edgedecode.decode.model import ModelCard, Output, State
-from edgedecode.decode.policy import Plan
-from edgedecode.decode.probs import Probs
-from edgedecode.decode.sampling import Noise
-from edgedecode.decode.verify import Outcome, Verdict
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.drafts import Draft, DraftMode
+from edgedecode.decoding.loop import PREFILL_CHUNK
+from edgedecode.decoding.model import ModelCard, Output, State
+from edgedecode.decoding.policy import Plan
+from edgedecode.decoding.probs import Probs
+from edgedecode.decoding.sampling import Noise
+from edgedecode.decoding.verify import Outcome, Verdict
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory import Budget

@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from edgedecode.decode.arrays import FloatArray, IntArray
-from edgedecode.decode.row_draw import Leading, NumpyRowDraw, RowDraw
-from edgedecode.decode.sampling import Noise, Sampler
-from edgedecode.decode.weights import SamplingOptions, exponent_scale
+from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.row_draw import Leading, NumpyRowDraw, RowDraw
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.weights import SamplingOptions, exponent_scale
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions

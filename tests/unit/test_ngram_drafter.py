@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decode.drafts import DraftMode
-from edgedecode.decode.sampling import Noise
+from edgedecode.decoding.drafts import DraftMode
+from edgedecode.decoding.sampling import Noise
 from edgedecode.drafters import ngram
 from edgedecode.drafters.ngram import NgramDrafter, NgramSource
 from edgedecode.errors import BudgetExceeded

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgedecode.decode.model import AdapterUse, Output, RowRequest, State
+from edgedecode.decoding.model import AdapterUse, Output, RowRequest, State
 from edgedecode.engines.kernel_noise import measure_noise
 from edgedecode.testing import TableModel, toy_tables
 

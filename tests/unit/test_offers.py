@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edgedecode.decode.counterfactual import OpenOffers
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.policy import Score
+from edgedecode.decoding.counterfactual import OpenOffers
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.policy import Score
 
 
 def test_an_offer_waits_for_its_tokens() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decode.policy import MAX_DRAFT, FixedLength, Plan, Signals
+from edgedecode.decoding.policy import MAX_DRAFT, FixedLength, Plan, Signals
 from edgedecode.errors import InputError
 
 

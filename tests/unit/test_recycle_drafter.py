@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgedecode.decode.arrays import IntArray
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.sampling import Noise, Sampler
-from edgedecode.decode.verify import TargetRows, Verdict, verify
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.verify import TargetRows, Verdict, verify
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters import recycle
 from edgedecode.drafters.recycle import BREADTH, RecycleDrafter, RecycleSource
 from edgedecode.errors import BudgetExceeded

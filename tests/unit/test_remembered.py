@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.decode.sampling import Noise
+from edgedecode.decoding.sampling import Noise
 from edgedecode.drafters.past import PastOutputs
 from edgedecode.drafters.remembered import OutputFile
 from edgedecode.drafters.suffix import SuffixSource

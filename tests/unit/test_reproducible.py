@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.decode.model import AdapterUse
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.model import AdapterUse
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.engines.identical_widths import IdenticalWidths
 from edgedecode.engines.reproducible import FOLDER, load_widths, store_widths, widths_path
 from edgedecode.errors import CapabilityError

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from edgedecode.decode.loop import PREFILL_CHUNK
+from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.engines.rescore import rescore
 from edgedecode.testing import TableModel, toy_tables
 from tests.toys import run, toy_model

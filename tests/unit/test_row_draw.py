@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.counter_rng import exponentials, first_arrivals, mixed
-from edgedecode.decode.row_draw import Leading, NumpyRowDraw, RowDraw, row_draw_of
-from edgedecode.decode.sampling import Noise, Sampler
-from edgedecode.decode.weights import SamplingOptions, exponent_scale, masses, unnormalised, weighted
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.counter_rng import exponentials, first_arrivals, mixed
+from edgedecode.decoding.row_draw import Leading, NumpyRowDraw, RowDraw, row_draw_of
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.weights import SamplingOptions, exponent_scale, masses, unnormalised, weighted
 from edgedecode.errors import CapabilityError
 from tests.toys import reference_row
 

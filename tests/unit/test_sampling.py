@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.counter_rng import exponentials, mixed
-from edgedecode.decode.probs import Probs
-from edgedecode.decode.sampling import Noise, Sampler, answer_seed
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.counter_rng import exponentials, mixed
+from edgedecode.decoding.probs import Probs
+from edgedecode.decoding.sampling import Noise, Sampler, answer_seed
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import InputError
 from edgedecode.options import sampling_defaults
 from edgedecode.pack.manifest import Generation

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from edgedecode.decode.policy import NO_DRAFTER, FixedLength, Offer, Plan, RoundCost, Signals
+from edgedecode.decoding.policy import NO_DRAFTER, FixedLength, Offer, Plan, RoundCost, Signals
 from edgedecode.errors import InputError
 from edgedecode.schedule.cost import CostModel
 from edgedecode.schedule.experience import Experience

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from edgedecode.chunks import TARGET_SOURCE, Chunk
-from edgedecode.decode.stats import FinishReason
-from edgedecode.decode.verify import Rule
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.stats import FinishReason
+from edgedecode.decoding.verify import Rule
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions

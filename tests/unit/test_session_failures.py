@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.verify import Rule
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.verify import Rule
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
@@ -54,7 +54,7 @@ def test_an_interrupt_while_the_prompt_is_read_leaves_no_half_turn(
     made = session(drafter="none")
     made.generate("hello", max_tokens=8)
     before = made.messages
-    monkeypatch.setattr("edgedecode.decode.loop.PREFILL_CHUNK", 20)
+    monkeypatch.setattr("edgedecode.decoding.loop.PREFILL_CHUNK", 20)
     forward, left = type(made._pair.target).forward, passes
 
     def interrupted(*words: object, **options: object) -> object:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from edgedecode.apps.stats_table import drafts_line
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.model import LanguageModel
-from edgedecode.decode.verify import Rule
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.decoding.verify import Rule
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions

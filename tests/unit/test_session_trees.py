@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.decode.verify import Verdict
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.verify import Verdict
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
@@ -68,7 +68,7 @@ def test_the_text_is_plain_decodings(options: dict[str, object], sampling: Sampl
 
 def branched(options: SessionOptions, monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
     """Return the rounds of a session whose draft was a tree."""
-    import edgedecode.decode.loop as loop
+    import edgedecode.decoding.loop as loop
 
     found: list[Verdict] = []
     verify = loop.verify

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgedecode.decode.drafter import Drafter
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.model import ModelCard
-from edgedecode.decode.sampling import Noise
-from edgedecode.decode.stats import Stats
-from edgedecode.decode.verify import Outcome, Verdict
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.model import ModelCard
+from edgedecode.decoding.sampling import Noise
+from edgedecode.decoding.stats import Stats
+from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.drafters.local import LocalDrafter, LocalSource
 from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.drafters.source import DrafterSource

@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.sampling import Sampler
-from edgedecode.decode.stats import Stats, TimeSplit
-from edgedecode.decode.verify import Outcome, TargetRows, Verdict
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.sampling import Sampler
+from edgedecode.decoding.stats import Stats, TimeSplit
+from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
+from edgedecode.decoding.weights import SamplingOptions
 
 ROWS = TargetRows(np.zeros((1, 4), dtype=np.float32), Sampler(SamplingOptions(), vocabulary_size=4))
 

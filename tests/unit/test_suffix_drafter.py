@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decode.sampling import Noise
+from edgedecode.decoding.sampling import Noise
 from edgedecode.drafters.past import STORE_NBYTES, PastOutputs, PastReader, following
 from edgedecode.drafters.suffix import (
     GROWTH,

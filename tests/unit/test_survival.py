@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from edgedecode.decode.policy import Score
+from edgedecode.decoding.policy import Score
 from edgedecode.schedule.acceptance import MATCH_BUCKETS, Survival, match_bucket
 
 

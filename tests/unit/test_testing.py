@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.model import AdapterUse
-from edgedecode.decode.sampling import Noise
-from edgedecode.decode.tree import path_to
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.model import AdapterUse
+from edgedecode.decoding.sampling import Noise
+from edgedecode.decoding.tree import path_to
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions

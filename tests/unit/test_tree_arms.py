@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import pytest
 
-from edgedecode.decode.policy import FixedTree, Offer, Plan, RoundCost, Score, Signals
-from edgedecode.decode.tree import RankRates, depths
+from edgedecode.decoding.policy import FixedTree, Offer, Plan, RoundCost, Score, Signals
+from edgedecode.decoding.tree import RankRates, depths
 from edgedecode.schedule.scheduler import Scheduler
 from edgedecode.schedule.tree_arms import MARGIN, TreeArms, TreeChoice
 

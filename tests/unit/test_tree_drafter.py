@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgedecode.decode.drafts import Draft
-from edgedecode.decode.policy import Plan
-from edgedecode.decode.sampling import Noise, Sampler
-from edgedecode.decode.tree import TreeShape
-from edgedecode.decode.verify import Outcome, TargetRows, Verdict
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.drafts import Draft
+from edgedecode.decoding.policy import Plan
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.tree import TreeShape
+from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.drafters.tree import WATCHED, TreeDrafter, TreeSource

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from edgedecode.decode.tree import (
+from edgedecode.decoding.tree import (
     MOST_NODES,
     RankRates,
     TreeShape,

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from edgedecode.decode.drafts import EMPTY_DRAFT, Draft, DraftMode
-from edgedecode.decode.model import AdapterUse, ModelCard
-from edgedecode.decode.policy import Offer, Plan, RoundCost, Score, Signals
-from edgedecode.decode.stats import FinishReason
+from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, DraftMode
+from edgedecode.decoding.model import AdapterUse, ModelCard
+from edgedecode.decoding.policy import Offer, Plan, RoundCost, Score, Signals
+from edgedecode.decoding.stats import FinishReason
 
 
 @pytest.mark.parametrize(

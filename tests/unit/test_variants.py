@@ -10,15 +10,15 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from edgedecode.decode.counterfactual import would_have
-from edgedecode.decode.drafting import Drafting
-from edgedecode.decode.drafts import Draft, TrimmedVocabulary
-from edgedecode.decode.loop import DecodeSetting, decode
-from edgedecode.decode.policy import Plan, RoundCost, Score, Signals
-from edgedecode.decode.sampling import Noise, Sampler
-from edgedecode.decode.stats import Stats
-from edgedecode.decode.verify import Outcome, Verdict
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.counterfactual import would_have
+from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.drafts import Draft, TrimmedVocabulary
+from edgedecode.decoding.loop import DecodeSetting, decode
+from edgedecode.decoding.policy import Plan, RoundCost, Score, Signals
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.stats import Stats
+from edgedecode.decoding.verify import Outcome, Verdict
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.drafters.trim import TrimSource
 from edgedecode.schedule.cost import CostModel

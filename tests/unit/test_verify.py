@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decode.arrays import FloatArray
-from edgedecode.decode.drafts import Draft, DraftMode
-from edgedecode.decode.probs import NoiseSource, Probs
-from edgedecode.decode.sampling import Sampler
-from edgedecode.decode.tree import path_to
-from edgedecode.decode.verify import Outcome, Rule, TargetRows, Verdict, verify
-from edgedecode.decode.weights import SamplingOptions
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.drafts import Draft, DraftMode
+from edgedecode.decoding.probs import NoiseSource, Probs
+from edgedecode.decoding.sampling import Sampler
+from edgedecode.decoding.tree import path_to
+from edgedecode.decoding.verify import Outcome, Rule, TargetRows, Verdict, verify
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import CapabilityError
 
 VOCABULARY = 6

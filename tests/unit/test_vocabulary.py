@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.drafters.local_vocabulary import LocalVocabulary
 from edgedecode.errors import InputError, ManifestError
 from edgedecode.pack.token_map import read_token_ids, write_token_ids

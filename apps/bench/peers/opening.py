@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgedecode import EdgeDecodeError, InputError, Pair
-from edgedecode.decode.model import LanguageModel
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.registry import installed
 
 from .peer import PEERS, PLAIN_MODE

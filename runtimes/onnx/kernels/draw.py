@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray, IntArray
-from edgedecode.decode.row_draw import MOST_TOP, Leading
-from edgedecode.decode.weights import damaged_logits, exponent_scale
+from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.row_draw import MOST_TOP, Leading
+from edgedecode.decoding.weights import damaged_logits, exponent_scale
 
 if TYPE_CHECKING:
-    from edgedecode.decode.weights import SamplingOptions
+    from edgedecode.decoding.weights import SamplingOptions
 
 __all__ = ["INSTRUCTION_SETS", "NativeRowDraw"]
 

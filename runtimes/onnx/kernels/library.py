@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.cache import cache_folder, keep_json, kept_json
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 from edgedecode.engines.hardware import processor_facts
 from edgedecode.engines.interpreter import interpreter
 from edgedecode.errors import InputError, RuntimeUnavailable

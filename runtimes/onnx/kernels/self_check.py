@@ -12,7 +12,7 @@ from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 from .products import DOMAIN, product_node
 
 if TYPE_CHECKING:
-    from edgedecode.decode.arrays import FloatArray
+    from edgedecode.decoding.arrays import FloatArray
 
     from .library import KernelLibrary, Matrix
 

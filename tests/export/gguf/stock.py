@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 
 
 def stock_logits(model: Path, tokens: Sequence[int], adapters: Sequence[Path] = (), scale: float = 1.0) -> FloatArray:

@@ -12,7 +12,7 @@ import pytest
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.cli import main
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import CapabilityError, ExportError
 from edgedecode.export.gguf.adapter import write_adapter
 from edgedecode.export.source import open_source

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.export.gguf.file import write_file
 from edgedecode.export.gguf.tensors import Tensor

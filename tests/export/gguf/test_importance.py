@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgedecode.cli import main
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.export.gguf import engine
 from edgedecode.export.gguf.engine import quantize_file

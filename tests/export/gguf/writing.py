@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgedecode.decode.arrays import FloatArray
+from edgedecode.decoding.arrays import FloatArray
 from edgedecode.export.graph.recipe import Recipe
 from edgedecode.export.graph.span import WHOLE, Span
 from edgedecode.export.pair import PairRequest, export_pair

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgedecode.decode.verify import Outcome
+from edgedecode.decoding.verify import Outcome
 from edgedecode.drafters.model import ModelDrafter
 from edgedecode.export.trim.acceptance import LENGTHS, accepted_by_round, measure_acceptance
 from edgedecode.export.trim.ranking import rank_ids

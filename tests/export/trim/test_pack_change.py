@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.decode.drafts import TrimmedVocabulary
+from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import ExportError, ManifestError
 from edgedecode.export.trim import heads, pack_change
 from edgedecode.export.trim.heads import make_heads

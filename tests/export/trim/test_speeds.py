@@ -12,7 +12,7 @@ import pytest
 
 from edgedecode import Session, SessionOptions
 from edgedecode.cli import main
-from edgedecode.decode.drafter import Drafter
+from edgedecode.decoding.drafter import Drafter
 from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError

@@ -12,8 +12,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from edgedecode.decode.arrays import FloatArray, IntArray
-from edgedecode.decode.model import AdapterUse, LanguageModel, ModelCard, Output, RowRequest, State
+from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.model import AdapterUse, LanguageModel, ModelCard, Output, RowRequest, State
 from edgedecode.memory import Budget
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Generation, Graph, Manifest, ModelEntry

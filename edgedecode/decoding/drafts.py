@@ -9,8 +9,8 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decode.arrays import IntArray
-from edgedecode.decode.probs import Probs
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.probs import Probs
 from edgedecode.errors import InputError
 
 __all__ = ["Draft", "DraftMode", "TrimmedVocabulary"]

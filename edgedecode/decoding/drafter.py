@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
-from edgedecode.decode.drafts import Draft, TrimmedVocabulary
-from edgedecode.decode.policy import WHOLE, Plan
-from edgedecode.decode.probs import UniformSource
-from edgedecode.decode.tree import RankRates
-from edgedecode.decode.verify import Verdict
+from edgedecode.decoding.drafts import Draft, TrimmedVocabulary
+from edgedecode.decoding.policy import WHOLE, Plan
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.tree import RankRates
+from edgedecode.decoding.verify import Verdict
 
 __all__ = ["Branching", "Closable", "Drafter", "HeadDrafter", "head_groups"]
 
