@@ -12,9 +12,9 @@ from edgedecode.commands import count, positive_count, real_number, seed
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
+from edgedecode.open_pack import KV_TYPES
 from edgedecode.options import sampling_defaults
 from edgedecode.pack.manifest import Generation
-from edgedecode.pair import KV_TYPES
 from edgedecode.text.printable import checked_text
 
 from .interrupts import leaving_at_once

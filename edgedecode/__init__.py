@@ -24,8 +24,9 @@ if TYPE_CHECKING:
         ManifestError,
         RuntimeUnavailable,
     )
+    from edgedecode.open_pack import load
     from edgedecode.options import SessionOptions
-    from edgedecode.pair import Pair, load
+    from edgedecode.pair import Pair
     from edgedecode.session import Session
     from edgedecode.text.messages import Message
 
@@ -72,7 +73,8 @@ _HOMES = {
     "decoding.loop": ("DecodeSetting", "decode"),
     "text.messages": ("Message",),
     "options": ("SessionOptions",),
-    "pair": ("Pair", "load"),
+    "open_pack": ("load",),
+    "pair": ("Pair",),
     "chunks": ("Chunk", "Completion"),
     "decoding.sampling": ("SamplingOptions",),
     "session": ("Session",),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from time import perf_counter
-from typing import TYPE_CHECKING
 from weakref import finalize
 
 from edgedecode.answer import Answer
@@ -17,19 +16,17 @@ from edgedecode.decoding.sampling import Noise, Sampler, answer_seed
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Rule, Verdict
 from edgedecode.drafters.source import DraftSetting
-from edgedecode.engines.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.memory import peak_nbytes
 from edgedecode.options import SessionOptions, sampling_defaults
+from edgedecode.reproducible import fitting_widths, limited_drafts, session_widths
+from edgedecode.resources import Resources
 from edgedecode.session_drafting import check_options, open_drafting, plan_state
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
 from edgedecode.text.stop_strings import StopStrings
 from edgedecode.text.transcript import Transcript
 from edgedecode.turns import FairLock, when_free
-
-if TYPE_CHECKING:
-    from edgedecode.pair import Pair
 
 __all__ = ["Session"]
 
@@ -52,42 +49,42 @@ class Session:
     calls give the same texts, and any answer can be reproduced as the first of a session with its seed and messages.
     """
 
-    def __init__(self, pair: Pair, options: SessionOptions, *, messages: Sequence[Message] = ()) -> None:
-        self._pair = pair
-        self.sampling = options.sampling or sampling_defaults(pair.manifest.generation)
+    def __init__(self, shared: Resources, options: SessionOptions, *, messages: Sequence[Message] = ()) -> None:
+        self._shared = shared
+        self.sampling = options.sampling or sampling_defaults(shared.manifest.generation)
         self.seed = answer_seed(options.seed, 0)
         self._answers = 0
         self.stats = Stats()
-        self._ends = frozenset[int]() if options.ignore_eos else pair.manifest.end_ids
+        self._ends = frozenset[int]() if options.ignore_eos else shared.manifest.end_ids
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
-        self._row_draw = pair.row_draw()
-        context = _context(options.context, pair.target.card.context)
-        check_options(pair, options)
+        self._row_draw = shared.row_draw()
+        context = _context(options.context, shared.target.card.context)
+        check_options(shared, options)
         self._drafting: Drafting | None = None
         self._running: Answer | None = None
         self._own = FairLock()
         """Held while an answer is started or stopped: first this lock, then the pair's."""
         self._closed = False
-        self._adapter = None if options.adapter is None else pair.adapter(options.adapter)
-        draft_max = pair.draft_max(options)
-        widths = session_widths(pair, options, self._adapter)
+        self._adapter = None if options.adapter is None else shared.adapters.use(options.adapter)
+        draft_max = shared.choice(options).draft_max
+        widths = session_widths(shared, options, self._adapter)
         options = limited_drafts(options, widths, draft_max=draft_max)
-        rows = pair.draft_max(options) + 1
+        rows = shared.choice(options).draft_max + 1
         rows = next_width(widths.drafts, rows, room=context) or rows
         with ExitStack() as undo:
-            size = pair.target.card.vocabulary_size
+            size = shared.target.card.vocabulary_size
             scratch_nbytes = SCRATCH_NBYTES * size + self._row_draw.scratch_nbytes(size)
-            self._scratch = undo.enter_context(pair.budget.reserve("sampling", scratch_nbytes))
+            self._scratch = undo.enter_context(shared.budget.reserve("sampling", scratch_nbytes))
             self._encoder = Encoder(
-                pair.tokenizer, capacity=context, longest=pair.target.card.context, budget=pair.budget
+                shared.tokenizer, capacity=context, longest=shared.target.card.context, budget=shared.budget
             )
             undo.callback(self._encoder.close)
-            self._transcript = Transcript(pair.tokenizer, messages, source=self._encoder)
-            self._state, options = plan_state(pair, options, context, rows=rows)
+            self._transcript = Transcript(shared.tokenizer, messages, source=self._encoder)
+            self._state, options = plan_state(shared, options, context, rows=rows)
             undo.callback(self._state.close)
             self.options = options
             self._widths = fitting_widths(widths, self._state, rows=rows)
-            self._drafting = open_drafting(pair, options, self._draft_setting(), noise=self._draft_noise)
+            self._drafting = open_drafting(shared, options, self._draft_setting(), noise=self._draft_noise)
             undo.pop_all()
         for given_back in (self._scratch.release, self._encoder.close):
             finalize(self, given_back)  # a session that is dropped, not closed
@@ -191,7 +188,7 @@ class Session:
         self._noise.begin(self.seed)
         self._draft_noise.begin(self.seed)
         self.stats = Stats(mode=self._mode(), seed=self.seed)
-        self._running = answer = Answer(chunks, stats=self.stats, turn=self._pair.turn, own=self._own)
+        self._running = answer = Answer(chunks, stats=self.stats, turn=self._shared.turn, own=self._own)
         if self._closed:  # while the prompt was encoded
             answer.stop()
         return answer
@@ -210,7 +207,7 @@ class Session:
     def _end(self) -> None:
         """Do what `close` says."""
         with ExitStack() as closing:
-            closing.callback(self._pair.turn.run, self._give_back)
+            closing.callback(self._shared.turn.run, self._give_back)
             if self._running is not None:
                 self._running.end()
 
@@ -225,7 +222,7 @@ class Session:
     def _turn(
         self, prompt: str, tokens: list[int], *, limit: int, stops: StopStrings, pause: Callable[[], None]
     ) -> Generator[Chunk]:
-        reply = Reply(self._pair.tokenizer.detokenizer(), stops)
+        reply = Reply(self._shared.tokenizer.detokenizer(), stops)
         before = self._transcript.messages
         self._reconcile(tokens)
         try:
@@ -248,13 +245,13 @@ class Session:
         self._reconcile(tokens)
         self._transcript.forget_rendering()
         self._transcript.tokens = tokens
-        reply = Reply(self._pair.tokenizer.detokenizer(), stops)
+        reply = Reply(self._shared.tokenizer.detokenizer(), stops)
         yield from self._chunks(tokens, reply, limit=limit, pause=pause)
 
     def _chunks(self, tokens: list[int], reply: Reply, *, limit: int, pause: Callable[[], None]) -> Generator[Chunk]:
         stats = self.stats
-        stats.planned_nbytes, stats.peak_nbytes = self._pair.budget.used_nbytes, peak_nbytes()
-        size = self._pair.target.card.vocabulary_size
+        stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
+        size = self._shared.target.card.vocabulary_size
         setting = DecodeSetting(
             adapter=self._adapter,
             sampler=Sampler(self.sampling, vocabulary_size=size, row_draw=self._row_draw),
@@ -265,7 +262,7 @@ class Session:
             widths=self._widths,
             pause=pause,
         )
-        rounds = decode(self._pair.target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats)
+        rounds = decode(self._shared.target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats)
         verdict: Verdict | None = None
         for verdict in rounds:
             started = perf_counter()
@@ -281,8 +278,8 @@ class Session:
         reason = FinishReason.STOP
         if reply.stops.matched is None and (verdict is None or verdict.outcome is not Outcome.ENDED):
             reason = FinishReason.CONTEXT if len(tokens) >= self.context else FinishReason.LENGTH
-        stats.planned_nbytes, stats.peak_nbytes = self._pair.budget.used_nbytes, peak_nbytes()
-        stats.plain_seconds = self._pair.experience.costs.step_seconds(len(tokens))
+        stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
+        stats.plain_seconds = self._shared.experience.costs.step_seconds(len(tokens))
         yield Chunk(rest, (), TARGET_SOURCE, reason)
 
     def _reconcile(self, tokens: Sequence[int]) -> None:
@@ -302,21 +299,21 @@ class Session:
 
     def _draft_setting(self) -> DraftSetting:
         return DraftSetting(
-            budget=self._pair.budget,
+            budget=self._shared.budget,
             sampling=self.sampling,
-            vocabulary_size=self._pair.target.card.vocabulary_size,
+            vocabulary_size=self._shared.target.card.vocabulary_size,
             capacity=self._state.capacity,
             draft_model=None,
             ends=self._ends,
             sampled=self.options.rule is Rule.RATIO,
             noise=self._noise,
-            tokenizer_digest=self._pair.manifest.tokenizer_digest,
+            tokenizer_digest=self._shared.manifest.tokenizer_digest,
             remember=self.options.remember,
             row_draw=self._row_draw,
         )
 
     def _limit(self, max_tokens: int | None) -> int:
-        limit = self._pair.manifest.generation.max_tokens or DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+        limit = self._shared.manifest.generation.max_tokens or DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
         if limit < 1:
             raise InputError(f"max_tokens {limit} is out of range: 1 or more")
         return limit
@@ -327,7 +324,7 @@ class Session:
 
     def _check_fits(self, tokens: Sequence[int]) -> None:
         if len(tokens) >= self.context:
-            most = self._pair.target.card.context
+            most = self._shared.target.card.context
             more = f", or raise --ctx-size (this model allows {most})" if most > self._state.capacity else ""
             raise ContextExceeded(
                 f"the prompt has {len(tokens)} tokens, the context holds {self.context}: shorten it{more}"

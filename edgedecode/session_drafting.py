@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from edgedecode.decoding.drafter import Drafter, head_groups
 from edgedecode.decoding.drafting import Drafting
@@ -18,13 +17,11 @@ from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.options import BRANCHING, TREE, SessionOptions, wants_trees
 from edgedecode.pack.integrity import pack_digest
+from edgedecode.resources import Resources
 from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
 from edgedecode.schedule.trace import Recorder
 from edgedecode.user_notices import notice
-
-if TYPE_CHECKING:
-    from edgedecode.pair import Pair
 
 __all__ = ["check_options", "open_drafting", "plan_state"]
 
@@ -32,20 +29,22 @@ _SAMPLING = (("model",), ("trim",), ("local",))
 """Drafters that can draw from their own distribution, and tell it."""
 
 
-def open_drafting(pair: Pair, options: SessionOptions, setting: DraftSetting, *, noise: Noise) -> Drafting | None:
+def open_drafting(
+    shared: Resources, options: SessionOptions, setting: DraftSetting, *, noise: Noise
+) -> Drafting | None:
     """Open the drafters these options mean and their policy; None: plain decoding. `noise` is the drafters' own.
 
     A drafter that was asked for by name and cannot be had raises CapabilityError or BudgetExceeded; any other is left
     out, with a notice where it is the trees that were asked for. The options were checked.
     """
-    names = pair.drafter_names(options)
-    trees = wants_trees(options) and _reads_trees(pair, options)
-    longest = pair.draft_max(options)
+    choice = shared.choice(options)
+    trees = wants_trees(options) and _reads_trees(shared, options)
+    longest = choice.draft_max
     setting = replace(setting, tree=trees, draft_max=longest)
     fixed = _fixed(longest, trees=trees) if options.fixed else None
     left_out: dict[str, str] = {}
     asked = options.drafter is not None or options.fixed
-    drafters = _opened(pair, names, setting, asked=asked, left_out=left_out)
+    drafters = _opened(shared, choice.names, setting, asked=asked, left_out=left_out)
     if trees and TREE in left_out:
         notice(f"drafts are not the draft model's trees ({left_out[TREE]}); {_remaining(drafters)}")
     if not drafters:
@@ -53,51 +52,51 @@ def open_drafting(pair: Pair, options: SessionOptions, setting: DraftSetting, *,
     if fixed is not None:
         return Drafting(drafters, fixed, noise=noise, chains_only=options.reproducible)
     try:
-        return Drafting(drafters, _scheduler(pair, options, drafters, longest=longest), noise=noise, offers=True)
+        return Drafting(drafters, _scheduler(shared, options, drafters, longest=longest), noise=noise, offers=True)
     except BaseException:
         for drafter in drafters:
             drafter.close()
         raise
 
 
-def check_options(pair: Pair, options: SessionOptions) -> None:
+def check_options(shared: Resources, options: SessionOptions) -> None:
     """Raise InputError or CapabilityError for options that exclude each other, are unknown, or are out of range."""
-    names = pair.drafter_names(options)
-    _check(options, names)
-    for name in names:
-        pair.drafter_source(name)
+    choice = shared.choice(options)
+    _check(options, choice.names)
+    for name in choice.names:
+        shared.drafter_source(name)
     if options.fixed:
-        _fixed(pair.draft_max(options), trees=wants_trees(options) and pair.target.card.tree)
+        _fixed(choice.draft_max, trees=wants_trees(options) and shared.target.card.tree)
 
 
-def plan_state(pair: Pair, options: SessionOptions, capacity: int, *, rows: int) -> tuple[State, SessionOptions]:
+def plan_state(shared: Resources, options: SessionOptions, capacity: int, *, rows: int) -> tuple[State, SessionOptions]:
     """Make the target's state, and return it with the options that it can serve: chains where trees do not fit.
 
     Raises BudgetExceeded where chains do not fit either, or nothing but trees was asked for.
     """
-    if wants_trees(options) and pair.target.card.tree:
+    if wants_trees(options) and shared.target.card.tree:
         try:
-            return pair.target.new_state(capacity, rows=rows, tree=True), options
+            return shared.target.new_state(capacity, rows=rows, tree=True), options
         except BudgetExceeded as error:
             if options.drafter == TREE:
                 raise
             reason = str(error).partition("\n")[0]
             options = replace(options, tree=False)
-        state = pair.target.new_state(capacity, rows=rows)
+        state = shared.target.new_state(capacity, rows=rows)
         notice(f"drafts are chains: trees do not fit the budget ({reason})")
         return state, options
-    return pair.target.new_state(capacity, rows=rows), options
+    return shared.target.new_state(capacity, rows=rows), options
 
 
 def _fixed(longest: int, *, trees: bool) -> Policy:
     return FixedTree(longest) if trees and longest else FixedLength(longest)
 
 
-def _reads_trees(pair: Pair, options: SessionOptions) -> bool:
+def _reads_trees(shared: Resources, options: SessionOptions) -> bool:
     """Tell whether the target can verify trees; a drafter that proposes nothing else says by itself why not."""
-    if not pair.target.card.tree and options.drafter != TREE:
+    if not shared.target.card.tree and options.drafter != TREE:
         notice("drafts are chains: this pack's target reads no trees")
-    return pair.target.card.tree
+    return shared.target.card.tree
 
 
 def _check_tree(options: SessionOptions) -> None:
@@ -125,13 +124,13 @@ def _check(options: SessionOptions, names: Sequence[str]) -> None:
 
 
 def _opened(
-    pair: Pair, names: Sequence[str], setting: DraftSetting, *, asked: bool, left_out: dict[str, str]
+    shared: Resources, names: Sequence[str], setting: DraftSetting, *, asked: bool, left_out: dict[str, str]
 ) -> list[Drafter]:
     """Open what can be had; `left_out` gets the reason of each other drafter."""
     drafters: list[Drafter] = []
     with ExitStack() as undo:
         for name in names:
-            drafter = _open(pair, name, replace(setting, opened={each.name: each for each in drafters}), asked=asked)
+            drafter = _open(shared, name, replace(setting, opened={each.name: each for each in drafters}), asked=asked)
             if isinstance(drafter, str):
                 logging.getLogger("edgedecode").info("the drafter %s is left out: %s", name, drafter)
                 left_out[name] = drafter
@@ -146,24 +145,24 @@ def _remaining(drafters: Sequence[Drafter]) -> str:
     return f"drafting with {', '.join(each.name for each in drafters)}" if drafters else "decoding plainly"
 
 
-def _open(pair: Pair, name: str, setting: DraftSetting, *, asked: bool) -> Drafter | str:
+def _open(shared: Resources, name: str, setting: DraftSetting, *, asked: bool) -> Drafter | str:
     """Open a drafter, or return why it is left out."""
-    source = pair.drafter_source(name)
-    if not asked and source.needs_model and pair.drafts.needs_another(source.needs):
+    source = shared.drafter_source(name)
+    if not asked and source.needs_model and shared.drafts.needs_another(source.needs):
         return "it needs a second draft model here"
-    loaded = len(pair.drafts.loaded)
+    loaded = len(shared.drafts.loaded)
     try:
-        model = pair.drafts.offering(source.needs) if source.needs_model else None
+        model = shared.drafts.offering(source.needs) if source.needs_model else None
         return source.open(replace(setting, draft_model=model))
     except (BudgetExceeded, CapabilityError) as error:
-        pair.drafts.keep(loaded)  # a draft model that nothing can be drafted with is not held
+        shared.drafts.keep(loaded)  # a draft model that nothing can be drafted with is not held
         if asked:
             raise
         return error.reason
 
 
-def _scheduler(pair: Pair, options: SessionOptions, drafters: Sequence[Drafter], *, longest: int) -> Policy:
-    experience = pair.experience
+def _scheduler(shared: Resources, options: SessionOptions, drafters: Sequence[Drafter], *, longest: int) -> Policy:
+    experience = shared.experience
     if options.trace is not None:  # a copy of its own: what other sessions learn is not in the trace
         experience = Experience.from_dict(experience.as_dict())
     scheduler = Scheduler(
@@ -173,4 +172,4 @@ def _scheduler(pair: Pair, options: SessionOptions, drafters: Sequence[Drafter],
         experience=experience,
         options=SchedulerOptions(draft_max=longest, floor_stop=options.rule is not Rule.RATIO),
     )
-    return scheduler if options.trace is None else Recorder(scheduler, options.trace, pack=pack_digest(pair.manifest))
+    return scheduler if options.trace is None else Recorder(scheduler, options.trace, pack=pack_digest(shared.manifest))

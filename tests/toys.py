@@ -342,7 +342,7 @@ def rounding_pair(kernels: Callable[[int, int], int], *, context: int = 512) -> 
     """Return `ascii_pair` with a target whose kernels round by the number of rows."""
     pair = ascii_pair(context=context)
     pair.target.close()
-    pair.target = RoundingModel(ascii_tables(pair.tokenizer, seed=0), kernels=kernels, context=context)
+    pair.shared.target = RoundingModel(ascii_tables(pair.tokenizer, seed=0), kernels=kernels, context=context)
     return pair
 
 

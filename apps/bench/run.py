@@ -185,7 +185,10 @@ def _draws(bench: _Bench) -> Json:
     quick = bench.arguments.quick
     with progress("draws", sum(1 for _ in draw_shapes())) as advance:
         costs = measure_draws(
-            bench.timed.pair.row_draw(), repetitions=QUICK_DRAWS if quick else DRAWS, advance=advance, quick=quick
+            bench.timed.pair.shared.row_draw(),
+            repetitions=QUICK_DRAWS if quick else DRAWS,
+            advance=advance,
+            quick=quick,
         )
     bench.report.draws(costs)
     return {"draws": [asdict(cost) for cost in costs]}

@@ -29,12 +29,13 @@ class ChatCommand:
     def run(self, arguments: Namespace) -> int:
         from .conversation import Conversation
         from .lines import open_lines
+        from .slash import obey
 
         messages = system_messages(arguments.system)
         lines = open_lines()
         with open_pair(arguments) as pair, pair.session(session_options(arguments, pair), messages=messages) as session:
             paint = Paint.for_stream(sys.stdout, when=arguments.color)
-            conversation = Conversation(session, lines, paint=paint, max_tokens=arguments.max_tokens)
+            conversation = Conversation(session, lines, paint=paint, obey=obey, max_tokens=arguments.max_tokens)
             if lines.interactive:
                 conversation.say(
                     f"{pair.manifest.name}, drafter {session.drafter_name}, context {session.context} tokens"

@@ -7,6 +7,7 @@ pipe such a line ends the program, and so does Ctrl-C outside an answer.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from edgedecode import ContextExceeded, EdgeDecodeError, FinishReason, InputError, Message, Session
 from edgedecode.text.printable import shown, shown_lines
@@ -15,20 +16,31 @@ from ..colour import Paint, dim
 from ..interrupts import until_interrupted
 from ..stats_table import stats_line
 from .lines import Lines
-from .slash import obey
 
 __all__ = ["Conversation"]
 
 
 class Conversation:
-    """A session with a user. Answers go to standard output, everything about them to standard error."""
+    """A session with a user. Answers go to standard output, everything about them to standard error.
 
-    def __init__(self, session: Session, lines: Lines, *, paint: Paint, max_tokens: int | None = None) -> None:
+    obey: runs a line that begins with a slash; False when the chat shall end.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        lines: Lines,
+        *,
+        paint: Paint,
+        obey: Callable[[str, Conversation], bool],
+        max_tokens: int | None = None,
+    ) -> None:
         self.session = session
         self.paint = paint
         self.last_finish: FinishReason | None = None
         """How the last answer ended; None before the first."""
         self._lines = lines
+        self._obey = obey
         self._max_tokens = max_tokens
 
     def run(self) -> int:
@@ -68,7 +80,7 @@ class Conversation:
     def _obey_or_answer(self, line: str) -> bool:
         """A message may begin with // for /."""
         if line.startswith("/") and not line.startswith("//"):
-            return obey(line, self)
+            return self._obey(line, self)
         if line.strip():
             self.answer(line.removeprefix("/") if line.startswith("//") else line)
         return True

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgedecode import EdgeDecodeError, InputError, Message
 
 from ..stats_table import stats_table
+from .conversation import Conversation
 from .saved import load_messages, save_messages
-
-if TYPE_CHECKING:
-    from .conversation import Conversation
 
 __all__ = ["SLASHES", "Slash", "obey"]
 

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, N
 
 from edgedecode.commands import Command, name_list, positive_count
 from edgedecode.engines.kernel_noise import POSITIONS
-from edgedecode.pair import KV_TYPES
+from edgedecode.open_pack import KV_TYPES
 
 __all__ = ["command"]
 

@@ -12,8 +12,9 @@ from typing import Any
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.memory import peak_nbytes, resident_nbytes
+from edgedecode.open_pack import load
 from edgedecode.options import SessionOptions
-from edgedecode.pair import PROCESS, Pair, load
+from edgedecode.pair import PROCESS, Pair
 from edgedecode.user_notices import NOTICES
 
 from .engine_speeds import MARK

@@ -28,9 +28,9 @@ from .concat_model import CONCAT, ConcatModel
 from .footprint import ENGINE_NBYTES, plan_footprint, plan_own_footprint, rows_per_pass
 from .graph import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
 from .kernels.draw import NativeRowDraw
-from .kernels.library import kernels_line, load_kernels
 from .kernels.serving import Served, explain, serve
 from .kernels.thread_choice import kept_choice
+from .kernels.trial import kernels_line, load_kernels
 from .model import OnnxModel
 from .opened_heads import OpenedHeads, open_heads
 from .providers import PROVIDERS, Provider, choose_provider

@@ -19,6 +19,7 @@ from edgedecode.apps.chat import conversation as conversation_module
 from edgedecode.apps.chat.conversation import Conversation
 from edgedecode.apps.chat.lines import PipedLines, TerminalLines
 from edgedecode.apps.chat.saved import load_messages, save_messages
+from edgedecode.apps.chat.slash import obey
 from edgedecode.apps.colour import Paint
 from edgedecode.cli import main
 from edgedecode.errors import InputError
@@ -48,7 +49,7 @@ def session(toy: Pair) -> Iterator[Session]:
 
 
 def talk(session: Session, *lines: Line, max_tokens: int = 12) -> Conversation:
-    conversation = Conversation(session, Script(*lines), paint=Paint(on=False), max_tokens=max_tokens)
+    conversation = Conversation(session, Script(*lines), paint=Paint(on=False), obey=obey, max_tokens=max_tokens)
     assert conversation.run() == 0
     return conversation
 
@@ -250,7 +251,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(
 
     out = Interrupting()
     monkeypatch.setattr(sys, "stdout", out)
-    conversation = Conversation(session, Script("hello", None), paint=Paint(on=False), max_tokens=200)
+    conversation = Conversation(session, Script("hello", None), paint=Paint(on=False), obey=obey, max_tokens=200)
     assert conversation.run() == 0
     assert conversation.last_finish is FinishReason.CANCELLED
     assert "interrupted" in capsys.readouterr().err
@@ -283,11 +284,11 @@ def test_ctrl_c_outside_the_tokens_drops_the_line_and_the_chat_goes_on(
 def test_over_a_pipe_ctrl_c_and_bad_lines_end_the_chat(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Script("hello", InputError("bad"))
     lines.interactive = False
-    conversation = Conversation(session, lines, paint=Paint(on=False), max_tokens=12)
+    conversation = Conversation(session, lines, paint=Paint(on=False), obey=obey, max_tokens=12)
     with pytest.raises(InputError, match="bad"):
         conversation.run()
     monkeypatch.setattr(session, "stream", interrupt)
-    conversation = Conversation(session, PipedLines(), paint=Paint(on=False), max_tokens=12)
+    conversation = Conversation(session, PipedLines(), paint=Paint(on=False), obey=obey, max_tokens=12)
     piped(monkeypatch, b"hello\n")
     with pytest.raises(KeyboardInterrupt):
         conversation.run()

@@ -17,7 +17,7 @@ from edgedecode.cli import main
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
-from edgedecode.runtimes.onnx.kernels.library import tried
+from edgedecode.runtimes.onnx.kernels.trial import tried
 
 SEGFAULT = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 

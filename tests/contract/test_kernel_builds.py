@@ -74,7 +74,7 @@ def test_arm64_gives_the_bits_of_this_processor(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="forks")
 def test_a_fork_computes_without_the_threads_it_left_behind() -> None:
-    from edgedecode.runtimes.onnx.kernels.library import tried
+    from edgedecode.runtimes.onnx.kernels.trial import tried
 
     if tried()[0] is None:
         pytest.skip("no kernels here")

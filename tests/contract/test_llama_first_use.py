@@ -16,9 +16,9 @@ import pytest
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, RuntimeUnavailable
 from edgedecode.memory import Budget
+from edgedecode.open_pack import load
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
-from edgedecode.pair import load
 from edgedecode.runtimes.llama import first_use
 from edgedecode.runtimes.llama.first_use import Recipe, gguf_path, kept_file
 from edgedecode.runtimes.llama.probe import Finding

@@ -22,7 +22,7 @@ from edgedecode.engines.identical_widths import IdenticalWidths, measure_widths
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
-from edgedecode.runtimes.onnx.kernels.library import VARIABLE
+from edgedecode.runtimes.onnx.kernels.trial import VARIABLE
 from edgedecode.session import Session
 from edgedecode.testing import toy_pair
 from tests.contract.conftest import Opener
@@ -155,7 +155,7 @@ def test_reproducible_text_is_the_same_with_any_draft_or_refused(
     source = HalfTrue()
     with toy_pair() as pair:
         pair.target.close()
-        pair.target = opener(shape(bits, block))
+        pair.shared.target = opener(shape(bits, block))
         pair.add_drafter_source(source)
         try:
             source.truth = answer(pair, sampling, drafter="none").tokens

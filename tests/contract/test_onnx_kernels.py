@@ -25,17 +25,11 @@ from edgedecode.errors import InputError, ManifestError, RuntimeUnavailable
 from edgedecode.onnx_format.graph_file import GraphFile, Node, RawAttribute, ValueInfo
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.runtimes.onnx.kernels import self_check
-from edgedecode.runtimes.onnx.kernels.library import (
-    INSTRUCTION_SETS,
-    VARIABLE,
-    KernelLibrary,
-    Matrix,
-    load_kernels,
-    tried,
-)
+from edgedecode.runtimes.onnx.kernels.library import INSTRUCTION_SETS, KernelLibrary, Matrix
 from edgedecode.runtimes.onnx.kernels.prepared import FOLDER
 from edgedecode.runtimes.onnx.kernels.products import DOMAIN, WeightsFile
 from edgedecode.runtimes.onnx.kernels.rewriting import Rewritten, rewrite
+from edgedecode.runtimes.onnx.kernels.trial import VARIABLE, load_kernels, tried
 from tests.contract.conftest import Opener
 from tests.contract.toy_graph import ToyShape
 
@@ -295,7 +289,9 @@ def test_an_unknown_or_impossible_choice_is_one_line(monkeypatch: pytest.MonkeyP
         load_kernels()
     for name in set(INSTRUCTION_SETS) - set(SETS):
         monkeypatch.setenv(VARIABLE, name)
-        with pytest.raises(InputError, match="this processor or build has no such kernels; it has: "):
+        with pytest.raises(
+            InputError, match=f"{VARIABLE}={name}: this processor or build has no kernels {name!r}; it has: "
+        ):
             load_kernels()
 
 

@@ -14,8 +14,9 @@ import edgedecode
 from edgedecode.onnx_format.graph_file import GraphFile, Node
 from edgedecode.onnx_format.tensor import ExternalData, Tensor
 from edgedecode.runtimes.onnx.kernels import prepared
-from edgedecode.runtimes.onnx.kernels.library import KernelLibrary, Matrix, tried
+from edgedecode.runtimes.onnx.kernels.library import KernelLibrary, Matrix
 from edgedecode.runtimes.onnx.kernels.products import Stored, WeightsFile, read_matrix
+from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.user_notices import show_work
 
 LIBRARY, REASON = tried()

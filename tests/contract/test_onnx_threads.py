@@ -10,8 +10,8 @@ import pytest
 
 from edgedecode import load
 from edgedecode.runtimes.onnx.kernels import thread_choice
-from edgedecode.runtimes.onnx.kernels.library import load_kernels
 from edgedecode.runtimes.onnx.kernels.thread_choice import LEAST_SAMPLES, SAMPLES, WARM_UP, chosen_threads, fewest_fast
+from edgedecode.runtimes.onnx.kernels.trial import load_kernels
 
 needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="edgedecode was installed without its kernels")
 

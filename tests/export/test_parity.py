@@ -19,7 +19,7 @@ from edgedecode.export.proof import checks
 from edgedecode.export.proof.parity import NODES, ParityText, check_exact, check_kernels, measure_loss
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import Manifest
-from edgedecode.runtimes.onnx.kernels.library import tried
+from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.testing import TableModel, toy_tables
 
 from .conftest import export, recipe

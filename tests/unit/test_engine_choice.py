@@ -29,9 +29,10 @@ from edgedecode.engines.interface import NO_MMAP, Runtime
 from edgedecode.engines.interpreter import interpreter
 from edgedecode.engines.selection import default_runtime
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
+from edgedecode.open_pack import _first_opened
 from edgedecode.pack.activations_entry import ActivationsEntry, ProductError
 from edgedecode.pack.manifest import FileEntry, Manifest, ModelEntry
-from edgedecode.pair import Pair, _first_opened
+from edgedecode.pair import Pair
 from edgedecode.runtimes.llama.probe import Finding, probe_engine
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 from edgedecode.user_notices import NOTICES
@@ -434,7 +435,7 @@ def test_an_engine_that_does_not_fit_leaves_it_to_the_next(
     error: Exception, heard: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: dict[str, Runtime] = {name: TableRuntime({"target": toy_tables(259, seed=0)}) for name in ("one", "two")}
-    monkeypatch.setattr("edgedecode.pair.find_runtime", lambda name: made[name])
+    monkeypatch.setattr("edgedecode.open_pack.find_runtime", lambda name: made[name])
     pair = toy_pair()
 
     def opened(engine: Runtime) -> Pair:

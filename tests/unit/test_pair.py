@@ -12,10 +12,11 @@ import pytest
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, IncompatiblePair, InputError, ManifestError
 from edgedecode.memory import Budget
+from edgedecode.open_pack import load
 from edgedecode.options import SessionOptions
 from edgedecode.pack.adapter_entry import AdapterEntry
 from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Manifest, OutsideFile
-from edgedecode.pair import Pair, load
+from edgedecode.pair import Pair
 from edgedecode.testing import TableRuntime, byte_tokenizer, toy_pair, toy_tables
 from tests.toys import ascii_pair
 
@@ -132,7 +133,9 @@ def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "weights.bin").write_bytes(b"weights.bin" * 10)
     write_manifest(root, replace(base.manifest, chat_template="chat.jinja"))
     tables = toy_tables(259, seed=0)
-    monkeypatch.setattr("edgedecode.pair.find_runtime", lambda name: TableRuntime({"target": tables, "draft": tables}))
+    monkeypatch.setattr(
+        "edgedecode.open_pack.find_runtime", lambda name: TableRuntime({"target": tables, "draft": tables})
+    )
     return root
 
 

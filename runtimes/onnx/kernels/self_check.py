@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import RuntimeUnavailable
 from edgedecode.onnx_format.graph_file import GraphFile, ValueInfo
 
+from .library import KernelLibrary, Matrix
 from .products import DOMAIN, product_node
-
-if TYPE_CHECKING:
-    from edgedecode.decoding.arrays import FloatArray
-
-    from .library import KernelLibrary, Matrix
 
 __all__ = ["multiply", "run_once"]
 
@@ -26,8 +21,6 @@ TOLERANCE = 0.05
 
 def run_once(library: KernelLibrary) -> None:
     """Multiply a few rows on every instruction set. Raises RuntimeUnavailable for a result that is wrong."""
-    from .library import Matrix
-
     rng = np.random.default_rng(0)
     packed = rng.integers(1, 256, (COLUMNS, INNER // 32, 32), np.uint8)
     matrix = Matrix(packed, np.full((COLUMNS, INNER // 32), 2.0**-7, np.float32), 8, 32)

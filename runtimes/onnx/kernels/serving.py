@@ -13,7 +13,7 @@ from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.user_notices import notice
 
-from .library import KernelLibrary, kernels_line, load_kernels
+from .library import KernelLibrary
 from .prepared import (
     keep_findings,
     load_findings,
@@ -24,6 +24,7 @@ from .prepared import (
 )
 from .products import FLOAT_ACTIVATIONS, WeightsFile
 from .rewriting import GRAPH_TILES, Rewritten, rewrite
+from .trial import kernels_line, load_kernels
 
 __all__ = ["Served", "explain", "serve"]
 

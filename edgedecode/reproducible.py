@@ -9,23 +9,19 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import edgedecode
 from edgedecode.cache import cache_folder, keep_json, kept_json
 from edgedecode.decoding.model import AdapterUse, ModelCard, State
+from edgedecode.engines.hardware import cores, processor_facts
+from edgedecode.engines.identical_widths import NARROW, WIDE, BoundedState, IdenticalWidths, measure_widths
+from edgedecode.engines.selection import engine_version
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.pack.manifest import Manifest
+from edgedecode.resources import Resources
 from edgedecode.user_notices import notice
-
-from .hardware import cores, processor_facts
-from .identical_widths import NARROW, WIDE, BoundedState, IdenticalWidths, measure_widths
-from .selection import engine_version
-
-if TYPE_CHECKING:
-    from edgedecode.pair import Pair
 
 __all__ = [
     "FOLDER",
@@ -41,21 +37,21 @@ FOLDER = "widths"
 FORMAT = 1
 
 
-def session_widths(pair: Pair, options: SessionOptions, adapter: AdapterUse | None) -> IdenticalWidths:
+def session_widths(shared: Resources, options: SessionOptions, adapter: AdapterUse | None) -> IdenticalWidths:
     """Return the widths that these options pad to; none where nothing needs padding.
 
     Raises CapabilityError where reproducible text is wanted and no two widths agree.
     """
-    if not options.reproducible or pair.target.card.row_invariant:
+    if not options.reproducible or shared.target.card.row_invariant:
         return IdenticalWidths(())
     key = "" if adapter is None else f"{adapter.digest} {adapter.scale!r}"
-    if key not in pair.identical_widths:
-        pair.identical_widths[key] = _known_widths(pair, adapter)
-    found = pair.identical_widths[key]
+    if key not in shared.identical_widths:
+        shared.identical_widths[key] = _known_widths(shared, adapter)
+    found = shared.identical_widths[key]
     if not found.drafts:
         raise CapabilityError(
             f"--reproducible needs passes of several widths whose rows have identical bits: on this device the engine "
-            f"{pair.runtime!r} rounds this pack differently in every width; try the other engine (--runtime), "
+            f"{shared.engine.name!r} rounds this pack differently in every width; try the other engine (--runtime), "
             "--threads 1, or an export with another --block-size"
         )
     return found
@@ -128,23 +124,23 @@ def store_widths(path: Path, widths: IdenticalWidths) -> None:
     keep_json(path, {"edgedecode_widths": FORMAT, "drafts": widths.drafts, "prompts": widths.prompts})
 
 
-def _known_widths(pair: Pair, adapter: AdapterUse | None) -> IdenticalWidths:
+def _known_widths(shared: Resources, adapter: AdapterUse | None) -> IdenticalWidths:
     """Return what is kept, or measure now and keep it."""
-    version, path = engine_version(pair.runtime), None
+    version, path = engine_version(shared.engine.name), None
     if version is not None:
         path = widths_path(
-            pair.manifest,
-            pair.target.card,
-            engine=pair.runtime,
+            shared.manifest,
+            shared.target.card,
+            engine=shared.engine.name,
             version=version,
-            provider=pair.provider,
+            provider=shared.provider,
             adapter=adapter,
         )
     known = load_widths(path)
     if known is not None:
         return known
     found = measure_widths(
-        pair.target,
+        shared.target,
         adapter=adapter,
         slow=lambda: notice("measuring which widths of a pass give identical bits on this device, once"),
     )

@@ -1,0 +1,89 @@
+"""Which drafters a session has, and the longest draft: a pure function of its options and of what the pack can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgedecode.decoding.model import ModelCard
+from edgedecode.decoding.verify import Rule
+from edgedecode.errors import CapabilityError
+from edgedecode.options import TREE, SessionOptions
+
+__all__ = ["DrafterChoice", "DraftingFacts", "choose_drafters"]
+
+FIXED_DRAFT = 2
+"""Tokens of a fixed length that was not given: `--reproducible` may not choose by the clock."""
+LONGEST_DRAFT = 16
+"""Tokens a scheduler may draft at most; half of it where a row of logits takes hundreds of kilobytes."""
+WIDE_VOCABULARY = 65536
+SCHEDULED = ("model", "suffix")
+"""The drafters the scheduler chooses among beside a draft model; the first has the first right to memory.
+
+`chain` is left out: it gained less than the better of its two parts.
+"""
+ALONE = ("suffix", "recycle")
+"""The same without a draft model: beside one, recycled logits gained less than they cost the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingFacts:
+    """What a loaded pack has to draft with.
+
+    card: the target's. has_draft: whether there is a draft model. heads: drafters with smaller heads of that model that
+    the scheduler chooses among.
+    """
+
+    card: ModelCard
+    has_draft: bool
+    heads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterChoice:
+    """The drafters of a session by name, none for plain decoding, and the most tokens they may draft."""
+
+    names: tuple[str, ...] = ()
+    draft_max: int = 0
+
+
+def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterChoice:
+    """Return what these options mean: no drafter for length 0, the named one, otherwise all that may gain speed.
+
+    Raises CapabilityError where the target would have to drop rejected drafts and cannot.
+    """
+    names = _names(options, facts)
+    if not names:
+        return DrafterChoice()
+    if options.draft_max is not None:
+        return DrafterChoice(names, options.draft_max)
+    if options.fixed:
+        return DrafterChoice(names, FIXED_DRAFT)
+    return DrafterChoice(names, LONGEST_DRAFT if facts.card.rows <= WIDE_VOCABULARY else LONGEST_DRAFT // 2)
+
+
+def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
+    if not _drops_drafts(options, facts.card) or options.draft_max == 0 or options.drafter == "none":
+        return ()
+    if options.drafter is not None:
+        return (options.drafter,)
+    branching = options.tree and facts.card.tree
+    if options.fixed or options.rule is Rule.RATIO:
+        if branching:
+            return (TREE,) if facts.has_draft else ("recycle",)
+        return ("model",) if facts.has_draft else ("ngram",)
+    if not facts.has_draft:
+        return ALONE
+    return (*facts.heads, *SCHEDULED, *(("recycle", TREE) if branching else ()))
+
+
+def _drops_drafts(options: SessionOptions, card: ModelCard) -> bool:
+    """Tell whether the target can drop a rejected draft. Raises CapabilityError where it must and cannot."""
+    if card.rollback:
+        return True
+    drafts = options.drafter != "none" and (options.drafter is not None or options.draft_max)
+    if drafts or (options.reproducible and not card.row_invariant):
+        wanted = "--reproducible pads its passes with rows" if options.reproducible else "drafts are rows"
+        raise CapabilityError(
+            f"{wanted} that this target's recurrent layers cannot drop again: decode it plainly (--drafter none)"
+        )
+    return False

@@ -1,0 +1,119 @@
+"""Opens a pack: checks it, chooses an engine, and makes the pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edgedecode.engines.engine_speeds import EngineRequest
+from edgedecode.engines.interface import NO_MMAP, NO_REPACK, Runtime
+from edgedecode.engines.registry import find_runtime
+from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, engine_version
+from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
+from edgedecode.experience_file import experience_path
+from edgedecode.memory import Budget, parse_nbytes
+from edgedecode.pack.gate import check_pack
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.pack_lock import opening
+from edgedecode.pack.pack_tokenizer import pack_tokenizer
+from edgedecode.pair import Pair
+from edgedecode.user_notices import notice
+
+__all__ = ["KV_TYPES", "load"]
+
+KV_TYPES = ("float32", "float16", "int8")
+
+
+def load(  # noqa: PLR0913  (what may be said of a pack)
+    pack: str | Path | None = None,
+    *,
+    memory: int | str | None = None,
+    runtime: str | Runtime | None = None,
+    provider: str = "cpu",
+    threads: int | None = None,
+    verify: bool = False,
+    kv_type: str | None = None,
+    context: int | None = None,
+    mmap: bool = True,
+    repack: bool = True,
+    wrap: Callable[[Runtime], Runtime] | None = None,
+) -> Pair:
+    """Open a pack: a folder, a hub id, or None for the bundled one.
+
+    memory: the budget in bytes, or text such as "800MB"; None: no limit. runtime: an installed engine's name, an engine
+    of your own, or "auto": of those that can run the pack the one that is faster here, which is measured once; None:
+    what the variable EDGEDECODE_RUNTIME says, else auto. threads: None chooses for this machine. verify: hash every
+    file now (else only at the first opening, size and time afterwards). kv_type: how keys and values are kept, the
+    draft's too where it can; None: as the engine does by itself. "int8" takes a quarter of float32's memory, and
+    answers may differ slightly.
+    context: the positions that sessions will plan for, which auto asks for under a budget; None: the usual number.
+    mmap, repack: False has llama.cpp read weights rather than map their file, or use them as they lie in it rather than
+    as its kernels want them: either takes them once in memory instead of twice; the first is as fast and is done by
+    itself where a budget asks for it, the second is slower.
+    wrap: what is made of the engine before models are opened on it, a stopwatch for example.
+    The draft model is loaded by the first session that uses it.
+    Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
+    pack does not offer.
+    """
+    limit = parse_nbytes(memory) if isinstance(memory, str) else memory
+    if threads is not None and not 1 <= threads <= 1024:
+        raise InputError(f"{threads} threads are out of range: 1 to 1024")
+    if kv_type is not None and kv_type not in KV_TYPES:
+        raise InputError(f"no KV type is called {kv_type!r}: it is {', '.join(KV_TYPES)}")
+    wanted = runtime if runtime is not None else default_runtime()
+    root = find_pack(pack)
+    loading = tuple(need for need, done in ((NO_MMAP, mmap), (NO_REPACK, repack)) if not done)
+    request = EngineRequest(
+        provider=provider, threads=threads, kv_type=kv_type, memory=limit, context=context, loading=loading
+    )
+    with opening(root):
+        return _open_pack(root, wanted, request, verify=verify, wrap=wrap, asked=runtime == AUTO)
+
+
+def _open_pack(
+    root: Path,
+    wanted: str | Runtime,
+    request: EngineRequest,
+    *,
+    verify: bool,
+    wrap: Callable[[Runtime], Runtime] | None,
+    asked: bool,
+) -> Pair:
+    """Open the pack at `root`; "auto": on the faster of its engines. asked: whether that was asked for."""
+    manifest = check_pack(root, full=verify)
+    engine = None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
+    tokenizer = pack_tokenizer(manifest, root, Budget(request.memory))
+
+    def opened(engine: Runtime) -> Pair:
+        pair = Pair(
+            manifest,
+            root,
+            tokenizer=tokenizer,
+            runtime=engine if wrap is None else wrap(engine),
+            provider=request.provider,
+            threads=request.threads,
+            budget=Budget(request.memory),
+            kv_type=request.kv_type,
+            loading=request.loading,
+        )
+        if (version := engine_version(engine.name)) is not None:
+            card = pair.target.card
+            settings = (request.provider, card.threads, request.kv_type, card.kernels)
+            pair.keep_experience(experience_path(manifest, engine=engine.name, version=version, settings=settings))
+        return pair
+
+    if engine is not None:
+        return opened(engine)
+    return _first_opened(chosen_engines(manifest, root, request, asked=asked), opened)
+
+
+def _first_opened(names: Sequence[str], opened: Callable[[Runtime], Pair]) -> Pair:
+    """Open the pair on the first of these engines that takes it; of each that does not, tell why."""
+    name, *others = names
+    try:
+        return opened(find_runtime(name))
+    except (BudgetExceeded, CapabilityError, RuntimeUnavailable) as error:
+        if not others:
+            raise
+        notice(f"{name} cannot run this pack here ({error.reason}); trying {others[0]}")
+    return _first_opened(others, opened)
