@@ -161,11 +161,11 @@ def test_reproducible_text_is_the_same_with_any_draft_or_refused(
             source.truth = answer(pair, sampling, drafter="none").tokens
         except CapabilityError as error:
             assert str(error).count("identical bits") == 1  # noqa: PT017
-            assert not pair.identical_widths[""].drafts
+            assert not pair.shared.identical_widths[""].drafts
             return
         accepted = corrected = 0
         for length in range(1, 17):
-            measured = pair.identical_widths.get("")  # never where a row's bits depend on nothing else
+            measured = pair.shared.identical_widths.get("")  # never where a row's bits depend on nothing else
             if measured is not None and length >= max(measured.drafts):
                 with pytest.raises(CapabilityError, match=r"--draft-max \d+ at most"):
                     answer(pair, sampling, drafter=source.name, draft_max=length)

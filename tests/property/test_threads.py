@@ -215,14 +215,14 @@ def test_sessions_may_be_opened_and_closed_while_others_answer(hasty: None) -> N
 
 # -- stopping ----------------------------------------------------------------------------------------------------------
 
-STOPS: dict[str, Callable[[Session, Any], object]] = {
-    "session.close": lambda session, stream: session.close(),
-    "pair.close": lambda session, stream: session._pair.close(),
-    "stream.close": lambda session, stream: stream.close(),
-    "session.reset": lambda session, stream: session.reset(),
-    "session.stream": lambda session, stream: session.stream("again", max_tokens=9),
-    "session.complete": lambda session, stream: session.complete("again", max_tokens=9),
-    "session.generate": lambda session, stream: session.generate("again", max_tokens=9),
+STOPS: dict[str, Callable[[Pair, Session, Any], object]] = {
+    "session.close": lambda pair, session, stream: session.close(),
+    "pair.close": lambda pair, session, stream: pair.close(),
+    "stream.close": lambda pair, session, stream: stream.close(),
+    "session.reset": lambda pair, session, stream: session.reset(),
+    "session.stream": lambda pair, session, stream: session.stream("again", max_tokens=9),
+    "session.complete": lambda pair, session, stream: session.complete("again", max_tokens=9),
+    "session.generate": lambda pair, session, stream: session.generate("again", max_tokens=9),
 }
 
 
@@ -239,7 +239,7 @@ def test_any_thread_may_stop_an_answer_in_the_middle_of_a_pass(
     with gated(pair, monkeypatch) as gate:
         reader = Worker(lambda: said.extend(stream))
         assert gate.entered.wait(PATIENCE)
-        stopper = Worker(lambda: STOPS[how](session, stream))
+        stopper = Worker(lambda: STOPS[how](pair, session, stream))
         stopper.thread.join(0.05)
         assert stopper.thread.is_alive(), "it did not wait for the pass"
     found = stopper.join()

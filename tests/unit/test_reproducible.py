@@ -129,7 +129,7 @@ def test_what_is_kept_is_used(place: Path) -> None:
     again = rounding_pair(even_pairs)
     again.session(SessionOptions(reproducible=True))
     assert again.target.passes == []  # type: ignore[attr-defined]
-    assert again.identical_widths == {"": kept}
+    assert again.shared.identical_widths == {"": kept}
 
 
 def test_that_no_widths_agree_is_kept_too(place: Path) -> None:

@@ -355,7 +355,7 @@ def test_what_was_said_is_in_the_transcript_while_it_is_said() -> None:
         if len(said) == 7:
             break
     assert made.messages[1].content == said
-    assert "".join(made._pair.tokenizer.decode(made.tokens[-7:])) == said
+    assert "".join(made._shared.tokenizer.decode(made.tokens[-7:])) == said
     before = made.messages
     made.generate("and then?", max_tokens=5)
     assert made.messages[:2] == before
@@ -401,7 +401,7 @@ def test_a_stopped_answers_statistics_are_its_own() -> None:
 def test_memory_is_told() -> None:
     made = session()
     stats = made.generate("hello", max_tokens=3).stats
-    assert stats.planned_nbytes == made._pair.budget.used_nbytes > 0
+    assert stats.planned_nbytes == made._shared.budget.used_nbytes > 0
     assert stats.peak_nbytes is None or stats.peak_nbytes > 10**6
 
 

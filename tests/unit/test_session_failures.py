@@ -27,7 +27,7 @@ def test_an_answer_that_fails_leaves_the_conversation_as_it_was(monkeypatch: pyt
     made = session(drafter="none")
     made.generate("hello", max_tokens=8)
     before = made.messages
-    forward, calls = type(made._pair.target).forward, 0
+    forward, calls = type(made._shared.target).forward, 0
 
     def failing(*words: object, **options: object) -> object:
         nonlocal calls
@@ -37,7 +37,7 @@ def test_an_answer_that_fails_leaves_the_conversation_as_it_was(monkeypatch: pyt
         return forward(*words, **options)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(made._pair.target), "forward", failing)
+        patch.setattr(type(made._shared.target), "forward", failing)
         with pytest.raises(CapabilityError, match="the engine failed"):
             made.generate("and now?", max_tokens=8)
     assert calls == 4
@@ -55,7 +55,7 @@ def test_an_interrupt_while_the_prompt_is_read_leaves_no_half_turn(
     made.generate("hello", max_tokens=8)
     before = made.messages
     monkeypatch.setattr("edgedecode.decoding.loop.PREFILL_CHUNK", 20)
-    forward, left = type(made._pair.target).forward, passes
+    forward, left = type(made._shared.target).forward, passes
 
     def interrupted(*words: object, **options: object) -> object:
         nonlocal left
@@ -65,7 +65,7 @@ def test_an_interrupt_while_the_prompt_is_read_leaves_no_half_turn(
         return forward(*words, **options)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(made._pair.target), "forward", interrupted)
+        patch.setattr(type(made._shared.target), "forward", interrupted)
         with pytest.raises(KeyboardInterrupt):
             made.generate("and " * 12, max_tokens=8)
     assert made.messages == before
@@ -76,7 +76,7 @@ def test_an_interrupt_while_the_prompt_is_read_leaves_no_half_turn(
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = session(drafter="none")
-    monkeypatch.setattr(type(made._pair.tokenizer), "encode", lambda *_, **__: pytest.fail("the text was encoded"))
+    monkeypatch.setattr(type(made._shared.tokenizer), "encode", lambda *_, **__: pytest.fail("the text was encoded"))
     with pytest.raises(ContextExceeded, match="bytes of text"):
         list(made.stream("x" * 10_000_000))
     with pytest.raises(ContextExceeded, match="bytes of text"):
