@@ -105,6 +105,6 @@ def test_graphs_that_genai_cannot_run_are_refused_before_it_sees_them(pack: Path
     for odd in (replace(entry, window=64), replace(entry, graphs={}), replace(entry, graphs=joined)):
         with pytest.raises(CapabilityError, match="give --against-genai TARGET,DRAFT"):
             folder.add_model("target", odd, pack, threads=1)
-    with pytest.raises(ManifestError, match="no folder of onnxruntime-genai's builder"):
+    with pytest.raises(ManifestError, match="is not a folder of onnxruntime-genai's builder"):
         folder.add_folder("target", pack, threads=1)
     assert list(tmp_path.iterdir()) == []
