@@ -102,7 +102,7 @@ def test_only_a_path_from_the_root_can_be_kept(path: tuple[int, ...]) -> None:
     table = model()
     state = table.new_state(8)
     table.forward([1, 2, 3], state, parents=[-1, 0, 1])
-    with pytest.raises(ValueError, match="no path"):
+    with pytest.raises(ValueError, match="is not a path"):
         state.keep(path)
 
 
