@@ -93,5 +93,5 @@ def test_anything_else_is_a_value_error(content: bytes, tmp_path: Path) -> None:
 def test_no_file_at_all_and_what_is_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         kept_json(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="no file"):
+    with pytest.raises(ValueError, match="is not a file"):
         kept_json(tmp_path)
