@@ -27,7 +27,6 @@ __all__ = [
     "fastest_tree",
     "is_chain",
     "path_chances",
-    "path_to",
 ]
 
 
@@ -90,15 +89,6 @@ def children(parents: Sequence[int]) -> list[list[int]]:
     for index, parent in enumerate(parents):
         result[parent].append(index)
     return result
-
-
-def path_to(parents: Sequence[int], node: int) -> list[int]:
-    """Return the nodes from a child of the root down to `node`; empty for -1."""
-    path: list[int] = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
 
 
 MOST_NODES = 16

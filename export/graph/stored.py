@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from edgedecode.errors import ExportError
 from .quantize import Scheme, quantize
 from .sources import Matrix
 
-__all__ = ["BlockWeight", "FloatWeight", "Piece", "StoredWeight", "TensorSpec", "TransposedWeight"]
+__all__ = ["BlockWeight", "FloatWeight", "Piece", "TensorSpec", "TransposedWeight"]
 
 Stored: TypeAlias = "npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.uint8]"
 
@@ -43,16 +43,6 @@ class Piece:
     name: str
     offset: int
     values: Stored
-
-
-class StoredWeight(Protocol):
-    """Produces the bytes of some tensors in one reading of their source."""
-
-    @property
-    def source(self) -> Matrix: ...
-    @property
-    def tensors(self) -> tuple[TensorSpec, ...]: ...
-    def pieces(self) -> Iterator[Piece]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,6 @@ from .log import Untyped
 
 __all__ = ["LlamaBareLoop", "described"]
 
-SEQUENCE = 0
-
 
 class LlamaBareLoop:
     """Reads a prompt, then decodes one row a pass. Positions start over with every `read`."""

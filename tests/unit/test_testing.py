@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,6 @@ from hypothesis import strategies as st
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.model import AdapterUse
 from edgedecode.decoding.sampling import Noise
-from edgedecode.decoding.tree import path_to
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
@@ -23,6 +24,15 @@ tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12)
 
 def model() -> TableModel:
     return TableModel(toy_tables(VOCABULARY, seed=1))
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    """Return the nodes from a child of the root down to `node`; empty for -1."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
 
 
 @given(tokens, st.data())
