@@ -353,3 +353,12 @@ def why_refused(pair: Pair, draft_max: int) -> str | None:
     except CapabilityError as error:
         return str(error)
     return None
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    """Return the nodes of a tree from a child of the root down to `node`; empty for -1."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]

@@ -7,6 +7,7 @@ import pytest
 
 from edgedecode.decoding.model import LanguageModel
 from tests.contract.reference import assert_close, assert_moved, logits_of, settled
+from tests.toys import path_to
 
 PARENTS = [-1, 0, 0, 1, 2, -1, 5, 3, 3, 4]
 PROMPT = 20
@@ -16,14 +17,6 @@ PROMPT = 20
 def needs_trees(model: LanguageModel) -> None:
     if not model.card.tree:
         pytest.skip("reads chains only")
-
-
-def path_to(parents: list[int], node: int) -> list[int]:
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
 
 
 def alone(model: LanguageModel, tokens: list[int], branch: list[int]) -> np.ndarray:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +14,7 @@ from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.testing import ScriptedDrafter, TableModel, byte_tokenizer, hostile_drafter, toy_pair, toy_tables
-from tests.toys import toy_model
+from tests.toys import path_to, toy_model
 
 VOCABULARY = 12
 tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12)
@@ -24,15 +22,6 @@ tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12)
 
 def model() -> TableModel:
     return TableModel(toy_tables(VOCABULARY, seed=1))
-
-
-def path_to(parents: Sequence[int], node: int) -> list[int]:
-    """Return the nodes from a child of the root down to `node`; empty for -1."""
-    path: list[int] = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
 
 
 @given(tokens, st.data())

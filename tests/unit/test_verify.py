@@ -13,10 +13,10 @@ from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.drafts import Draft, DraftMode
 from edgedecode.decoding.probs import NoiseSource, Probs
 from edgedecode.decoding.sampling import Sampler
-from edgedecode.decoding.tree import path_to
 from edgedecode.decoding.verify import Outcome, Rule, TargetRows, Verdict, verify
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import CapabilityError
+from tests.toys import path_to
 
 VOCABULARY = 6
 
