@@ -179,24 +179,27 @@ def used_state(work: Path) -> str:
         return _said(pair, "none")
 
 
-def told_twice(work: Path) -> None:
-    """`--remember`: append outputs until the file is cut to its newest half."""
-    from edgedecode.drafters.remembered import OutputFile
+def remembers(*numbers: int, limit_nbytes: int = 1 << 20) -> Work:
+    """`--remember`: append an output of each of these ids to a file, which is cut to its newest half at the limit."""
 
-    (work / "cache" / "store").mkdir(parents=True, exist_ok=True)
-    store = OutputFile(work / "cache" / "store" / "some.outputs", limit_nbytes=200)
-    for number in range(4):
-        store.append(array("i", [number] * 12))
+    def append(work: Path) -> None:
+        from edgedecode.drafters.remembered import OutputFile
+
+        (work / "cache" / "store").mkdir(parents=True, exist_ok=True)
+        store = OutputFile(work / "cache" / "store" / "some.outputs", limit_nbytes=limit_nbytes)
+        for number in numbers:
+            store.append(array("i", [number] * 12))
+
+    return append
 
 
-def told_state(work: Path) -> str:
-    """What is loaded are whole outputs, in order: those before and the new ones, the oldest perhaps gone."""
+def remembered_state(work: Path) -> str:
+    """Which outputs are loaded, each of them complete; a command that runs again appends its output again."""
     from edgedecode.drafters.remembered import OutputFile
 
     found = OutputFile(work / "cache" / "store" / "some.outputs").load(1000, vocabulary_size=100)
-    assert all(len(output) in (1, 12) and len(set(output)) == 1 for output in found), found
-    assert found, "everything was lost"
-    return "whole"
+    assert all(len(output) == 12 and len(set(output)) == 1 for output in found), found
+    return " ".join(str(number) for number in sorted({output[0] for output in found}))
 
 
 def learnt(work: Path) -> None:
@@ -379,7 +382,10 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "eval --equality": lambda: Scenario(toy_pack(200), compared, toy_state),
     "trim of the bundled pack": lambda: Scenario(bundled, trimmed(2048), real_state, ("cache/costs/*", "cache/*")),
     "a first use": lambda: Scenario(bundled, used, used_state, ("cache/*/*",)),
-    "--remember": lambda: Scenario(told_twice, told_twice, told_state, ()),
+    "--remember": lambda: Scenario(remembers(0, 1, 2), remembers(3), remembered_state, ()),
+    "--remember, cut to its newest half": lambda: Scenario(
+        remembers(0, 1, 2, 3), remembers(3, limit_nbytes=200), remembered_state, ()
+    ),
     "experience": lambda: Scenario(learnt_before, learnt, learnt_state, ()),
     "chat /save": lambda: Scenario(saved("before"), saved("now"), saved_state),
     "a download": lambda: Scenario(_twice(published, downloaded("a")), downloaded("b"), downloaded_state, DOWNLOADS),
