@@ -1,5 +1,5 @@
 """Colours for streamed text: drafted tokens painted by drafter. Byte-exact between the codes, except on a terminal:
-what a model says cannot act on it. Knows no tables.
+what a model says cannot act on it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ctrl-C during an answer: it stops between two rounds, so nothing is left half-done or unsaid. Knows no output."""
+"""Ctrl-C during an answer: it stops between two rounds, so nothing is left half-done or unsaid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options that verbs share: which pack, on what, sampled how, drafted by whom. Knows argparse; opens no engine."""
+"""The options that verbs share: which pack, on what, sampled how, drafted by whom."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """How far long work is: a bar on a terminal, elsewhere a line every few seconds. It moves only when it is told to, so
-never during a measured run. Knows rich."""
+never during a measured run."""
 
 from __future__ import annotations
 

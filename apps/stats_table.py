@@ -1,4 +1,4 @@
-"""One generation's statistics for people: a table, and one line. Knows rich; measures nothing."""
+"""One generation's statistics for people: a table, and one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer that is being generated: an iterator of chunks that any thread may stop. Knows locks, no model, no text."""
+"""An answer that is being generated: an iterator of chunks that any thread may stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the user's cache lies. Knows only paths; makes nothing until it is asked to write."""
+"""Where the user's cache lies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reply on its way out: tokens become chunks of text and, at the end, a completion. Knows no model and no loop."""
+"""A reply on its way out: tokens become chunks of text and, at the end, a completion."""
 
 from __future__ import annotations
 

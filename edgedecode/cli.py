@@ -1,4 +1,4 @@
-"""The command line: finds the verbs, turns errors into one line and an exit code. Knows no verb by name."""
+"""The command line: finds the verbs, turns errors into one line and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error a caller may meet. Knows nothing about engines or files.
+"""Every error a caller may meet.
 
     EdgeDecodeError
     ├── InputError            a prompt, message, number or option that cannot be used

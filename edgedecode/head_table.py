@@ -1,4 +1,4 @@
-"""Where a model's head lies in its weights file, and its rows as numbers. Knows bytes and blocks, but no graph."""
+"""Where a model's head lies in its weights file, and its rows as numbers."""
 
 from __future__ import annotations
 

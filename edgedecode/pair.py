@@ -1,4 +1,4 @@
-"""A loaded pack: target, draft, tokenizer and budget, from which sessions are opened. Knows no engine by name."""
+"""A loaded pack: target, draft, tokenizer and budget, from which sessions are opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens what drafts for a session: drafters by name, and the policy that chooses among them. Knows options, no text."""
+"""Opens what drafts for a session: drafters by name, and the policy that chooses among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of self-contained SVG drawings, axes, lines, text, and the files they are written to. Knows no figures."""
+"""Pieces of self-contained SVG drawings, axes, lines, text, and the files they are written to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every model and state checks of rows that are to be computed, appended, kept or dropped. Knows counts only."""
+"""What every model and state checks of rows that are to be computed, appended, kept or dropped."""
 
 from __future__ import annotations
 

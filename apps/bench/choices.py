@@ -1,4 +1,4 @@
-"""From a bench run's arguments to what it measures. Knows argparse's namespace and the pair's abilities."""
+"""From a bench run's arguments to what it measures."""
 
 from __future__ import annotations
 

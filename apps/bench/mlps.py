@@ -1,4 +1,4 @@
-"""Finds the MLPs of a quantized graph by its structure: act(gate) × up, then down. Knows nodes, not weights."""
+"""Finds the MLPs of a quantized graph by its structure: act(gate) × up, then down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prompts of a bench run: the package's own, or a file of the user's. Knows no model."""
+"""The prompts of a bench run: the package's own, or a file of the user's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recorded trace fed to a fresh scheduler: the same signals must give the same plans. Opens no engine."""
+"""A recorded trace fed to a fresh scheduler: the same signals must give the same plans."""
 
 from __future__ import annotations
 

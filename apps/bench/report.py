@@ -1,4 +1,4 @@
-"""Bench figures as tables for people. Knows rich; computes nothing but what a cell shows."""
+"""Bench figures as tables for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the table that shows the scheduler: cells as text. Knows no table."""
+"""Rows of the table that shows the scheduler: cells as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One bench run from its arguments to its last line. Knows the order of things; measures and shows nothing itself."""
+"""One bench run from its arguments to its last line."""
 
 from __future__ import annotations
 

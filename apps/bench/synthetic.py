@@ -1,4 +1,4 @@
-"""Drafts of a known acceptance: the target's own recorded answer with mistakes strewn in. Knows tokens only.
+"""Drafts of a known acceptance: the target's own recorded answer with mistakes strewn in.
 
 With it any model and device shows what verification costs there and what a drafter would have to be worth; acceptance
 0 is the hostile drafter, which a scheduler must turn off.

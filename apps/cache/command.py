@@ -1,4 +1,4 @@
-"""The verb `cache`: what edgedecode keeps in the user's cache folder, and how to be rid of it. Opens no engine."""
+"""The verb `cache`: what edgedecode keeps in the user's cache folder, and how to be rid of it."""
 
 from __future__ import annotations
 

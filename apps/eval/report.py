@@ -1,4 +1,4 @@
-"""A comparison of two engines as a table for people. Knows rich; computes nothing but what a cell shows."""
+"""A comparison of two engines as a table for people."""
 
 from __future__ import annotations
 

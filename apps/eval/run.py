@@ -1,4 +1,4 @@
-"""One comparison of two engines from its arguments to its last line. Knows the order of things; measures nothing."""
+"""One comparison of two engines from its arguments to its last line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do two engines say the same? Adds up how each scored the text that the other decoded. Opens no engine.
+"""Do two engines say the same? Adds up how each scored the text that the other decoded.
 
 Every token of an engine's greedy text is that engine's own arg-max. It is the other's too, or a near tie whose gap lies
 below kernel noise, or the engines compute different things. The noise that counts is that of the noisier engine: either

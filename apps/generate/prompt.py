@@ -1,4 +1,4 @@
-"""Where a prompt comes from: an argument, standard input or a file. Knows bytes and UTF-8, no tokens."""
+"""Where a prompt comes from: an argument, standard input or a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One answer on its way out: streamed as text, or collected and written as one JSON line. Knows no session."""
+"""One answer on its way out: streamed as text, or collected and written as one JSON line."""
 
 from __future__ import annotations
 

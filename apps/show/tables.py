@@ -1,4 +1,4 @@
-"""A manifest as tables: the pack, each model, its graphs, the files. Knows rich; reads no file."""
+"""A manifest as tables: the pack, each model, its graphs, the files."""
 
 from __future__ import annotations
 

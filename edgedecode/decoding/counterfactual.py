@@ -1,4 +1,4 @@
-"""Offers that wait for their tokens: what a free drafter would have proposed is scored against what was emitted.
+"""Scores proposals that were not used: offers of free drafters, and drafts of another head of the same model.
 
 Full information (HedgeSpec, 2510.20064): a drafter earns its score also in rounds in which another one drafted.
 """

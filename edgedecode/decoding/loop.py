@@ -1,4 +1,4 @@
-"""The decode loop: read, then propose, verify, keep, until the limit. Knows no text, no engine and no drafter by name.
+"""The decode loop: read, then propose, verify, keep, until the limit.
 
 Plain decoding is the same loop with empty drafts. The one long function of the program.
 """

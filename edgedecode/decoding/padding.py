@@ -1,4 +1,4 @@
-"""Pads passes to widths that were found to round alike. Knows counts only.
+"""Pads passes to widths that were found to round alike.
 
 `widths` ascend; no widths: nothing is padded. `room` is how many more rows the state can hold.
 """

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from edgedecode.errors import InputError
 
 from .tree import MOST_NODES, RankRates, TreeShape, best_tree
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["MAX_DRAFT", "FixedLength", "FixedTree", "Offer", "Plan", "Policy", "RoundCost", "Score", "Signals"]
 

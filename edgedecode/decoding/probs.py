@@ -1,4 +1,4 @@
-"""A sparse distribution over token ids. Knows nothing about how it was made."""
+"""A sparse distribution over token ids."""
 
 from __future__ import annotations
 

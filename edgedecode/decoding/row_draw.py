@@ -1,7 +1,7 @@
 """Drawing a token from one row of logits: the seam for a faster helper, and the definition in numpy that it must equal.
 
 A helper gives the same token for the same row, options and key, to the last bit of what decides it; so whether there
-is one never changes a text. Knows rows and noise keys; knows no sequence, draft or engine.
+is one never changes a text.
 """
 
 from __future__ import annotations

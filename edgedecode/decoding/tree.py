@@ -1,4 +1,4 @@
-"""The best shape of a draft tree, by what guesses are worth and what passes cost. Knows no tokens, models or clock.
+"""The best shape of a draft tree, by what guesses are worth and what passes cost.
 
 Acceptance is positional, as in Sequoia (2402.12374): a guess is right with a chance that its depth and rank tell. A
 node's path is then as likely as the product of its chances, whatever else is in the tree, and no likelier than its

@@ -1,7 +1,7 @@
 """A suffix automaton over a growing sequence of ids (Blumer 1985): where did the longest known suffix occur before?
 
-Built online, amortised O(1) a token (SAM-Decoding, 2411.10666). Knows numbers only; ids are 32-bit, negative ones never
-match. Most states have one transition: the first lies in arrays, only further ones in dictionaries.
+Built online, amortised O(1) a token (SAM-Decoding, 2411.10666). Ids are 32-bit; negative ones never match. Most states
+have one transition: the first is in arrays, only further ones in dictionaries.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """When a draft model should stop: the chance that its token is accepted, learnt online from what became of its drafts.
 
-A logistic over three features (in the spirit of SpecDec++, 2405.19715, without its trained head). Knows no logits.
+A logistic over three features (in the spirit of SpecDec++, 2405.19715, without its trained head).
 """
 
 from __future__ import annotations

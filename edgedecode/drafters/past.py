@@ -1,7 +1,7 @@
 """A store of past outputs that sessions share: what was said once is often said again (SuffixDecoding, 2411.04975).
 
 Two automata of equal size: when the newer one is full, the older one is forgotten and a new one begun (first in, first
-out, by halves). Knows ids only.
+out, by halves).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a drafter's first, second, third guess are worth at each depth of a tree, learnt from what was emitted.
 
-Counts fade, so that a text that changes is noticed, and lean on a prior. Knows ranks only, no tokens.
+Counts fade, so that a text that changes is noticed, and lean on a prior.
 """
 
 from __future__ import annotations

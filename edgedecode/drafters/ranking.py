@@ -1,4 +1,4 @@
-"""Several guesses from one row of a draft model's logits, likeliest first. Knows rows and noise, no model."""
+"""Several guesses from one row of a draft model's logits, likeliest first."""
 
 from __future__ import annotations
 

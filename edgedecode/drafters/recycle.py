@@ -1,6 +1,6 @@
 """Drafts from recycled logits: after every token, the ids that once were likeliest there (2408.08696).
 
-A table of the vocabulary's size learns from rows that the target computed anyway, rejected ones too. Knows no model.
+A table of the vocabulary's size learns from rows that the target computed anyway, rejected ones too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Past outputs on disk: records that are appended, each with a checksum. Knows files and ids.
+"""Past outputs on disk: records that are appended, each with a checksum.
 
 A file that is torn, foreign or unreadable costs what it held, with a notice, and never the decoding.
 """

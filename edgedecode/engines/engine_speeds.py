@@ -1,4 +1,4 @@
-"""Measures engines on a pack, each in a child process of its own, and keeps what was found. Knows no engine by name.
+"""Measures engines on a pack, each in a child process of its own, and keeps what was found.
 
 A child has the whole budget, nothing of it stays here, and native code that crashes takes only the child along. A
 finding holds for these weights, engines, threads and this processor, whatever the budget.

@@ -1,4 +1,4 @@
-"""Finds the pass widths whose rows have identical bits on this device. Knows no engine, text or file.
+"""Finds the pass widths whose rows have identical bits on this device.
 
 Engines choose kernels by the number of rows, and kernels round differently: on one processor all widths from two on
 agree, on another the even ones only, since an odd pass ends with a row that is computed alone.

@@ -1,7 +1,7 @@
 """Re-scores emitted text with the one-row kernel: what plain decoding would have said at every position.
 
 Speculation scores several rows a pass, and many-row kernels round differently. A token is plain decoding's own when it
-is the arg-max here, or when the gap to it lies below the pack's kernel noise. Knows nothing of how text was made.
+is the arg-max here, or when the gap to it lies below the pack's kernel noise.
 """
 
 from __future__ import annotations

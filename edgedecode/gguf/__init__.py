@@ -1,1 +1,1 @@
-"""The GGUF file format: read, checked against what its engine cannot survive, written. Knows no engine's library."""
+"""The GGUF file format: read, checked against what its engine cannot survive, written."""

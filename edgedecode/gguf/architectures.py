@@ -1,4 +1,4 @@
-"""What llama.cpp calls the architectures that packs name, and the projections of their layers. Knows names alone."""
+"""What llama.cpp calls the architectures that packs name, and the projections of their layers."""
 
 from __future__ import annotations
 

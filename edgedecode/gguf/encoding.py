@@ -1,4 +1,4 @@
-"""Writes GGUF: fields, then tensors whose bytes the caller has. Knows the format (version 3), needs no library."""
+"""Writes GGUF: fields, then tensors whose bytes the caller has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads GGUF's typed fields from bytes, never past their end. Knows encodings, not what fields mean."""
+"""Reads GGUF's typed fields from bytes, never past their end."""
 
 from __future__ import annotations
 

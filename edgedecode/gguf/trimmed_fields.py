@@ -1,7 +1,7 @@
 """The fields of a GGUF file for a part of its vocabulary, encoded; what does not speak of tokens stays as it stands.
 
 Tokens, their scores and types are those of the ids that are kept; a merge stays where its parts and its result do; ids
-of special tokens become rows. Knows the names that llama.cpp reads (llama_vocab::impl::load), nothing of tensors.
+of special tokens become rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an ONNX graph file of a pack may hold, told from its bytes before native code sees them. Opens no session.
+"""What an ONNX graph file of a pack may hold, told from its bytes before native code sees them.
 
 An engine reads every file that a graph names, in whatever corner of the graph. So a graph may name one file, its
 weights, and each byte of it for two tensors at most; what its operators may claim is told in `onnx_memory`. Where

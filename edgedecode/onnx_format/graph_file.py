@@ -1,4 +1,4 @@
-"""Reads, changes and writes ONNX graph files without the onnx package. Knows the format, not what nodes compute.
+"""Reads, changes and writes ONNX graph files without the onnx package.
 
 What is not modelled here (value infos, functions, doc strings, subgraphs, …) is kept as its bytes and written back, and
 so is every tensor and value description that was not replaced. Field numbers are those of ONNX's onnx.proto.

@@ -1,7 +1,7 @@
 """How much memory the operators of a graph claim: which ones a graph may use, and what its constants grow to.
 
 An engine computes before the first pass whatever depends on constants only, in memory that no budget sees; what a pass
-computes is bounded by the engine's allocator. Knows operators and shapes, not files.
+computes is bounded by the engine's allocator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A node of an ONNX graph and its attributes, read and written. Knows the format, not what operators compute."""
+"""A node of an ONNX graph and its attributes, read and written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protobuf's wire format: a message as fields, and fields as bytes. Knows no schema.
+"""Protobuf's wire format: a message as fields, and fields as bytes.
 
 https://protobuf.dev/programming-guides/encoding
 """

@@ -1,4 +1,4 @@
-"""What a manifest says of a model's activations: how many bits each product gets, and why. Opens no file."""
+"""What a manifest says of a model's activations: how many bits each product gets, and why."""
 
 from __future__ import annotations
 

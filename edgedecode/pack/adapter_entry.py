@@ -1,4 +1,4 @@
-"""What a manifest says of a LoRA adapter that lies in a GGUF file. Opens no file."""
+"""What a manifest says of a LoRA adapter that lies in a GGUF file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapters that a pack lists, given to its target when they are first asked for. Knows no engine by name."""
+"""The adapters that a pack lists, given to its target when they are first asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison of two engines found, as a pack's manifest keeps it. Knows no engine and compares nothing."""
+"""What a comparison of two engines found, as a pack's manifest keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files a manifest lists: size and digest, inside the pack or where an import found them. Opens none."""
+"""The files a manifest lists: size and digest, inside the pack or where an import found them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pack's tokenizer, and what the process holds before a model is open. Knows no engine and no model."""
+"""A pack's tokenizer, and what the process holds before a model is open."""
 
 from __future__ import annotations
 

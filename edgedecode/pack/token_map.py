@@ -1,4 +1,4 @@
-"""A part of the vocabulary: the ids that a smaller head of a draft model knows, row by row. Opens no model."""
+"""Reads and writes the map of a trimmed head: for each of its rows the token id."""
 
 from __future__ import annotations
 

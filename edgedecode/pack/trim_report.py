@@ -1,4 +1,4 @@
-"""What a manifest says of a draft's trimmed vocabulary: its size, its map, and what it was worth. Opens no file."""
+"""What a manifest says of a draft's trimmed vocabulary: its size, its map, and what it was worth."""
 
 from __future__ import annotations
 

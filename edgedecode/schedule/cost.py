@@ -1,4 +1,4 @@
-"""What passes cost on this device, learnt from the passes that happen. Knows seconds, not models; has no clock.
+"""What passes cost on this device, learnt from the passes that happen.
 
 A target pass over n tokens takes T(n) = step · c(n) with c(n) = 1 + β(n)·(n - 1): β is what one more row costs, in
 plain steps. It is near constant on a CPU, so a width that was never tried is known from those that were.

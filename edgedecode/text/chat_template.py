@@ -1,4 +1,4 @@
-"""The chat template of a model: messages in, the prompt's text out. Knows nothing about tokens or sessions."""
+"""The chat template of a model: messages in, the prompt's text out."""
 
 from __future__ import annotations
 

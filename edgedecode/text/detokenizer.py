@@ -1,4 +1,4 @@
-"""Text from token ids as they arrive. Knows nothing about models, prompts or stop strings."""
+"""Text from token ids as they arrive."""
 
 from __future__ import annotations
 

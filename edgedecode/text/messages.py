@@ -1,4 +1,4 @@
-"""One message of a conversation. Knows nothing about templates, tokens or sessions."""
+"""One message of a conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts from a jsonl file, in our format or Spec-Bench's. Knows no model."""
+"""Prompts from a jsonl file, in our format or Spec-Bench's."""
 
 from __future__ import annotations
 

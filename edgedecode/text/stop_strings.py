@@ -1,4 +1,4 @@
-"""Stop strings in a stream of text: what may be shown, and when to stop. Knows nothing about tokens."""
+"""Stop strings in a stream of text: what may be shown, and when to stop."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What one rendering of a chat template may take: bytes it makes, steps, and processor time.
 
 What can be many times larger than what it is made of is charged before it is made, anything else once it is there.
-Knows Python's values and the names of jinja2's filters, not messages.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Templates come with a pack and are not trusted: the sandbox gives them no attribute that leads to Python, no way to
 change what they are given, no long `range`, and no more memory or time than a `metered` rendering has. Nothing is
-worked out when a template is compiled. Knows nothing about messages or models.
+worked out when a template is compiled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What each token adds to a text, and whether that can be said token by token.
 
-Reads the decoder of a `tokenizers` tokenizer, which alone defines the text. Knows nothing about streams or models.
+Reads the decoder of a `tokenizers` tokenizer, which alone defines the text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model's tokenizer: text to ids and back, and what makes two tokenizers the same. Knows nothing about models."""
+"""A model's tokenizer: text to ids and back, and what makes two tokenizers the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a `tokenizer.json` may do to a text: how much longer its parts can make it. Knows their names, no vocabulary."""
+"""What a `tokenizer.json` may do to a text: how much longer its parts can make it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that lie as blocks in a pack's weights file, read in ggml's order. Knows offsets only; needs no framework."""
+"""Rows that lie as blocks in a pack's weights file, read in ggml's order."""
 
 from __future__ import annotations
 

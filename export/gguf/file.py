@@ -1,4 +1,4 @@
-"""Writes a GGUF file in a stream: its keys at once, its tensors a few rows at a time. Knows no model."""
+"""Writes a GGUF file in a stream: its keys at once, its tensors a few rows at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network's sizes and constants under llama.cpp's keys. Knows neither tensors nor tokenizers."""
+"""A network's sizes and constants under llama.cpp's keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the plan of a GGUF file from what would be written into it. Knows neither networks nor tokenizers."""
+"""Makes the plan of a GGUF file from what would be written into it."""
 
 from __future__ import annotations
 

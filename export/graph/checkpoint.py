@@ -1,7 +1,6 @@
 """A Hugging Face folder's safetensors files as zero-copy torch views of private maps.
 
 Reading a view loads its pages; `release` drops them again, so that the resident memory never follows the model's size.
-Knows nothing of configurations or graphs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which graphs a model gets over its one weights file. Knows names only; the command line reads it."""
+"""Which graphs a model gets over its one weights file."""
 
 from __future__ import annotations
 

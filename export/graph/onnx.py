@@ -1,4 +1,4 @@
-"""One model becomes one weights file and its base graph: structure, passes, weights. Knows no pack and no tokenizer."""
+"""One model becomes one weights file and its base graph: structure, passes, weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Block quantization in numpy: symmetric, blocks along the inner dimension, scales that float16 holds exactly.
 
-4 bits follow Q4_0's convention and 8 bits Q8_0's, so that GGUF can carry the very same blocks. Knows nothing of graphs.
+4 bits follow Q4_0's convention and 8 bits Q8_0's, so that GGUF can carry the very same blocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where each weight of a graph comes from: rows of checkpoint views, read in chunks as float32. Knows no files."""
+"""Where each weight of a graph comes from: rows of checkpoint views, read in chunks as float32."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Stored weights: what each is made of and how its bytes are produced, a bounded piece at a time.
 
-A stored weight yields one or more tensors of the weights file. Knows nothing of where they lie in it.
+A stored weight yields one or more tensors of the weights file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One model's weights file: what it is made of, where each tensor lies, and how it is written in a stream.
 
-Graphs refer to its tensors by name; several names may stand for the same bytes. Knows nothing of nodes.
+Graphs refer to its tensors by name; several names may stand for the same bytes.
 """
 
 from __future__ import annotations

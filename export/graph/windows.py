@@ -1,4 +1,4 @@
-"""Sliding windows: which of a network's layers have one, and how many positions they see. Knows no graph."""
+"""Sliding windows: which of a network's layers have one, and how many positions they see."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Drives optimum's exporter as a child process; it wants another transformers than we do, so it has an environment.
 
-Its graphs are then imported like any folder's. Knows nothing of graphs itself.
+Its graphs are then imported like any folder's.
 """
 
 from __future__ import annotations

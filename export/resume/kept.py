@@ -1,7 +1,7 @@
 """What exports have finished, kept in the user's cache by digest, so that a rerun goes on where the last one stopped.
 
 A cache is never needed: without a folder, without file locks, without room or beside another export of the same model,
-a unit lies in the new pack itself and is simply not kept. Knows folders and locks; what a unit holds, it does not.
+a unit lies in the new pack itself and is simply not kept.
 """
 
 from __future__ import annotations

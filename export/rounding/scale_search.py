@@ -1,7 +1,7 @@
 """The scale of each 4-bit block that loses least where it matters: a search weighted by what the columns carry.
 
 Follows llama.cpp's `make_qx_quants` (ggml-quants.c), which its importance matrix drives: try a few levels for the
-largest value, fit the scale to the integers that each gives, keep the best. Knows numbers only.
+largest value, fit the scale to the integers that each gives, keep the best.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Texts by category that a trim is held to, whatever it was calibrated on. Knows no model.
+"""Texts by category that a trim is held to, whatever it was calibrated on.
 
 A row of such a file: `category`, `messages`, and perhaps an `answer`, which is then taken as it is; else the target
 answers.

@@ -1,4 +1,4 @@
-"""The texts of a trim: what is counted, what is held out, and what each category says. Knows the target, no draft."""
+"""The texts of a trim: what is counted, what is held out, and what each category says."""
 
 from __future__ import annotations
 

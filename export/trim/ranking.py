@@ -1,4 +1,4 @@
-"""The order in which ids are kept: what must be, then by how often a text has them. Opens no model and no file."""
+"""The order in which ids are kept: what must be, then by how often a text has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that are given instead of answered: a plain text, or conversations as JSON lines. Knows no model."""
+"""Texts that are given instead of answered: a plain text, or conversations as JSON lines."""
 
 from __future__ import annotations
 

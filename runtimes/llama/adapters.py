@@ -1,4 +1,4 @@
-"""The adapters a model holds in the engine's memory. Knows what they take and who uses them; runs no pass.
+"""The adapters a model holds in the engine's memory.
 
 The engine reads adapters from files only, so that matrices are written to one, which is gone once they are loaded.
 """

@@ -1,4 +1,4 @@
-"""The arrays of one pass as the engine reads them, made once and written in place. Knows sizes, not states."""
+"""The arrays of one pass as the engine reads them, made once and written in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A llama.cpp context in a few calls: passes, their logits, and which cells which sequence holds. Knows no trees.
+"""A llama.cpp context in a few calls: passes, their logits, and which cells which sequence holds.
 
 Everything the native code asserts holds before it is called: see `Context.decode` and the state's checks.
 """

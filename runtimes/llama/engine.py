@@ -1,4 +1,4 @@
-"""llama.cpp as this runtime uses it: import, quiet log, loading a model, making a context. Knows no states or trees.
+"""llama.cpp as this runtime uses it: import, quiet log, loading a model, making a context.
 
 Only the low-level bindings are used. Everything that could make the native code abort is checked by the callers.
 """

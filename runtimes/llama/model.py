@@ -1,4 +1,4 @@
-"""A model on llama.cpp: turns rows to append into engine passes. Knows no text, drafting or sampling.
+"""A model on llama.cpp: turns rows to append into engine passes.
 
 A pass has at most the rows and outputs its context was made for, since more abort the process; longer requests are
 split. The outputs of one pass are read in place, those of several are gathered in an array of our own.

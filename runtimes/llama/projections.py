@@ -1,4 +1,4 @@
-"""Where the projections that PEFT's adapters change lie in a GGUF file. Knows the file's tensors, no matrices."""
+"""Where the projections that PEFT's adapters change lie in a GGUF file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the rows that one `forward` asks for are split into engine passes. Knows indices only."""
+"""How the rows that one `forward` asks for are split into engine passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pending rows as llama.cpp's sequences: which ids a row carries, and what to copy before it. Knows indices only.
+"""Pending rows as llama.cpp's sequences: which ids a row carries, and what to copy before it.
 
 The engine lets a row see the cells that share its sequence, at smaller positions. So every leaf of the tree has an id
 of its own, which all its ancestors and the settled positions carry too. A row's first child goes on with its parent's

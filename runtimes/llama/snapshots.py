@@ -1,4 +1,4 @@
-"""Where a recurrent memory can go back to. Knows sequences of one context and the tokens read since; no rows or trees.
+"""Where a recurrent memory can go back to.
 
 Recurrent layers keep one state a sequence, overwritten by every row. A snapshot is another sequence that shares the
 state of sequence 0 (`llama_memory_seq_cp`): the engine copies it when sequence 0 reads on, so that taking one costs

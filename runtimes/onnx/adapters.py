@@ -1,4 +1,4 @@
-"""The adapters a model holds, as the values its graph takes: two matrices a product. Knows no files and no passes.
+"""The adapters a model holds, as the values its graph takes: two matrices a product.
 
 The engine's own adapter support is ignored by passes that run on a binding, so the matrices are bound as inputs.
 """

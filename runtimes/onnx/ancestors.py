@@ -1,4 +1,4 @@
-"""Pending rows that form a tree: who descends from whom, as the attention bias wants it. Knows indices only."""
+"""Pending rows that form a tree: who descends from whom, as the attention bias wants it."""
 
 from __future__ import annotations
 

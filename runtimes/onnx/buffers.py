@@ -1,4 +1,4 @@
-"""The arrays one model's passes read and write, made once: inputs, attention bias, logits. Knows shapes, not states.
+"""The arrays one model's passes read and write, made once: inputs, attention bias, logits.
 
 The engine's values share these arrays' memory, so an input is changed by writing into its array.
 """

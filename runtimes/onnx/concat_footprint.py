@@ -1,4 +1,4 @@
-"""What a graph that joins past and present itself takes beyond the plan of a base graph. Knows arithmetic only."""
+"""What a graph that joins past and present itself takes beyond the plan of a base graph."""
 
 from __future__ import annotations
 

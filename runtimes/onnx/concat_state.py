@@ -1,4 +1,4 @@
-"""One sequence's keys and values for graphs that return past and new rows joined. Knows rows; runs nothing itself.
+"""One sequence's keys and values for graphs that return past and new rows joined.
 
 Such a graph cannot write into its past, so there are two buffers that take turns: one is read, the other is written.
 """

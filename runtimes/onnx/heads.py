@@ -1,4 +1,4 @@
-"""The heads of a graph: through which one a pass's rows leave, and what is bound for that. Knows no weights, no states.
+"""The heads of a graph: through which one a pass's rows leave, and what is bound for that.
 
 Every head's logits are bound in every pass, with no rows for those that it does not go through: these cost nothing.
 """

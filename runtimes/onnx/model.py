@@ -1,4 +1,4 @@
-"""A model on ONNX Runtime: turns rows to append into engine passes. Knows no text, drafting or sampling.
+"""A model on ONNX Runtime: turns rows to append into engine passes.
 
 Everything a pass needs is bound once and written in place. What is bound again: the attention bias at every pass (its
 shape holds the total length), ids and positions when the width changes, logits when their number or place does.

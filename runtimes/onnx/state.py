@@ -1,4 +1,4 @@
-"""One sequence's keys and values, and the engine binding over them. Knows slots and rows; runs nothing itself."""
+"""One sequence's keys and values, and the engine binding over them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `bench` about other engines. Knows argparse; opens nothing."""
+"""The options of `bench` about other engines."""
 
 from __future__ import annotations
 

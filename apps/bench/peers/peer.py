@@ -1,4 +1,4 @@
-"""What a peer is: another engine that answers prompts of token ids, plainly and speculatively. Knows none by name.
+"""What a peer is: another engine that answers prompts of token ids, plainly and speculatively.
 
 Group `edgedecode.peers`: `PeerFactory`s. They live with their engines and are opened in child processes alone.
 """

@@ -1,4 +1,4 @@
-"""Comparisons with peers as tables for people. Knows rich; computes nothing."""
+"""Comparisons with peers as tables for people."""
 
 from __future__ import annotations
 
