@@ -116,7 +116,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "small vocabulary": (configure(vocab_size=100), "tokenizer knows 323 ids, the vocab_size .* is 100"),
     "wrong type": (configure(hidden_size="64"), "hidden_size must be an integer"),
     "damaged config": (damaged_config, "config.json cannot be read"),
-    "no config": (lambda folder: (folder / "config.json").unlink(), "no model folder: it has no config.json"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "is not a model folder: it has no config.json"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer file"),
     "damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is not a tokenizer.json"),
     "damaged template": (lambda folder: (folder / "chat_template.jinja").write_text("{% if %}"), "template"),
