@@ -28,7 +28,7 @@ class SessionOptions:
     device, which is measured once; chains, a fixed length, match). trace: a file to write the scheduler's signals and
     plans to (counts and times, no text). remember: keep outputs in the user's cache, on disk, to draft from in later
     runs; nothing else reads them. tree: drafts may branch, where a tree promises more than the best chain; with a
-    fixed draft_max each is a tree of so many nodes.
+    fixed draft_max each draft is a tree of that many nodes.
     """
 
     sampling: SamplingOptions | None = None

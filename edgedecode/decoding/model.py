@@ -238,7 +238,7 @@ class Head(Protocol):
 
 
 class LocalHead(Head, Protocol):
-    """A head whose ids are chosen anew whenever one likes: its rows are gathered from the whole head's."""
+    """A head whose ids may be chosen again before any pass: its rows are gathered from those of the full head."""
 
     @property
     def most(self) -> int:

@@ -104,7 +104,7 @@ class Plan:
     floor: float = 0.0
     """A drafter with a model stops where the chance that its whole draft is accepted falls below this."""
     read_max: int = 0
-    """A drafter that is this far behind reads only so many of the newest tokens, and none before them; 0: all."""
+    """A drafter further behind than this reads only this many of the newest tokens; 0: it reads all."""
     rest: int = 0
     """How many rounds after this one are plain, without asking anyone."""
     reason: str = ""
@@ -149,7 +149,7 @@ class FixedLength:
 
 
 class FixedTree:
-    """Always a tree of so many nodes, shaped by what guesses are worth. Raises InputError for a number out of range."""
+    """Always a tree of `nodes` nodes, shaped by acceptance rates. Raises InputError for a number out of range."""
 
     def __init__(self, nodes: int) -> None:
         if not 1 <= nodes <= MOST_NODES:

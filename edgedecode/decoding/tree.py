@@ -52,7 +52,7 @@ class TreeShape:
         return any(parent != index - 1 for index, parent in enumerate(self.parents))
 
     def cut(self, nodes: int) -> TreeShape:
-        """Return its first nodes, at most so many."""
+        """Return its first nodes, at most `nodes` of them."""
         return self if nodes >= len(self) else TreeShape(self.parents[:nodes], self.ranks[:nodes])
 
 

@@ -44,7 +44,7 @@ class OutputFile:
         return cls(folder / f"{sha256(digest.encode()).hexdigest()[:32]}.outputs")
 
     def load(self, tokens: int, *, vocabulary_size: int) -> list[array[int]]:
-        """Return the newest outputs, oldest first, of at most so many ids together; a damaged file is written anew.
+        """Return the newest outputs, oldest first, of at most `tokens` ids together; a damaged file is rewritten.
 
         Outputs with ids that this vocabulary does not have are left out.
         """

@@ -21,7 +21,7 @@ FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 UINT32, FLOAT32, TEXT, ARRAY = 4, 6, 8, 9
 TOKENS = "tokenizer.ggml.tokens"
 PER_LAYER = 4096
-"""Arrays of at most so many integers are read (one a layer); longer ones, such as token types, are skipped."""
+"""Arrays of up to this many integers are read (one a layer); longer ones, such as token types, are skipped."""
 MOST_NBYTES, MOST_ELEMENTS = 1 << 26, 1 << 21
 """Of what stands before the data, and of its arrays' elements that are walked over or kept, together.
 

@@ -74,7 +74,7 @@ def write_trimmed(file: BinaryIO, source: Path, vocabulary: TrimmedVocabulary) -
 
 
 def _check(contents: Contents, source: Path, vocabulary: TrimmedVocabulary) -> None:
-    """Refuse what is not a whole model of at least so many rows, and what llama.cpp does not feed with rows."""
+    """Refuse files without a complete model or with too few rows, and models that llama.cpp does not feed with rows."""
     header = header_of(contents, source)
     if TRIM_KEY in contents.fields:
         raise ManifestError(f"{source} is a trimmed draft already: give the whole one")

@@ -64,7 +64,7 @@ def check_pack(root: Path, *, full: bool = False, progress: Callable[[int], None
     except ManifestError as error:
         if not is_downloaded(root):
             raise
-        raise ManifestError(f"{error}; `edgedecode cache clear --packs` has it downloaded anew") from None
+        raise ManifestError(f"{error}; run `edgedecode cache clear --packs`, and it is downloaded again") from None
     return manifest
 
 

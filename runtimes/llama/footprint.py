@@ -55,8 +55,8 @@ USUAL_CELLS = 4096
 DRAWING_NBYTES = 64
 """What a session that draws tokens takes beside its state, for each token of the vocabulary."""
 MOST_SNAPSHOTS = LEAST_OUTPUTS - 1
-"""With the live sequence this makes the sequences that every context has outputs for. After so many passes of one token
-each, a draft is dropped without reading any token twice."""
+"""With the live sequence, as many as every context has outputs for. A draft of up to this many one-token passes is
+dropped without reading any token twice."""
 SNAPSHOTS_SHARE = 1 / 8
 """Of the weights' bytes: a state is copied once a round, weights are read once a pass."""
 KV_VALUE_NBYTES = {"float32": 4.0, "float16": 2.0, "int8": 34 / 32}
