@@ -1,5 +1,5 @@
 # make demo: the light runtime alone, on the bundled pack.   make test: everything the tests need, then all of them.
-# GNU make 4.3, pip 23; PYTHON picks the interpreter (3.11 or newer for the export tests).
+# GNU make 4.3, pip 23; PYTHON picks the interpreter (3.11 to 3.14).
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -14,7 +14,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("runtimes/onnx/kernels")
-LEAST_PYTHON = "cp310"
+LEAST_PYTHON = "cp311"
 # No contraction of a product and a sum: where one is wanted the source writes it, and all processors round alike.
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-g0"]
 WINDOWS_FLAGS = ["/std:c++17", "/O2", "/fp:precise"]

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib.metadata import distribution, entry_points
 from pathlib import Path
@@ -14,11 +15,6 @@ from typing import Any
 import pytest
 
 import edgedecode
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {
@@ -117,7 +113,7 @@ def test_a_wheel_serves_every_version_of_python(tmp_path: Path, kernels: str) ->
     """Here with a compiler that fails: the wheel is made nevertheless, for its kind of machine, and has no library."""
     environment = {"CC": "false", "CXX": "false", "EDGEDECODE_BUILD_KERNELS": kernels}
     found = _built(tmp_path, "setup.py", "MANIFEST.in", **environment)
-    assert f"-{'py3-none-any' if kernels == '0' else 'cp310-abi3-'}" in found.name
+    assert f"-{'py3-none-any' if kernels == '0' else 'cp311-abi3-'}" in found.name
     with zipfile.ZipFile(found) as archive:
         assert not [name for name in archive.namelist() if Path(name).stem == "_rows"]
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 from argparse import Namespace
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from edgedecode.pack.manifest import MANIFEST_NAME, ModelEntry
 
@@ -51,7 +51,7 @@ class Conditions:
             repetitions=f"{settings.repetitions}, interleaved, medians{_warning(settings)}",
             versions=", ".join(f"{name} {number}" for name, number in versions(pair.runtime).items())
             + f", Python {machine.python}",
-            date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+            date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             load=_load(),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from .tree import depths
 from .verify import Outcome, Verdict
@@ -12,7 +12,7 @@ from .verify import Outcome, Verdict
 __all__ = ["DrafterCount", "FinishReason", "Stats", "TimeSplit"]
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a generation ended."""
 
     STOP = "stop"

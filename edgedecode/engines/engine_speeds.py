@@ -11,7 +11,7 @@ import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from signal import Signals
 
@@ -88,7 +88,7 @@ def load_speeds(path: Path | None) -> Speeds:
             {name: int(amount(number)) for name, number in mapping(value["needs"]).items()},
             {name: int(amount(number)) for name, number in mapping(value["least"]).items()},
         )
-        age = datetime.now(timezone.utc) - datetime.fromisoformat(found.taken)
+        age = datetime.now(UTC) - datetime.fromisoformat(found.taken)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return Speeds({})
     return replace(found, refused={}, least={}) if age > REFUSALS_LAST else found
@@ -124,7 +124,7 @@ def measure_speeds(
     for name in names:
         answer = _ask_child(root, name, request, timed=name not in speeds.seconds, python=command)
         speeds = _with(speeds, name, request, answer)
-    return replace(speeds, taken=datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    return replace(speeds, taken=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 @dataclass(slots=True)

@@ -101,7 +101,7 @@ def component_steps(component: object) -> list[dict[str, object]]:
     """The steps of a normalizer, pre-tokenizer or decoder in order, sequences flattened; empty for None."""
     if component is None:
         return []
-    state = getattr(component, "__getstate__")()  # noqa: B009 (typed as object on 3.11 and later)
+    state = getattr(component, "__getstate__")()  # noqa: B009 (typed as object)
     return _flatten(json.loads(state))
 
 

@@ -16,9 +16,7 @@ import pytest
 
 from tests.crash.scenarios import SCENARIOS
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "fork") or sys.version_info < (3, 11), reason="the child's files are watched where pathlib calls os"
-)
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="each kill needs a forked child")
 
 KILLS = {"trim of the bundled pack": 1, "a first use": 1, "export": 1, "import": 3, "a download": 10}
 FEW = 6

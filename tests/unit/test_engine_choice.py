@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +40,7 @@ from edgedecode.user_notices import NOTICES
 UNABLE, BROKEN = Refusal("no such file"), Refusal("it died with SIGSEGV", broken=True)
 FAST, SLOW = Candidate("fast", "1"), Candidate("slow", "2")
 MB = 10**6
-NOW = datetime.now(timezone.utc).isoformat(timespec="seconds")
+NOW = datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_damage_is_no_finding(tmp_path: Path) -> None:
 def test_a_refusal_is_asked_again_the_next_day(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     for hours, kept in ((1, True), (30, False)):
-        taken = (datetime.now(timezone.utc) - timedelta(hours=hours)).isoformat()
+        taken = (datetime.now(UTC) - timedelta(hours=hours)).isoformat()
         speeds = Speeds({"fast": 1.0}, {"slow": "the disk is full"}, taken, {"fast usual": 5}, {"slow usual": 9})
         store_speeds(path, speeds)
         assert load_speeds(path) == (speeds if kept else replace(speeds, refused={}, least={}))
