@@ -49,7 +49,7 @@ LLAMA_CHILD = Path("export/gguf/engine_process.py")  # llama.cpp's tokenizer and
 
 PRINTERS = {
     Path("edgedecode/cli.py"),
-    *(path.relative_to(ROOT) for path in (ROOT / "export").rglob("*command.py")),
+    *(path.relative_to(ROOT) for path in (ROOT / "export/cli").glob("*.py")),
 }  # and everything under apps/
 
 

@@ -12,14 +12,7 @@ from edgedecode.text.prompts import Prompt, read_prompts
 
 from ..stages import Stages
 from .answering import Answering, KeptAnswers, answer_prompts
-from .categories import (
-    CALIBRATION,
-    CategoryRow,
-    bundled_categories,
-    bundled_prompts,
-    in_turn,
-    read_categories,
-)
+from .categories import CALIBRATION, CategoryRow, bundled_categories, bundled_prompts, in_turn, read_categories
 from .request import TrimRequest
 from .scored_text import ScoredText, split_texts
 from .speeds import MAX_TOKENS

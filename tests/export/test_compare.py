@@ -11,7 +11,7 @@ import pytest
 
 from edgedecode.cli import main
 from edgedecode.errors import ExportError
-from edgedecode.export.rounding.plot import Point, scatter_svg
+from edgedecode.export.cli.recipe_tables import Point, scatter_svg
 from edgedecode.export.rounding.scores import Scores, score_texts
 from edgedecode.export.rounding.texts import ScoredText, read_texts
 from edgedecode.testing import TableModel, toy_tables

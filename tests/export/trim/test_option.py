@@ -10,7 +10,7 @@ import pytest
 
 from edgedecode.cli import main
 from edgedecode.errors import BudgetExceeded, ExportError
-from edgedecode.export import command
+from edgedecode.export.cli import export_command as command
 from edgedecode.export.trim import heads
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.prompts import Prompt, read_prompts

@@ -20,14 +20,7 @@ from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import ExportError, ManifestError
 from edgedecode.export.trim import heads, pack_change
 from edgedecode.export.trim.heads import make_heads
-from edgedecode.export.trim.pack_change import (
-    check_writable,
-    remove_trim,
-    save_entry,
-    save_trim,
-    trim_files,
-    workplace,
-)
+from edgedecode.export.trim.pack_change import check_writable, remove_trim, save_entry, save_trim, trim_files, workplace
 from edgedecode.gguf import trim as gguf_trim
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, count
 
-from .gguf_options import add_gguf, check_gguf_options
-from .graph_options import add_graphs, read_graphs, read_span
-from .imports.optimum_command import add_optimum, run_optimum
-from .prepare import add_prepare, prepare_pack, prepared_line
-from .quiet import quiet
-from .recipe_options import add_recipe, read_recipe
-from .rounding.command import add_comparison, check_comparison, run_comparison
-from .trim.option import add_trim, check_trim, trim_exported
+from .common import add_prepare, prepare_pack, prepared_line, quiet
+from .compare_command import add_comparison, check_comparison, run_comparison
+from .optimum_command import add_optimum, run_optimum
+from .pack_options import add_gguf, add_graphs, add_recipe, check_gguf_options, read_graphs, read_recipe, read_span
+from .trim_command import add_trim, check_trim, trim_exported
 
 if TYPE_CHECKING:
-    from .pair import PairRequest
-    from .report import Report
+    from ..pair import PairRequest
+    from .display import Report
 
 __all__ = ["export"]
 
@@ -78,7 +75,7 @@ class ExportCommand:
 
 
 def _compare(arguments: Namespace) -> Report:
-    from .frameworks import require_frameworks
+    from ..frameworks import require_frameworks
 
     check_comparison(arguments)
     require_frameworks()
@@ -88,7 +85,7 @@ def _compare(arguments: Namespace) -> Report:
 
 def _make(arguments: Namespace) -> Report:
     """Make a pack, or say what making it would take."""
-    from .frameworks import require_frameworks
+    from ..frameworks import require_frameworks
 
     recipe, graphs = read_recipe(arguments), read_graphs(arguments)
     check_gguf_options(arguments)
@@ -96,7 +93,7 @@ def _make(arguments: Namespace) -> Report:
     require_frameworks()
     from edgedecode.engines.kernel_noise import POSITIONS
 
-    from .pair import PairRequest
+    from ..pair import PairRequest
 
     request = PairRequest(
         target=arguments.target,
@@ -127,9 +124,10 @@ def _make(arguments: Namespace) -> Report:
 
 
 def _export(request: PairRequest) -> Report:
-    from .pair import export_pair
-    from .report import LiveDisplay, pair_report, show_pair
-    from .stages import Stages
+    from ..pair import export_pair
+    from ..stages import Stages
+    from .display import LiveDisplay
+    from .pack_tables import pair_report, show_pair
 
     with LiveDisplay() as display:
         stages = Stages(display)
@@ -139,8 +137,8 @@ def _export(request: PairRequest) -> Report:
 
 
 def _forecast(request: PairRequest, arguments: Namespace) -> Report:
-    from .forecast import forecast_pair
-    from .forecast_report import forecast_report, show_forecast
+    from ..forecast import forecast_pair
+    from .pack_tables import forecast_report, show_forecast
 
     forecast = forecast_pair(request, out=arguments.out)
     show_forecast(forecast)

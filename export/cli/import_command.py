@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, count
 
-from ..arguments import check_adapter_names, named_path
-from ..prepare import add_prepare, prepare_pack, prepared_line
-from ..quiet import quiet
+from .common import add_prepare, check_adapter_names, named_path, prepare_pack, prepared_line, quiet
 
 if TYPE_CHECKING:
     from edgedecode.pack.manifest import Manifest
@@ -66,8 +64,9 @@ class ImportCommand:
             from ..frameworks import require_frameworks
 
             require_frameworks("import")
-        from ..report import LiveDisplay, pair_report, show_pair
         from ..stages import Stages
+        from .display import LiveDisplay
+        from .pack_tables import pair_report, show_pair
 
         with quiet(debug=arguments.debug), LiveDisplay() as display:
             stages = Stages(display)
@@ -98,7 +97,7 @@ def _check_ways(arguments: Namespace) -> None:
 
 def _imported(arguments: Namespace, stages: Stages) -> Manifest:
     if arguments.target is not None:
-        from .gguf.pair import GgufImport, import_gguf_pair
+        from ..imports.gguf.pair import GgufImport, import_gguf_pair
 
         files = GgufImport(
             target=arguments.target,
@@ -111,7 +110,7 @@ def _imported(arguments: Namespace, stages: Stages) -> Manifest:
             noise_positions=arguments.noise_positions,
         )
         return import_gguf_pair(files, stages)
-    from .pair import ImportRequest, import_pair
+    from ..imports.pair import ImportRequest, import_pair
 
     folders = ImportRequest(
         target=arguments.onnx,

@@ -1,25 +1,30 @@
-"""The verb `trim`: arguments and output. The work is done by modules that are loaded to run."""
+"""The verb `trim`, and `export --trim-vocab`. The work is done by modules that are loaded to run."""
 
 from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from edgedecode.commands import Command, positive_count, real_number, seed
+from edgedecode.errors import EdgeDecodeError
 from edgedecode.svg import check_drawing, write_drawing
 
-from ..quiet import notices_shown, quiet
+from .common import notices_shown, quiet
 
 if TYPE_CHECKING:
-    from ..report import Report
-    from .request import TrimRequest, TrimResult
+    from ..trim.request import TrimRequest, TrimResult
+    from .display import Report
 
-__all__ = ["run_trim", "trim"]
+__all__ = ["TrimSize", "add_trim", "check_trim", "run_trim", "trim", "trim_exported"]
 
 _MEASURING = ("calibrate", "text", "categories", "prompts", "answers", "max_tokens", "per_category", "seed", "plot")
 _Value = TypeVar("_Value")
+_BEST = "best"
+_ENGINE = "onnx"
+"""What the exporter's own graphs run on."""
 
 
 class TrimCommand:
@@ -91,7 +96,7 @@ def _run(arguments: Namespace) -> Report:
         return _change_only(arguments)
     if arguments.plot is not None:
         check_drawing(arguments.plot)
-    from .request import ANSWERS, COVERAGE, MAX_TOKENS, PER_CATEGORY, TrimRequest
+    from ..trim.request import ANSWERS, COVERAGE, MAX_TOKENS, PER_CATEGORY, TrimRequest
 
     request = TrimRequest(
         pack=arguments.pack,
@@ -114,10 +119,10 @@ def _run(arguments: Namespace) -> Report:
 
 def run_trim(request: TrimRequest, *, plot: Path | None = None) -> Report:
     """Trim with progress, print what was found, and return it as values."""
-    from ..report import LiveDisplay
     from ..stages import Stages
-    from .report import show_trim, trim_report
-    from .run import time_answers, trim_pack
+    from ..trim.run import time_answers, trim_pack
+    from .display import LiveDisplay
+    from .trim_tables import show_trim, trim_report
 
     with LiveDisplay() as display:
         result = trim_pack(request, Stages(display))
@@ -140,7 +145,7 @@ def _change_only(arguments: Namespace) -> Report:
         mode = "--local" if arguments.local else "--remove"
         arguments.usage_error(f"argument {mode}: it measures nothing, leave out {', '.join(given)}")
     from ..stages import Stages
-    from .run import add_local, take_out
+    from ..trim.run import add_local, take_out
 
     if arguments.remove:
         gone = take_out(arguments.pack)
@@ -152,7 +157,7 @@ def _change_only(arguments: Namespace) -> Report:
 
 
 def _draw(result: TrimResult, path: Path) -> None:
-    from .plot import sweep_svg
+    from .trim_tables import sweep_svg
 
     chosen = None if result.chosen is None else result.chosen.size
     drawing = sweep_svg(result.sweep, title=f"{result.root.name}: the draft's vocabulary", chosen=chosen)
@@ -171,3 +176,57 @@ def _share(text: str) -> float:
 
 
 trim: Command = TrimCommand()
+
+
+@dataclass(frozen=True, slots=True)
+class TrimSize:
+    """How many ids a draft's trimmed head keeps; None: the best of several, if one wins."""
+
+    ids: int | None
+
+
+def add_trim(parser: ArgumentParser) -> None:
+    """Add the option."""
+    parser.add_argument(
+        "--trim-vocab",
+        nargs="?",
+        const=_BEST,
+        type=_trim_size,
+        metavar="N",
+        help="then trim the draft's vocabulary as `edgedecode trim` does: to N ids, or where that wins",
+    )
+
+
+def check_trim(arguments: Namespace) -> None:
+    """End with a usage error where nothing is made that could be trimmed."""
+    if arguments.trim_vocab is None:
+        return
+    if arguments.draft is None:
+        arguments.usage_error("argument --trim-vocab: it trims a draft's vocabulary, give --draft")
+    if arguments.dry_run:
+        arguments.usage_error("argument --trim-vocab: --dry-run makes no pack to trim")
+
+
+def trim_exported(out: Path, size: TrimSize) -> Report:
+    """Trim a pack that was just made, print what was found, and return it as values.
+
+    An error says that the pack is there.
+    """
+    from ..trim.request import TrimRequest
+
+    complete = f"the pack {out} is complete and untrimmed (`edgedecode trim` tries again)"
+    try:
+        return run_trim(TrimRequest(pack=out, size=size.ids, runtime=_ENGINE))
+    except EdgeDecodeError as error:
+        said, *others = error.args
+        error.args = (f"{complete}: {said}", *others)
+        raise
+    except BrokenPipeError:  # it was trimmed, and nobody listened
+        raise
+    except OSError as error:
+        error.strerror = f"{complete}: {error.strerror or error}"
+        raise
+
+
+def _trim_size(text: str) -> TrimSize:
+    return TrimSize(None if text == _BEST else positive_count(text))

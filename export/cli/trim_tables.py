@@ -1,19 +1,23 @@
-"""What a person and a program are told of a trim: a table by size and category, and the same as plain values."""
+"""What was found by a trim: a table by size and category, a drawing, and the same as plain values."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import log2
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from edgedecode.memory import format_nbytes
+from edgedecode.svg import Axis, document, line, polyline, text
 
-from ..report import Report
-from .prediction import Prediction, Sweep, SweepRow
-from .request import TrimResult
-from .speeds import MAX_TOKENS, REPETITIONS
+from ..trim.prediction import Prediction, Sweep, SweepRow
+from ..trim.request import TrimResult
+from ..trim.speeds import MAX_TOKENS, REPETITIONS
+from .display import Report
 
-__all__ = ["show_trim", "trim_report"]
+__all__ = ["show_trim", "sweep_svg", "trim_report"]
 
 _WIDTH = 150
 """Columns where the output is not a terminal: a pasted table shall not be folded."""
@@ -26,6 +30,9 @@ _MEASURED = (
     f"; S measured: over whole answers of {MAX_TOKENS} tokens with their prompts, the median of {REPETITIONS} "
     "repetitions, the arms in turns"
 )
+_DRAWN_WIDTH, _PANEL = 900, 360
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 160, 40, 40
+_COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#666666")
 
 
 def show_trim(result: TrimResult) -> None:
@@ -36,8 +43,8 @@ def show_trim(result: TrimResult) -> None:
     console.print(_table(result))
     legend = _LEGEND + _MEASURED if result.speeds else _LEGEND
     console.print(legend, style="dim", highlight=False, markup=False)
-    for line in _conclusion(result, sweep):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for remark in _conclusion(result, sweep):
+        console.print(remark, highlight=False, markup=False, soft_wrap=True)
 
 
 def trim_report(result: TrimResult) -> Report:
@@ -135,3 +142,36 @@ def _row_report(row: SweepRow) -> Report:
         "bytes_ratio": row.costs.bytes_ratio,
         "categories": categories,
     }
+
+
+def sweep_svg(sweep: Sweep, *, title: str, chosen: int | None) -> str:
+    """Return the drawing as text; a vertical line marks the chosen size."""
+    rows = (*sweep.rows, sweep.whole)
+    across = Axis.over([log2(row.size) for row in rows], _LEFT, _DRAWN_WIDTH - _RIGHT)
+    parts = [text(_DRAWN_WIDTH / 2, 20, title, anchor="middle")]
+    parts += _panel(rows, across, _TOP, label="coverage", value=lambda found: found.acceptance.coverage)
+    parts += _panel(
+        rows, across, _PANEL + _TOP, label="S: speed over plain decoding, predicted", value=lambda found: found.speed_up
+    )
+    if chosen is not None:
+        at = across.at(log2(chosen))
+        parts.append(line(at, _TOP, at, 2 * _PANEL - _BOTTOM, "black"))
+    return document(parts, width=_DRAWN_WIDTH, height=2 * _PANEL)
+
+
+def _panel(
+    rows: Sequence[SweepRow], across: Axis, top: int, *, label: str, value: Callable[[Prediction], float]
+) -> list[str]:
+    base = top + _PANEL - _BOTTOM - _TOP
+    up = Axis.over([value(found) for row in rows for found in row.categories.values()], base, top)
+    parts = [line(_LEFT, base, _DRAWN_WIDTH - _RIGHT, base, "black"), text(_LEFT, top - 6, label, anchor="start")]
+    parts += [text(across.at(log2(row.size)), base + 16, str(row.size), anchor="middle") for row in rows]
+    for tick in up.ticks:
+        parts.append(line(_LEFT, up.at(tick), _DRAWN_WIDTH - _RIGHT, up.at(tick), "#dddddd"))
+        parts.append(text(_LEFT - 8, up.at(tick) + 4, f"{tick:.3g}", anchor="end"))
+    for number, name in enumerate(rows[0].categories):
+        colour = _COLOURS[number % len(_COLOURS)]
+        xs = [across.at(log2(row.size)) for row in rows]
+        parts.append(polyline(xs, [up.at(value(row.categories[name])) for row in rows], colour))
+        parts.append(text(_DRAWN_WIDTH - _RIGHT + 12, top + 16 * (number + 1), name, anchor="start", colour=colour))
+    return parts

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..quiet import quiet
+from .common import quiet
 
 if TYPE_CHECKING:
-    from ..report import Report
+    from .display import Report
 
 __all__ = ["add_optimum", "run_optimum"]
 
@@ -71,10 +71,11 @@ def run_optimum(arguments: Namespace) -> Report:
     require_frameworks("import")
     from edgedecode.engines.kernel_noise import POSITIONS
 
-    from ..report import LiveDisplay, pair_report, show_pair
+    from ..imports.optimum import OptimumRequest, export_with_optimum
+    from ..imports.pair import ImportRequest
     from ..stages import Stages
-    from .optimum import OptimumRequest, export_with_optimum
-    from .pair import ImportRequest
+    from .display import LiveDisplay
+    from .pack_tables import pair_report, show_pair
 
     importing = ImportRequest(
         target=Path(),

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError
 
-from ..graph_options import read_span
+from .pack_options import read_span
 
 if TYPE_CHECKING:
-    from ..report import Report
-    from .comparison import Comparison
+    from ..rounding.comparison import Comparison
+    from .display import Report
 
 __all__ = ["add_comparison", "check_comparison", "run_comparison"]
 
@@ -57,10 +57,10 @@ def check_comparison(arguments: Namespace) -> None:
 
 def run_comparison(arguments: Namespace) -> Report:
     """Compare the recipes on the target, then on the draft: print tables, write the drawing, return the values."""
-    from ..report import LiveDisplay
+    from ..rounding.comparison import compare_model
     from ..stages import Stages
-    from .comparison import compare_model
-    from .report import comparison_report, show_comparison
+    from .display import LiveDisplay
+    from .recipe_tables import comparison_report, show_comparison
 
     if arguments.plot is not None and not arguments.plot.absolute().parent.is_dir():
         raise ExportError(f"there is no folder {arguments.plot.absolute().parent} for the drawing")
@@ -81,7 +81,7 @@ def run_comparison(arguments: Namespace) -> Report:
 
 
 def _draw(comparison: Comparison, path: Path) -> None:
-    from .plot import Point, scatter_svg
+    from .recipe_tables import Point, scatter_svg
 
     points = [
         Point(

@@ -1,85 +1,28 @@
-"""What a person and a program are told of an export: a live bar, tables, and the same as plain values."""
+"""What was exported, and what an export would do: tables, and the same as plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from threading import Event, Thread
-from types import TracebackType
-from typing import TypeAlias
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from edgedecode.memory import format_nbytes
 from edgedecode.pack.activations_entry import ActivationsEntry
 from edgedecode.pack.manifest import Manifest, ModelEntry
-from edgedecode.user_notices import ProgressLines
 
-from .stages import StageRecord
+from ..forecast import PairForecast, time_class
+from ..stages import StageRecord
+from .display import Report, stage_table, timings
 
-__all__ = ["LiveDisplay", "Report", "pair_report", "show_pair", "stage_table", "timings"]
+__all__ = ["forecast_report", "pair_report", "show_forecast", "show_pair"]
 
 _LEGEND = (
     "parity: largest logit error of the wiring; kernels: root mean square error of rounded activations, loss: of the "
     "quantized weights, both relative to the logits' deviation; top-1: how often the leading token stays the same; "
     "noise: in logits, 99.9th percentile"
 )
-
-Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | list[str] | None]"
-
-
-class LiveDisplay:
-    """Progress on standard error: bars on a terminal, elsewhere a line every few seconds and after each stage."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._task: TaskID | None = None
-        self._title = ""
-        self._signs: ProgressLines | None = None
-        self._over = Event()
-
-    def begin(self, title: str, total: int) -> None:
-        self._title = title
-        self._task = self._progress.add_task(title, total=total or None)
-        self._signs = None if self._console.is_terminal else ProgressLines(title, total)
-
-    def advance(self, amount: int) -> None:
-        if self._task is not None:
-            self._progress.advance(self._task, amount)
-        if self._signs is not None:
-            self._signs.advance(amount)
-
-    def end(self) -> None:
-        if self._task is not None:
-            total = self._progress.tasks[self._task].total or 1
-            self._progress.update(self._task, total=total, completed=total)
-            self._task = None
-        self._signs = None
-        if not self._console.is_terminal:
-            self._console.print(self._title, highlight=False, markup=False)
-
-    def __enter__(self) -> LiveDisplay:
-        self._progress.start()
-        if not self._console.is_terminal:
-            Thread(target=self._beat, daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._progress.stop()
-
-    def _beat(self) -> None:
-        """Let stages that tell no progress show that they go on."""
-        while not self._over.wait(1.0):
-            if (signs := self._signs) is not None:
-                signs.print_if_due()
 
 
 def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) -> None:
@@ -126,29 +69,6 @@ def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path
     }
     nbytes = sum(entry.nbytes for entry in manifest.files.values())
     return {"pack": str(out), "nbytes": nbytes, "models": models, **timings(records)}
-
-
-def timings(records: Sequence[StageRecord]) -> Report:
-    """Return the stages as values; times are seconds."""
-    stages: list[Report] = [asdict(record) for record in records]
-    return {
-        "stages": stages,
-        "seconds": sum(record.seconds for record in records),
-        "peak_nbytes": max((record.peak_nbytes for record in records), default=0),
-    }
-
-
-def stage_table(records: Sequence[StageRecord]) -> Table:
-    """Draw the stages and their sum."""
-    table = Table("stage", box=None, pad_edge=False)
-    table.add_column("seconds", justify="right")
-    own = all(record.own_peak for record in records)
-    table.add_column("peak memory" if own else "peak memory so far", justify="right")
-    for record in records:
-        table.add_row(record.title, f"{record.seconds:.1f}", format_nbytes(record.peak_nbytes))
-    total = sum(record.seconds for record in records)
-    table.add_row("all", f"{total:.1f}", format_nbytes(max((record.peak_nbytes for record in records), default=0)))
-    return table
 
 
 def _model_table(manifest: Manifest) -> Table:
@@ -204,3 +124,77 @@ def _graph_line(role: str, entry: ModelEntry) -> str:
 
 def _optional(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
+
+
+def show_forecast(forecast: PairForecast) -> None:
+    """Print stages, sizes, memory and time."""
+    console = Console(soft_wrap=True)
+    console.print(_stage_table(forecast))
+    console.print()
+    console.print(_forecast_table(forecast))
+    for model in forecast.models:
+        for note in model.notes:
+            console.print(f"{model.role}: {note}", highlight=False, markup=False)
+    console.print()
+    size, peak = format_nbytes(forecast.nbytes), format_nbytes(forecast.peak_nbytes)
+    if forecast.temporary_nbytes:
+        console.print(
+            f"while it is made, another {format_nbytes(forecast.temporary_nbytes)} of disk: the floats that llama.cpp "
+            f"quantizes, removed afterwards",
+            highlight=False,
+            markup=False,
+        )
+    console.print(
+        f"dry run: nothing was made. The pack would weigh about {size}; on two cores making it takes "
+        f"{time_class(forecast.seconds)} and about {peak} of memory at its peak",
+        highlight=False,
+        markup=False,
+    )
+
+
+def forecast_report(forecast: PairForecast) -> Report:
+    """Return the same as values for one JSON line; sizes are bytes, times classes."""
+    models: Report = {
+        model.role: {
+            "source": model.source,
+            "parameters": model.parameters,
+            "weights_nbytes": model.weights_nbytes,
+            "nbytes": model.nbytes,
+            "peak_nbytes": model.peak_nbytes,
+            "download_nbytes": model.download_nbytes,
+            "temporary_nbytes": model.temporary_nbytes,
+            "stages": {stage.title: time_class(stage.seconds) for stage in model.stages},
+            "notes": list(model.notes),
+        }
+        for model in forecast.models
+    }
+    return {
+        "dry_run": True,
+        "nbytes": forecast.nbytes,
+        "temporary_nbytes": forecast.temporary_nbytes,
+        "peak_nbytes": forecast.peak_nbytes,
+        "time_class": time_class(forecast.seconds),
+        "cores": 2,
+        "models": models,
+    }
+
+
+def _stage_table(forecast: PairForecast) -> Table:
+    table = Table("stage", "time on two cores", box=None, pad_edge=False)
+    for model in forecast.models:
+        if model.download_nbytes:
+            table.add_row(f"{model.role}: download", format_nbytes(model.download_nbytes))
+        for stage in model.stages:
+            table.add_row(stage.title, time_class(stage.seconds))
+    table.add_row("all", time_class(forecast.seconds))
+    return table
+
+
+def _forecast_table(forecast: PairForecast) -> Table:
+    table = Table("model", box=None, pad_edge=False)
+    for title in ("parameters", "weights file", "in the pack", "peak memory"):
+        table.add_column(title, justify="right")
+    for model in forecast.models:
+        sizes = (model.weights_nbytes, model.nbytes, model.peak_nbytes)
+        table.add_row(model.role, f"{model.parameters / 1e6:.1f}M", *(format_nbytes(size) for size in sizes))
+    return table

@@ -1,0 +1,1 @@
+"""The command line of this ring: verbs, their options, and what they print."""

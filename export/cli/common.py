@@ -1,0 +1,142 @@
+"""What the verbs of this ring share: named paths, `--prepare`, and silence of libraries while they work."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from edgedecode.errors import EdgeDecodeError
+from edgedecode.user_notices import NOTICES, NoticeLines
+
+if TYPE_CHECKING:
+    from .display import Report
+
+__all__ = [
+    "NamedPath",
+    "add_prepare",
+    "check_adapter_names",
+    "named_path",
+    "notices_shown",
+    "prepare_pack",
+    "prepared_line",
+    "quiet",
+]
+
+_NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
+_ENGINE = "onnx"
+"""The engine whose kernels read weights in a layout of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPath:
+    """An adapter as the command line names it."""
+
+    name: str
+    path: Path
+
+
+def named_path(text: str) -> NamedPath:
+    """Parse NAME=PATH; the name can be a file's."""
+    found = _NAMED.fullmatch(text)
+    if found is None:
+        raise ArgumentTypeError(f"{text!r} is not NAME=PATH, with a name of letters, digits, dots and dashes")
+    return NamedPath(found["name"], Path(found["path"]))
+
+
+def check_adapter_names(arguments: Namespace) -> None:
+    """End with a usage error where two adapters share a name."""
+    names = [adapter.name for adapter in arguments.adapter]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        arguments.usage_error(f"argument --adapter: the name {twice[0]!r} is given twice")
+
+
+def add_prepare(parser: ArgumentParser) -> None:
+    """Add the option."""
+    parser.add_argument(
+        "--prepare",
+        action="store_true",
+        help="then lay the weights out for this machine's kernels, in the cache, so that the first chat opens at once",
+    )
+
+
+def prepare_pack(out: Path) -> Report:
+    """Open a pack's models once on ONNX Runtime and return which kernels they have; empty: the engine's own.
+
+    An error says that the pack is there.
+    """
+    from edgedecode import load
+
+    from ..stages import Stages
+    from .display import LiveDisplay
+
+    try:
+        with (
+            notices_shown(),
+            LiveDisplay() as display,
+            Stages(display).stage("prepare weights"),
+            load(out, runtime=_ENGINE) as pair,
+        ):
+            models = {"target": pair.target, "draft": pair.draft}
+            return {role: model.card.kernels for role, model in models.items() if model is not None}
+    except EdgeDecodeError as error:
+        said, *others = error.args
+        error.args = (f"the pack {out} is complete; its weights are not prepared: {said}", *others)
+        raise
+
+
+def prepared_line(kernels: Report) -> str:
+    """Say which kernels the weights were prepared for."""
+    found = sorted({str(name) for name in kernels.values() if name})
+    if not found:
+        return "nothing to prepare: ONNX Runtime's own kernels run this pack here (`edgedecode devices` says why)"
+    return f"weights prepared for this machine's kernels ({', '.join(found)})"
+
+
+@contextmanager
+def quiet(*, debug: bool) -> Iterator[None]:
+    """Let libraries speak only with --debug, and make a polite kill an exception, so that nothing is left behind."""
+    logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s" if debug else "edgedecode: %(message)s")
+    logging.getLogger("edgedecode").setLevel(logging.DEBUG if debug else logging.WARNING)
+    logging.getLogger("transformers").setLevel(logging.INFO if debug else logging.ERROR)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        signal.signal(signal.SIGTERM, _terminate)
+    except ValueError:  # not the main thread
+        before = None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def notices_shown() -> Iterator[None]:
+    """Show the core's notices on standard error, a line each, as errors are shown, unless something does already."""
+    logger = logging.getLogger(NOTICES)
+    if logger.handlers:
+        yield
+        return
+    lines = NoticeLines()
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(lines)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # with --debug, the root shows these too
+    try:
+        yield
+    finally:
+        logger.removeHandler(lines)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
