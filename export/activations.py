@@ -19,7 +19,7 @@ from edgedecode.decoding.model import LanguageModel
 from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.pack.manifest import ModelEntry
 
-from .graph.passes.accuracy import product_names, set_activations
+from .graph.passes.stored_weights import product_names, set_activations
 from .job import ModelJob
 from .proof.checks import opened
 from .proof.reference import Reference

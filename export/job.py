@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from .gguf.model import GgufRequest
 from .graph.architectures import Shape
-from .graph.graph_request import BASE_ONLY, GraphRequest
+from .graph.graph_request import BASE_ONLY, GraphRequest, Span
 from .graph.recipe import Recipe
-from .graph.span import Span
 from .proof.checks import CheckTexts
 from .rounding.calibration import Tokens
 from .source import Source

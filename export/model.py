@@ -19,11 +19,10 @@ from .gguf.plan import PLAN_FILE
 from .gguf.rows import StoredRows
 from .graph.architectures import ARCHITECTURES
 from .graph.checkpoint import Checkpoint
-from .graph.network import open_network
-from .graph.onnx import EXACT_FILE, WEIGHTS_FILE, Drawing, draw, write_exact
-from .graph.passes.accuracy import set_activations
+from .graph.drawing import EXACT_FILE, WEIGHTS_FILE, Drawing, draw, write_exact
+from .graph.network import Windows, find_windows, open_network
+from .graph.passes.stored_weights import set_activations
 from .graph.variants import VariantJob
-from .graph.windows import Windows, find_windows
 from .job import ModelJob
 from .proof.checks import check_noise, check_parity, opened, with_noise
 from .proof.reference import Reference

@@ -18,9 +18,8 @@ from .adapters import adapter_entries, check_adapters, write_adapters
 from .generation import read_generation
 from .gguf.model import GgufRequest, check_gguf
 from .graph.architectures import check_engine
-from .graph.graph_request import BASE_ONLY, GraphRequest
+from .graph.graph_request import BASE_ONLY, LEAST_CONTEXT, WHOLE, GraphRequest, Span
 from .graph.recipe import Recipe
-from .graph.span import LEAST_CONTEXT, WHOLE, Span
 from .job import ModelJob
 from .model import export_model
 from .pack_texts import (

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from edgedecode.commands import count, whole_number
 
 from ..gguf.engine import K_QUANTS
-from ..graph.graph_request import DEFAULT_RANK, GRAPHS, LORA_MODULES, GraphRequest
-from ..graph.span import LEAST_CONTEXT, Span
+from ..graph.graph_request import DEFAULT_RANK, GRAPHS, LEAST_CONTEXT, LORA_MODULES, GraphRequest, Span
 from .common import check_adapter_names, named_path
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edgedecode.errors import ExportError
 
 from ..graph.architectures import Shape
-from ..graph.windows import Windows
+from ..graph.network import Windows
 from .layouts import Layout
 from .rotary import Rotation
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..graph.architectures import Shape
-from ..graph.windows import SLIDING, Windows
+from ..graph.network import SLIDING, Windows
 from .layouts import Layout
 from .limits import context_limit
 from .rotary import Rotation

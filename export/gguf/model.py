@@ -15,9 +15,9 @@ from edgedecode.errors import ExportError, RuntimeUnavailable
 from edgedecode.pack.manifest import Generation
 
 from ..graph.architectures import Shape
+from ..graph.network import Windows
 from ..graph.recipe import UNROUNDED, Recipe
-from ..graph.weights import Weights
-from ..graph.windows import Windows
+from ..graph.weights_file import Weights
 from ..rounding.calibration import Importance, Tokens
 from ..source import Source
 from .engine import quantize_file, require_engine

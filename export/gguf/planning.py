@@ -12,7 +12,7 @@ import numpy as np
 from edgedecode.errors import ExportError
 from edgedecode.pack.json_fields import JsonValue
 
-from ..graph.weights import Weights
+from ..graph.weights_file import Weights
 from .blocks import BlockRows
 from .plan import GgufPlan, PlannedKey, PlannedTensor
 from .rows import ArrayRows

@@ -15,7 +15,7 @@ import numpy as np
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
 
-from ..graph.windows import FULL, SLIDING
+from ..graph.network import FULL, SLIDING
 from .layouts import Layout
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
 
 from ..graph.quantize import Scheme
-from ..graph.stored import BlockWeight, FloatWeight, TransposedWeight
-from ..graph.weights import Weights
+from ..graph.weight_bytes import BlockWeight, FloatWeight, TransposedWeight
+from ..graph.weights_file import Weights
 from .blocks import BlockPiece, BlockRows
 
 if TYPE_CHECKING:

@@ -1,15 +1,15 @@
-"""Which graphs a model gets over its one weights file."""
+"""Which graphs a model gets over its one weights file, and how many positions they serve."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgedecode.errors import InputError
+from edgedecode.errors import ExportError, InputError
 
-from .architectures import FUSED
+from .architectures import FUSED, Shape
 
-__all__ = ["BASE_ONLY", "GRAPHS", "LORA_MODULES", "GraphRequest"]
+__all__ = ["BASE_ONLY", "DEFAULT_CONTEXT", "GRAPHS", "LEAST_CONTEXT", "LORA_MODULES", "WHOLE", "GraphRequest", "Span"]
 
 GRAPHS = ("base", "hidden", "lora", "kv8")
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
@@ -17,6 +17,10 @@ LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 DEFAULT_RANK = 16
 _PLAIN_MODULES = LORA_MODULES[:7]
 _FUSED_MODULES = ("o_proj", "down_proj", "qkv_proj", "gate_up_proj")
+LEAST_CONTEXT = 64
+"""The checks' text and branches need so many positions."""
+DEFAULT_CONTEXT = 32768
+"""Rotary tables cover every position: at 131,072 they would weigh more than some small models themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +59,58 @@ BASE_ONLY = GraphRequest()
 
 def _names(text: str) -> Sequence[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What was asked for. `context` None: the model's own, up to DEFAULT_CONTEXT.
+
+    long_rope: whether a long-rope model gets its long factors, for its whole context.
+    """
+
+    context: int | None = None
+    long_rope: bool = False
+
+    def context_of(self, shape: Shape) -> int:
+        """Return the positions that a model of this shape is exported for."""
+        return min(self._possible(shape), self.context or DEFAULT_CONTEXT)
+
+    def check(self, shape: Shape, *, name: str) -> None:
+        """Raise ExportError where what was asked for is not to be had of this model."""
+        if self.long_rope and not self._switches(shape):
+            raise ExportError(f"{name} has no long rope: leave out --rope long")
+        if self.context is not None and self.context > self._possible(shape):
+            raise ExportError(f"{name} serves {self._possible(shape)} positions, not {self.context}: ask for less")
+        if self.long_rope and self.context_of(shape) <= shape.short_context:
+            raise ExportError(
+                f"{name} uses its short factors up to {shape.short_context} positions: leave out --rope long for a "
+                f"context of {self.context_of(shape)}"
+            )
+
+    def notes_on(self, shape: Shape) -> tuple[str, ...]:
+        """Say what a user must know of it, a sentence each."""
+        context, notes = self.context_of(shape), []
+        if context < self._possible(shape):
+            why = "as asked" if self.context else "export with --context for more"
+            notes.append(f"the context is limited to {context} of {self._possible(shape)} tokens: {why}")
+        if self._switches(shape) and self.long_rope:
+            notes.append(
+                f"long-rope factors throughout: texts of up to {shape.short_context} tokens are computed otherwise "
+                f"than by the original, which changes its factors there"
+            )
+        elif self._switches(shape):
+            notes.append(
+                f"the context ends at {shape.short_context} of {shape.context} tokens, where the model would change "
+                f"its rotary factors and read everything again: export with --rope long for longer texts"
+            )
+        return tuple(notes)
+
+    def _switches(self, shape: Shape) -> bool:
+        return 0 < shape.short_context < shape.context
+
+    def _possible(self, shape: Shape) -> int:
+        return shape.short_context if self._switches(shape) and not self.long_rope else shape.context
+
+
+WHOLE = Span()
+"""Nothing asked for."""

@@ -1,25 +1,45 @@
-"""A transformers model without weights of its own: its parameters are views of a checkpoint. Makes no graph."""
+"""A transformers model whose parameters are views of a checkpoint; its rotary tables and sliding windows.
+
+A long-rope model has two sets of frequencies and changes to the second one where a text grows beyond its short context.
+Keys rotated by the first are then wrong, so a graph has one set only: the short one up to the switch, or the long one.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from edgedecode.errors import ExportError
 
 from ..frameworks import reason_of
 from .checkpoint import Checkpoint
-from .rotary import revive_rotary
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
-__all__ = ["open_network"]
+__all__ = [
+    "FULL",
+    "SLIDING",
+    "RotaryTables",
+    "Windows",
+    "find_windows",
+    "open_network",
+    "per_layer_rotary",
+    "revive_rotary",
+    "rotary_tables",
+]
 
 _HEAD = "lm_head.weight"
 _NO_WEIGHTS = ("rotary_emb.inv_freq", _HEAD)
 """Tensors of older files that hold nothing of their own."""
 _ROWS = 4096
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""The names of the two kinds of layers in transformers' configurations."""
 
 
 def open_network(
@@ -125,3 +145,76 @@ def _check_tied(network: PreTrainedModel, checkpoint: Checkpoint, *, name: str) 
             f"{_HEAD}: set tie_word_embeddings to false, or remove the tensor"
         )
     checkpoint.release()
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTables:
+    """Cosines and sines, float32 [positions, rotary size / 2] each."""
+
+    cosine: torch.Tensor
+    sine: torch.Tensor
+
+
+def revive_rotary(network: PreTrainedModel, *, long: bool = False) -> None:
+    """Make the rotary module again: it has no weights, and the first one's frequencies are on the meta device.
+
+    long: fix it to a long-rope model's second set of frequencies, whatever the length of the text.
+    """
+    body: Any = network.model
+    rotary = type(body.rotary_emb)(config=network.config)
+    if long:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        beyond = network.config.rope_parameters["original_max_position_embeddings"] + 1
+        frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](network.config, None, seq_len=beyond)
+        rotary.inv_freq = rotary.original_inv_freq = frequencies
+        rotary.rope_type = "default"  # fixed: the forward pass changes frequencies of other types
+    body.rotary_emb = rotary
+
+
+def per_layer_rotary(network: PreTrainedModel) -> bool:
+    """Tell whether windowed and full layers rotate differently (Gemma 3)."""
+    rotary: Any = network.model.rotary_emb
+    return isinstance(rotary.rope_type, dict)
+
+
+def rotary_tables(network: PreTrainedModel, *, length: int, kind: str | None) -> RotaryTables:
+    """Compute the tables of the first `length` positions with the model's own module; `kind` as it names its layers."""
+    import torch
+
+    rotary: Any = network.model.rotary_emb
+    more = {} if kind is None else {"layer_type": kind}
+    with torch.no_grad():
+        cosine, sine = rotary(torch.zeros(1, dtype=torch.float32), torch.arange(length)[None], **more)
+    half = cosine.shape[-1] // 2  # the second half repeats the first
+    return RotaryTables(cosine[0, :, :half].contiguous(), sine[0, :, :half].contiguous())
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """`layers[i]` says whether layer i sees only the last `size` positions, its own included; size 0: none does."""
+
+    size: int
+    layers: tuple[bool, ...]
+
+    def narrowed(self, size: int) -> Windows:
+        """Return the same layers with a window of at most `size`: the wiring is the same, the check is cheaper."""
+        return replace(self, size=min(self.size, size))
+
+    def visible(self, visible: npt.NDArray[np.bool_], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return what window layers see of `visible`, [rows, rows], at these positions, [rows]."""
+        distance = positions[:, None] - positions[None, :]
+        return visible & (distance < self.size)
+
+
+def find_windows(network: PreTrainedModel, *, context: int) -> Windows:
+    """Read a network's windows from its configuration; one that the whole context fits in is none.
+
+    Configurations that name no types of layers (Mistral, Phi-3) mean every layer, as their modules do.
+    """
+    config: Any = network.config
+    size = getattr(config, "sliding_window", None) or 0
+    kinds = getattr(config, "layer_types", None)
+    count = config.num_hidden_layers
+    layers = tuple(kind == SLIDING for kind in kinds) if kinds else (size > 0,) * count
+    return Windows(size, layers) if 0 < size < context and any(layers) else Windows(0, (False,) * count)

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 from edgedecode.errors import ExportError
 
 from ..frameworks import reason_of
-from .rotary import per_layer_rotary, rotary_tables
-from .sources import Recorded, Stacked, StackedT
-from .windows import FULL, SLIDING
+from .network import FULL, SLIDING, per_layer_rotary, rotary_tables
+from .weight_bytes import Recorded, Stacked, StackedT
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -1,28 +1,40 @@
 """A model's further graphs over its one weights file: drawn from the finished base graph, written, and checked.
 
-None of them has weights of its own: a graph is some kilobytes, and a runtime maps the file of the one it opens.
+None of them has weights of its own: a graph is some kilobytes, and a runtime maps the file of the one it opens. The
+scales of an 8-bit KV cache come from what a float cache holds after texts of the model's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol, cast
 
+import numpy as np
+
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import STACKS, Graph, ModelEntry
 
-from ..proof.cache_scales import calibrate_cache
 from ..proof.checks import CheckTexts, opened
 from ..proof.reference import Reference
 from ..proof.variant_checks import check_hidden, check_int8_cache, check_lora
+from .drawing import EXACT_FILE, Drawing, write_exact
 from .graph_request import LORA_MODULES, GraphRequest
-from .onnx import EXACT_FILE, Drawing, write_exact
-from .passes.hidden import hidden_output
-from .passes.kv8 import int8_cache
-from .passes.lora import low_rank_deltas
+from .passes.variant_passes import CacheScales, hidden_output, int8_cache, low_rank_deltas
 
-__all__ = ["VariantJob"]
+__all__ = ["VariantJob", "calibrate_cache"]
+
+LENGTH = 64
+"""Tokens the model writes behind each prompt: its own text is what the cache mostly holds."""
+MARGIN = 1.5
+"""Room above the largest magnitude seen: a value beyond it is cut. Error of the bundled target's logits on 717 held-out
+tokens, by margin: 1.0 2.2%, 1.1 1.7%, 1.25 1.4%, 1.5 1.2%, 2.0 1.4%."""
+_LEVELS = 127
+_LEAST = 1e-4
+"""Least scale of a channel, as a share of its layer's largest: a channel that was silent may speak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +111,40 @@ class _Variant:
         ir.save(model, folder / Path(self.graph.file).name)
         inputs = tuple(str(value.name) for value in model.graph.inputs)
         return replace(self.graph, inputs=inputs, outputs=tuple(str(value.name) for value in model.graph.outputs))
+
+
+class _FloatCache(Protocol):
+    """What a state of the ONNX runtime shows beside the protocol: [2 · layers, 1, KV heads, slots, head size]."""
+
+    @property
+    def cache(self) -> FloatArray: ...
+
+
+def calibrate_cache(
+    model: LanguageModel, prompts: Sequence[Sequence[int]], *, ends: Collection[int]
+) -> tuple[CacheScales, ...]:
+    """Return each layer's scales. The rotation lies before the cache, so rotated keys are what is measured."""
+    largest: FloatArray | None = None
+    for prompt in prompts:
+        seen = _largest(model, prompt, ends=ends)
+        largest = seen if largest is None else np.maximum(largest, seen)
+    assert largest is not None
+    floor = largest.max(axis=(1, 2), keepdims=True) * _LEAST + np.finfo(np.float32).tiny * _LEVELS
+    scales = np.asarray(np.maximum(largest, floor) * np.float32(MARGIN / _LEVELS), np.float32)
+    return tuple(CacheScales(key, value) for key, value in zip(scales[0::2], scales[1::2], strict=True))
+
+
+def _largest(model: LanguageModel, prompt: Sequence[int], *, ends: Collection[int]) -> FloatArray:
+    """Return the largest magnitudes in the cache after the prompt and an answer, [2 · layers, KV heads, head size]."""
+    state = model.new_state(min(model.card.context, len(prompt) + LENGTH))
+    try:
+        tokens = list(prompt)
+        while True:
+            logits = model.forward(tokens, state).logits[0, : model.card.vocabulary_size]
+            state.keep(range(len(tokens)))
+            tokens = [int(logits.argmax())]
+            if state.length == state.capacity or tokens[0] in ends:
+                cache = cast(_FloatCache, state).cache
+                return np.asarray(np.abs(cache[:, 0, :, : state.length]).max(axis=2), np.float32)
+    finally:
+        state.close()

@@ -6,13 +6,10 @@ import onnx_ir as ir
 
 from edgedecode.errors import ExportError
 
-from ..graph.passes.bias import tree_bias
-from ..graph.passes.lengths import direct_lengths
-from ..graph.passes.positions import explicit_positions
-from ..graph.passes.rows import picked_rows
-from ..graph.passes.shapes import declared_shapes
+from ..graph.passes.graph_inputs import declared_shapes, direct_lengths, explicit_positions, tree_bias
+from ..graph.passes.picked_rows import picked_rows
+from ..graph.passes.stored_weights import viewed_tables
 from ..graph.passes.surgery import attention_nodes
-from ..graph.passes.tables import viewed_tables
 from .graph_sizes import GraphSizes, read_sizes
 from .onnx_source import OnnxSource
 

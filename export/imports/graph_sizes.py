@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from edgedecode.errors import ExportError
 
-from ..graph.passes.rows import head_of
+from ..graph.passes.picked_rows import head_of
 
 __all__ = ["GraphSizes", "read_sizes"]
 

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import Graph, ModelEntry
 
-from ..graph.onnx import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE
-from ..graph.passes.accuracy import exact_products
+from ..graph.drawing import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE
+from ..graph.passes.stored_weights import exact_products
 from ..proof.checks import CheckTexts, check_noise, with_noise
 from ..stages import Stages
 from .builder_graph import has_builder_attention, read_builder_sizes, rewrite_builder_graph

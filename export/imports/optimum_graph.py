@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from edgedecode.errors import ExportError
 
-from ..graph.passes.head_rows import picked_head_rows
+from ..graph.passes.picked_rows import picked_head_rows
 from .graph_sizes import GraphSizes, read_sizes
 from .onnx_source import OnnxSource
 

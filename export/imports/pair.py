@@ -12,7 +12,7 @@ from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.text.chat_template import ChatTemplate
 
 from ..generation import read_generation
-from ..graph.span import LEAST_CONTEXT
+from ..graph.graph_request import LEAST_CONTEXT
 from ..pack_texts import check_tokenizers, copy_licenses, copy_texts, open_template
 from ..proof.checks import CheckTexts
 from ..stages import Stages

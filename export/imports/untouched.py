@@ -14,7 +14,7 @@ from edgedecode.errors import ExportError
 from edgedecode.onnx_format.graph_check import Weights, check_content
 
 from ..frameworks import reason_of
-from ..graph.passes.accuracy import exact_products
+from ..graph.passes.stored_weights import exact_products
 from .graph_sizes import GraphSizes
 
 if TYPE_CHECKING:

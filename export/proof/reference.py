@@ -17,10 +17,10 @@ import numpy.typing as npt
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import LowRank
 
+from ..graph.network import FULL, SLIDING, Windows
 from ..graph.quantize import Scheme, dequantize, quantize
 from ..graph.recipe import EMBEDDING, HEAD, UNROUNDED, Recipe, projection_name
-from ..graph.sources import Matrix
-from ..graph.windows import FULL, SLIDING, Windows
+from ..graph.weight_bytes import Matrix
 
 if TYPE_CHECKING:
     import torch

@@ -19,10 +19,10 @@ from edgedecode.pack.new_folder import remove_abandoned, work_folder
 from edgedecode.text.chat_template import ChatTemplate
 
 from ..generation import read_generation
-from ..graph.onnx import WEIGHTS_FILE
+from ..graph.drawing import WEIGHTS_FILE
+from ..graph.graph_request import WHOLE, Span
 from ..graph.quantize import Scheme
 from ..graph.recipe import UNROUNDED, Recipe
-from ..graph.span import WHOLE, Span
 from ..job import ModelJob
 from ..model import export_model
 from ..pack_texts import open_template

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from edgedecode.errors import ExportError
 from edgedecode.head_table import HeadLayout, StoredArray
 
-from ..graph.passes.rows import head_of
+from ..graph.passes.picked_rows import head_of
 
 __all__ = ["FoundHead", "find_head", "is_wide"]
 

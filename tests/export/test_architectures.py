@@ -17,7 +17,7 @@ from edgedecode import SessionOptions
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.architectures import ARCHITECTURES
-from edgedecode.export.graph.span import Span
+from edgedecode.export.graph.graph_request import Span
 from edgedecode.export.pair import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
@@ -127,8 +127,8 @@ def test_rounded_weights_are_exact(name: str, bits: int, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", WINDOWED)
 def test_a_window_that_is_left_out_fails_parity(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check must be able to fail: without the second bias the same export is refused."""
-    from edgedecode.export.graph import onnx as drawing
-    from edgedecode.export.graph.passes import bias
+    from edgedecode.export.graph import drawing
+    from edgedecode.export.graph.passes import graph_inputs as bias
 
     def everything_visible(model: object, *, windowed: Sequence[bool] = ()) -> None:
         bias.tree_bias(model, windowed=())  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import edgedecode
 from edgedecode import SessionOptions
 from edgedecode.cli import main
 from edgedecode.errors import EdgeDecodeError, ManifestError
-from edgedecode.export.graph.passes.tables import viewed_tables
+from edgedecode.export.graph.passes.stored_weights import viewed_tables
 from edgedecode.export.imports.pair import ImportRequest, import_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest

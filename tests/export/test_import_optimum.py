@@ -15,7 +15,7 @@ from onnx import helper
 import edgedecode
 from edgedecode import SessionOptions
 from edgedecode.errors import CapabilityError, ExportError
-from edgedecode.export.graph.passes.head_rows import picked_head_rows
+from edgedecode.export.graph.passes.picked_rows import picked_head_rows
 from edgedecode.export.imports.onnx_source import open_onnx_source
 from edgedecode.export.imports.pair import ImportRequest, import_pair
 from edgedecode.export.pack_texts import NO_TEMPLATE

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import ExportError
-from edgedecode.export.graph.weights import Weights
+from edgedecode.export.graph.weights_file import Weights
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.new_folder import check_place, new_folder, work_folder
 

@@ -11,20 +11,21 @@ import pytest
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.checkpoint import Checkpoint, weight_files
 from edgedecode.export.graph.network import open_network
-from edgedecode.export.graph.passes.accuracy import exact_products, product_names, set_activations
-from edgedecode.export.graph.passes.bias import tree_bias
-from edgedecode.export.graph.passes.constants import stored_constants
-from edgedecode.export.graph.passes.embedding import stored_embedding
-from edgedecode.export.graph.passes.lengths import direct_lengths
-from edgedecode.export.graph.passes.placement import placed_weights
-from edgedecode.export.graph.passes.positions import explicit_positions
-from edgedecode.export.graph.passes.projections import stored_projections
-from edgedecode.export.graph.passes.rows import picked_rows
-from edgedecode.export.graph.passes.shapes import declared_shapes
+from edgedecode.export.graph.passes.graph_inputs import declared_shapes, direct_lengths, explicit_positions, tree_bias
+from edgedecode.export.graph.passes.picked_rows import picked_rows
+from edgedecode.export.graph.passes.stored_weights import (
+    exact_products,
+    placed_weights,
+    product_names,
+    set_activations,
+    stored_constants,
+    stored_embedding,
+    stored_projections,
+)
 from edgedecode.export.graph.quantize import Scheme
 from edgedecode.export.graph.recipe import HEAD
 from edgedecode.export.graph.skeleton import Skeleton, build_skeleton
-from edgedecode.export.graph.weights import Weights
+from edgedecode.export.graph.weights_file import Weights
 
 from .conftest import export, recipe
 from .tiny import TinyModel, write_model

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from edgedecode.errors import ExportError
 
-from ..stored import TensorSpec
+from ..weight_bytes import TensorSpec
 
 __all__ = [
     "add_input",

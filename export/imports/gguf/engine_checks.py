@@ -14,7 +14,7 @@ from edgedecode.text.tokenizer import Tokenizer
 
 from ...gguf.pretokenizers import splits_of
 from ...gguf.reading import compare_reading
-from ...graph.span import LEAST_CONTEXT
+from ...graph.graph_request import LEAST_CONTEXT
 from ...proof.checks import CheckTexts, noise_of, opened, with_noise
 from .beside import ImportedTokenizer
 from .source import GgufSource

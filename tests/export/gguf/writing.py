@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from edgedecode.decoding.arrays import FloatArray
+from edgedecode.export.graph.graph_request import WHOLE, Span
 from edgedecode.export.graph.recipe import Recipe
-from edgedecode.export.graph.span import WHOLE, Span
 from edgedecode.export.pair import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest

@@ -1,7 +1,8 @@
 """Computes logits only for the rows asked for.
 
 Behind the last attention every operation works on each row alone, so the rows may be picked there already: then the
-last MLP, too, sees the picked rows only, which is much of a draft of two layers while it reads a prompt.
+last MLP, too, sees the picked rows only, which is much of a draft of two layers while it reads a prompt. Of graphs of
+plain nodes, only the head is cut.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from edgedecode.errors import ExportError
 
 from .surgery import add_input, attention_nodes, insert_before
 
-__all__ = ["head_of", "picked_rows"]
+__all__ = ["head_of", "picked_head_rows", "picked_rows"]
+
+_ROW_BY_ROW = ("Cast", "Mul", "Div", "Add", "Tanh")
 
 
 def picked_rows(model: ir.Model, *, early: bool) -> None:
@@ -105,3 +108,36 @@ def head_of(model: ir.Model) -> ir.Node:
 def _flat(value: ir.Value) -> ir.Shape:
     assert value.shape is not None
     return ir.Shape(["R", value.shape[-1]])
+
+
+def picked_head_rows(model: ir.Model) -> bool:
+    """Add input `rows`, int64 [R], make the logits [R, V], and return True; a head of another form stays as it is.
+
+    Between the head and the logits there may be what works on each value alone: scaling, capping, a cast.
+    """
+    logits = next(value for value in model.graph.outputs if value.name == "logits")
+    head = head_of(model)
+    tail = _tail(logits, head)
+    hidden = head.inputs[0]
+    if tail is None or hidden is None or logits.shape is None:
+        return False
+    rows = add_input(model, "rows", ir.DataType.INT64, ["R"])
+    picked = insert_before(head, ir.node("Gather", [hidden, rows], {"axis": 1}, name="/rows/Gather"))
+    axes = insert_before(head, ir.node("Constant", [], {"value": ir.tensor([0])}, name="/rows/axes"))
+    flat = insert_before(head, ir.node("Squeeze", [picked, axes], name="/rows/Squeeze"))
+    picked.name, axes.name, flat.name = "/rows/picked", "/rows/axes", "/rows/hidden"
+    head.replace_input_with(0, flat)
+    width = logits.shape[-1]
+    for value in tail:
+        value.shape = ir.Shape(["R", width])
+    return True
+
+
+def _tail(logits: ir.Value, head: ir.Node) -> list[ir.Value] | None:
+    """Return the values from the logits back to the head's output; None where other operations lie between."""
+    values = [logits]
+    while (node := values[-1].producer()) is not head:
+        if node is None or node.op_type not in _ROW_BY_ROW or node.inputs[0] is None:
+            return None
+        values.append(node.inputs[0])
+    return values

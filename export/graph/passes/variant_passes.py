@@ -1,29 +1,44 @@
-"""Adds low-rank deltas to projections: their matrices are graph inputs whose defaults have rank 0, which is the base.
-
-One pair of matrices serves one product. Where query, key and value are one product, so is their delta: the first
-matrices lie side by side and the second ones on a diagonal, which is exact and costs two small products, not six.
-"""
+"""What makes a base graph one of its variants: hidden states as an output, low-rank deltas, an 8-bit KV cache."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import STACKS
 
-from .surgery import add_input
+from .picked_rows import head_of
+from .surgery import add_input, attention_nodes, set_optional_input
 
-__all__ = ["low_rank_deltas"]
+__all__ = ["CacheScales", "hidden_output", "int8_cache", "low_rank_deltas"]
 
 _PRODUCT = re.compile(r"/model/layers\.(\d+)/(?:attn|mlp)/(\w+_proj)/MatMul")
+_PAST, _PRESENT, _SCALES = (3, 4), (1, 2), (12, 13)
+_KIND = "PER_CHANNEL"
+
+
+def hidden_output(model: ir.Model) -> None:
+    """Add output `hidden`, float32 [R, hidden size], behind the logits. `picked_rows` must have run."""
+    hidden = head_of(model).inputs[0]
+    assert hidden is not None
+    assert not hidden.is_graph_output()
+    hidden.name = "hidden"
+    logits = next(index for index, value in enumerate(model.graph.outputs) if value.name == "logits")
+    model.graph.outputs.insert(logits + 1, hidden)
 
 
 def low_rank_deltas(model: ir.Model, modules: Collection[str]) -> None:
     """Add inputs `lora.L.M.a` [inputs, r] and `lora.L.M.b` [r, outputs] for every product M of a layer L.
+
+    Their defaults have rank 0, which is the base. One pair serves one product. Where query, key and value are one
+    product, so is their delta: the first matrices lie side by side and the second ones on a diagonal, which is exact
+    and costs two small products, not six.
 
     A product has them when it is, holds, or is part of one of `modules`. Raises ExportError for a module that no
     product stands for.
@@ -90,5 +105,37 @@ def _matrix(model: ir.Model, name: str, shape: tuple[int | str, int | str]) -> i
     value = add_input(model, name, ir.DataType.FLOAT, shape)
     empty = np.empty([0 if isinstance(size, str) else size for size in shape], np.float32)
     value.const_value = ir.tensor(empty, name=name)
+    model.graph.register_initializer(value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class CacheScales:
+    """One layer's scales, [KV heads, head size] each: what an integer of the cache stands for. The keys are rotated."""
+
+    key: FloatArray
+    value: FloatArray
+
+
+def int8_cache(model: ir.Model, scales: Sequence[CacheScales]) -> None:
+    """Make every past and present int8 and give each attention node its layer's scales. `declared_shapes` has run."""
+    nodes = attention_nodes(model)
+    if len(nodes) != len(scales):
+        raise ExportError(f"{len(scales)} layers were calibrated, the graph has {len(nodes)} attention nodes")
+    for node, of_layer in zip(nodes, scales, strict=True):
+        for index, part in zip(_SCALES, (of_layer.key, of_layer.value), strict=True):
+            set_optional_input(node, index, _stored(model, f"{node.name}/scale.{index}", part))
+        node.attributes["k_quant_type"] = ir.AttrString("k_quant_type", _KIND)
+        node.attributes["v_quant_type"] = ir.AttrString("v_quant_type", _KIND)
+        node.attributes["kv_cache_bit_width"] = ir.AttrInt64("kv_cache_bit_width", 8)
+        for value in (*(node.inputs[index] for index in _PAST), *(node.outputs[index] for index in _PRESENT)):
+            assert value is not None
+            value.type = ir.TensorType(ir.DataType.INT8)
+
+
+def _stored(model: ir.Model, name: str, scale: FloatArray) -> ir.Value:
+    """Add the scales to the graph itself: the weights file was written before they were known."""
+    value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([scale.size]))
+    value.const_value = ir.tensor(scale.reshape(-1), name=name)
     model.graph.register_initializer(value)
     return value

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING
 
 from edgedecode.pack.manifest import Graph
 
-from .passes.accuracy import exact_products
-from .passes.bias import tree_bias
-from .passes.constants import stored_constants
-from .passes.embedding import stored_embedding
-from .passes.lengths import direct_lengths
-from .passes.placement import placed_weights
-from .passes.positions import explicit_positions
-from .passes.projections import stored_projections
-from .passes.rows import picked_rows
-from .passes.shapes import declared_shapes
+from .passes.graph_inputs import declared_shapes, direct_lengths, explicit_positions, tree_bias
+from .passes.picked_rows import picked_rows
+from .passes.stored_weights import (
+    exact_products,
+    placed_weights,
+    stored_constants,
+    stored_embedding,
+    stored_projections,
+)
 from .recipe import Recipe
 from .skeleton import build_skeleton
-from .weights import Weights
+from .weights_file import Weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -16,8 +16,7 @@ from edgedecode.decoding.arrays import FloatArray
 
 from .quantize import Scheme
 from .recipe import projection_name
-from .sources import Matrix
-from .stored import BlockWeight, FloatWeight, TensorSpec, TransposedWeight
+from .weight_bytes import BlockWeight, FloatWeight, Matrix, TensorSpec, TransposedWeight
 
 __all__ = ["Extent", "Weights"]
 

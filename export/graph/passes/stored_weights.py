@@ -1,0 +1,219 @@
+"""Replaces a graph's weights by those of the weights file: embedding, projections, constants, and where each lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from edgedecode.errors import ExportError
+
+from ..quantize import Scheme
+from ..recipe import EMBEDDING, HEAD, projection_name
+from ..weight_bytes import BlockWeight, Matrix, Recorded, matrix_of
+from ..weights_file import Extent, Weights
+from .surgery import add_weight, drop_weight, insert_before
+
+__all__ = [
+    "exact_products",
+    "placed_weights",
+    "product_names",
+    "set_activations",
+    "stored_constants",
+    "stored_embedding",
+    "stored_projections",
+    "viewed_tables",
+]
+
+_LEVEL = "accuracy_level"
+_FLOAT32_LEVEL, _FLOAT16_LEVEL, _INT8_LEVEL = 1, 2, 4
+"""How coarse MatMulNBits' activations may be. Level 4 allows 8 bits: the fast kernels, at every width of weights. Level 2
+asks for float16's accuracy: our kernels then use 16 bits, ONNX Runtime's on a processor float32. Level 1: float32."""
+
+
+def stored_embedding(model: ir.Model, recorded: Mapping[str, Recorded], *, weights: Weights, scheme: Scheme) -> None:
+    """Replace the Gather on `input_ids`. The table is kept as `embedding`; a tied head finds it there."""
+    node = next((node for node in model.graph if node.op_type == "Gather" and _on_ids(node)), None)
+    if node is None or node.inputs[0] is None or node.inputs[0].name not in recorded:
+        raise ExportError("the graph has no embedding table that `input_ids` picks from: unsupported")
+    table = node.inputs[0]
+    source = matrix_of(recorded[str(table.name)], transposed=False)
+    shape = (source.rows, source.columns)
+    if scheme.quantized:
+        recipe = weights.blocks(EMBEDDING, source, scheme=scheme)
+        flat = (source.rows, recipe.packed.nbytes // source.rows)
+        packed = weights.alias(f"{recipe.name}.packed.rows", recipe.packed, shape=flat)
+        inputs = [add_weight(model, packed), node.inputs[1], add_weight(model, recipe.scales)]
+        attributes = {"bits": scheme.bits, "block_size": scheme.block_size, "gather_axis": 0, "quantize_axis": 1}
+        new = ir.node("GatherBlockQuantized", inputs, attributes, domain="com.microsoft", name=node.name)
+        result = insert_before(node, new)
+    else:
+        spec = weights.plain(EMBEDDING, source, shape=shape, bits=scheme.bits)
+        new = ir.node("Gather", [add_weight(model, spec), node.inputs[1]], name=node.name)
+        result = insert_before(node, new)
+        if scheme.bits == 16:
+            result.name = f"{node.outputs[0].name}/half"
+            result.type, result.shape = ir.TensorType(ir.DataType.FLOAT16), node.outputs[0].shape
+            result = insert_before(node, ir.node("Cast", [result], {"to": ir.DataType.FLOAT}, name=f"{node.name}/Cast"))
+    _replace(model, node, result)
+    drop_weight(model, table)
+
+
+def _on_ids(node: ir.Node) -> bool:
+    return len(node.inputs) > 1 and node.inputs[1] is not None and node.inputs[1].name == "input_ids"
+
+
+def stored_projections(
+    model: ir.Model,
+    recorded: Mapping[str, Recorded],
+    *,
+    weights: Weights,
+    scheme_of: Callable[[str], Scheme],
+) -> None:
+    """Replace every MatMul on a recorded weight; `scheme_of` is asked by the weight's name, `head` for the head."""
+    for node in [node for node in model.graph if node.op_type == "MatMul"]:
+        weight = node.inputs[1]
+        if weight is None or weight.name not in recorded:
+            continue
+        head = node.outputs[0].is_graph_output() or "lm_head" in str(node.name)
+        name = HEAD if head else str(weight.name).removesuffix(".MatMul.weight").removesuffix(".weight")
+        source = matrix_of(recorded[str(weight.name)], transposed=True)
+        scheme = scheme_of(name)
+        if scheme.quantized:
+            new = _blocks(model, node, weights.blocks(name, source, scheme=scheme))
+        else:
+            new = _floats(model, node, weights=weights, source=source, stored=_Stored(name, scheme.bits, head))
+        _replace(model, node, insert_before(node, new))
+        drop_weight(model, weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    name: str
+    bits: int
+    head: bool
+
+
+def _blocks(model: ir.Model, node: ir.Node, stored: BlockWeight) -> ir.Node:
+    attributes = {
+        "K": stored.source.columns,
+        "N": stored.source.rows,
+        "bits": stored.scheme.bits,
+        "block_size": stored.scheme.block_size,
+        _LEVEL: _INT8_LEVEL,
+    }
+    inputs = [node.inputs[0], add_weight(model, stored.packed), add_weight(model, stored.scales)]
+    return ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft", name=node.name)
+
+
+def _floats(model: ir.Model, node: ir.Node, *, weights: Weights, source: Matrix, stored: _Stored) -> ir.Node:
+    """Make a MatMul, or a Gemm for the head, whose weight then has the embedding's orientation and can be shared."""
+    if stored.head:
+        spec = weights.plain(stored.name, source, shape=(source.rows, source.columns), bits=stored.bits)
+    else:
+        spec = weights.transposed(stored.name, source, bits=stored.bits)
+    weight = add_weight(model, spec)
+    if stored.bits == 16:  # float16 in the file, float32 in the kernels: the engine folds the cast when it loads
+        cast = ir.node("Cast", [weight], {"to": ir.DataType.FLOAT}, name=f"{node.name}/Cast")
+        shape, weight = weight.shape, insert_before(node, cast)
+        weight.name, weight.type, weight.shape = f"{spec.name}/float", ir.TensorType(ir.DataType.FLOAT), shape
+    if stored.head:
+        return ir.node("Gemm", [node.inputs[0], weight], {"transB": 1}, name=node.name)
+    return ir.node("MatMul", [node.inputs[0], weight], name=node.name)
+
+
+def _replace(model: ir.Model, old: ir.Node, result: ir.Value) -> None:
+    """Let `result` take the place of what `old` computes, under the same name."""
+    output = old.outputs[0]
+    result.type, result.shape = output.type, output.shape
+    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
+    model.graph.remove(old, safe=True)
+    result.name = output.name
+
+
+def stored_constants(model: ir.Model, recorded: Mapping[str, Recorded], *, weights: Weights) -> None:
+    """Give every recorded initializer that is still used a float32 place in the weights file."""
+    for name, value in list(model.graph.initializers.items()):
+        if not value.uses():
+            drop_weight(model, value)
+        elif name in recorded:
+            source = matrix_of(recorded[name], transposed=False)
+            spec = weights.plain(name, source, shape=tuple(int(size) for size in recorded[name].shape))
+            del model.graph.initializers[name]
+            ir.convenience.replace_all_uses_with(value, add_weight(model, spec))
+
+
+def placed_weights(model: ir.Model, extents: Mapping[str, Extent], *, file: str) -> None:
+    """Point each initializer to its extent of `file`. Raises ExportError for one that has none."""
+    for name, value in model.graph.initializers.items():
+        extent = extents.get(name)
+        if extent is None or value.dtype is None:
+            raise ExportError(f"the weight {name} of the graph has no place in {file}: this is a mistake in edgedecode")
+        value.const_value = ir.ExternalTensor(
+            file,
+            extent.offset,
+            extent.spec.nbytes,
+            value.dtype,
+            shape=ir.Shape(extent.spec.shape),
+            name=name,
+        )
+
+
+def viewed_tables(model: ir.Model) -> None:
+    """Replace each Reshape of an external initializer by an initializer of the new shape over the same bytes.
+
+    The engine would fold the Reshape into a copy of the whole table, which nobody planned.
+    """
+    for node in [node for node in model.graph if node.op_type == "Reshape"]:
+        source, output = node.inputs[0], node.outputs[0]
+        tensor = source.const_value if source is not None and source.is_initializer() else None
+        if not isinstance(tensor, ir.ExternalTensor) or output.shape is None or output.is_graph_output():
+            continue
+        if not all(isinstance(size, int) for size in output.shape):
+            continue
+        view = ir.Value(name=f"{tensor.name}/view", type=ir.TensorType(tensor.dtype), shape=output.shape)
+        view.const_value = ir.ExternalTensor(
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            tensor.dtype,
+            shape=output.shape,
+            name=str(view.name),
+            base_dir=tensor.base_dir,
+        )
+        model.graph.register_initializer(view)
+        ir.convenience.replace_all_uses_with(output, view)
+        model.graph.remove(node, safe=True)
+    common.RemoveUnusedNodesPass()(model)
+
+
+def exact_products(model: ir.Model) -> None:
+    """Ask for float32 activations in every MatMulNBits: many times slower, no rounding of its own."""
+    for node in _products(model):
+        node.attributes[_LEVEL] = ir.AttrInt64(_LEVEL, _FLOAT32_LEVEL)
+
+
+def set_activations(model: ir.Model, wide: Collection[str]) -> None:
+    """Ask for 16-bit activations in the products named so (as in `projection_name`), for 8-bit ones in the others."""
+    for node in _products(model):
+        level = _FLOAT16_LEVEL if _name(node) in wide else _INT8_LEVEL
+        node.attributes[_LEVEL] = ir.AttrInt64(_LEVEL, level)
+
+
+def product_names(model: ir.Model) -> tuple[str, ...]:
+    """Name the inputs of quantized products in the graph's order; products that read one input share a name."""
+    return tuple(dict.fromkeys(_name(node) for node in _products(model)))
+
+
+def _products(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == "MatMulNBits"]
+
+
+def _name(node: ir.Node) -> str:
+    weight = node.inputs[1]
+    if node.outputs[0].is_graph_output() or "lm_head" in str(node.name):
+        return HEAD
+    assert weight is not None
+    return projection_name(str(weight.name).removesuffix(".packed"))
