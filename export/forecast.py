@@ -13,12 +13,12 @@ from pathlib import Path
 from edgedecode.errors import ExportError, ManifestError
 from edgedecode.pack.new_folder import check_place
 
-from .gguf.model import floats_nbytes, mixture_notes
+from .base_model import Texts, open_texts
+from .gguf.model_file import floats_nbytes, mixture_notes
 from .graph.architectures import Shape, check_engine
 from .graph.checkpoint import has_weights, weight_files
 from .job import weights_nbytes
-from .pair import PairRequest, plan_pair
-from .source import Texts, open_texts
+from .pair_export import PairRequest, plan_pair
 
 __all__ = ["ModelForecast", "PairForecast", "forecast_pair", "time_class"]
 

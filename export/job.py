@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .gguf.model import GgufRequest
+from .base_model import Source
+from .checks.model_checks import CheckTexts
+from .gguf.model_file import GgufRequest
 from .graph.architectures import Shape
 from .graph.graph_request import BASE_ONLY, GraphRequest, Span
 from .graph.recipe import Recipe
-from .proof.checks import CheckTexts
-from .rounding.calibration import Tokens
-from .source import Source
+from .recipes.calibration import Tokens
 
 __all__ = ["ModelJob", "weights_nbytes"]
 

@@ -1,28 +1,33 @@
-"""What a pack holds beside its models: tokenizer, chat template, licences, and the list of all its files."""
+"""What a pack holds beside its models: tokenizer, chat template, licences, defaults for decoding, the list of files."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Protocol
 
 from edgedecode.errors import ExportError, IncompatiblePair, ManifestError
 from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.json_fields import Fields, JsonValue
 from edgedecode.pack.manifest import FileEntry, Generation
 from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
 
-from .generation import GenerationSource, read_chat_template
-from .source import license_files
+from .base_model import license_files, read_json
 
 __all__ = [
     "NO_TEMPLATE",
     "TEMPLATE",
     "TOKENIZER",
+    "GenerationSource",
     "check_tokenizers",
     "compiled_template",
     "copy_licenses",
     "copy_texts",
     "list_files",
     "open_template",
+    "read_chat_template",
+    "read_generation",
 ]
 
 NO_TEMPLATE = "the source has no chat template: a plain one is used"
@@ -30,6 +35,101 @@ NO_TEMPLATE = "the source has no chat template: a plain one is used"
 
 TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
 _LICENSES = "licenses"
+
+
+class GenerationSource(Protocol):
+    """What is asked of a model: where its texts lie, and what ids it and its tokenizer know."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def config(self) -> Fields: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def rows(self) -> int: ...
+
+
+def read_generation(source: GenerationSource, *, otherwise: Fields | None = None) -> Generation:
+    """Collect end-of-sequence ids from every place that names them, and sampling values where the model samples.
+
+    otherwise: taken for a generation_config.json that is not there.
+    """
+    name = "generation_config.json"
+    try:
+        found = read_json(source.folder / name)
+        values = otherwise if found is None and otherwise is not None else Fields.of(found or {}, name)
+        # transformers ignores these four unless do_sample is set, and so must we
+        sampled = values if values.values.get("do_sample") is True else Fields({}, name)
+        tokens = _token_config(source.folder)
+        return Generation(
+            end_token_ids=_end_ids(source, values, tokens),
+            bos_token=_token(tokens.values.get("bos_token")),
+            eos_token=_token(tokens.values.get("eos_token")),
+            temperature=sampled.optional_number("temperature") or (1.0 if sampled.values else None),
+            top_k=sampled.optional_integer("top_k"),
+            top_p=sampled.optional_number("top_p"),
+            min_p=sampled.optional_number("min_p"),
+            repetition_penalty=values.optional_number("repetition_penalty"),
+            max_tokens=values.optional_integer("max_new_tokens"),
+        )
+    except ManifestError as error:
+        raise ExportError(f"{source.name}: {error}") from None
+
+
+def read_chat_template(folder: Path) -> str | None:
+    """Return the chat template: chat_template.jinja, else the (default) one of tokenizer_config.json, else None."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ExportError(f"{path} cannot be read: {error}") from None
+    value = _token_config(folder).values.get("chat_template")
+    if isinstance(value, list):
+        named = {
+            item["name"]: item["template"]
+            for item in value
+            if isinstance(item, dict) and {"name", "template"} <= item.keys()
+        }
+        value = named.get("default")
+    return value if isinstance(value, str) and value else None
+
+
+def _token_config(folder: Path) -> Fields:
+    try:
+        return Fields.of(read_json(folder / "tokenizer_config.json") or {}, "tokenizer_config.json")
+    except ManifestError as error:
+        raise ExportError(str(error)) from None
+
+
+def _end_ids(source: GenerationSource, generation: Fields, tokens: Fields) -> tuple[int, ...]:
+    found = [*_ids(generation, "eos_token_id"), *_ids(source.config, "eos_token_id")]
+    named = _id_of(source.tokenizer, _token(tokens.values.get("eos_token")))
+    found += [named] if named is not None else []
+    if outside := [token for token in found if token >= source.rows]:
+        raise ExportError(f"{source.name}: the end-of-sequence id {outside[0]} is outside its {source.rows} rows")
+    return tuple(dict.fromkeys(found))
+
+
+def _ids(fields: Fields, key: str) -> tuple[int, ...]:
+    value = fields.values.get(key)
+    if value is None:
+        return ()
+    return fields.integers(key) if isinstance(value, list) else (fields.integer(key, low=0),)
+
+
+def _id_of(tokenizer: Tokenizer, token: str) -> int | None:
+    return tokenizer.token_to_id(token) if token else None
+
+
+def _token(value: JsonValue) -> str:
+    """A special token is a string, or an object with its flags."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
 
 
 def check_tokenizers(target: GenerationSource, draft: GenerationSource) -> None:

@@ -45,7 +45,7 @@ EXPORT = CORE | TRAINING | {"huggingface_hub", "ml_dtypes", "onnxruntime", "rich
 EXPORT |= {"builders"}  # the model builder's own package, reached through onnxruntime_genai
 APPS = {"numpy", "rich"}
 HUB = Path("edgedecode/pack/hub.py")
-LLAMA_CHILD = Path("export/gguf/engine_process.py")  # llama.cpp's tokenizer and quantizer, never in our process
+LLAMA_CHILD = Path("export/gguf/llama_child.py")  # llama.cpp's tokenizer and quantizer, never in our process
 
 PRINTERS = {
     Path("edgedecode/cli.py"),

@@ -11,7 +11,7 @@ from edgedecode.errors import ExportError
 from .pack_options import read_span
 
 if TYPE_CHECKING:
-    from ..rounding.comparison import Comparison
+    from ..recipes.comparison import Comparison
     from .display import Report
 
 __all__ = ["add_comparison", "check_comparison", "run_comparison"]
@@ -57,7 +57,7 @@ def check_comparison(arguments: Namespace) -> None:
 
 def run_comparison(arguments: Namespace) -> Report:
     """Compare the recipes on the target, then on the draft: print tables, write the drawing, return the values."""
-    from ..rounding.comparison import compare_model
+    from ..recipes.comparison import compare_model
     from ..stages import Stages
     from .display import LiveDisplay
     from .recipe_tables import comparison_report, show_comparison

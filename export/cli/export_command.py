@@ -16,7 +16,7 @@ from .pack_options import add_gguf, add_graphs, add_recipe, check_gguf_options, 
 from .trim_command import add_trim, check_trim, trim_exported
 
 if TYPE_CHECKING:
-    from ..pair import PairRequest
+    from ..pair_export import PairRequest
     from .display import Report
 
 __all__ = ["export"]
@@ -93,7 +93,7 @@ def _make(arguments: Namespace) -> Report:
     require_frameworks()
     from edgedecode.engines.kernel_noise import POSITIONS
 
-    from ..pair import PairRequest
+    from ..pair_export import PairRequest
 
     request = PairRequest(
         target=arguments.target,
@@ -124,7 +124,7 @@ def _make(arguments: Namespace) -> Report:
 
 
 def _export(request: PairRequest) -> Report:
-    from ..pair import export_pair
+    from ..pair_export import export_pair
     from ..stages import Stages
     from .display import LiveDisplay
     from .pack_tables import pair_report, show_pair

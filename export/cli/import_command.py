@@ -97,7 +97,7 @@ def _check_ways(arguments: Namespace) -> None:
 
 def _imported(arguments: Namespace, stages: Stages) -> Manifest:
     if arguments.target is not None:
-        from ..imports.gguf.pair import GgufImport, import_gguf_pair
+        from ..imports.gguf_import import GgufImport, import_gguf_pair
 
         files = GgufImport(
             target=arguments.target,
@@ -110,7 +110,7 @@ def _imported(arguments: Namespace, stages: Stages) -> Manifest:
             noise_positions=arguments.noise_positions,
         )
         return import_gguf_pair(files, stages)
-    from ..imports.pair import ImportRequest, import_pair
+    from ..imports.onnx_import import ImportRequest, import_pair
 
     folders = ImportRequest(
         target=arguments.onnx,

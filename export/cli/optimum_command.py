@@ -71,8 +71,8 @@ def run_optimum(arguments: Namespace) -> Report:
     require_frameworks("import")
     from edgedecode.engines.kernel_noise import POSITIONS
 
+    from ..imports.onnx_import import ImportRequest
     from ..imports.optimum import OptimumRequest, export_with_optimum
-    from ..imports.pair import ImportRequest
     from ..stages import Stages
     from .display import LiveDisplay
     from .pack_tables import pair_report, show_pair

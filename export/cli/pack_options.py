@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode.commands import count, whole_number
 
-from ..gguf.engine import K_QUANTS
+from ..gguf.llama_calls import K_QUANTS
 from ..graph.graph_request import DEFAULT_RANK, GRAPHS, LEAST_CONTEXT, LORA_MODULES, GraphRequest, Span
 from .common import check_adapter_names, named_path
 

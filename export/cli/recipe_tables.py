@@ -11,12 +11,12 @@ from rich.table import Table
 
 from edgedecode.svg import Axis, document, line, text
 
-from ..rounding.speeds import CONTEXT, ROUNDS, TURNS, WIDTHS
+from ..recipes.pass_speeds import CONTEXT, ROUNDS, TURNS, WIDTHS
 from ..stages import StageRecord
 from .display import Report, stage_table, timings
 
 if TYPE_CHECKING:
-    from ..rounding.comparison import Comparison, Result
+    from ..recipes.comparison import Comparison, Result
 
 __all__ = ["Point", "comparison_report", "scatter_svg", "show_comparison"]
 

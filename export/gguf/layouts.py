@@ -1,16 +1,30 @@
-"""What stock llama.cpp makes of each architecture: its name there, its rotary convention, its windows. Loads nothing.
+"""What stock llama.cpp makes of each architecture, and a network's rotary positions in llama.cpp's terms.
 
-Source: llama.cpp's src/models and conversion folders, as vendored by llama-cpp-python 0.3.36.
+What counts is the network's own frequencies, whatever its configuration calls them. Source: llama.cpp's src/models and
+conversion folders, as vendored by llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.errors import ExportError
 from edgedecode.gguf.architectures import CLASSES, INTERLEAVED
 
-__all__ = ["LAYOUTS", "Layout"]
+from ..graph.network import FULL, SLIDING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["LAYOUTS", "Layout", "Rotation", "read_rotation"]
+
+_SAME = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +64,84 @@ _LAYOUTS = (
 _BY_NAME = {layout.name: layout for layout in _LAYOUTS}
 LAYOUTS: Mapping[str, Layout] = {architecture: _BY_NAME[name] for architecture, name in CLASSES.items()}
 """Hugging Face class → layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """`size` rotated numbers of a head; `factors` divide the base's frequencies, [size / 2], or are empty.
+
+    kind: linear, yarn or empty, with its `factor` and for yarn the `original` context. strength: what both rotated
+    vectors are multiplied by, besides what llama.cpp does by itself. window_base: the base of layers with windows.
+    """
+
+    size: int
+    base: float
+    kind: str = ""
+    factor: float = 1.0
+    original: int = 0
+    betas: tuple[float, float] = (32.0, 1.0)
+    strength: float = 1.0
+    factors: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
+    window_base: float | None = None
+
+
+def read_rotation(network: PreTrainedModel, layout: Layout) -> Rotation:
+    """Read what the network's rotary module computes. Raises ExportError for what the layout cannot carry."""
+    parameters: Mapping[str, Any] = network.config.rope_parameters or {}
+    if FULL in parameters or SLIDING in parameters:
+        return _by_kind_of_layer(network, parameters, layout)
+    rotary: Any = network.model.rotary_emb
+    return _rotation(parameters, rotary.inv_freq.numpy(), strength=rotary.attention_scaling, layout=layout)
+
+
+def _by_kind_of_layer(network: PreTrainedModel, parameters: Mapping[str, Any], layout: Layout) -> Rotation:
+    """Gemma 3: windowed layers have a base of their own and no scaling, which is all that llama.cpp knows."""
+    rotary: Any = network.model.rotary_emb
+    found = {
+        kind: _rotation(
+            parameters[kind],
+            getattr(rotary, f"{kind}_inv_freq").numpy(),
+            strength=getattr(rotary, f"{kind}_attention_scaling"),
+            layout=layout,
+        )
+        for kind in (FULL, SLIDING)
+    }
+    local = found[SLIDING]
+    if local.kind or local.strength != 1.0:
+        raise ExportError(
+            f"llama.cpp's {layout.name} scales the rotary positions of full layers only, this configuration those of "
+            f"windowed layers too: export without gguf among the --formats"
+        )
+    return replace(found[FULL], window_base=local.base)
+
+
+def _rotation(parameters: Mapping[str, Any], frequencies: FloatArray, *, strength: float, layout: Layout) -> Rotation:
+    size, base = 2 * len(frequencies), float(parameters.get("rope_theta") or 10000.0)
+    plain = 1.0 / base ** (np.arange(0, size, 2, dtype=np.float64) / size)
+    factors = plain / frequencies.astype(np.float64)
+    kind = str(parameters.get("rope_type", "default"))
+    if np.allclose(factors, factors[0], rtol=_SAME, atol=0) and strength == 1.0:
+        scaled = abs(factors[0] - 1.0) > _SAME
+        return Rotation(size, base, "linear" if scaled else "", float(factors[0]) if scaled else 1.0)
+    if layout.factors:
+        return Rotation(size, base, strength=strength, factors=factors.astype(np.float32))
+    if kind == "yarn":
+        return _yarn(parameters, size=size, base=base, strength=strength)
+    raise ExportError(
+        f"llama.cpp's {layout.name} has no rotary positions of type {kind!r}: export without gguf among the --formats"
+    )
+
+
+def _yarn(parameters: Mapping[str, Any], *, size: int, base: float, strength: float) -> Rotation:
+    """llama.cpp computes yarn itself, with a strength of 1 + 0.1 ln(factor)."""
+    factor = float(parameters["factor"])
+    usual = 1.0 + 0.1 * math.log(factor) if factor > 1 else 1.0
+    return Rotation(
+        size,
+        base,
+        "yarn",
+        factor,
+        int(parameters["original_max_position_embeddings"]),
+        (float(parameters.get("beta_fast") or 32), float(parameters.get("beta_slow") or 1)),
+        strength / usual,
+    )

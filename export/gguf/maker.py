@@ -15,8 +15,8 @@ import tokenizers
 from edgedecode.errors import ExportError, ManifestError, RuntimeUnavailable
 from edgedecode.pack.manifest import Manifest, ModelEntry
 
-from .file import write_file
 from .plan import GgufPlan
+from .tensors import write_file
 from .vocabulary import Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""The special tokens of a model by what llama.cpp calls them: where texts begin, and all that ends an answer."""
+"""The special tokens of a model by what llama.cpp calls them, and the keys of its tokenizer."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,13 @@ if TYPE_CHECKING:
     import tokenizers
     from gguf import GGUFWriter
 
-__all__ = ["Specials", "read_specials", "write_vocabulary"]
+__all__ = ["Specials", "file_name", "read_specials", "write_vocabulary"]
 
 _END_KEYS = 3
 """llama.cpp names an end of text, of a turn and of a message, and stops at each of them."""
+_PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
+_STRIPPING = ("<unk>", "<s>", "</s>", "<|endoftext|>")
+"""What llama.cpp expects of a vocabulary whose file is named after Phi-3; without them it cannot read the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +107,14 @@ def _id_of(inner: tokenizers.Tokenizer, token: str) -> int | None:
 def _configured(config: Fields, key: str) -> int | None:
     value = config.values.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def file_name(name: str, inner: tokenizers.Tokenizer) -> str:
+    """Return `name`, with Phi-3's in it for tokenizers like Phi-3's and without it for all others."""
+    added = inner.get_added_tokens_decoder().values()
+    stripping = any(token.rstrip for token in added) and all(
+        inner.token_to_id(token) is not None for token in _STRIPPING
+    )
+    if stripping:
+        return name if _PHI3.search(name) else f"{name} (Phi-3)"
+    return _PHI3.sub("Phi 3", name)

@@ -1,11 +1,13 @@
-"""The tensors of a model's file: their names in llama.cpp, where their rows come from, and which rows change places."""
+"""The tensors of a GGUF file: their names in llama.cpp, where their rows come from, and how a file is streamed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -13,18 +15,19 @@ from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
 
 from ..graph.architectures import Shape
-from .layouts import Layout
-from .rotary import Rotation
-from .rows import ArrayRows, FloatRows, Rows, StoredRows
+from .layouts import Layout, Rotation
+from .row_source import ArrayRows, FloatRows, RowArray, Rows, StoredRows
 
 if TYPE_CHECKING:
     import gguf
     import torch
+    from gguf import GGUFWriter
     from transformers import PreTrainedModel
 
-__all__ = ["Tensor", "tensor_name", "tensors_of"]
+__all__ = ["Tensor", "tensor_name", "tensors_of", "woven", "write_file"]
 
 _SUFFIXES = (".weight", ".bias")
+_CHUNK_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +100,64 @@ def _factors(layout: Layout, rotation: Rotation) -> Iterator[Tensor]:
     names: Sequence[str] = layout.factors if len(rotation.factors) else ()
     for name in names:
         yield Tensor(name, rotation.factors.shape, ArrayRows(rotation.factors))
+
+
+def write_file(
+    path: Path,
+    writer: GGUFWriter,
+    tensors: Sequence[Tensor],
+    *,
+    progress: Callable[[int], None],
+    release: Callable[[], None],
+) -> None:
+    """Write the keys that `writer` holds, then the tensors; `progress` gets elements, `release` follows each piece."""
+    import gguf
+
+    for tensor in tensors:
+        kind = gguf.GGMLQuantizationType[tensor.kind]
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), _nbytes(tensor), raw_dtype=kind)
+    try:
+        writer.write_header_to_file(path)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+    finally:
+        writer.close()
+    with path.open("ab") as file:
+        for tensor in tensors:
+            _pad(file, writer.data_alignment)
+            _write(file, tensor, release=release)
+            progress(int(np.prod(tensor.shape)))
+        _pad(file, writer.data_alignment)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write(file: IO[bytes], tensor: Tensor, *, release: Callable[[], None]) -> None:
+    count = tensor.shape[0]
+    unit = tensor.head or 1
+    step = max(1, _CHUNK_ELEMENTS // (unit * int(np.prod(tensor.shape[1:])))) * unit
+    for first in range(0, count, step):
+        rows = tensor.rows.read(first, min(first + step, count))
+        file.write(np.ascontiguousarray(woven(rows, tensor.head)).data)
+        release()
+
+
+def woven(rows: RowArray, head: int) -> RowArray:
+    """Put the halves of each head's rows in turn, [whole heads, width]: row i of the second after row i of the first.
+
+    Llama's original rotary positions turn neighbours; transformers turns halves. Without `head` nothing changes.
+    """
+    if not head:
+        return rows
+    return rows.reshape(-1, 2, head // 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    import gguf
+
+    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[tensor.kind]]
+    return int(np.prod(tensor.shape)) // int(elements) * int(size)
+
+
+def _pad(file: IO[bytes], alignment: int) -> None:
+    file.write(bytes(-file.tell() % alignment))

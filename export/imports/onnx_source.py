@@ -14,9 +14,9 @@ from edgedecode.errors import ExportError, ManifestError
 from edgedecode.pack.json_fields import Fields
 from edgedecode.text.tokenizer import Tokenizer
 
+from ..base_model import read_json, read_license
 from ..frameworks import reason_of
 from ..pack_texts import TOKENIZER
-from ..source import read_json, read_license
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -21,12 +21,12 @@ from edgedecode.pack.json_fields import JsonValue
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.new_folder import check_place
 
+from ..base_model import copy_text_files, fetch_model, read_json
 from ..graph.checkpoint import weight_files
-from ..source import copy_text_files, fetch_model, read_json
 from ..stages import Stages
 
 if TYPE_CHECKING:
-    from .pair import ImportRequest
+    from .onnx_import import ImportRequest
 
 __all__ = ["OptimumRequest", "export_with_optimum", "find_environment", "readable_config"]
 
@@ -51,7 +51,7 @@ def export_with_optimum(request: OptimumRequest, stages: Stages) -> Manifest:
 
     Raises ExportError, and RuntimeUnavailable where there is no environment and none may be made.
     """
-    from .pair import import_pair
+    from .onnx_import import import_pair
 
     names = {"target": request.target} | ({"draft": request.draft} if request.draft is not None else {})
     with stages.stage("check"):

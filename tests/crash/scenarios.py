@@ -322,7 +322,7 @@ def first_model(work: Path) -> None:
 def exported(work: Path) -> None:
     from edgedecode.export.graph.quantize import Scheme
     from edgedecode.export.graph.recipe import Recipe
-    from edgedecode.export.pair import PairRequest, export_pair
+    from edgedecode.export.pair_export import PairRequest, export_pair
     from edgedecode.export.stages import Stages
 
     if (work / "out").exists():
@@ -352,7 +352,7 @@ def first_file(work: Path) -> None:
 
 
 def imported(work: Path) -> None:
-    from edgedecode.export.imports.gguf import pair
+    from edgedecode.export.imports import gguf_import as pair
     from edgedecode.export.stages import Stages
 
     if not (work / "out").exists():

@@ -13,7 +13,7 @@ for _package in ("torch", "transformers", "onnxruntime_genai", "onnx_ir", "safet
 from edgedecode.export.graph.graph_request import GraphRequest  # noqa: E402
 from edgedecode.export.graph.quantize import Scheme  # noqa: E402
 from edgedecode.export.graph.recipe import Recipe  # noqa: E402
-from edgedecode.export.pair import PairRequest, export_pair  # noqa: E402
+from edgedecode.export.pair_export import PairRequest, export_pair  # noqa: E402
 from edgedecode.export.stages import Stages  # noqa: E402
 from edgedecode.pack.manifest import Manifest  # noqa: E402
 

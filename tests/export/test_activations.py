@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 from edgedecode.cli import main
 from edgedecode.decoding.arrays import IntArray
 from edgedecode.errors import ExportError
-from edgedecode.export.activations import TOKENS, _least
-from edgedecode.export.rounding.activations import Measured, measure_products, rounded, some_of
+from edgedecode.export.recipes.activation_choice import TOKENS, _least
+from edgedecode.export.recipes.activation_errors import Measured, measure_products, rounded, some_of
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.activations_entry import ProductError
 from edgedecode.pack.manifest import Manifest

@@ -18,7 +18,7 @@ from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.architectures import ARCHITECTURES
 from edgedecode.export.graph.graph_request import Span
-from edgedecode.export.pair import PairRequest, export_pair
+from edgedecode.export.pair_export import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
 

@@ -12,8 +12,7 @@ import pytest
 from edgedecode.cli import main
 from edgedecode.errors import ExportError
 from edgedecode.export.cli.recipe_tables import Point, scatter_svg
-from edgedecode.export.rounding.scores import Scores, score_texts
-from edgedecode.export.rounding.texts import ScoredText, read_texts
+from edgedecode.export.recipes.scored_texts import ScoredText, Scores, read_texts, score_texts
 from edgedecode.testing import TableModel, toy_tables
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from edgedecode.cli import main
 from edgedecode.errors import ExportError, IncompatiblePair
 from edgedecode.export.forecast import PairForecast, forecast_pair, time_class
 from edgedecode.export.graph.graph_request import GraphRequest
-from edgedecode.export.pair import PairRequest
+from edgedecode.export.pair_export import PairRequest
 from tests.small_tokenizers import byte_fallback
 
 from .conftest import export, recipe

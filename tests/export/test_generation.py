@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.export.generation import read_chat_template, read_generation
-from edgedecode.export.source import open_source
+from edgedecode.export.base_model import open_source
+from edgedecode.export.pack_texts import read_chat_template, read_generation
 
 pytestmark = pytest.mark.export
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgedecode.errors import EdgeDecodeError, ExportError
-from edgedecode.export.pair import PairRequest, export_pair
+from edgedecode.export.pair_export import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from tests.small_tokenizers import byte_fallback
 

@@ -11,8 +11,8 @@ import pytest
 
 from edgedecode.export.graph.recipe import Recipe
 from edgedecode.export.job import ModelJob
-from edgedecode.export.pair import PairRequest, plan_pair
-from edgedecode.export.resume.identity import canonical, job_key
+from edgedecode.export.pair_export import PairRequest, plan_pair
+from edgedecode.export.resume.step_cache import canonical, job_key
 
 from .conftest import recipe
 from .test_refusals import configure

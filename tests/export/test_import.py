@@ -18,7 +18,7 @@ from edgedecode import SessionOptions
 from edgedecode.cli import main
 from edgedecode.errors import EdgeDecodeError, ManifestError
 from edgedecode.export.graph.passes.stored_weights import viewed_tables
-from edgedecode.export.imports.pair import ImportRequest, import_pair
+from edgedecode.export.imports.onnx_import import ImportRequest, import_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
 from tests.shared_paths import SHARED
@@ -287,7 +287,7 @@ def test_a_graph_that_is_rewritten_wrong_is_found(built: Path, tmp_path: Path, m
     def spoiled(model: ir.Model) -> None:
         attention(model)[0].attributes["scale"] = ir.AttrFloat32("scale", 0.01)
 
-    monkeypatch.setattr("edgedecode.export.imports.builder_graph.tree_bias", spoiled)
+    monkeypatch.setattr("edgedecode.export.imports.foreign_graphs.tree_bias", spoiled)
     with pytest.raises(EdgeDecodeError):
         imported(built, tmp_path / "pack")
     assert not (tmp_path / "pack").exists()

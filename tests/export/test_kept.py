@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import ExportError
-from edgedecode.export import model
-from edgedecode.export.pair import PairRequest, export_pair
-from edgedecode.export.resume import kept
+from edgedecode.export import model_export as model
+from edgedecode.export.pair_export import PairRequest, export_pair
+from edgedecode.export.resume import step_cache as kept
 from edgedecode.export.stages import Stages
 
 from .conftest import recipe
@@ -234,7 +234,7 @@ def test_abandoned_units_are_removed(own: Path, source: Path, tmp_path: Path, mo
         (own / name / "file").write_bytes(bytes(1000))
         os.utime(own / name, (time.time() - days * 86400,) * 2)
     monkeypatch.setattr(kept, "_LARGEST_NBYTES", 1_001_500)
-    monkeypatch.setattr("edgedecode.export.model.ModelJob.nbytes", 1_000_000)
+    monkeypatch.setattr("edgedecode.export.model_export.ModelJob.nbytes", 1_000_000)
     with (own / "used.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         export(source, tmp_path / "pack")
@@ -292,7 +292,7 @@ def test_a_cache_that_becomes_full(
     source: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(small_disk))
-    monkeypatch.setattr("edgedecode.export.model.ModelJob.nbytes", 1)
+    monkeypatch.setattr("edgedecode.export.model_export.ModelJob.nbytes", 1)
     with pytest.raises(ExportError, match=r"the disk became full while the cache .*or give --no-cache"):
         export(source, tmp_path / "pack")
     assert not list((small_disk / "exports").iterdir())

@@ -185,7 +185,7 @@ def test_a_disk_without_room_is_refused(llama: Path, small_disk: Path) -> None:
 
 
 def test_a_disk_that_becomes_full(llama: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgedecode.export.pair.check_place", lambda out, nbytes: None)
+    monkeypatch.setattr("edgedecode.export.pair_export.check_place", lambda out, nbytes: None)
     with pytest.raises(ExportError, match="the disk became full"):
         export(llama, small_disk / "pack")
     assert not list(small_disk.iterdir())

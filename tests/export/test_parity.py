@@ -14,9 +14,9 @@ from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LanguageModel, Output, RowRequest, State
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError
+from edgedecode.export.checks import model_checks as checks
+from edgedecode.export.checks.parity import NODES, ParityText, check_exact, check_kernels, measure_loss
 from edgedecode.export.graph.recipe import Recipe
-from edgedecode.export.proof import checks
-from edgedecode.export.proof.parity import NODES, ParityText, check_exact, check_kernels, measure_loss
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried

@@ -18,7 +18,7 @@ from edgedecode.export import frameworks
 from edgedecode.export.forecast import forecast_pair
 from edgedecode.export.graph.quantize import Scheme
 from edgedecode.export.graph.recipe import Recipe
-from edgedecode.export.pair import PairRequest
+from edgedecode.export.pair_export import PairRequest
 from edgedecode.pack.manifest import Manifest
 from tests.small_tokenizers import byte_fallback, byte_level
 

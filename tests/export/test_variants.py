@@ -18,8 +18,8 @@ from edgedecode.cli import main
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError, ExportError, InputError
+from edgedecode.export.checks import variant_checks
 from edgedecode.export.graph.graph_request import GRAPHS, GraphRequest
-from edgedecode.export.proof import variant_checks
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import Manifest
 from tests.shared_paths import SHARED

@@ -27,7 +27,7 @@ ESCAPED = 70
 IMPORTED = (
     "edgedecode.apps.chat.conversation",
     "edgedecode.apps.show.tables",
-    "edgedecode.export.imports.gguf.pair",
+    "edgedecode.export.imports.gguf_import",
     "edgedecode.runtimes.llama",
     "edgedecode.runtimes.onnx",
     "gguf",
@@ -66,7 +66,7 @@ def _run(request: dict[str, Any]) -> None:
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (the server's own has read ahead)
     os.chdir(request["folder"])
     if not request["tries"]:
-        import_module("edgedecode.export.imports.gguf.pair").engine_fault = lambda: "left out"
+        import_module("edgedecode.export.imports.gguf_import").engine_fault = lambda: "left out"
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_NBYTES, ADDRESS_NBYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -22,4 +22,4 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def without_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp is not asked, whether it is installed or not."""
-    monkeypatch.setattr("edgedecode.export.imports.gguf.pair.engine_fault", lambda: "it is not installed")
+    monkeypatch.setattr("edgedecode.export.imports.gguf_import.engine_fault", lambda: "it is not installed")

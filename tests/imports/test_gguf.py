@@ -16,7 +16,7 @@ from gguf import GGUFWriter
 
 from edgedecode.cli import main
 from edgedecode.errors import ManifestError
-from edgedecode.export.imports.gguf.sizes import _NAMES
+from edgedecode.export.imports.gguf_source import _NAMES
 from edgedecode.gguf.contents import BLOCKS
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import Manifest

@@ -13,11 +13,11 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, p
 
 from edgedecode.errors import ExportError
 from edgedecode.export.gguf.pretokenizers import _SYNONYMS, KNOWN, splits_of
-from edgedecode.export.gguf.reading import PLAIN_TEXTS
 from edgedecode.export.gguf.specials import Specials
+from edgedecode.export.gguf.tokenizer_check import PLAIN_TEXTS
 from edgedecode.export.gguf.vocabulary import Kind, Vocabulary
-from edgedecode.export.imports.gguf.tokenizer import build_tokenizer
-from edgedecode.export.imports.gguf.vocabulary import first_difference, read_specials, read_vocabulary, used_size
+from edgedecode.export.imports.gguf_tokenizer import build_tokenizer
+from edgedecode.export.imports.gguf_vocabulary import first_difference, read_specials, read_vocabulary, used_size
 from edgedecode.text.tokenizer import Tokenizer
 from tests.shared_paths import SHARED
 from tests.small_tokenizers import byte_fallback, byte_level
@@ -175,7 +175,7 @@ def test_every_known_name_has_its_splits() -> None:
 @pytest.mark.parametrize("pre", [*KNOWN, *(other for others in _SYNONYMS.values() for other in others)])
 def test_llama_cpp_splits_alike_by_every_name(pre: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-    from edgedecode.export.gguf.reading import compare_reading
+    from edgedecode.export.gguf.tokenizer_check import compare_reading
 
     from .files import write_file
 

@@ -29,7 +29,7 @@ __all__ = [
 
 _LEVEL = "accuracy_level"
 _FLOAT32_LEVEL, _FLOAT16_LEVEL, _INT8_LEVEL = 1, 2, 4
-"""How coarse MatMulNBits' activations may be. Level 4 allows 8 bits: the fast kernels, at every width of weights. Level 2
+"""How MatMulNBits may round activations. Level 4 allows 8 bits: the fast kernels, at every width of weights. Level 2
 asks for float16's accuracy: our kernels then use 16 bits, ONNX Runtime's on a processor float32. Level 1: float32."""
 
 

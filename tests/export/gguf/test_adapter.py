@@ -14,8 +14,8 @@ from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.cli import main
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import CapabilityError, ExportError
-from edgedecode.export.gguf.adapter import write_adapter
-from edgedecode.export.source import open_source
+from edgedecode.export.base_model import open_source
+from edgedecode.export.gguf.peft_adapter import write_adapter
 from edgedecode.pack.manifest import Manifest
 from tests.export.test_architectures import SHAPES, random_tokens
 from tests.export.tiny import TinyModel, write_model

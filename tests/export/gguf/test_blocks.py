@@ -16,9 +16,8 @@ from hypothesis.extra.numpy import arrays
 
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
-from edgedecode.export.gguf.file import write_file
-from edgedecode.export.gguf.tensors import Tensor
-from edgedecode.export.gguf.transcoding import kind_of, transcode
+from edgedecode.export.gguf.row_source import kind_of, transcode
+from edgedecode.export.gguf.tensors import Tensor, write_file
 from edgedecode.export.graph.quantize import Scheme, dequantize, quantize
 from tests.export.conftest import recipe
 from tests.export.test_architectures import random_tokens

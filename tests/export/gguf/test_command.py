@@ -9,7 +9,7 @@ import pytest
 
 from edgedecode.cli import main
 from edgedecode.errors import ExportError
-from edgedecode.export.gguf.engine import engine_tokens, quantize_file
+from edgedecode.export.gguf.llama_calls import engine_tokens, quantize_file
 from edgedecode.pack.manifest import Manifest
 from tests.export.conftest import recipe
 from tests.export.test_architectures import random_tokens
@@ -69,7 +69,7 @@ def test_usage(more: tuple[str, ...], message: str, tmp_path: Path, capsys: pyte
 def test_k_quants_need_the_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgedecode.export.gguf.engine.engine_installed", lambda: False)
+    monkeypatch.setattr("edgedecode.export.gguf.llama_calls.engine_installed", lambda: False)
     model = write_model(tmp_path / "model", TinyModel())
     assert main(arguments(model, tmp_path / "pack", "--formats", "onnx,gguf", "--gguf-type", "Q6_K")) == 1
     assert "pip install llama-cpp-python" in capsys.readouterr().err

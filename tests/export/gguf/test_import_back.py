@@ -9,10 +9,10 @@ import pytest
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
-from edgedecode.export.gguf.adapter import write_adapter
-from edgedecode.export.gguf.engine import quantize_file
-from edgedecode.export.imports.gguf.pair import GgufImport, import_gguf_pair
-from edgedecode.export.source import open_source
+from edgedecode.export.base_model import open_source
+from edgedecode.export.gguf.llama_calls import quantize_file
+from edgedecode.export.gguf.peft_adapter import write_adapter
+from edgedecode.export.imports.gguf_import import GgufImport, import_gguf_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.tokenizer import Tokenizer

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 from edgedecode.cli import main
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
-from edgedecode.export.gguf import engine
-from edgedecode.export.gguf.engine import quantize_file
-from edgedecode.export.gguf.importance import read_imatrix
-from edgedecode.export.pair import PairRequest, export_pair
+from edgedecode.export.gguf import llama_calls as engine
+from edgedecode.export.gguf.imatrix import read_imatrix
+from edgedecode.export.gguf.llama_calls import quantize_file
+from edgedecode.export.pair_export import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.tokenizer import Tokenizer
@@ -220,7 +220,7 @@ def test_files_that_are_no_importance_matrix_are_refused(
 def test_an_importance_matrix_of_another_model_is_refused(
     importance: Mapping[str, FloatArray], message: str, tmp_path: Path
 ) -> None:
-    from edgedecode.export.gguf.rows import ArrayRows
+    from edgedecode.export.gguf.row_source import ArrayRows
     from edgedecode.export.gguf.tensors import Tensor
 
     tensors = [Tensor("blk.0.attn_q.weight", (4, 256), ArrayRows(np.ones((4, 256), np.float32)))]
@@ -230,7 +230,7 @@ def test_an_importance_matrix_of_another_model_is_refused(
 
 
 def test_columns_that_no_text_reached_still_count(tmp_path: Path) -> None:
-    from edgedecode.export.gguf.rows import ArrayRows
+    from edgedecode.export.gguf.row_source import ArrayRows
     from edgedecode.export.gguf.tensors import Tensor
 
     tensors = [Tensor("blk.0.attn_q.weight", (4, 256), ArrayRows(np.ones((4, 256), np.float32)))]

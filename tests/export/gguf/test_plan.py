@@ -15,7 +15,7 @@ from edgedecode.errors import ManifestError
 from edgedecode.export.gguf.maker import GgufMaker
 from edgedecode.export.gguf.plan import GgufPlan
 from edgedecode.export.graph.recipe import Recipe
-from edgedecode.export.pair import PairRequest, export_pair
+from edgedecode.export.pair_export import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import Manifest

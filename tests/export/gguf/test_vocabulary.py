@@ -11,11 +11,10 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 
 from edgedecode.errors import ExportError
-from edgedecode.export.gguf.engine import engine_tokens
-from edgedecode.export.gguf.naming import file_name
+from edgedecode.export.gguf.llama_calls import engine_tokens
 from edgedecode.export.gguf.pretokenizers import KNOWN
-from edgedecode.export.gguf.reading import check_reading
-from edgedecode.export.gguf.specials import Specials, read_specials, write_vocabulary
+from edgedecode.export.gguf.specials import Specials, file_name, read_specials, write_vocabulary
+from edgedecode.export.gguf.tokenizer_check import check_reading
 from edgedecode.export.gguf.vocabulary import Kind, Vocabulary, read_vocabulary
 from edgedecode.pack.json_fields import Fields
 from edgedecode.pack.manifest import Generation
@@ -261,7 +260,7 @@ def test_a_wrong_name_fails_the_check(tmp_path: Path) -> None:
 
 
 def test_without_the_engine_a_note_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgedecode.export.gguf.reading.engine_installed", lambda: False)
+    monkeypatch.setattr("edgedecode.export.gguf.tokenizer_check.engine_installed", lambda: False)
     entry = export_gguf(write_model(tmp_path / "model", TinyModel()), tmp_path / "pack").models["target"]
     assert "was not checked: pip install llama-cpp-python" in entry.notes[-1]
     assert "gguf_texts" not in entry.parity

@@ -14,7 +14,7 @@ import pytest
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.export.graph.graph_request import WHOLE, Span
 from edgedecode.export.graph.recipe import Recipe
-from edgedecode.export.pair import PairRequest, export_pair
+from edgedecode.export.pair_export import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
 from tests.export.conftest import recipe

@@ -1,0 +1,111 @@
+"""The importance matrix of llama.cpp's quantizer: what a squared error in each column of a tensor counts.
+
+It is the mean square of the column's input on some text, measured through the torch network here, or read from a file
+that llama.cpp's own `llama-imatrix` made. Quantizes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.errors import ExportError
+
+from ..graph.recipe import EMBEDDING, HEAD, projection_name
+from ..recipes.calibration import Importance
+from .layouts import Layout
+from .tensors import Tensor, tensor_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["TensorImportance", "check_imatrix", "named_importance", "read_imatrix", "write_importance"]
+
+TensorImportance = Mapping[str, FloatArray]
+"""llama.cpp's name of a matrix → float32 [columns]."""
+
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+_SMALLEST_SHARE = 1e-6
+"""Least importance of a column, of the mean one: what the text never reached still counts a little."""
+
+
+def named_importance(
+    found: Importance, network: PreTrainedModel, *, layout: Layout, layers: int
+) -> dict[str, FloatArray]:
+    """Give importance that is named by projection llama.cpp's names; matrices that share an input share it."""
+    own = {"lm_head": HEAD, "model.embed_tokens": EMBEDDING}
+    named: dict[str, FloatArray] = {}
+    for name, parameter in network.named_parameters():
+        module = name.removesuffix(".weight")
+        values = found.get(own.get(module, projection_name(module)))
+        if parameter.dim() == 2 and values is not None:
+            named[tensor_name(name, layout, layers=layers)] = _floored(values)
+    return named
+
+
+def check_imatrix(path: Path) -> None:
+    """Raise ExportError for a file that is not an importance matrix, or a damaged one."""
+    _read(path)
+
+
+def read_imatrix(path: Path, tensors: Sequence[Tensor]) -> dict[str, FloatArray]:
+    """Read what a file of llama.cpp's `llama-imatrix` says of these tensors.
+
+    Raises ExportError for a file of another kind or that is damaged, and for one that was made with another model.
+    """
+    sums = _read(path)
+    wanted = {tensor.name: tensor.shape[1] for tensor in tensors if len(tensor.shape) == 2}
+    known = {name: values for name, values in sums.items() if name in wanted}
+    wrong = [name for name, values in known.items() if len(values) != wanted[name]]
+    if wrong or not known:
+        what = f"its {wrong[0]} has {len(known[wrong[0]])} columns" if wrong else "it names none of the tensors"
+        raise ExportError(f"the importance matrix {path} was made with another model: {what}")
+    return {name: _floored(values) for name, values in known.items()}
+
+
+def write_importance(path: Path, importance: TensorImportance) -> None:
+    """Write what the child process that quantizes reads: an .npz with an array for each matrix."""
+    with path.open("wb") as file:
+        np.savez(file, **dict(importance))  # type: ignore[arg-type]  # numpy's stubs take the names for its options
+
+
+def _read(path: Path) -> dict[str, FloatArray]:
+    """Return the mean squares by tensor. Raises ExportError."""
+    import gguf
+
+    wrong = f"{path} is not an importance matrix: give the GGUF file that llama.cpp's llama-imatrix writes"
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ExportError(f"the importance matrix {path} cannot be read ({error.strerror or error})") from None
+    if magic != b"GGUF":
+        raise ExportError(f"{wrong} (its older .dat files are not read)")
+    try:
+        tensors = {tensor.name: np.asarray(tensor.data, np.float32) for tensor in gguf.GGUFReader(path).tensors}
+    except Exception as error:  # the reader trusts its file: whatever it stumbles over is a damaged one
+        raise ExportError(f"{wrong}; it cannot be read ({type(error).__name__})") from None
+    found: dict[str, FloatArray] = {}
+    for name, total in tensors.items():
+        counts = tensors.get(name.removesuffix(_SUMS) + _COUNTS)
+        if not name.endswith(_SUMS) or counts is None or counts.size != 1:
+            continue  # the counts themselves, and experts, which no model here has
+        count = float(counts.reshape(-1)[0])
+        found[name.removesuffix(_SUMS)] = np.asarray(total.reshape(-1) / max(count, 1.0), np.float32)
+    if not found:
+        raise ExportError(wrong)
+    if bad := [name for name, values in found.items() if not np.isfinite(values).all() or (values < 0).any()]:
+        raise ExportError(f"the importance matrix {path} holds numbers for {bad[0]} that are not mean squares")
+    return found
+
+
+def _floored(values: FloatArray) -> FloatArray:
+    """Return values above zero: the quantizer divides by sums of them."""
+    mean = float(values.mean(dtype=np.float64))
+    if mean <= 0:
+        return np.ones_like(values)
+    return np.asarray(np.maximum(values, np.float32(mean * _SMALLEST_SHARE)), np.float32)

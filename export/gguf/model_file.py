@@ -1,0 +1,249 @@
+"""A model of a pack becomes one GGUF file beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tokenizers
+
+from edgedecode.errors import ExportError, RuntimeUnavailable
+from edgedecode.pack.manifest import Generation
+
+from ..base_model import Source
+from ..graph.architectures import Shape
+from ..graph.network import Windows
+from ..graph.recipe import UNROUNDED, Recipe
+from ..graph.weights_file import Weights
+from ..recipes.calibration import Importance, Tokens
+from .imatrix import TensorImportance, check_imatrix, named_importance, read_imatrix, write_importance
+from .layouts import LAYOUTS, Layout, Rotation, read_rotation
+from .llama_calls import quantize_file, require_engine
+from .network_metadata import Identity, check_network, query_factor, window_notes, write_metadata
+from .plan import PLAN_FILE, Vectors, make_plan
+from .row_source import StoredRows, kind_of
+from .specials import Specials, file_name, read_specials, write_vocabulary
+from .tensors import Tensor, tensors_of, write_file
+from .tokenizer_check import check_reading
+from .vocabulary import Vocabulary, read_vocabulary
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+    from transformers import PreTrainedModel
+
+__all__ = [
+    "GGUF_FILE",
+    "GgufRequest",
+    "GgufResult",
+    "check_gguf",
+    "check_gguf_network",
+    "floats_nbytes",
+    "mixture_notes",
+    "write_gguf",
+    "write_plan",
+]
+
+GGUF_FILE = "model.gguf"
+_FLOATS_FILE, _IMPORTANCE_FILE = "model.f32.gguf", "importance.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufRequest:
+    """What the file needs besides the model. kind: one of `K_QUANTS`, made by llama.cpp; empty: the pack's blocks.
+
+    Of a mixture's importance matrix: the texts it is to be measured on, or the file it is read from, or neither.
+    importance is what was measured.
+    """
+
+    generation: Generation
+    chat_template: str | None
+    kind: str = ""
+    importance_texts: Tokens = ()
+    importance_file: Path | None = None
+    importance: Importance = field(default_factory=dict)
+    planned: bool = False
+    """Whether only its plan is written, from which it is made when it is first used."""
+
+    def nbytes(self, recipe: Recipe, shape: Shape) -> int:
+        """Return about how much room making it needs."""
+        return 0 if self.planned else recipe.nbytes(shape) + (floats_nbytes(shape) if self.kind else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufResult:
+    """What is known of a file that was written: sentences for the user, and numbers that were measured."""
+
+    notes: tuple[str, ...]
+    measured: dict[str, float]
+
+
+def floats_nbytes(shape: Shape) -> int:
+    """Return about the size of the file of float32 numbers that a mixture is made from; it goes when that is done."""
+    return UNROUNDED.nbytes(shape)
+
+
+def mixture_notes(kind: str) -> tuple[str, ...]:
+    """Return what a user must know of a file whose weights are not the ONNX graphs'; `kind` as in `GgufRequest`."""
+    if not kind:
+        return ()
+    return (
+        f"llama.cpp runs its own quantizer's {kind}, not the blocks of the ONNX weights: the two engines may answer "
+        f"differently",
+    )
+
+
+def check_gguf(request: GgufRequest, source: Source, recipe: Recipe) -> None:
+    """Refuse what needs no weights to be refused: blocks without a type, tokenizers that llama.cpp cannot read.
+
+    Raises ExportError, or RuntimeUnavailable where a package is missing.
+    """
+    if find_spec("gguf") is None:
+        raise RuntimeUnavailable("GGUF files need the gguf package, not installed: pip install 'edgedecode[export]'")
+    if request.kind:
+        require_engine()
+        if request.importance_file is not None:
+            check_imatrix(request.importance_file)
+    else:
+        if request.planned and not (recipe.body.quantized and recipe.head.quantized):
+            raise ExportError("a GGUF file is made of a pack's blocks, and this recipe keeps floats")
+        for scheme in (recipe.body, recipe.head):
+            kind_of(scheme)
+    inner = _tokenizer(source)
+    read_vocabulary(inner, rows=source.shape.rows, name=source.name)
+    read_specials(inner, request.generation, config=source.config, name=source.name)
+
+
+def check_gguf_network(source: Source, network: PreTrainedModel) -> Rotation:
+    """Return how the network rotates. Raises ExportError for what llama.cpp would compute otherwise."""
+    layout = LAYOUTS[source.shape.architecture]
+    rotation = read_rotation(network, layout)
+    check_network(network, source.shape, layout, rotation)
+    return rotation
+
+
+def write_gguf(
+    request: GgufRequest,
+    source: Source,
+    network: PreTrainedModel,
+    *,
+    windows: Windows,
+    stored: StoredRows,
+    folder: Path,
+    progress: Callable[[int], None],
+    release: Callable[[], None],
+) -> GgufResult:
+    """Write `folder`/model.gguf from the same views and blocks as the pack's graphs, and let llama.cpp read its texts.
+
+    Raises ExportError for what llama.cpp cannot run or read.
+    """
+    content = _content(request, source, network, windows=windows, stored=stored)
+    with _quantized(folder / GGUF_FILE, kind=request.kind, importance=content.importance) as path:
+        write_file(path, content.writer, content.tensors, progress=progress, release=release)
+    reading = check_reading(folder / GGUF_FILE, content.inner, content.vocabulary, whole=True)
+    limits = window_notes(windows, LAYOUTS[source.shape.architecture], context=network.config.max_position_embeddings)
+    notes = (*mixture_notes(request.kind), *limits, *content.specials.notes, *content.vocabulary.notes, *reading.notes)
+    return GgufResult(notes, reading.measured)
+
+
+def write_plan(
+    request: GgufRequest,
+    source: Source,
+    network: PreTrainedModel,
+    *,
+    windows: Windows,
+    weights: Weights,
+    file: Path,
+) -> None:
+    """Write gguf.json beside the weights file, from which what `write_gguf` writes can be made without the network.
+
+    Raises ExportError for what llama.cpp cannot run or blocks do not hold.
+    """
+    stored = StoredRows(weights, file)
+    content = _content(request, source, network, windows=windows, stored=stored)
+    vectors = Vectors.of(weights, file)
+    plan = make_plan(content.writer, content.tensors, rows=source.shape.rows, vectors=vectors)
+    file.with_name(PLAN_FILE).write_text(plan.to_json(), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """All that a file will hold: keys in `writer`, tensors, and what the vocabulary was read from."""
+
+    writer: GGUFWriter
+    tensors: list[Tensor]
+    inner: tokenizers.Tokenizer
+    vocabulary: Vocabulary
+    specials: Specials
+    importance: TensorImportance
+
+
+def _content(
+    request: GgufRequest, source: Source, network: PreTrainedModel, *, windows: Windows, stored: StoredRows
+) -> _Content:
+    inner = _tokenizer(source)
+    vocabulary = read_vocabulary(inner, rows=source.shape.rows, name=source.name)
+    specials = read_specials(inner, request.generation, config=source.config, name=source.name)
+    layout, rotation = LAYOUTS[source.shape.architecture], check_gguf_network(source, network)
+    tensors = tensors_of(
+        network,
+        shape=source.shape,
+        layout=layout,
+        rotation=rotation,
+        stored=None if request.kind else stored,
+        query_factor=query_factor(network, source.shape, layout),
+    )
+    importance = _importance(request, network, tensors, layout=layout, layers=source.shape.layers)
+    writer = _writer(layout)
+    if importance:
+        writer.add_int32("quantize.imatrix.entries_count", len(importance))  # as llama.cpp's own tool does
+    identity = Identity(file_name(source.name, inner), source.license, _most(tensors))
+    write_metadata(
+        writer, network, shape=source.shape, layout=layout, rotation=rotation, windows=windows, identity=identity
+    )
+    write_vocabulary(writer, vocabulary, specials, chat_template=request.chat_template)
+    return _Content(writer, tensors, inner, vocabulary, specials, importance)
+
+
+def _tokenizer(source: Source) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(source.folder / "tokenizer.json"))
+
+
+def _writer(layout: Layout) -> GGUFWriter:
+    import gguf
+
+    return gguf.GGUFWriter(None, layout.name)
+
+
+def _importance(
+    request: GgufRequest, network: PreTrainedModel, tensors: Sequence[Tensor], *, layout: Layout, layers: int
+) -> TensorImportance:
+    if request.importance_file is not None:
+        return read_imatrix(request.importance_file, tensors)
+    return named_importance(request.importance, network, layout=layout, layers=layers)
+
+
+@contextmanager
+def _quantized(path: Path, *, kind: str, importance: TensorImportance) -> Iterator[Path]:
+    """Give the place for a file: `path`, or with a `kind` one beside it that becomes `path` when llama.cpp is done."""
+    if not kind:
+        yield path
+        return
+    floats, columns = path.with_name(_FLOATS_FILE), path.with_name(_IMPORTANCE_FILE)
+    try:
+        yield floats
+        if importance:
+            write_importance(columns, importance)
+        quantize_file(floats, path, kind=kind, importance=columns if importance else None)
+    finally:  # the folder is kept after a failure, and what a rerun delivers holds neither
+        floats.unlink(missing_ok=True)
+        columns.unlink(missing_ok=True)
+
+
+def _most(tensors: Sequence[Tensor]) -> str:
+    """Return the type of most matrices, embedding and head left aside."""
+    kinds = [tensor.kind for tensor in tensors if tensor.name.startswith("blk.") and len(tensor.shape) > 1]
+    return max(sorted(set(kinds)), key=kinds.count)

@@ -1,0 +1,241 @@
+"""Where the rows of a tensor come from: a pack's weights file, or a checkpoint's view; always a few rows at a time.
+
+Blocks of a pack are transcoded: Q4_0 and Q8_0 hold the same levels and scales in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.errors import ExportError, ManifestError
+
+from ..graph.quantize import Blocks, ByteArray, Scheme
+from ..graph.weight_bytes import BlockWeight, FloatWeight, TransposedWeight
+from ..graph.weights_file import Weights
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "BLOCK",
+    "ArrayRows",
+    "BlockPiece",
+    "BlockRows",
+    "FloatRows",
+    "RowArray",
+    "Rows",
+    "StoredRows",
+    "kind_of",
+    "transcode",
+]
+
+RowArray: TypeAlias = "npt.NDArray[np.uint8] | npt.NDArray[np.float16] | npt.NDArray[np.float32]"
+AnyWeight: TypeAlias = BlockWeight | FloatWeight | TransposedWeight
+BLOCK = 32
+"""Columns that share a scale, in Q4_0 and in Q8_0."""
+_SIGN = np.uint8(0x80)
+
+
+class Rows(Protocol):
+    """Gives rows `first` up to `end`, [end - first, whatever a row is in its ggml type `kind`]."""
+
+    @property
+    def kind(self) -> str: ...
+    def read(self, first: int, end: int) -> RowArray: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayRows:
+    """A small vector or matrix that is in memory already, kept in float32; a vector has one number a row."""
+
+    values: FloatArray
+    kind: str = "F32"
+
+    def read(self, first: int, end: int) -> RowArray:
+        return self.values[first:end].reshape(end - first, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class FloatRows:
+    """A checkpoint's matrix, [rows, columns], stored in 16 or 32 bits."""
+
+    view: torch.Tensor
+    bits: int
+
+    @property
+    def kind(self) -> str:
+        return f"F{self.bits}"
+
+    def read(self, first: int, end: int) -> RowArray:
+        values = np.asarray(self.view[first:end].detach().float().numpy(), np.float32)
+        with np.errstate(over="ignore"):
+            stored = values.astype(np.float16) if self.bits == 16 else values
+        if not np.isfinite(stored).all():
+            raise ExportError("a weight holds a number that float16 cannot: export with --bits 32, 8 or 4")
+        return stored
+
+
+class StoredRows:
+    """Finds how a pack stores a parameter, and gives it in the same way: its very blocks, or floats of as many bits.
+
+    Parameters and stored weights are views of the same checkpoint: they belong together where they share its memory.
+    Nothing is quantized again, so what is found are the pack's own bits.
+    """
+
+    def __init__(self, weights: Weights, file: Path) -> None:
+        self._file = file
+        self._offsets = {name: extent.offset for name, extent in weights.extents().items()}
+        self._parts = [(part, start, weight) for weight in weights.stored for part, start in _parts_of(weight)]
+
+    def find(self, parameter: torch.Tensor) -> Rows:
+        """Return a matrix's rows. Raises ExportError where its parts are stored in different ways."""
+        runs: list[_Run] = []
+        row = 0
+        while row < parameter.shape[0]:
+            runs.append(self._run(parameter, row))
+            row += runs[-1].end - runs[-1].first
+        weights = [run.weight for run in runs]
+        blocks = [self._piece(run.weight, run) for run in runs if isinstance(run.weight, BlockWeight)]
+        if len(blocks) == len(runs):
+            scheme = _one_scheme([run.weight.scheme for run in runs if isinstance(run.weight, BlockWeight)])
+            return BlockRows(self._file, scheme, int(parameter.shape[1]), tuple(blocks))
+        bits = {weight.bits for weight in weights if not isinstance(weight, BlockWeight)}
+        if blocks or len(bits) > 1:
+            raise _mixed("blocks" if blocks else "float16", "floats")
+        return FloatRows(parameter, bits.pop())
+
+    def _run(self, parameter: torch.Tensor, row: int) -> _Run:
+        """Return the longest run of rows from `row` on that one stored weight holds."""
+        width = parameter.stride(0) * parameter.element_size()
+        address = parameter.data_ptr() + row * width
+        for part, start, weight in self._parts:
+            ahead = address - part.data_ptr()
+            if part.shape[1] == parameter.shape[1] and 0 <= ahead < part.shape[0] * width:
+                first = ahead // width
+                count = min(part.shape[0] - first, parameter.shape[0] - row)
+                return _Run(weight, start + first, start + first + count)
+        raise ExportError(
+            "the pack's weights file lacks a matrix of the model: export without gguf among the --formats"
+        )
+
+    def _piece(self, weight: BlockWeight, run: _Run) -> BlockPiece:
+        packed, scales = (
+            self._offsets[spec.name] + run.first * (spec.nbytes // spec.shape[0]) for spec in weight.tensors
+        )
+        return BlockPiece(run.end - run.first, packed, scales)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Rows `first` up to `end` of a stored weight."""
+
+    weight: AnyWeight
+    first: int
+    end: int
+
+
+def _parts_of(weight: AnyWeight) -> Iterator[tuple[torch.Tensor, int]]:
+    start = 0
+    for part in weight.source.parts:
+        yield part, start
+        start += part.shape[0]
+
+
+def _one_scheme(schemes: Sequence[Scheme]) -> Scheme:
+    names = sorted({scheme.name for scheme in schemes})
+    if len(names) > 1:
+        raise _mixed(*names[:2])
+    return schemes[0]
+
+
+def _mixed(one: str, other: str) -> ExportError:
+    return ExportError(
+        f"GGUF keeps a fused matrix in one type, the recipe stores its parts as {one} and as {other}: "
+        f"give them one width, or export without gguf among the --formats"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPiece:
+    """Rows that lie one behind the other: how many, and the offsets in the file of their levels and of their scales."""
+
+    rows: int
+    packed: int
+    scales: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """Rows of `columns` weights in the blocks of one scheme, in one piece of the file or in several."""
+
+    file: Path
+    scheme: Scheme
+    columns: int
+    pieces: tuple[BlockPiece, ...]
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.scheme)
+
+    def read(self, first: int, end: int) -> npt.NDArray[np.uint8]:
+        found, start = [], 0
+        for piece in self.pieces:
+            low, high = max(first - start, 0), min(end - start, piece.rows)
+            if low < high:
+                found.append(self._transcoded(piece, low, high))
+            start += piece.rows
+        return np.concatenate(found)
+
+    def _transcoded(self, piece: BlockPiece, first: int, end: int) -> npt.NDArray[np.uint8]:
+        blocks, width = self.columns // self.scheme.block_size, self.scheme.block_size * self.scheme.bits // 8
+        count = end - first
+        size = count * blocks
+        packed = np.fromfile(self.file, np.uint8, count=size * width, offset=piece.packed + first * blocks * width)
+        scales = np.fromfile(self.file, np.float32, count=size, offset=piece.scales + first * blocks * 4)
+        stored = Blocks(packed.reshape(count, blocks, width), scales.reshape(count, blocks))
+        return transcode(stored, self.scheme)
+
+
+def kind_of(scheme: Scheme) -> str:
+    """Return ggml's name for a scheme. Raises ExportError for blocks it has no type for."""
+    if not scheme.quantized:
+        return f"F{scheme.bits}"
+    if scheme.block_size != BLOCK or scheme.bits not in (4, 8):
+        raise ExportError(
+            f"GGUF has no type for {scheme.name}: its Q4_0 and Q8_0 share a scale among {BLOCK} weights, "
+            f"so export with --block-size {BLOCK}, or without gguf among the --formats"
+        )
+    return f"Q{scheme.bits}_0"
+
+
+def transcode(blocks: Blocks, scheme: Scheme) -> ByteArray:
+    """Return the rows' bytes in ggml's order, uint8 [rows, bytes]: no level and no scale changes.
+
+    A block is its float16 scale, then 16 bytes of levels (column i low, column i + 16 high), or 32 signed bytes.
+    Raises ManifestError for scales that are no float16 numbers.
+    """
+    rows, count = blocks.scales.shape
+    kind_of(scheme)
+    with np.errstate(over="ignore", invalid="ignore"):
+        halves = blocks.scales.astype("<f2")
+    if not np.array_equal(halves.astype(np.float32), blocks.scales):
+        raise ManifestError(
+            "the weights are damaged (they hold scales that are not float16 numbers, as GGUF keeps them): export the "
+            "pack again"
+        )
+    scales = halves.view(np.uint8).reshape(rows, count, 2)
+    levels = _nibbles(blocks.packed) if scheme.bits == 4 else blocks.packed ^ _SIGN
+    return np.concatenate((scales, levels), axis=-1).reshape(rows, -1)
+
+
+def _nibbles(packed: ByteArray) -> ByteArray:
+    """Move from neighbours in a byte to columns sixteen apart in a byte."""
+    columns = np.stack((packed & np.uint8(15), packed >> np.uint8(4)), axis=-1).reshape(*packed.shape[:2], BLOCK)
+    return np.asarray(columns[..., : BLOCK // 2] | (columns[..., BLOCK // 2 :] << np.uint8(4)), np.uint8)

@@ -1,0 +1,111 @@
+"""Whether llama.cpp reads texts as the tokenizer does: the same ids for the same texts, of many kinds."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from edgedecode.errors import ExportError
+
+from .llama_calls import engine_installed, engine_tokens
+from .vocabulary import Kind, Vocabulary
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["PLAIN_TEXTS", "Reading", "check_reading", "compare_reading"]
+
+PLAIN_TEXTS: tuple[str, ...] = (
+    "",
+    " ",
+    "   leading, and trailing   ",
+    "The quick brown fox jumps over the lazy dog.",
+    "I'm sure they'll say WE'VE WON, it's what you'd expect; don't you?",
+    "In 1984, 12345678 people paid $3.50 (or 1,234,567.89 €) for 0x1F and 6.02e23.",
+    "def add(a, b):\n\tif a:\n        return a + b  # sum\n\n\n    return {'x': [1, 2], \"y\": None}\n",
+    '<div class="box">&nbsp;&lt;b&gt;</div>\r\n<!-- a\r\n\r\nb -->',
+    "https://example.org/a_b-c?q=1&r=%20#top user@example.org C:\\temp\\file.txt ~/.bashrc",
+    "naïve café über Straße señor coöperate Øre œuvre łódź İstanbul",
+    "Ελληνικά русский язык Հայերեն עברית العربية فارسی ქართული",
+    "हिन्दी বাংলা தமிழ் ไทย ລາວ မြန်မာ ភាសាខ្មែរ አማርኛ",
+    "你好，世界！今天天气怎么样？ 日本語のテキスト、カタカナ。 한국어 문장입니다.",
+    "🦙 🦙🦙 👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 1️⃣ ☃️ 𝒳 𓂀 🇨🇭",
+    "tabs\tand\t\ttabs,\n\nlines\n\n\n\nmore   \n   spaces \u00a0 \u2003 \u3000 end",
+    "control \x01\x02\x1b[0m \x7f \u0085 zero\u200bwidth \u2060 \ufeff mark \ufffd",
+    "a\u0301 e\u0302 n\u0303 combined; \ufb01 ligature ½ ² Ⅷ ① ｆｕｌｌ",
+    "!!!??? ... --- ___ *** ### @@@ ((([[[{{{ }}}]]])) <<>> == != => -> :: ;; // /* */ \\n",
+    "word" * 40 + " " * 40 + "1" * 40 + "." * 40,
+)
+_MARKED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How many texts were compared, and what differed where special tokens stood in them."""
+
+    texts: int = 0
+    differing: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> dict[str, float]:
+        return {"gguf_texts": float(self.texts), "gguf_texts_differing": float(self.differing)} if self.texts else {}
+
+
+def check_reading(file: Path, inner: tokenizers.Tokenizer, vocabulary: Vocabulary, *, whole: bool = False) -> Reading:
+    """Compare llama.cpp's ids of many texts with the tokenizer's own; `whole` as in `engine_tokens`.
+
+    Raises ExportError when a text without special tokens differs. Without llama-cpp-python nothing is compared, and a
+    note says so.
+    """
+    if not engine_installed():
+        return Reading(notes=("llama.cpp's reading of texts was not checked: pip install llama-cpp-python",))
+    plain = [_formed(text, vocabulary.normal_form) for text in PLAIN_TEXTS]
+    if vocabulary.spares_spaces:
+        plain = [text for text in plain if not text.startswith(" ")]
+    marked = _marked_texts(vocabulary)
+    found = _differing(inner, plain, engine_tokens(file, plain, special=True, whole=whole), special=True)
+    found += _differing(inner, plain, engine_tokens(file, plain), special=False)
+    if found:
+        raise ExportError(f"{found[0]}: its {vocabulary.pre} is not this tokenizer's, leave gguf out of --formats")
+    found = _differing(inner, marked, engine_tokens(file, marked), special=False)
+    more = f"{len(found)} of {len(marked)} texts with special tokens in them are read otherwise by llama.cpp; "
+    return Reading(2 * len(plain) + len(marked), len(found), (more + found[0],) if found else ())
+
+
+def compare_reading(file: Path, inner: tokenizers.Tokenizer, *, normal_form: str) -> Reading:
+    """Open a whole file with llama.cpp and compare its ids of plain texts with a tokenizer's; differing is a note.
+
+    Raises ExportError when llama.cpp cannot open it, or dies of it. Needs llama-cpp-python.
+    """
+    texts = [_formed(text, normal_form) for text in PLAIN_TEXTS]
+    found = _differing(inner, texts, engine_tokens(file, texts, special=True, whole=True), special=True)
+    note = f"llama.cpp itself reads {len(found)} of {len(texts)} texts otherwise than the tokenizer: "
+    return Reading(len(texts), len(found), (note + found[0],) if found else ())
+
+
+def _differing(
+    inner: tokenizers.Tokenizer, texts: Sequence[str], ids: Sequence[Sequence[int]], *, special: bool
+) -> list[str]:
+    """Say of each text that is read in two ways how it begins in both."""
+    found = []
+    for text, theirs in zip(texts, ids, strict=True):
+        ours = inner.encode(text, add_special_tokens=special).ids
+        if ours != list(theirs):
+            found.append(f"llama.cpp reads {text[:40]!r} as {list(theirs[:8])}…, the tokenizer as {ours[:8]}…")
+    return found
+
+
+def _formed(text: str, form: str) -> str:
+    return unicodedata.normalize(cast(Literal["NFC"], form), text) if form else text
+
+
+def _marked_texts(vocabulary: Vocabulary) -> list[str]:
+    """Put added tokens between words, with spaces around them and without."""
+    pairs = zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+    added = [token for token, kind in pairs if kind in (Kind.CONTROL, Kind.USER_DEFINED)]
+    few = added[:: max(1, len(added) // _MARKED)]
+    return [text for token in few for text in (f"one{token}two", f"one {token} two\n")]

@@ -1,1 +1,0 @@
-"""GGUF files that someone else made become packs, where they lie."""

@@ -1,0 +1,189 @@
+"""GGUF files become a pack: refusals first, then each model, its adapters, the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from edgedecode.engines.kernel_noise import POSITIONS
+from edgedecode.errors import IncompatiblePair
+from edgedecode.pack.adapter_entry import AdapterEntry
+from edgedecode.pack.entries import OutsideFile
+from edgedecode.pack.manifest import Generation, Manifest, ModelEntry
+from edgedecode.pack.new_folder import check_place, new_folder
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
+
+from ..pack_texts import TEMPLATE, TOKENIZER
+from ..stages import Stages
+from .gguf_checks import engine_fault, measured_noise, try_file
+from .gguf_source import (
+    GgufSource,
+    ImportedAdapter,
+    open_adapter,
+    open_gguf_source,
+    read_gguf_generation,
+    read_gguf_template,
+    read_widths,
+)
+from .gguf_tokenizer import ImportedTokenizer, read_tokenizer
+from .gguf_vocabulary import first_difference
+from .imported_pack import Imported, PackTexts, place_file, write_manifest
+
+__all__ = ["GgufImport", "import_gguf_pair"]
+
+_FILE = "model.gguf"
+_ROLES = ("target", "draft")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufImport:
+    """What to import: files, where to, and whether they are copied."""
+
+    target: Path
+    draft: Path | None
+    out: Path
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Of the target, by name."""
+    copy: bool = False
+    name: str | None = None
+    """The pack's name; None: its folder's."""
+    license: str | None = None
+    """Overrides what the files say of themselves."""
+    noise_positions: int = POSITIONS
+    """How long a text the kernels' noise is measured on; 0: not at all."""
+
+    @property
+    def paths(self) -> Mapping[str, Path]:
+        """The models' files by role."""
+        return {role: path for role, path in zip(_ROLES, (self.target, self.draft), strict=True) if path is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What has been found sound before anything is written."""
+
+    sources: Mapping[str, GgufSource]
+    adapters: Mapping[str, ImportedAdapter]
+    tokenizer: ImportedTokenizer
+    opened: Tokenizer
+    generation: Generation
+    template: ChatTemplate | None
+
+    @property
+    def nbytes(self) -> int:
+        paths = [source.path for source in self.sources.values()]
+        paths += [adapter.path for adapter in self.adapters.values()]
+        return sum(path.stat().st_size for path in paths)
+
+
+def import_gguf_pair(request: GgufImport, stages: Stages) -> Manifest:
+    """Import a pair, or a target alone. Raises ExportError or IncompatiblePair, and then leaves nothing behind."""
+    with stages.stage("check"):
+        check_place(request.out, nbytes=0)
+        checked = _check(request)
+        check_place(request.out, nbytes=checked.nbytes if request.copy else 0)
+    with new_folder(request.out) as folder:
+        (folder / TOKENIZER).write_text(checked.tokenizer.text, encoding="utf-8")
+        if checked.template is not None:
+            (folder / TEMPLATE).write_text(checked.template.source, encoding="utf-8")
+        models = {role: _import_model(role, request, checked, folder, stages) for role in checked.sources}
+        adapters, outside = _place_adapters(checked.adapters, folder, copy=request.copy)
+        with stages.stage("digests"):
+            texts = PackTexts(
+                name=request.name or request.out.absolute().name,
+                tokenizer_digest=checked.opened.digest,
+                vocabulary_size=checked.opened.size,
+                template=checked.template,
+                generation=checked.generation,
+            )
+            return write_manifest(folder, texts, models, adapters=adapters, outside=outside)
+
+
+def _check(request: GgufImport) -> _Checked:
+    sources = {role: open_gguf_source(path) for role, path in request.paths.items()}
+    target, draft = sources["target"], sources.get("draft")
+    if draft is not None and (difference := first_difference(target.vocabulary, draft.vocabulary)) is not None:
+        raise IncompatiblePair(
+            f"{target.name} and {draft.name} have different tokenizers ({difference}): take a draft of the target's "
+            f"family"
+        )
+    adapters = {name: open_adapter(path, base=target, role="target") for name, path in request.adapters.items()}
+    tokenizer = read_tokenizer(target, folder=request.target.absolute().parent)
+    generation = read_gguf_generation(target)
+    return _Checked(
+        sources=sources,
+        adapters=adapters,
+        tokenizer=tokenizer,
+        opened=tokenizer.opened(),
+        generation=generation,
+        template=read_gguf_template(target, generation),
+    )
+
+
+def _import_model(role: str, request: GgufImport, checked: _Checked, folder: Path, stages: Stages) -> Imported:
+    """Give a model's file its place, and ask llama.cpp about it where that is there."""
+    source = checked.sources[role]
+    file = f"{role}/{_FILE if request.copy else source.path.name}"
+    entry = _entry(source, file, license=request.license)
+    if role == "target":
+        entry = replace(entry, notes=(checked.tokenizer.note,))
+    with stages.stage(f"{role}: weights", source.path.stat().st_size) as advance:
+        outside = place_file(source.path, folder / file, copy=request.copy, progress=advance)
+    if (fault := engine_fault()) is not None:
+        note = f"llama.cpp was not asked about the file, nor its noise measured: {fault}"
+        return Imported(replace(entry, notes=(*entry.notes, note)), outside)
+    with stages.stage(f"{role}: llama.cpp opens it"):
+        opening = try_file(source, checked.tokenizer)
+        entry = replace(entry, notes=(*entry.notes, *opening.notes), parity=opening.measured)
+    if not request.noise_positions:
+        return Imported(entry, outside)
+    with stages.stage(f"{role}: kernel noise", request.noise_positions) as advance:
+        measured = measured_noise(
+            Imported(entry, outside).located,
+            folder,
+            tokenizer=checked.opened,
+            template=checked.template,
+            generation=checked.generation,
+            positions=request.noise_positions,
+            progress=advance,
+        )
+    return Imported(replace(measured, weights=entry.weights, gguf=entry.gguf), outside)
+
+
+def _entry(source: GgufSource, file: str, *, license: str | None) -> ModelEntry:
+    header, widths = source.header, read_widths(source.contents.tensors)
+    return ModelEntry(
+        architecture=header.architecture,
+        rows=header.rows,
+        context=header.context,
+        hidden_size=header.hidden_size,
+        layers=header.layers,
+        kv_heads=max(1, header.kv_heads),  # recurrent layers have none
+        head_size=max(1, header.head_size),
+        parameters=widths.parameters,
+        weights=file,
+        graphs={},
+        bits=widths.bits,
+        block_size=widths.block_size,
+        head_bits=widths.head_bits,
+        license=license or source.license,
+        source=source.name,
+        window=header.window,
+        quantization=widths.quantization,
+        gguf=file,
+    )
+
+
+def _place_adapters(
+    adapters: Mapping[str, ImportedAdapter], folder: Path, *, copy: bool
+) -> tuple[dict[str, AdapterEntry], dict[str, OutsideFile]]:
+    entries: dict[str, AdapterEntry] = {}
+    outside: dict[str, OutsideFile] = {}
+    for name, adapter in adapters.items():
+        file = f"adapters/{name}.gguf" if copy else f"adapters/{name}/{adapter.path.name}"
+        entries[name] = replace(adapter.entry, file=file)
+        if (left := place_file(adapter.path, folder / file, copy=copy)) is not None:
+            outside[file] = left
+    return entries, outside

@@ -1,0 +1,258 @@
+"""A language model in a GGUF file that someone else made, its defaults, widths and adapters: checked before use."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError
+from edgedecode.gguf.adapter import check_adapter
+from edgedecode.gguf.architectures import module_of
+from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
+from edgedecode.gguf.header import EMBEDDING, OUTPUT, Header, header_of
+from edgedecode.pack.adapter_entry import AdapterEntry
+from edgedecode.pack.manifest import Generation
+from edgedecode.text.chat_template import ChatTemplate
+
+from ..gguf.specials import Specials
+from ..gguf.vocabulary import Vocabulary
+from ..pack_texts import compiled_template
+from .gguf_vocabulary import Metadata, read_specials, read_vocabulary
+
+__all__ = [
+    "GgufSource",
+    "ImportedAdapter",
+    "WeightWidths",
+    "open_adapter",
+    "open_contents",
+    "open_gguf_source",
+    "read_adapter",
+    "read_gguf_generation",
+    "read_gguf_template",
+    "read_widths",
+]
+
+_ENCODERS = re.compile(r".*bert.*|t5(encoder)?|clip|.*embedding|wavtokenizer-dec|dream|llada(-moe)?|rnd1")
+"""Architectures that read texts, or fill gaps in them, but do not write on."""
+_PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
+_SAMPLING = "general.sampling."
+_NAMES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    30: "BF16",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+}
+"""ggml's names of the tensor types."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufSource:
+    """A file whose header has been found sound."""
+
+    path: Path
+    """Absolute, links resolved."""
+    name: str
+    """The file's name as it was given."""
+    metadata: Metadata
+    header: Header
+    vocabulary: Vocabulary
+    specials: Specials
+
+    @property
+    def contents(self) -> Contents:
+        return self.metadata.contents
+
+    @property
+    def license(self) -> str:
+        return self.metadata.text("general.license") or "unknown"
+
+    @property
+    def strips(self) -> bool:
+        """Whether special tokens take the spaces after them: llama.cpp asks the model's name for Phi-3's."""
+        return _PHI3.search(self.metadata.text("general.name")) is not None
+
+
+def open_gguf_source(path: Path) -> GgufSource:
+    """Read and check the header of the model in `path`. Raises ExportError: one line that says what to do."""
+    contents = open_contents(path)
+    metadata, name = Metadata(contents), path.name
+    _check_kind(metadata, path)
+    try:
+        header = header_of(contents, path)
+    except ManifestError as error:
+        raise ExportError(str(error)) from None
+    if not header.context:
+        raise ExportError(f"{path} does not say how long its context is: convert it again")
+    vocabulary = read_vocabulary(metadata, name=name)
+    if len(vocabulary.tokens) > header.rows:
+        raise ExportError(f"{path} lists {len(vocabulary.tokens)} tokens for {header.rows} rows: convert it again")
+    return GgufSource(
+        path=path.resolve(),
+        name=name,
+        metadata=metadata,
+        header=header,
+        vocabulary=vocabulary,
+        specials=read_specials(metadata, vocabulary, name=name),
+    )
+
+
+def open_contents(path: Path) -> Contents:
+    """Read all of a file but its data. Raises ExportError for one that is missing, damaged, foreign, newer or split."""
+    if path.is_dir():
+        raise ExportError(f"{str(path)!r} is a folder: give the GGUF file in it")
+    if not path.is_file():
+        raise ExportError(f"there is no file {str(path)!r}: give a GGUF file")
+    if not str(path.resolve()).isprintable() or {":", "\\"} & set(path.resolve().name):
+        raise ExportError(f"{str(path)!r} has a name that a pack cannot hold: rename it")
+    try:
+        return read_contents(path, arrays=True)
+    except ManifestError as error:
+        raise ExportError(str(error)) from None
+
+
+def _check_kind(metadata: Metadata, path: Path) -> None:
+    """Refuse files of other kinds, and models that do not write texts."""
+    kind = metadata.text("general.type") or "model"
+    if kind == "adapter":
+        raise ExportError(f"{path} is an adapter: give it with --adapter NAME={path.name}, and its model with --target")
+    if kind != "model":
+        raise ExportError(f"{path} holds no language model but is of the type {kind!r}: give the model's file")
+    architecture = metadata.text("general.architecture")
+    pooled = metadata.integer(f"{architecture}.pooling_type")
+    causal = metadata.flag(f"{architecture}.attention.causal", usual=True)
+    if _ENCODERS.fullmatch(architecture) or pooled or not causal:
+        raise ExportError(f"{path} holds an encoder ({architecture}), which writes no text: give a decoder's file")
+
+
+def read_gguf_generation(source: GgufSource) -> Generation:
+    """Collect whatever ends an answer, and the sampling values of newer files; what cannot be used is left out."""
+    tokens, specials, metadata = source.vocabulary.tokens, source.specials, source.metadata
+    top_k = metadata.integer(_SAMPLING + "top_k")
+    return Generation(
+        end_token_ids=specials.ends,
+        bos_token="" if specials.beginning is None else tokens[specials.beginning],
+        eos_token=tokens[specials.ends[0]] if specials.ends else "",
+        temperature=_within(metadata.number(_SAMPLING + "temp"), high=100.0),
+        top_k=top_k if top_k is not None and top_k > 0 else None,
+        top_p=_within(metadata.number(_SAMPLING + "top_p"), high=1.0) or None,
+        min_p=_within(metadata.number(_SAMPLING + "min_p"), high=1.0),
+        repetition_penalty=_within(metadata.number(_SAMPLING + "penalty_repeat"), high=100.0) or None,
+    )
+
+
+def read_gguf_template(source: GgufSource, generation: Generation) -> ChatTemplate | None:
+    """Return the chat template, None without one. Raises ExportError for a broken one."""
+    text = source.metadata.text("tokenizer.chat_template")
+    return compiled_template(text, generation, name=source.name) if text else None
+
+
+def _within(value: float | None, *, high: float) -> float | None:
+    return value if value is not None and 0 <= value <= high else None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightWidths:
+    """Bits and block size of most of the layers' matrices; their types, the commonest first; the head's bits."""
+
+    parameters: int
+    bits: int
+    block_size: int
+    """0: floats, which have no blocks."""
+    head_bits: int
+    quantization: str
+
+
+def read_widths(tensors: Mapping[str, Tensor]) -> WeightWidths:
+    """Count a file's tensors, given by name, by their types."""
+    counted: Counter[int] = Counter()
+    for tensor in tensors.values():
+        if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
+            counted[tensor.type] += prod(tensor.shape)
+    kinds = [kind for kind, _ in counted.most_common()] or [tensors[EMBEDDING].type]
+    block = BLOCKS[kinds[0]][0]
+    return WeightWidths(
+        parameters=sum(prod(tensor.shape) for tensor in tensors.values()),
+        bits=_bits(kinds[0]),
+        block_size=block if block > 1 else 0,
+        head_bits=_bits(tensors.get(OUTPUT, tensors[EMBEDDING]).type),
+        quantization=", ".join(_NAMES[kind] for kind in kinds),
+    )
+
+
+def _bits(kind: int) -> int:
+    """Return the bits that a type is named after."""
+    digits = re.search(r"\d+", _NAMES[kind])
+    assert digits is not None
+    return int(digits[0])
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedAdapter:
+    """A file, and its entry; the entry's `file` is set when the file has its place."""
+
+    path: Path
+    entry: AdapterEntry
+
+
+def open_adapter(path: Path, *, base: GgufSource, role: str) -> ImportedAdapter:
+    """Check the adapter in `path` against the model it is for. Raises ExportError: one line that says what to do."""
+    return ImportedAdapter(path.resolve(), read_adapter(path, base.header, name=base.name, role=role))
+
+
+def read_adapter(path: Path, header: Header, *, name: str, role: str) -> AdapterEntry:
+    """Check the adapter in `path` against the model `name` of this header; return its entry without a file.
+
+    Raises ExportError: one line that says what to do.
+    """
+    contents = open_contents(path)
+    try:
+        adapter = check_adapter(contents, path, header, name=name)
+    except (CapabilityError, InputError, ManifestError) as error:
+        raise ExportError(str(error)) from None
+    invocation = Metadata(contents).numbers("adapter.alora.invocation_tokens")
+    return AdapterEntry(
+        file="",
+        role=role,
+        rank=adapter.rank,
+        alpha=adapter.alpha,
+        modules=tuple(dict.fromkeys(_module(each, header.architecture) for each in adapter.ranks)),
+        invocation=tuple(int(token) for token in invocation),
+    )
+
+
+def _module(tensor: str, architecture: str) -> str:
+    """Return PEFT's name of a projection, or llama.cpp's where PEFT's is not known."""
+    found = module_of(tensor, architecture)
+    return tensor.removesuffix(".weight").split(".", 2)[-1] if found is None else found.module

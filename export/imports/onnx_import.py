@@ -1,0 +1,238 @@
+"""Folders with finished ONNX graphs become a pack: refusals first, then each model, then the manifest."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from edgedecode.engines.kernel_noise import POSITIONS
+from edgedecode.errors import ExportError
+from edgedecode.pack.manifest import Generation, Graph, Manifest, ModelEntry
+from edgedecode.pack.new_folder import check_place, new_folder
+from edgedecode.text.chat_template import ChatTemplate
+
+from ..checks.model_checks import CheckTexts, check_noise, with_noise
+from ..graph.drawing import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE
+from ..graph.graph_request import LEAST_CONTEXT
+from ..graph.passes.stored_weights import exact_products
+from ..pack_texts import check_tokenizers, copy_licenses, copy_texts, open_template, read_generation
+from ..stages import Stages
+from .foreign_graphs import (
+    has_builder_attention,
+    read_builder_sizes,
+    read_optimum_sizes,
+    rewrite_builder_graph,
+    rewrite_optimum_graph,
+)
+from .graph_sizes import GraphSizes
+from .imported_pack import Imported, PackTexts, outside_file, write_manifest
+from .onnx_source import OnnxSource, open_onnx_source
+from .reference_graph import ContextLimit, Untouched, check_import, context_limit
+
+__all__ = ["ImportJob", "ImportRequest", "import_model", "import_pair"]
+
+_BUILDER_CAPABILITIES = ("tree", "rows")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """What to import: folders, where to, and whether their weights are copied."""
+
+    target: Path
+    draft: Path | None
+    out: Path
+    copy: bool = False
+    name: str | None = None
+    """The pack's name; None: its folder's."""
+    license: str | None = None
+    """Overrides what the folders say of themselves."""
+    noise_positions: int = POSITIONS
+    """How long a text the kernels' noise is measured on; 0: not at all."""
+
+
+def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
+    """Import a pair, or a target alone. Raises ExportError or IncompatiblePair, and then leaves nothing behind."""
+    with stages.stage("check"):
+        check_place(request.out, nbytes=0)
+        sources = {"target": open_onnx_source(request.target)}
+        if request.draft is not None:
+            sources["draft"] = open_onnx_source(request.draft)
+            check_tokenizers(sources["target"], sources["draft"])
+        target = sources["target"]
+        generation = read_generation(target, otherwise=target.search)
+        template = open_template(target.folder, generation, name=target.name)
+        jobs = [
+            _job(role, source, request=request, template=template, generation=generation)
+            for role, source in sources.items()
+        ]
+        check_place(request.out, nbytes=sum(job.nbytes for job in jobs))
+    with new_folder(request.out) as folder:
+        copy_texts(target.folder, folder, template=template)
+        models = {job.role: import_model(job, pack=folder, stages=stages) for job in jobs}
+        for job in jobs:
+            copy_licenses(job.source.folder, folder, role=job.role)
+        with stages.stage("digests"):
+            texts = PackTexts(
+                name=request.name or request.out.absolute().name,
+                tokenizer_digest=target.tokenizer.digest,
+                vocabulary_size=target.tokenizer.size,
+                template=template,
+                generation=generation,
+            )
+            return write_manifest(folder, texts, models)
+
+
+def _job(
+    role: str,
+    source: OnnxSource,
+    *,
+    request: ImportRequest,
+    template: ChatTemplate | None,
+    generation: Generation,
+) -> ImportJob:
+    limit = context_limit(source)
+    if limit.context < LEAST_CONTEXT:
+        raise ExportError(f"{source.name} serves {limit.context} positions: it cannot be checked below {LEAST_CONTEXT}")
+    ends = generation.end_token_ids
+    texts = CheckTexts.of(source.tokenizer, template=template, ends=ends, context=limit.context)
+    texts = replace(texts, noise_positions=request.noise_positions)
+    return ImportJob(role, source, request.license or source.license, texts, limit, request.copy)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportJob:
+    """What is imported as which role; `limit` says how much of its context can be used."""
+
+    role: str
+    source: OnnxSource
+    license: str
+    texts: CheckTexts
+    limit: ContextLimit
+    copy: bool
+    """Copy the weights into the pack instead of using them where they lie."""
+
+    @property
+    def nbytes(self) -> int:
+        """About how much the pack grows."""
+        weights = self.source.weights
+        graph = self.source.graph.stat().st_size
+        return graph + (weights.stat().st_size if weights is not None and self.copy else 0)
+
+
+def import_model(job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
+    """Write the model's graph into the role's folder of `pack`, find its weights a place, and check the result.
+
+    Raises ExportError for a graph that cannot be rewritten, and when a check fails.
+    """
+    folder = pack / job.role
+    folder.mkdir()
+    source = job.source
+    with stages.stage(f"{job.role}: structure"):
+        foreign = not has_builder_attention(source)
+        sizes = read_optimum_sizes(source) if foreign else read_builder_sizes(source)
+        untouched = Untouched(source.model, source.weights, sizes)
+        capabilities = rewrite_optimum_graph(source.model) if foreign else _rewrite(job, sizes)
+        entry = _entry(job, sizes, capabilities)
+    nbytes = source.weights.stat().st_size if source.weights is not None else 0
+    with stages.stage(f"{job.role}: weights", nbytes) as advance:
+        imported = _placed(job, entry, folder=folder, progress=advance)
+    with stages.stage(f"{job.role}: parity"):
+        _write_exact(folder)
+        exact = f"{job.role}/{EXACT_FILE}"
+        parity = check_import(imported.located, pack, exact=exact, untouched=untouched, texts=job.texts)
+        (folder / EXACT_FILE).unlink()
+    imported = replace(imported, entry=replace(imported.entry, parity=parity))
+    return _with_noise(imported, job, pack=pack, stages=stages) if job.texts.noise_positions else imported
+
+
+def _rewrite(job: ImportJob, sizes: GraphSizes) -> tuple[str, ...]:
+    """Rewrite a builder's graph; where rows are picked, `export` decides by the same rule."""
+    early = sizes.bits == sizes.head_bits == 8 or job.role == "draft"
+    rewrite_builder_graph(job.source.model, head_size=sizes.head_size, early_rows=early, name=job.source.name)
+    return _BUILDER_CAPABILITIES
+
+
+def _placed(job: ImportJob, entry: ModelEntry, *, folder: Path, progress: Callable[[int], None]) -> Imported:
+    """Write the graph, and its weights where they do not stay outside."""
+    model, weights = job.source.model, job.source.weights
+    inside = replace(entry, weights=f"{job.role}/{WEIGHTS_FILE}")
+    if weights is None:  # they came inside the graph's file
+        ir.save(model, folder / GRAPH_FILE, external_data=WEIGHTS_FILE)
+        return Imported(_checked(inside, folder), None)
+    if job.copy:
+        shutil.copyfile(weights, folder / WEIGHTS_FILE)
+        progress(weights.stat().st_size)
+        _rename_weights(model, WEIGHTS_FILE, folder)
+    ir.save(model, folder / GRAPH_FILE)
+    if job.copy:
+        return Imported(inside, None)
+    outside = outside_file(weights, progress=progress)
+    return Imported(replace(entry, weights=f"{job.role}/{weights.name}"), outside)
+
+
+def _checked(entry: ModelEntry, folder: Path) -> ModelEntry:
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise ExportError(f"the graph in {folder.name} has no weights worth a file: it is not a language model's")
+    return entry
+
+
+def _rename_weights(model: ir.Model, name: str, folder: Path) -> None:
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.ExternalTensor(
+                name,
+                tensor.offset,
+                tensor.length,
+                tensor.dtype,
+                shape=tensor.shape,
+                name=tensor.name or str(value.name),
+                base_dir=folder,
+            )
+
+
+def _write_exact(folder: Path) -> None:
+    """Write the graph once more, for checking only: its products do not round activations."""
+    exact = ir.load(folder / GRAPH_FILE)
+    exact_products(exact)
+    ir.save(exact, folder / EXACT_FILE)
+
+
+def _with_noise(imported: Imported, job: ImportJob, *, pack: Path, stages: Stages) -> Imported:
+    with stages.stage(f"{job.role}: kernel noise", job.texts.noise_positions) as advance:
+        noise = check_noise(imported.located, pack, texts=job.texts, progress=advance)
+    return replace(imported, entry=with_noise(imported.entry, noise))
+
+
+def _entry(job: ImportJob, sizes: GraphSizes, capabilities: tuple[str, ...]) -> ModelEntry:
+    """Describe the model; its weights get their place later."""
+    graph = job.source.model.graph
+    base = Graph(
+        file=f"{job.role}/{GRAPH_FILE}",
+        inputs=tuple(str(value.name) for value in graph.inputs),
+        outputs=tuple(str(value.name) for value in graph.outputs),
+        capabilities=capabilities,
+    )
+    return ModelEntry(
+        architecture=job.source.architecture,
+        rows=sizes.rows,
+        context=job.limit.context,
+        hidden_size=sizes.hidden,
+        layers=sizes.layers,
+        kv_heads=sizes.kv_heads,
+        head_size=sizes.head_size,
+        parameters=sizes.parameters,
+        weights="",
+        graphs={"base": base},
+        bits=sizes.bits,
+        block_size=sizes.block_size,
+        head_bits=sizes.head_bits,
+        license=job.license,
+        source=job.source.name,
+        quantization=sizes.quantization,
+        notes=job.limit.notes,
+    )

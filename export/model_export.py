@@ -1,0 +1,262 @@
+"""One role's model, from its source to its entry in the manifest: graph, weights, checks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from edgedecode.errors import ExportError
+from edgedecode.pack.manifest import ModelEntry
+
+from .checks.model_checks import check_noise, check_parity, opened, with_noise
+from .checks.reference import Reference
+from .gguf.model_file import GGUF_FILE, GgufRequest, check_gguf_network, write_gguf, write_plan
+from .gguf.plan import PLAN_FILE
+from .gguf.row_source import StoredRows
+from .graph.architectures import ARCHITECTURES
+from .graph.checkpoint import Checkpoint
+from .graph.drawing import EXACT_FILE, WEIGHTS_FILE, Drawing, draw, write_exact
+from .graph.network import Windows, find_windows, open_network
+from .graph.passes.stored_weights import set_activations
+from .graph.variants import VariantJob
+from .job import ModelJob
+from .recipes.activation_choice import TOKENS as CHOICE_TOKENS
+from .recipes.activation_choice import choose_activations
+from .recipes.calibration import TOKENS, Importance, Tokens, find_importance, sample_texts
+from .resume.finished_steps import Unit
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["export_model"]
+
+_log = logging.getLogger(__name__)
+_WEIGHTS, _ACTIVATIONS, _PARITY, _ADDED = "weights", "activations", "parity", "further files"
+
+
+def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:
+    """Export `job`, whose `weights` lie in these files, into the role's folder of `unit` and check the result.
+
+    Steps that the unit has from an earlier run are not done again. Raises ExportError when a check fails.
+    """
+    unit.resume(stages)
+    last = _ADDED if job.adds_files else _PARITY
+    entry = unit.finished(last) or _checked(job, weights, unit=unit, stages=stages)
+    if job.texts.noise_positions:
+        step = f"noise over {job.texts.noise_positions}"
+        entry = unit.finished(step) or unit.finish(step, _with_noise(entry, job, pack=unit.folder, stages=stages))
+    return replace(entry, license=job.license, source=job.source.origin)
+
+
+def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:
+    """Write the model's weights and graphs, unless that is done, and prove them; all of it needs the checkpoint."""
+    checkpoint = Checkpoint(weights)
+    try:
+        with stages.stage(f"{job.role}: structure"):
+            network = _network(job, checkpoint)
+            if job.gguf is not None and not job.gguf.planned:
+                check_gguf_network(job.source, network)
+            windows = find_windows(network, context=job.context)
+            drawing = _drawing(job, network, windows=windows)
+            parameters = sum(parameter.numel() for parameter in network.parameters())
+            entry = _entry(job, drawing, parameters=parameters, window=windows.size)
+        making = _Making(job, unit, checkpoint, stages, drawing)
+        reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
+        if job.recipe.calibrated:
+            reference = making.calibrated(entry, reference)
+        making.write(entry)
+        if job.measures_activations:
+            entry = making.with_activations(entry, reference)
+        entry = unit.finished(_PARITY) or unit.finish(_PARITY, making.proven(entry, reference))
+        if not job.adds_files:
+            return entry
+        entry = making.with_variants(entry, reference)
+        return unit.finish(_ADDED, making.with_gguf(entry, reference, windows=windows))
+    finally:
+        checkpoint.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """What the steps that need the checkpoint share."""
+
+    job: ModelJob
+    unit: Unit
+    checkpoint: Checkpoint
+    stages: Stages
+    drawing: Drawing
+
+    @property
+    def folder(self) -> Path:
+        return self.unit.folder / self.job.role
+
+    def calibrated(self, entry: ModelEntry, reference: Reference) -> Reference:
+        """Weigh the columns of every projection, in the file to be written and in the reference."""
+        importance = self._importance("importance", self.job.calibration or self._own_text(entry), reference)
+        self.drawing.weights.weigh(importance)
+        return reference.weighed(importance)
+
+    def write(self, entry: ModelEntry) -> None:
+        """Write the weights, and the base graph unless it waits for a choice; nothing that is there already."""
+        if self.unit.finished(_WEIGHTS) is None:
+            with self.stages.stage(f"{self.job.role}: weights", self.drawing.weights.elements) as advance:
+                self.drawing.write_weights(self.folder, progress=advance, release=self.checkpoint.release)
+                if not self.job.measures_activations:
+                    self.drawing.write_graph(self.folder)
+            self.unit.finish(_WEIGHTS, entry)
+
+    def with_activations(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
+        """Return the entry with the bits that activations get, and let all graphs have them; write the base graph."""
+        done = self.unit.finished(_ACTIVATIONS)
+        chosen = None if done is None else done.activations
+        if chosen is None:
+            with self.stages.stage(f"{self.job.role}: activations", 2 * CHOICE_TOKENS) as advance:
+                chosen = choose_activations(
+                    self.job, entry, self.drawing.model, reference, pack=self.unit.folder, progress=advance
+                )
+        set_activations(self.drawing.model, chosen.wide)
+        entry = replace(entry, activations=chosen)
+        if done is None:
+            self.drawing.write_graph(self.folder)
+            self.unit.finish(_ACTIVATIONS, entry)
+        return entry
+
+    def proven(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
+        """Return the entry with the base graph's parity. Raises ExportError."""
+        with self.stages.stage(f"{self.job.role}: parity"):
+            write_exact(self.drawing.model, self.folder / EXACT_FILE)
+            exact = f"{self.job.role}/{EXACT_FILE}"
+            parity = check_parity(entry, self.unit.folder, exact=exact, reference=reference, texts=self.job.texts)
+            (self.folder / EXACT_FILE).unlink()
+        return replace(entry, parity=parity)
+
+    def with_variants(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
+        """Return the entry with the further graphs that were asked for, drawn and checked. Raises ExportError."""
+        job = self.job
+        variants = VariantJob(job.role, self.unit.folder, job.graphs, self.drawing, reference, job.texts)
+        for name in job.graphs.names[1:]:
+            with self.stages.stage(f"{job.role}: {name} graph"):
+                entry = variants.add(name, entry)
+        return entry
+
+    def with_gguf(self, entry: ModelEntry, reference: Reference, *, windows: Windows) -> ModelEntry:
+        """Return the entry with the model as a GGUF file, where one was asked for, else with its plan if it has one.
+
+        Raises ExportError for a file that was asked for and cannot be.
+        """
+        job, request = self.job, self.job.gguf
+        if request is None:
+            return entry
+        if request.planned:
+            return self._with_plan(entry, request, reference.network, windows=windows)
+        if request.importance_texts:
+            importance = self._importance("importance for gguf", request.importance_texts, reference)
+            request = replace(request, importance=importance)
+        stored = StoredRows(self.drawing.weights, self.folder / WEIGHTS_FILE)
+        with self.stages.stage(f"{job.role}: gguf", entry.parameters) as advance:
+            gguf = write_gguf(
+                request,
+                job.source,
+                reference.network,
+                windows=windows,
+                stored=stored,
+                folder=self.folder,
+                progress=advance,
+                release=self.checkpoint.release,
+            )
+        return replace(
+            entry,
+            gguf=f"{job.role}/{GGUF_FILE}",
+            notes=(*entry.notes, *gguf.notes),
+            parity={**entry.parity, **gguf.measured},
+        )
+
+    def _importance(self, what: str, texts: Tokens, reference: Reference) -> Importance:
+        with self.stages.stage(f"{self.job.role}: {what}", sum(len(text) for text in texts)) as advance:
+            return find_importance(reference, texts, tied=self.job.source.shape.tied, progress=advance)
+
+    def _with_plan(
+        self, entry: ModelEntry, request: GgufRequest, network: PreTrainedModel, *, windows: Windows
+    ) -> ModelEntry:
+        """Return the entry with the plan of a GGUF file. Nobody asked for one: what cannot be is left out."""
+        try:
+            with self.stages.stage(f"{self.job.role}: gguf plan"):
+                weights, file = self.drawing.weights, self.folder / WEIGHTS_FILE
+                write_plan(request, self.job.source, network, windows=windows, weights=weights, file=file)
+        except ExportError as error:
+            _log.info("no GGUF file can be made of the %s: %s", self.job.role, error)
+            return entry
+        return replace(entry, gguf_plan=f"{self.job.role}/{PLAN_FILE}")
+
+    def _own_text(self, entry: ModelEntry) -> Tokens:
+        """Let the model write, with the weights it would have uncalibrated, in a place of their own."""
+        texts = self.job.texts
+        with (
+            self.stages.stage(f"{self.job.role}: calibration text", TOKENS) as advance,
+            TemporaryDirectory(dir=self.unit.folder) as place,
+        ):
+            folder = Path(place) / self.job.role
+            folder.mkdir()
+            self.drawing.write(folder, progress=lambda amount: None, release=self.checkpoint.release)
+            with opened(entry, Path(place), texts) as model:
+                return sample_texts(model, texts.prompts, ends=texts.ends, progress=advance)
+
+
+def _network(job: ModelJob, checkpoint: Checkpoint) -> PreTrainedModel:
+    """Open the network; its tables of positions end where the exported context does."""
+    shape = job.source.shape
+    long_rope = job.span.long_rope and shape.short_context > 0
+    network = open_network(job.source.folder, checkpoint, architecture=shape.architecture, long_rope=long_rope)
+    network.config.max_position_embeddings = job.context  # after the rotary module was made from the original value
+    return network
+
+
+def _drawing(job: ModelJob, network: PreTrainedModel, *, windows: Windows) -> Drawing:
+    # Only the 8-bit kernels compute one row as they compute several, bit for bit. What a draft proposes may depend on
+    # how many rows were asked for: the target decides what is emitted.
+    early = job.recipe.body.bits == 8 or job.role == "draft"
+    shape = job.source.shape
+    builder = ARCHITECTURES[shape.architecture]
+    return draw(
+        network,
+        builder=builder,
+        head_size=shape.head_size,
+        recipe=job.recipe,
+        early_rows=early,
+        windowed=windows.layers,
+    )
+
+
+def _with_noise(entry: ModelEntry, job: ModelJob, *, pack: Path, stages: Stages) -> ModelEntry:
+    with stages.stage(f"{job.role}: kernel noise", job.texts.noise_positions) as advance:
+        noise = check_noise(entry, pack, texts=job.texts, progress=advance)
+    return with_noise(entry, noise)
+
+
+def _entry(job: ModelJob, drawing: Drawing, *, parameters: int, window: int) -> ModelEntry:
+    shape = job.source.shape
+    return ModelEntry(
+        architecture=shape.architecture,
+        rows=shape.rows,
+        context=job.context,
+        hidden_size=shape.hidden,
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_size=shape.head_size,
+        parameters=parameters,
+        weights=f"{job.role}/{WEIGHTS_FILE}",
+        graphs={"base": drawing.graph_in(job.role)},
+        bits=job.recipe.body.bits,
+        block_size=job.recipe.body.block_size,
+        head_bits=job.recipe.head.bits,
+        license=job.license,
+        source=job.source.origin,
+        window=window,
+        quantization=job.recipe.remark,
+        notes=job.span.notes_on(job.source.shape),
+    )

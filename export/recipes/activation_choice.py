@@ -1,0 +1,164 @@
+"""Chooses how many bits the activations of each product get, and measures the whole model both ways.
+
+The standard graph says it by MatMulNBits' accuracy level, which other engines read too; see graph/passes/accuracy.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay, ProductError
+from edgedecode.pack.manifest import ModelEntry
+
+from ..checks.model_checks import opened
+from ..checks.reference import Reference
+from ..graph.passes.stored_weights import product_names, set_activations
+from ..job import ModelJob
+from .activation_errors import LIMIT, Measured, measure_products, some_of, wide_products
+from .calibration import Tokens, sample_texts
+from .pass_speeds import Speeds
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = ["TOKENS", "choose_activations"]
+
+TOKENS = 1024
+"""Length of the text that products are measured on."""
+_TOLERANCE = 0.02
+"""How much rarer than with 16 bits everywhere the leading token of float activations may lead."""
+_TURNS = 2
+_PASS = 32
+"""Rows of a pass whose logits are all read: at 150,000 ids one has 20 MB."""
+_TRIAL_FILE = "activations.onnx"
+
+
+def choose_activations(
+    job: ModelJob,
+    entry: ModelEntry,
+    model: ir.Model,
+    reference: Reference,
+    *,
+    pack: Path,
+    progress: Callable[[int], None] = lambda amount: None,
+) -> ActivationsEntry:
+    """Measure and choose for the graph `model`, whose weights lie in `pack` already; the graph itself stays as it is.
+
+    A product gets 16 bits where 8 put more than `LIMIT` of error into its outputs, and, should the whole model's
+    leading token then still be another one much more often than with 16 bits everywhere, at less error too.
+    """
+    trials = _Trials(job, entry, model, pack)
+    everything = product_names(model)
+    if job.calibration:
+        texts, origin = some_of(job.calibration, TOKENS), "of the calibration text"
+    else:
+        with trials.open(everything) as wide:
+            prompts, ends = job.texts.prompts, job.texts.ends
+            texts = sample_texts(wide, prompts, ends=ends, tokens=TOKENS, progress=progress)
+        origin = "of built-in prompts and what the model wrote to them"
+    measured = measure_products(reference, texts, progress=progress)
+    at8, at16 = (trials.agreement(wide, texts, measured) for wide in ((), everything))
+    ways = {"8": ActivationsWay(at8), "16": ActivationsWay(at16)}
+    chosen = everything
+    if job.activations == "auto":
+        chosen, found = _least(trials, texts, measured, everything=everything, at8=at8, at16=at16)
+        if 0 < len(chosen) < len(everything):
+            ways["chosen"] = ActivationsWay(found)
+    if chosen:
+        ways = trials.timed(ways, {"8": (), "chosen" if "chosen" in ways else "16": chosen})
+    return ActivationsEntry(
+        asked=job.activations,
+        wide=chosen,
+        products={name: measured.errors.get(name, ProductError(0.0, 0.0)) for name in everything},
+        ways=ways,
+        text=f"{sum(map(len, texts))} tokens {origin}",
+        kernels=trials.kernels,
+    )
+
+
+def _least(
+    trials: _Trials, texts: Tokens, measured: Measured, *, everything: Sequence[str], at8: float, at16: float
+) -> tuple[tuple[str, ...], float]:
+    """Return the fewest products that need 16 bits, and how often the leading token then is float activations'."""
+    limit = LIMIT
+    while True:
+        chosen = tuple(name for name in everything if name in wide_products(measured.errors, limit))
+        if len(chosen) == len(everything):
+            return chosen, at16
+        found = trials.agreement(chosen, texts, measured) if chosen else at8
+        if found >= at16 - _TOLERANCE:
+            return chosen, found
+        limit = min(
+            limit / 2, max((measured.errors[name].at8 for name in set(measured.errors) - {*chosen}), default=0.0)
+        )
+        if limit <= 0.0:  # what is left errs by nothing: the whole model's agreement does not come from the rest
+            return tuple(everything), at16
+
+
+@dataclass(slots=True)
+class _Trials:
+    """Opens a model's graph with one choice or another over its weights."""
+
+    job: ModelJob
+    entry: ModelEntry
+    model: ir.Model
+    pack: Path
+    kernels: str = ""
+
+    @contextmanager
+    def open(self, wide: Collection[str]) -> Iterator[LanguageModel]:
+        import onnx_ir as ir
+
+        trial = self.model.clone()
+        set_activations(trial, wide)
+        path = self.pack / self.job.role / _TRIAL_FILE
+        ir.save(trial, path)
+        graph = replace(self.entry.graphs["base"], file=f"{self.job.role}/{_TRIAL_FILE}")
+        try:
+            with opened(replace(self.entry, graphs={"base": graph}), self.pack, self.job.texts) as model:
+                self.kernels = model.card.kernels
+                yield model
+        finally:
+            path.unlink(missing_ok=True)
+
+    def agreement(self, wide: Collection[str], texts: Tokens, measured: Measured) -> float:
+        """Return the share of positions whose leading token is that of float activations."""
+        with self.open(wide) as model:
+            found = np.concatenate([_leading(model, text) for text in texts])
+        return float((found == measured.leading).mean())
+
+    def timed(
+        self, ways: Mapping[str, ActivationsWay], choices: Mapping[str, Collection[str]]
+    ) -> dict[str, ActivationsWay]:
+        """Return the ways with what passes of one and several rows take, measured in turns."""
+        speeds = {name: Speeds() for name in choices}
+        for name in [*choices] * _TURNS:
+            with self.open(choices[name]) as model:
+                speeds[name].take_turn(model)
+        found = dict(ways)
+        for name, each in speeds.items():
+            step = 1e3 * median(each.samples[1])
+            found[name] = replace(found[name], step_ms=step, c4=each.c(4), c8=each.c(8))
+        return found
+
+
+def _leading(model: LanguageModel, text: Sequence[int]) -> IntArray:
+    """Return the leading ids after each token of a text."""
+    state, found = model.new_state(len(text), rows=_PASS), []
+    try:
+        for start in range(0, len(text), _PASS):
+            part = text[start : start + _PASS]
+            found.append(model.forward(part, state, rows="all").logits.argmax(axis=1))
+            state.keep(range(len(part)))
+    finally:
+        state.close()
+    return np.concatenate(found)

@@ -1,0 +1,145 @@
+"""Texts that a model is calibrated or scored on, read from a file, and how well a model predicts them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.errors import ExportError, InputError, ManifestError
+from edgedecode.pack.json_fields import JsonValue
+from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.tokenizer import Tokenizer
+
+__all__ = ["ScoredText", "Scores", "read_texts", "score_texts", "whole_texts"]
+
+_WINDOW = 512
+_LARGEST_FILE = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """A text in a model's ids; what is scored are its tokens from `start` on, which is at least 1."""
+
+    tokens: tuple[int, ...]
+    start: int
+
+    @property
+    def scored(self) -> int:
+        return len(self.tokens) - self.start
+
+
+def read_texts(
+    path: Path, *, tokenizer: Tokenizer, template: ChatTemplate | None, context: int
+) -> tuple[ScoredText, ...]:
+    """Read a text file, or a .jsonl file of rows with `messages` and perhaps `answer`, of which only that is scored.
+
+    Plain text is cut into windows of 512 tokens, conversations longer than the context are cut. Raises ExportError for
+    a file that cannot be read or in which there is nothing to score.
+    """
+    text = _text_of(path)
+    if path.suffix == ".jsonl":
+        rows = [line for line in text.splitlines() if line.strip()]
+        found = [
+            _conversation(line, name=f"{path}, line {number}", tokenizer=tokenizer, template=template)
+            for number, line in enumerate(rows, start=1)
+        ]
+        texts = tuple(ScoredText(text.tokens[:context], text.start) for text in found if text.start < context)
+    else:
+        texts = whole_texts([tokenizer.encode(text)], context=context)
+    if not sum(text.scored for text in texts):
+        raise ExportError(f"{path} holds no text to score: give a file with sentences, or with rows of messages")
+    return tuple(text for text in texts if text.scored > 0)
+
+
+def whole_texts(texts: Sequence[Sequence[int]], *, context: int) -> tuple[ScoredText, ...]:
+    """Cut texts into windows, all of whose tokens but the first are scored."""
+    return tuple(ScoredText(tuple(window), 1) for text in texts for window in _windows(text, min(_WINDOW, context)))
+
+
+def _windows(tokens: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(tokens), size):
+        if len(window := tokens[start : start + size]) > 1:
+            yield window
+
+
+def _conversation(line: str, *, name: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> ScoredText:
+    """Encode a row as a chat does: the prompt through the template, the answer behind it."""
+    try:
+        row: JsonValue = json.loads(line)
+    except ValueError as error:
+        raise ExportError(f"{name} is not JSON: {error}") from None
+    if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
+        raise ExportError(f"{name} has no list of messages")
+    if template is None:
+        raise ExportError(f"{name} is a conversation, and the model has no chat template: give a text file")
+    answer = row.get("answer")
+    try:
+        prompt = template.render(row["messages"], add_generation_prompt=isinstance(answer, str))  # type: ignore[arg-type]
+    except (InputError, ManifestError) as error:
+        raise ExportError(f"{name}: {error}") from None
+    tokens = tokenizer.encode(prompt)
+    if not isinstance(answer, str):
+        return ScoredText(tuple(tokens), 1)
+    return ScoredText((*tokens, *tokenizer.encode(answer)), max(1, len(tokens)))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise ExportError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB: give a part of it")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ExportError(f"there is no file {path}") from None
+    except OSError as error:
+        raise ExportError(f"{path} cannot be read as text: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ExportError(f"{path} cannot be read as text ({error})") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of every scored token, in order: its loss in nats, float32, and the id that the model would have said."""
+
+    losses: FloatArray
+    leading: IntArray
+
+    @property
+    def perplexity(self) -> float:
+        return float(np.exp(self.losses.mean(dtype=np.float64)))
+
+    def agreement(self, other: Scores) -> float:
+        """Return the share of tokens at which both lead with the same id."""
+        return float((self.leading == other.leading).mean())
+
+
+def score_texts(
+    model: LanguageModel, texts: Sequence[ScoredText], *, progress: Callable[[int], None] = lambda amount: None
+) -> Scores:
+    """Score the tokens from each text's `start` on, padding rows of the vocabulary left out."""
+    losses: list[FloatArray] = []
+    leading: list[IntArray] = []
+    for text in texts:
+        rows = _rows(model, text)
+        expected = np.asarray(text.tokens[text.start :])
+        highest = rows.max(axis=1)
+        sums = np.exp(rows - highest[:, None]).sum(axis=1, dtype=np.float64)
+        losses.append(np.asarray(np.log(sums) + highest - rows[np.arange(len(rows)), expected], np.float32))
+        leading.append(np.asarray(rows.argmax(axis=1), np.int64))
+        progress(text.scored)
+    return Scores(np.concatenate(losses), np.concatenate(leading))
+
+
+def _rows(model: LanguageModel, text: ScoredText) -> FloatArray:
+    """Return the logits after each token but the last, from the one before `start` on."""
+    state = model.new_state(len(text.tokens), rows=text.scored)
+    try:
+        asked = range(text.start - 1, len(text.tokens) - 1)
+        return model.forward(text.tokens[:-1], state, rows=tuple(asked)).logits[:, : model.card.vocabulary_size].copy()
+    finally:
+        state.close()
