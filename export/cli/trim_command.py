@@ -15,7 +15,7 @@ from edgedecode.svg import check_drawing, write_drawing
 from .common import notices_shown, quiet
 
 if TYPE_CHECKING:
-    from ..trim.request import TrimRequest, TrimResult
+    from ..trim.sweep import TrimRequest, TrimResult
     from .display import Report
 
 __all__ = ["TrimSize", "add_trim", "check_trim", "run_trim", "trim", "trim_exported"]
@@ -96,7 +96,7 @@ def _run(arguments: Namespace) -> Report:
         return _change_only(arguments)
     if arguments.plot is not None:
         check_drawing(arguments.plot)
-    from ..trim.request import ANSWERS, COVERAGE, MAX_TOKENS, PER_CATEGORY, TrimRequest
+    from ..trim.sweep import ANSWERS, COVERAGE, MAX_TOKENS, PER_CATEGORY, TrimRequest
 
     request = TrimRequest(
         pack=arguments.pack,
@@ -120,7 +120,7 @@ def _run(arguments: Namespace) -> Report:
 def run_trim(request: TrimRequest, *, plot: Path | None = None) -> Report:
     """Trim with progress, print what was found, and return it as values."""
     from ..stages import Stages
-    from ..trim.run import time_answers, trim_pack
+    from ..trim.trim_pack import time_answers, trim_pack
     from .display import LiveDisplay
     from .trim_tables import show_trim, trim_report
 
@@ -145,7 +145,7 @@ def _change_only(arguments: Namespace) -> Report:
         mode = "--local" if arguments.local else "--remove"
         arguments.usage_error(f"argument {mode}: it measures nothing, leave out {', '.join(given)}")
     from ..stages import Stages
-    from ..trim.run import add_local, take_out
+    from ..trim.trim_pack import add_local, take_out
 
     if arguments.remove:
         gone = take_out(arguments.pack)
@@ -212,7 +212,7 @@ def trim_exported(out: Path, size: TrimSize) -> Report:
 
     An error says that the pack is there.
     """
-    from ..trim.request import TrimRequest
+    from ..trim.sweep import TrimRequest
 
     complete = f"the pack {out} is complete and untrimmed (`edgedecode trim` tries again)"
     try:

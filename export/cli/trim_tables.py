@@ -12,9 +12,8 @@ from rich.text import Text
 from edgedecode.memory import format_nbytes
 from edgedecode.svg import Axis, document, line, polyline, text
 
-from ..trim.prediction import Prediction, Sweep, SweepRow
-from ..trim.request import TrimResult
-from ..trim.speeds import MAX_TOKENS, REPETITIONS
+from ..trim.sweep import Prediction, Sweep, SweepRow, TrimResult
+from ..trim.timing import ANSWER_REPETITIONS, MAX_TOKENS
 from .display import Report
 
 __all__ = ["show_trim", "sweep_svg", "trim_report"]
@@ -27,7 +26,7 @@ _LEGEND = (
     "decoding, predicted from measured passes"
 )
 _MEASURED = (
-    f"; S measured: over whole answers of {MAX_TOKENS} tokens with their prompts, the median of {REPETITIONS} "
+    f"; S measured: over whole answers of {MAX_TOKENS} tokens with their prompts, the median of {ANSWER_REPETITIONS} "
     "repetitions, the arms in turns"
 )
 _DRAWN_WIDTH, _PANEL = 900, 360

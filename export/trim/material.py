@@ -11,12 +11,22 @@ from edgedecode.text.messages import Message
 from edgedecode.text.prompts import Prompt, read_prompts
 
 from ..stages import Stages
-from .answering import Answering, KeptAnswers, answer_prompts
-from .categories import CALIBRATION, CategoryRow, bundled_categories, bundled_prompts, in_turn, read_categories
-from .request import TrimRequest
-from .scored_text import ScoredText, split_texts
-from .speeds import MAX_TOKENS
-from .text_files import answered, read_text_file, text_of
+from .answers import Answering, KeptAnswers, answer_prompts
+from .sweep import TrimRequest
+from .timing import MAX_TOKENS
+from .trim_texts import (
+    CALIBRATION,
+    CategoryRow,
+    ScoredText,
+    answered,
+    bundled_categories,
+    bundled_prompts,
+    in_turn,
+    read_categories,
+    read_text_file,
+    split_texts,
+    text_of,
+)
 
 __all__ = ["Material", "gather"]
 

@@ -13,15 +13,14 @@ from edgedecode.engines.interface import Runtime
 from edgedecode.errors import ExportError
 
 from ..stages import Stages
-from .acceptance import Acceptance, measure_acceptance
-from .categories import CALIBRATION
-from .heads import make_heads, opened_trim
+from .forced_acceptance import Acceptance, Nested, measure_acceptance
+from .head_files import make_heads, opened_trim
+from .id_ranking import Ranking, always_kept, rank_ids, sweep_sizes
 from .material import Material
 from .pack_change import Workplace
-from .prediction import Costs, Sweep, SweepRow, bytes_ratio, predict
-from .ranking import Ranking, always_kept, rank_ids, sweep_sizes
-from .step_times import REPETITIONS, HeadTimes, PassTimes, time_heads, time_target
-from .teacher_forcing import Nested
+from .sweep import Costs, Sweep, SweepRow, bytes_ratio, predict
+from .timing import REPETITIONS, HeadTimes, PassTimes, time_heads, time_target
+from .trim_texts import CALIBRATION
 
 __all__ = ["Bench"]
 

@@ -25,7 +25,7 @@ KEPT: IntArray = np.sort(np.random.default_rng(11).permutation(128)[:37]).astype
 def add_heads(entry: ModelEntry, folder: Path, *, ids: IntArray | None = KEPT) -> ModelEntry:
     """Add the graph "heads" to a toy that is written, and return the entry with it."""
     pytest.importorskip("onnx_ir", reason="onnx_ir, which draws the graph, is not installed")
-    from edgedecode.export.trim.graph import write_heads
+    from edgedecode.export.trim.heads_graph import write_heads
 
     graph = write_heads(entry.graphs["base"], entry, folder, out=folder / "heads.onnx", ids=ids)
     trim = None

@@ -60,7 +60,7 @@ def toy_state(work: Path) -> str:
 
 def toy_pack(*sizes: int) -> Work:
     """Write a toy pack that was trimmed to these sizes one after the other."""
-    from edgedecode.export.trim import heads
+    from edgedecode.export.trim import head_files as heads
     from tests.export.trim.toy_pack import fake_heads, write_toy_pack
 
     heads._drawn = fake_heads
@@ -78,7 +78,7 @@ def trimmed(size: int | None) -> Work:
     import numpy as np
 
     from edgedecode.decoding.drafts import TrimmedVocabulary
-    from edgedecode.export.trim.heads import make_heads
+    from edgedecode.export.trim.head_files import make_heads
     from edgedecode.export.trim.pack_change import save_trim, workplace
     from edgedecode.pack.manifest import Manifest
 

@@ -11,7 +11,7 @@ import pytest
 
 from edgedecode.decoding.model import HeadedModel, LanguageModel
 from edgedecode.engines.registry import find_runtime
-from edgedecode.export.trim.graph import write_heads
+from edgedecode.export.trim.heads_graph import write_heads
 from edgedecode.head_table import HEAD_PROPERTY, HeadLayout
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import Manifest, ModelEntry, TrimEntry

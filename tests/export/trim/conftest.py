@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.export.trim import heads, measuring, run
-from edgedecode.export.trim.step_times import HeadTimes, PassTimes
+from edgedecode.export.trim import head_files as heads
+from edgedecode.export.trim import measuring
+from edgedecode.export.trim import trim_pack as run
+from edgedecode.export.trim.timing import HeadTimes, PassTimes
 from tests.export.trim.toy_pack import fake_heads, open_toy, toy_runtime, write_toy_pack
 
 

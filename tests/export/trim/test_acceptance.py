@@ -7,10 +7,9 @@ import pytest
 
 from edgedecode.decoding.verify import Outcome
 from edgedecode.drafters.model import ModelDrafter
-from edgedecode.export.trim.acceptance import LENGTHS, accepted_by_round, measure_acceptance
-from edgedecode.export.trim.ranking import rank_ids
-from edgedecode.export.trim.scored_text import ScoredText
-from edgedecode.export.trim.teacher_forcing import Nested, forced_hits
+from edgedecode.export.trim.forced_acceptance import LENGTHS, Nested, accepted_by_round, forced_hits, measure_acceptance
+from edgedecode.export.trim.id_ranking import rank_ids
+from edgedecode.export.trim.trim_texts import ScoredText
 from edgedecode.testing import TableModel, toy_tables
 from tests.export.trim.toy_pack import TrimmedTables
 from tests.toys import draft_setting, padded, run, toy_model

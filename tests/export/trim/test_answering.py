@@ -11,8 +11,8 @@ import pytest
 
 from edgedecode import Pair
 from edgedecode.errors import ContextExceeded
-from edgedecode.export.trim import answering
-from edgedecode.export.trim.answering import Answering, KeptAnswers, answer_prompts
+from edgedecode.export.trim import answers as answering
+from edgedecode.export.trim.answers import Answering, KeptAnswers, answer_prompts
 from edgedecode.text.messages import Message
 from edgedecode.text.prompts import Prompt
 from tests.export.trim.toy_pack import VOCABULARY, TrimRuntime, open_toy, toy_runtime, write_toy_pack

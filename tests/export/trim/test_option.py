@@ -11,7 +11,7 @@ import pytest
 from edgedecode.cli import main
 from edgedecode.errors import BudgetExceeded, ExportError
 from edgedecode.export.cli import export_command as command
-from edgedecode.export.trim import heads
+from edgedecode.export.trim import head_files as heads
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.prompts import Prompt, read_prompts
 

@@ -18,8 +18,9 @@ import pytest
 
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import ExportError, ManifestError
-from edgedecode.export.trim import heads, pack_change
-from edgedecode.export.trim.heads import make_heads
+from edgedecode.export.trim import head_files as heads
+from edgedecode.export.trim import pack_change
+from edgedecode.export.trim.head_files import make_heads
 from edgedecode.export.trim.pack_change import check_writable, remove_trim, save_entry, save_trim, trim_files, workplace
 from edgedecode.gguf import trim as gguf_trim
 from edgedecode.pack.integrity import check_files

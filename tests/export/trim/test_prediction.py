@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from edgedecode.export.trim.acceptance import LENGTHS, Acceptance
-from edgedecode.export.trim.prediction import Costs, Sweep, SweepRow, bytes_ratio, predict
-from edgedecode.export.trim.step_times import PassTimes
+from edgedecode.export.trim.forced_acceptance import LENGTHS, Acceptance
+from edgedecode.export.trim.sweep import Costs, Sweep, SweepRow, bytes_ratio, predict
+from edgedecode.export.trim.timing import PassTimes
 from edgedecode.pack.manifest import Manifest
 from tests.export.trim.toy_pack import write_toy_pack
 

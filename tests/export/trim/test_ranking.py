@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from edgedecode.errors import InputError
-from edgedecode.export.trim.ranking import always_kept, rank_ids, sweep_sizes
-from edgedecode.export.trim.scored_text import ScoredText, split_texts
+from edgedecode.export.trim.id_ranking import always_kept, rank_ids, sweep_sizes
+from edgedecode.export.trim.trim_texts import ScoredText, split_texts
 from edgedecode.pack.manifest import Generation
 from edgedecode.text.tokenizer import Tokenizer
 from tests.export.trim.toy_pack import ALWAYS, VOCABULARY, wide_tokenizer

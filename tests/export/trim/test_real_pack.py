@@ -12,7 +12,8 @@ import pytest
 from edgedecode import load
 from edgedecode.cli import main
 from edgedecode.engines.registry import find_runtime
-from edgedecode.export.trim import answering, heads
+from edgedecode.export.trim import answers as answering
+from edgedecode.export.trim import head_files as heads
 from edgedecode.memory import Budget
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest

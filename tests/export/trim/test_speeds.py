@@ -16,8 +16,10 @@ from edgedecode.decoding.drafter import Drafter
 from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError
-from edgedecode.export.trim import run, speeds
-from edgedecode.export.trim.speeds import ANSWERS_PER_PROMPT, MAX_TOKENS, REPETITIONS, Speeds, measure_speeds
+from edgedecode.export.trim import timing as speeds
+from edgedecode.export.trim import trim_pack as run
+from edgedecode.export.trim.timing import ANSWER_REPETITIONS as REPETITIONS
+from edgedecode.export.trim.timing import ANSWERS_PER_PROMPT, MAX_TOKENS, Speeds, measure_speeds
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pair import Pair
 from edgedecode.text.messages import Message

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgedecode.export.trim import step_times
-from edgedecode.export.trim.step_times import REPETITIONS, time_heads, time_target
+from edgedecode.export.trim import timing as step_times
+from edgedecode.export.trim.timing import REPETITIONS, time_heads, time_target
 from edgedecode.testing import TableModel, toy_tables
 from tests.export.trim.toy_pack import TrimmedTables
 

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import InputError
-from edgedecode.export.trim.categories import bundled_categories, bundled_prompts, in_turn, read_categories
-from edgedecode.export.trim.text_files import read_text_file
+from edgedecode.export.trim.trim_texts import (
+    bundled_categories,
+    bundled_prompts,
+    in_turn,
+    read_categories,
+    read_text_file,
+)
 from edgedecode.testing import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

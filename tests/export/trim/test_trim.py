@@ -14,8 +14,11 @@ import pytest
 from edgedecode.cli import main
 from edgedecode.errors import ExportError
 from edgedecode.export import frameworks
-from edgedecode.export.trim import heads, measuring, pack_change, prediction, run
-from edgedecode.export.trim.step_times import HeadTimes, PassTimes
+from edgedecode.export.trim import head_files as heads
+from edgedecode.export.trim import measuring, pack_change
+from edgedecode.export.trim import sweep as prediction
+from edgedecode.export.trim import trim_pack as run
+from edgedecode.export.trim.timing import HeadTimes, PassTimes
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pack.token_map import read_token_ids

@@ -1,23 +1,38 @@
-"""What passes take here: the target's by width, and a draft step with the whole head and with a smaller one.
+"""What passes, draft steps and whole answers take here: with the whole head, with a smaller one, and without a draft.
 
-Samples are interleaved, so that all see the same machine; medians are told.
+Samples are interleaved, so that all see the same machine; medians are reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from statistics import median
 from time import perf_counter
 from typing import Protocol
 
+from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.decoding.model import LanguageModel, Output, RowRequest, State
+from edgedecode.text.prompts import Prompt
 
-from .acceptance import LENGTHS
+from .forced_acceptance import LENGTHS
 
-__all__ = ["REPETITIONS", "Forward", "HeadTimes", "PassTimes", "time_heads", "time_target"]
+__all__ = [
+    "ANSWERS_PER_PROMPT",
+    "ANSWER_REPETITIONS",
+    "DRAFTER",
+    "MAX_TOKENS",
+    "REPETITIONS",
+    "Forward",
+    "HeadTimes",
+    "PassTimes",
+    "Speeds",
+    "measure_speeds",
+    "time_heads",
+    "time_target",
+]
 
 REPETITIONS = 21
 """Samples of everything, at least."""
@@ -27,6 +42,12 @@ _SECONDS, _MOST = 3.0, 2001
 """Short passes are timed for so long, or so often: their medians need it, and it costs little."""
 _STEPS = 2
 """Draft steps that are timed together behind a target pass: the first finds other things in the caches."""
+DRAFTER = "trim"
+"""Who drafts with the trimmed head."""
+ANSWER_REPETITIONS = 5
+ANSWERS_PER_PROMPT = 3 * ANSWER_REPETITIONS
+MAX_TOKENS = 64
+"""Every answer has so many, whatever it says: arms are compared over the same text."""
 
 
 class Forward(Protocol):
@@ -140,3 +161,63 @@ def _pass(model: Forward, state: State, tokens: Sequence[int], *, rows: RowReque
     seconds = perf_counter() - started
     state.crop(length)
     return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Times over plain decoding of whole answers, their prompts included."""
+
+    whole: float
+    trimmed: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Arm:
+    name: str
+    options: SessionOptions
+
+
+def measure_speeds(
+    pair: Pair,
+    prompts: Mapping[str, Sequence[Prompt]],
+    *,
+    whole_length: int,
+    trimmed_length: int,
+    repetitions: int = ANSWER_REPETITIONS,
+    advance: Callable[[int], None] = lambda amount: None,
+) -> dict[str, Speeds]:
+    """Answer each category's prompts greedily with each arm in turn, and compare the sums of each repetition.
+
+    The median of the repetitions counts: what slows the machine for a while slows all arms of one.
+    `advance` is told of every answer, `ANSWERS_PER_PROMPT` of them with these repetitions.
+    """
+    arms = (
+        _Arm("plain", _options("none", None)),
+        _Arm("whole", _options("model", whole_length)),
+        _Arm("trimmed", _options(DRAFTER, trimmed_length)),
+    )
+    found = {}
+    for category, members in prompts.items():
+        ratios = []
+        for repetition in range(repetitions):
+            seconds = dict.fromkeys((arm.name for arm in arms), 0.0)
+            for number, prompt in enumerate(members):
+                for turn in range(len(arms)):
+                    arm = arms[(turn + number + repetition) % len(arms)]
+                    seconds[arm.name] += _seconds(pair, prompt, arm.options)
+                    advance(1)
+            ratios.append(Speeds(seconds["plain"] / seconds["whole"], seconds["plain"] / seconds["trimmed"]))
+        found[category] = Speeds(median(each.whole for each in ratios), median(each.trimmed for each in ratios))
+    return found
+
+
+def _options(drafter: str, length: int | None) -> SessionOptions:
+    return SessionOptions(sampling=SamplingOptions(), drafter=drafter, draft_max=length, ignore_eos=True, seed=0)
+
+
+def _seconds(pair: Pair, prompt: Prompt, options: SessionOptions) -> float:
+    """Time the answer to a prompt's first turn."""
+    with pair.session(options, messages=prompt.history) as session:
+        started = perf_counter()
+        session.generate(prompt.turns[0], max_tokens=MAX_TOKENS)
+        return perf_counter() - started

@@ -20,7 +20,7 @@ from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimEntry
 from edgedecode.pack.token_map import write_token_ids
 
 from .pack_change import HEADS, Workplace
-from .step_times import Forward
+from .timing import Forward
 
 __all__ = ["Heads", "OpenTrim", "make_heads", "opened_trim", "trimmed_head"]
 
@@ -103,7 +103,7 @@ def trimmed_head(model: LanguageModel) -> Forward:
 
 
 def _drawn(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray | None) -> Graph:
-    from .graph import write_heads
+    from .heads_graph import write_heads
 
     return write_heads(base, entry, root, out=out, ids=ids)
 

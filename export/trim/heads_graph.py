@@ -23,7 +23,7 @@ from edgedecode.pack.manifest import Graph, ModelEntry
 
 from ..frameworks import reason_of
 from ..graph.passes.surgery import insert_before
-from .head import FoundHead, find_head, is_wide
+from .head_layout import FoundHead, find_head, is_wide
 
 __all__ = ["HEADS", "write_heads"]
 

@@ -1,4 +1,4 @@
-"""What a draft would say at every place of a text, at every size of its head, from one pass over the text.
+"""How many tokens a round gives at each draft length and size of the head, from one pass of the draft over a text.
 
 While a draft is accepted, its context is the target's own text. So a greedy draft's token is the text's exactly where
 the arg-max of its logits after the text so far is, and a smaller head only has fewer logits to choose from.
@@ -6,7 +6,7 @@ the arg-max of its logits after the text so far is, and a smaller head only has 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,16 +17,26 @@ from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.decoding.model import LanguageModel, State
 
-from .ranking import Ranking
-from .scored_text import ScoredText
+from .id_ranking import Ranking
+from .trim_texts import ScoredText
 
-__all__ = ["BoolArray", "Nested", "TextHits", "forced_hits"]
+__all__ = [
+    "LENGTHS",
+    "Acceptance",
+    "BoolArray",
+    "Nested",
+    "TextHits",
+    "accepted_by_round",
+    "forced_hits",
+    "measure_acceptance",
+]
 
 BoolArray = npt.NDArray[np.bool_]
 
 _LOGITS = 1 << 22
 """Most logits of one pass."""
 _WIDEST = 128
+LENGTHS = tuple(range(1, 9))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,3 +115,75 @@ def _read(model: LanguageModel, state: State, tokens: Sequence[int]) -> None:
         chunk = tokens[start : start + PREFILL_CHUNK]
         model.forward(chunk, state, rows="none")
         state.keep(range(len(chunk)))
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What one size of vocabulary is worth on some texts."""
+
+    tokens: int
+    coverage: float
+    """Share of the tokens that it has."""
+    per_round: dict[int, float]
+    """Draft length → tokens a round, the target's own included."""
+
+
+def measure_acceptance(
+    model: LanguageModel,
+    texts: Sequence[ScoredText],
+    nested: Nested,
+    *,
+    advance: Callable[[int], None] = lambda amount: None,
+) -> tuple[Acceptance, ...]:
+    """Read texts with the whole draft; return what each size is worth on them, the whole vocabulary last.
+
+    Coverage counts every text. Acceptance is a greedy draft's, so it counts what is greedy, or was given.
+    """
+    scored = [text.scored for text in texts]
+    coverage = nested.coverage(scored)
+    hits = []
+    for text in texts:
+        if text.greedy:
+            hits.append(forced_hits(model, text, nested))
+        advance(1)
+    return tuple(
+        Acceptance(
+            tokens=sum(map(len, scored)),
+            coverage=float(share),
+            per_round={length: _tokens_per_round(hits, column, length) for length in LENGTHS},
+        )
+        for column, share in enumerate(coverage)
+    )
+
+
+def accepted_by_round(hits: BoolArray, *, length: int, ended: bool) -> Iterator[int]:
+    """Yield what each round accepts where one text is decoded with drafts of `length`; hits [tokens]: where one hits.
+
+    The first token comes with the prompt's own pass, which carries no draft. A text that did not end by itself was cut
+    at a limit, whose last token is the target's own.
+    """
+    total, at = len(hits), 1
+    runs = _runs(hits)
+    while at < total:
+        accepted = min(length, total - at - (0 if ended else 1), runs[at])
+        yield accepted
+        at += accepted + 1
+
+
+def _tokens_per_round(texts: Sequence[TextHits], column: int, length: int) -> float:
+    """Return tokens over rounds; 1, what plain decoding has, where there is no round."""
+    rounds = tokens = 0
+    for text in texts:
+        count = sum(1 for _ in accepted_by_round(text.hits[:, column], length=length, ended=text.ended))
+        rounds += count
+        tokens += len(text.hits) - 1 if count else 0
+    return tokens / rounds if rounds else 1.0
+
+
+def _runs(hits: BoolArray) -> list[int]:
+    """Return for every place how many hits follow one another from there on."""
+    places = np.arange(len(hits))
+    misses = np.where(hits, len(hits), places)
+    following = np.minimum.accumulate(misses[::-1])[::-1]
+    runs: list[int] = (following - places).tolist()
+    return runs

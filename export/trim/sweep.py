@@ -1,4 +1,4 @@
-"""What each size promises: speed over plain decoding from measured costs and counted acceptance, and the choice.
+"""What a trim is asked for, and what each size promises: predicted speed over plain decoding, and the choice.
 
 S(k) = tokens a round / (c(k + 1) + k·d), d a draft step in target passes (Leviathan 2211.17192 with measured costs);
 MBSU(k) = tokens a round / (k·r + 1), r the draft's bytes over the target's (VocabTrim 2506.22694), where memory alone
@@ -8,15 +8,31 @@ decides.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.manifest import Manifest, TrimEntry
 from edgedecode.pack.trim_report import TrimCategory
+from edgedecode.text.prompts import Prompt
 
-from .acceptance import LENGTHS, Acceptance
-from .step_times import PassTimes
+from .forced_acceptance import LENGTHS, Acceptance
+from .timing import PassTimes, Speeds
 
-__all__ = ["MARGIN", "Costs", "Prediction", "Sweep", "SweepRow", "bytes_ratio", "predict"]
+__all__ = [
+    "ANSWERS",
+    "COVERAGE",
+    "MARGIN",
+    "MAX_TOKENS",
+    "PER_CATEGORY",
+    "Costs",
+    "Prediction",
+    "Sweep",
+    "SweepRow",
+    "TrimRequest",
+    "TrimResult",
+    "bytes_ratio",
+    "predict",
+]
 
 MARGIN = 1.005
 """So many times the whole draft's S a trimmed one's must be: less is nothing that can be measured."""
@@ -24,6 +40,8 @@ LEAST_TOKENS = 200
 """Held-out tokens, below which nothing is recommended: a share of so few says little."""
 _HELD_ACCEPTANCE = 0.98
 """Below so much of the whole draft's tokens a round a category is said to lose."""
+COVERAGE = 0.99
+ANSWERS, MAX_TOKENS, PER_CATEGORY = 2, 128, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +183,49 @@ def _losses(entry: TrimCategory, bound: float) -> str:
     if entry.coverage >= bound and not lost:
         return ""
     return ", ".join([f"has {1 - entry.coverage:.1%} of its tokens outside", *lost])
+
+
+@dataclass(frozen=True, slots=True)
+class TrimRequest:
+    """Which pack, how small, and on what text it is found out. None takes the default that the help names."""
+
+    pack: str | Path
+    size: int | None = None
+    """None: the best of several."""
+    coverage: float = COVERAGE
+    """Share of the held-out tokens that a recommended size has at least."""
+    calibrate: Path | None = None
+    text: Path | None = None
+    """Text to count instead of answers."""
+    categories: Path | None = None
+    prompts: int | None = None
+    """Most prompts to calibrate on; None: all."""
+    answers: int = ANSWERS
+    max_tokens: int = MAX_TOKENS
+    per_category: int = PER_CATEGORY
+    seed: int = 0
+    report: bool = False
+    """Measure whole answers too."""
+    runtime: str | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrimResult:
+    """What became of a pack."""
+
+    root: Path
+    runtime: str
+    calibration: str
+    sweep: Sweep
+    chosen: SweepRow | None
+    """What the pack has now; None: nothing was changed."""
+    entry: TrimEntry | None
+    files: Mapping[str, int] = field(default_factory=dict)
+    """What was added: name → bytes."""
+    prompts: Mapping[str, tuple[Prompt, ...]] = field(default_factory=dict)
+    """Of each category, some to time whole answers on."""
+    former: TrimEntry | None = None
+    """The trim that the pack had before; it stays where nothing was changed."""
+    speeds: Mapping[str, Speeds] = field(default_factory=dict)
+    """By category, where whole answers were measured."""

@@ -22,7 +22,7 @@ from edgedecode.engines.selection import engine_version
 from edgedecode.errors import ContextExceeded
 from edgedecode.text.prompts import Prompt
 
-from .scored_text import ScoredText
+from .trim_texts import ScoredText
 
 __all__ = ["TEMPERATURE", "Answering", "KeptAnswers", "answer_prompts"]
 

@@ -15,8 +15,8 @@ from edgedecode.user_notices import notice
 
 from ..frameworks import require_frameworks
 from ..stages import Stages
-from .categories import read_categories
-from .heads import make_heads
+from .head_files import make_heads
+from .id_ranking import Ranking
 from .material import gather
 from .measuring import Bench
 from .pack_change import (
@@ -29,11 +29,9 @@ from .pack_change import (
     trim_files,
     workplace,
 )
-from .prediction import Sweep, SweepRow
-from .ranking import Ranking
-from .request import TrimRequest, TrimResult
-from .speeds import ANSWERS_PER_PROMPT, DRAFTER, measure_speeds
-from .text_files import check_text_file, text_of
+from .sweep import Sweep, SweepRow, TrimRequest, TrimResult
+from .timing import ANSWERS_PER_PROMPT, DRAFTER, measure_speeds
+from .trim_texts import check_text_file, read_categories, text_of
 
 __all__ = ["add_local", "take_out", "time_answers", "trim_pack"]
 
