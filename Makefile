@@ -62,12 +62,12 @@ $(TEST_STAMP): pyproject.toml
 	@touch $@
 
 # mypy cannot follow the editable install's import hook, so it reads a mirror of the installed package: one folder of
-# links, three of them to the rings that live beside it (edgedecode/export/x.py in its messages is export/x.py here).
+# links, four of them to the rings that live beside it (edgedecode/export/x.py in its messages is export/x.py here).
 lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@mkdir -p $(MIRROR)
-	@ln -sfn $(addprefix ../../../,$(filter-out %/__pycache__,$(wildcard edgedecode/*)) export runtimes apps) $(MIRROR)/
+	@ln -sfn $(addprefix ../../../,$(filter-out %/__pycache__,$(wildcard edgedecode/*)) export runtimes apps bench) $(MIRROR)/
 	@find -L $(MIRROR) -maxdepth 1 -type l -delete
 	cd build/typecheck && $(BIN)/mypy --config-file ../../pyproject.toml -p edgedecode
 
@@ -88,4 +88,4 @@ pack: $(TEST_STAMP)
 
 clean:
 	rm -rf $(DEMO_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find edgedecode export runtimes apps tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find edgedecode export runtimes apps bench tests -name __pycache__ -type d -prune -exec rm -rf {} +

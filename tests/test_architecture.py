@@ -17,8 +17,11 @@ RINGS = {
     "edgedecode.export": "export",
     "edgedecode.runtimes": "runtimes",
     "edgedecode.apps": "apps",
+    "edgedecode.bench": "bench",
 }
 OUTER = ("export", "runtimes", "apps")
+DEVELOPERS = "bench"  # may import every ring, and no ring imports it
+FOLDERS = (*OUTER, DEVELOPERS)
 
 ROOMS = {  # of the core: what a room may import beside itself, from rooms and from the modules of the face
     "decoding": {"errors"},
@@ -44,13 +47,14 @@ ENGINES = {"onnx": {"onnxruntime"}, "llama": {"llama_cpp"}}  # by folder of runt
 EXPORT = CORE | TRAINING | {"huggingface_hub", "ml_dtypes", "onnxruntime", "rich", "tqdm"}
 EXPORT |= {"builders"}  # the model builder's own package, reached through onnxruntime_genai
 APPS = {"numpy", "rich"}
+BENCH = EXPORT | APPS | set().union(*ENGINES.values())
 HUB = Path("edgedecode/pack/hub.py")
 LLAMA_CHILD = Path("export/gguf/llama_child.py")  # llama.cpp's tokenizer and quantizer, never in our process
 
 PRINTERS = {
     Path("edgedecode/cli.py"),
     *(path.relative_to(ROOT) for path in (ROOT / "export/cli").glob("*.py")),
-}  # and everything under apps/
+}  # and everything under apps/ and bench/
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ def _allowed(source: Source) -> set[str]:
         return CORE | (ENGINES.get(source.path.parts[1], set()))
     if source.path == LLAMA_CHILD:
         return CORE | {"llama_cpp"}
-    return EXPORT if source.ring == "export" else APPS
+    return {"export": EXPORT, "apps": APPS, DEVELOPERS: BENCH}[source.ring]
 
 
 def _reaches(imported: Import, rings: tuple[str, ...]) -> bool:
@@ -171,13 +175,13 @@ def test_each_ring_imports_only_its_third_parties() -> None:
         for source in sources()
         for imported in source.imports()
         if imported.top not in sys.stdlib_module_names | {"edgedecode", "__future__"} | _allowed(source)
-        and imported.top not in OUTER  # has a test of its own
+        and imported.top not in FOLDERS  # has a test of its own
     ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_core_imports_no_outer_ring() -> None:
-    wrong = [_where(s, i) for s in sources() if s.ring == "edgedecode" for i in s.imports() if _reaches(i, OUTER)]
+    wrong = [_where(s, i) for s in sources() if s.ring == "edgedecode" for i in s.imports() if _reaches(i, FOLDERS)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -187,7 +191,7 @@ def test_outer_rings_do_not_import_each_other() -> None:
         for source in sources()
         if source.ring in OUTER
         for imported in source.imports()
-        if _reaches(imported, tuple(ring for ring in OUTER if ring != source.ring))
+        if _reaches(imported, tuple(ring for ring in FOLDERS if ring != source.ring))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -227,11 +231,11 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 def test_no_folder_is_imported_by_its_bare_name() -> None:
     """`import export` works from a checkout and nowhere else; tests are held to it too."""
-    wrong = [_where(source, found) for source in sources() for found in source.imports() if found.top in OUTER]
+    wrong = [_where(source, found) for source in sources() for found in source.imports() if found.top in FOLDERS]
     for path in sorted((ROOT / "tests").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         source = Source(path.relative_to(ROOT), "tests.any", ast.parse(text, str(path)), 0)
-        wrong += [_where(source, found) for found in source.imports() if found.top in OUTER]
+        wrong += [_where(source, found) for found in source.imports() if found.top in FOLDERS]
     assert not wrong, "\n".join(wrong)
 
 
@@ -273,7 +277,7 @@ def test_only_programs_print() -> None:
     wrong = [
         f"{source.path}:{node.lineno}"
         for source in sources()
-        if source.ring != "apps" and source.path not in PRINTERS
+        if source.ring not in ("apps", DEVELOPERS) and source.path not in PRINTERS
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]

@@ -20,10 +20,11 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = {
     "edgedecode": "edgedecode",
     "edgedecode.apps": "apps",
+    "edgedecode.bench": "bench",
     "edgedecode.export": "export",
     "edgedecode.runtimes": "runtimes",
 }
-DATA = ("edgedecode/packs/**/*", "edgedecode/py.typed", "apps/bench/*.jsonl", "export/trim/*.jsonl")
+DATA = ("edgedecode/packs/**/*", "edgedecode/py.typed", "apps/*.jsonl", "export/trim/*.jsonl")
 PACK_LIMIT = 15 * 2**20
 
 

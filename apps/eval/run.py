@@ -16,9 +16,10 @@ from edgedecode.errors import CapabilityError
 from edgedecode.pack.engine_equality import Equality
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Manifest
+from edgedecode.text.prompts import Prompt, read_prompts
 from edgedecode.text.tokenizer import Tokenizer
 
-from ..bench.prompts import Prompt, bundled_prompts, read_prompts
+from ..bundled_prompts import bundled_prompts
 from ..interrupts import leaving_at_once
 from ..machine import engine_versions
 from ..progress import progress

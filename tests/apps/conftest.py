@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode import Pair
-from edgedecode.apps.bench.timed import TimedRuntime
+from edgedecode.bench.measure.timed import TimedRuntime
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 
@@ -47,8 +47,8 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pair]:
     (tmp_path / "edgedecode.json").write_text("{}")
     pair = timed_toy(tmp_path)
     unused = [pair]
-    for module in ("generate.command", "chat.command", "bench.run"):
-        opened = import_module(f"edgedecode.apps.{module}")
+    for module in ("apps.generate.command", "apps.chat.command", "bench.kinds"):
+        opened = import_module(f"edgedecode.{module}")
         monkeypatch.setattr(opened, "open_pair", lambda *_, **__: unused.pop() if unused else timed_toy(tmp_path))
     yield pair
     pair.close()

@@ -13,20 +13,22 @@ from pathlib import Path
 import pytest
 
 from edgedecode import InputError, Pair
-from edgedecode.apps.bench.conditions import Conditions
-from edgedecode.apps.bench.costs import CostMeter
-from edgedecode.apps.bench.draws import draw_shapes, measure_draws
-from edgedecode.apps.bench.families import measure_family
-from edgedecode.apps.bench.prompts import Prompt, bundled_prompts, choose, read_prompts
-from edgedecode.apps.bench.requests import Requests
-from edgedecode.apps.bench.results import FamilyResult
-from edgedecode.apps.bench.runs import LATER, HostGap, answer
-from edgedecode.apps.bench.runs import Run as AnswerRun
-from edgedecode.apps.bench.settings import PLAIN, Arm, Settings
-from edgedecode.apps.bench.timed import TimedPair
+from edgedecode.apps.bundled_prompts import bundled_prompts
+from edgedecode.bench.choices import choose
+from edgedecode.bench.measure.answers import LATER, HostGap, answer
+from edgedecode.bench.measure.answers import Run as AnswerRun
+from edgedecode.bench.measure.cost_meter import CostMeter
+from edgedecode.bench.measure.draws import draw_shapes, measure_draws
+from edgedecode.bench.measure.equal_requests import Requests
+from edgedecode.bench.measure.families import measure_family
+from edgedecode.bench.measure.family_results import FamilyResult
+from edgedecode.bench.measure.timed import TimedPair
+from edgedecode.bench.report.conditions import Conditions
+from edgedecode.bench.settings import PLAIN, Arm, Settings
 from edgedecode.cli import main
 from edgedecode.decoding.row_draw import NumpyRowDraw
 from edgedecode.engines.registry import drafter_names
+from edgedecode.text.prompts import Prompt, read_prompts
 
 from .conftest import Run
 

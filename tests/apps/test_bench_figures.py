@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from edgedecode import Pair, Stats
-from edgedecode.apps.bench.costs import READ, CostMeter, Costs, DraftCosts
-from edgedecode.apps.bench.prompts import Prompt
-from edgedecode.apps.bench.runs import answer, host_gaps, reading_seconds
-from edgedecode.apps.bench.settings import Arm, Settings
-from edgedecode.apps.bench.survival import Host, Survival, predicted, predicted_at
-from edgedecode.apps.bench.timed import Pass, TimedPair, TimedRuntime
+from edgedecode.bench.measure.answers import answer, host_gaps, reading_seconds
+from edgedecode.bench.measure.cost_meter import READ, CostMeter, Costs, DraftCosts
+from edgedecode.bench.measure.survival import Host, Survival, predicted, predicted_at
+from edgedecode.bench.measure.timed import Pass, TimedPair, TimedRuntime
+from edgedecode.bench.settings import Arm, Settings
 from edgedecode.engines.registry import drafter_names
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
+from edgedecode.text.prompts import Prompt
 from tests.toys import HeadedTable
 
 CURVE = {1: 0.01, 2: 0.012, 4: 0.018}

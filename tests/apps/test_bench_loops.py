@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from edgedecode import CapabilityError, Pair
-from edgedecode.apps.bench import loops
-from edgedecode.apps.bench.loops import open_loops
-from edgedecode.apps.bench.settings import Settings
+from edgedecode.bench.loops import greedy_loop as loops
+from edgedecode.bench.loops.greedy_loop import open_loops
+from edgedecode.bench.settings import Settings
 from edgedecode.pack.manifest import ModelEntry
 
 SETTINGS = Settings(prompts=(), drafters=(), lengths=(), repetitions=1, max_tokens=8, context=128)
@@ -43,29 +43,23 @@ class Refusing(Loop):
         raise CapabilityError(f"it has no\n  {kv_type}")
 
 
-class Entry:
-    """An entry point that loads this, or fails."""
-
-    def __init__(self, factory: type[Loop] | Exception) -> None:
-        self._factory = factory
-
-    def load(self) -> type[Loop]:
-        if isinstance(self._factory, Exception):
-            raise self._factory
-        return self._factory
-
-
 Opened = tuple[list[Loop], list[str]]
 Open = Callable[..., Opened]
 
 
 @pytest.fixture
 def opened(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> Open:
-    """Open the loops of these entry points for the toy pair."""
+    """Open these loops for the toy pair."""
 
     def open_them(folder: str | None = None, **factories: type[Loop] | Exception) -> Opened:
-        entries = {name: Entry(factory) for name, factory in factories.items()}
-        monkeypatch.setattr(loops, "installed", lambda group: entries)
+        def resolve(name: str) -> type[Loop]:
+            factory = factories[name]
+            if isinstance(factory, Exception):
+                raise factory
+            return factory
+
+        monkeypatch.setattr(loops, "LOOPS", {name: name for name in factories})
+        monkeypatch.setattr(loops, "resolve_name", resolve)
         monkeypatch.setattr(toy, "runtime", "toy")
         arguments = Namespace(threads=3, against_genai=[folder] if folder else [])
         return cast(Opened, open_loops(arguments, toy, settings=SETTINGS))
@@ -80,7 +74,7 @@ def test_loops_on_the_pair_s_engine_open_with_its_conditions(opened: Open, toy: 
 
 
 def test_no_loop_is_a_reason_too(opened: Open) -> None:
-    assert opened(foreign=Elsewhere) == ([], ["no loops on toy are registered under edgedecode.loops"])
+    assert opened(foreign=Elsewhere) == ([], ["there are no other loops on toy"])
 
 
 def test_one_that_cannot_run_leaves_the_others(opened: Open) -> None:
@@ -100,5 +94,5 @@ def test_the_loop_over_a_folder_wants_one(opened: Open) -> None:
 
 
 def test_a_folder_for_another_engine_is_not_passed_over(opened: Open) -> None:
-    assert opened(genai=Elsewhere)[1] == ["no loops on toy are registered under edgedecode.loops"]
+    assert opened(genai=Elsewhere)[1] == ["there are no other loops on toy"]
     assert opened("folder", genai=Elsewhere)[1] == ["genai: it decodes on another engine and this run on toy"]

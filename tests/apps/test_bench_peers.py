@@ -14,17 +14,17 @@ from typing import Any, cast
 import pytest
 
 from edgedecode import CapabilityError, Pair, RuntimeUnavailable, SamplingOptions, SessionOptions
-from edgedecode.apps.bench.peers import child
-from edgedecode.apps.bench.peers.against import _answers
-from edgedecode.apps.bench.peers.compare import REHEARSED, compare
-from edgedecode.apps.bench.peers.opening import open_peers
-from edgedecode.apps.bench.peers.peer import Answer, PeerFactory
-from edgedecode.apps.bench.peers.process import PeerOrder, PeerProcess
-from edgedecode.apps.bench.peers.results import OURS, SCHEDULED
-from edgedecode.apps.bench.peers.table import notes, peer_table
-from edgedecode.apps.bench.prompts import Prompt
-from edgedecode.apps.bench.settings import Settings
+from edgedecode.bench.peers import peer_child as child
+from edgedecode.bench.peers.against import _answers
+from edgedecode.bench.peers.comparison import REHEARSED, compare
+from edgedecode.bench.peers.opening import open_peers
+from edgedecode.bench.peers.peer import Answer, PeerFactory
+from edgedecode.bench.peers.peer_process import PeerOrder, PeerProcess
+from edgedecode.bench.peers.peer_results import OURS, SCHEDULED
+from edgedecode.bench.peers.peer_table import notes, peer_table
+from edgedecode.bench.settings import Settings
 from edgedecode.cli import main
+from edgedecode.text.prompts import Prompt
 
 ORDER = PeerOrder("fake", "/pack", 2, 1, "float32", 64, (0,), ())
 ONE = tuple(Prompt("one", (), (f"say {letter}",)) for letter in "abc")
@@ -88,8 +88,7 @@ def test_an_unknown_peer_is_refused_with_the_known_ones() -> None:
 
 SERVING = """
 import os, sys, time
-from edgedecode.apps.bench.peers import child
-from edgedecode.apps.bench.peers.against import _answers
+from edgedecode.bench.peers import peer_child as child
 class Peer:
     setting, modes = "fake", ("plain", "die", "stop", "sleep")
     def __init__(self, root, **options): os.write(1, b"native noise\\n")

@@ -13,15 +13,16 @@ from xml.etree import ElementTree
 import pytest
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
-from edgedecode.apps.bench.calibration import CONTEXTS, bucket_contexts, learn, measure_host
-from edgedecode.apps.bench.conversations import MIXED, mixed_conversations
-from edgedecode.apps.bench.costs import READ, Costs, DraftCosts
-from edgedecode.apps.bench.plot import speed_svg
-from edgedecode.apps.bench.prompts import Prompt, bundled_prompts, choose
-from edgedecode.apps.bench.requests import Requests
-from edgedecode.apps.bench.settings import PLAIN, SCHEDULED, Arm, Settings, arms_of
-from edgedecode.apps.bench.synthetic import SYNTHETIC, SyntheticSource
-from edgedecode.apps.bench.timed import TimedPair
+from edgedecode.apps.bundled_prompts import bundled_prompts
+from edgedecode.bench.choices import choose
+from edgedecode.bench.conversations import MIXED, mixed_conversations
+from edgedecode.bench.measure.cost_meter import READ, Costs, DraftCosts
+from edgedecode.bench.measure.device_costs import CONTEXTS, bucket_contexts, learn, measure_host
+from edgedecode.bench.measure.equal_requests import Requests
+from edgedecode.bench.measure.synthetic import SYNTHETIC, SyntheticSource
+from edgedecode.bench.measure.timed import TimedPair
+from edgedecode.bench.report.speed_plot import speed_svg
+from edgedecode.bench.settings import PLAIN, SCHEDULED, Arm, Settings, arms_of
 from edgedecode.cli import main
 from edgedecode.decoding.policy import RoundCost, Score
 from edgedecode.errors import InputError
@@ -30,6 +31,7 @@ from edgedecode.pack.integrity import pack_digest
 from edgedecode.schedule.cost import CONTEXT_BUCKETS, context_bucket
 from edgedecode.svg import write_drawing
 from edgedecode.testing import byte_tokenizer
+from edgedecode.text.prompts import Prompt
 
 CURVE = Costs(
     context=256,
@@ -285,7 +287,7 @@ def test_a_trace_is_replayed(
     toy: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = pack_digest(toy.manifest)
-    monkeypatch.setattr("edgedecode.apps.bench.replaying._digest", lambda pack: digest)
+    monkeypatch.setattr("edgedecode.bench.replaying._digest", lambda pack: digest)
     trace = recorded(toy, tmp_path / "trace.jsonl")
     lines = trace.read_text().splitlines()
     assert main(["bench", "--replay", str(trace), "--json"]) == 0
@@ -299,7 +301,7 @@ def test_a_trace_is_replayed(
     assert main(["bench", "--replay", str(trace)]) == 1
     assert capsys.readouterr().out.startswith("plan 5 differs: recorded Plan(")
 
-    monkeypatch.setattr("edgedecode.apps.bench.replaying._digest", lambda pack: "another")
+    monkeypatch.setattr("edgedecode.bench.replaying._digest", lambda pack: "another")
     assert main(["bench", "--replay", str(trace)]) == 1
     message = capsys.readouterr().err
     assert "is of another pack" in message
@@ -324,7 +326,7 @@ def test_a_drawing_that_could_not_be_written_is_refused_before_anything_is_measu
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("edgedecode.svg.tempfile.TemporaryFile", full)
-    monkeypatch.setattr("edgedecode.apps.bench.run.open_pair", None)  # nothing is opened
+    monkeypatch.setattr("edgedecode.bench.kinds.open_pair", None)  # nothing is opened
     assert main(["bench", "--quick", "--plot", str(tmp_path / "x.svg")]) == 1
     assert "x.svg cannot be written: No space left on device" in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode import CapabilityError, ManifestError, RuntimeUnavailable, SamplingOptions, SessionOptions, load
-from edgedecode.apps.bench.peers.process import PeerOrder, PeerProcess
+from edgedecode.bench.peers.peer_process import PeerOrder, PeerProcess
 from edgedecode.pack.manifest import Manifest
 from tests.shared_paths import SHARED, needs_shared
 
@@ -97,7 +97,7 @@ def test_a_pack_that_vanished_is_a_reason(opened: Open, tmp_path: Path) -> None:
 
 def test_graphs_that_genai_cannot_run_are_refused_before_it_sees_them(pack: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx_ir")
-    from edgedecode.export.peers.genai_folder import GenaiFolder
+    from edgedecode.bench.peers.genai_folder import GenaiFolder
 
     entry = Manifest.load(pack).located("target")
     folder = GenaiFolder(tmp_path, context=CONTEXT, ends=[0])

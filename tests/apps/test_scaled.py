@@ -18,10 +18,10 @@ import pytest
 
 import edgedecode
 from edgedecode import CapabilityError, EdgeDecodeError, InputError, Pair, SamplingOptions, SessionOptions
-from edgedecode.apps.bench import scaled
-from edgedecode.apps.bench.mlps import find_mlps
-from edgedecode.apps.bench.scaled import scaled_pack
-from edgedecode.apps.bench.widening import Widening
+from edgedecode.bench.scale import scaled
+from edgedecode.bench.scale.mlps import find_mlps
+from edgedecode.bench.scale.scaled import scaled_pack
+from edgedecode.bench.scale.widening import Widening
 from edgedecode.cli import main
 from edgedecode.memory import Budget
 from edgedecode.onnx_format.graph_file import GraphFile, Node
@@ -232,7 +232,7 @@ def test_it_needs_numpy_and_onnxruntime_alone(wide: Path) -> None:
 import sys
 sys.modules.update(dict.fromkeys(("onnx", "onnx_ir", "torch", "transformers")))
 from argparse import Namespace
-from edgedecode.apps.bench.scaled import scaled_pack
+from edgedecode.bench.scale.scaled import scaled_pack
 scaled_pack(Namespace(scale="13MB", model={str(BUNDLED_PACK)!r}, runtime=None))
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

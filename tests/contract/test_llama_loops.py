@@ -16,8 +16,8 @@ from tests.contract.toy_graph import ToyShape
 
 pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
 
-from edgedecode.runtimes.llama.bare import LlamaBareLoop
-from edgedecode.runtimes.llama.high_level import HighLevelLoop
+from edgedecode.bench.loops.llama_loop import LlamaBareLoop
+from edgedecode.bench.loops.llama_python_loop import HighLevelLoop
 
 LOOPS = [LlamaBareLoop, HighLevelLoop]
 PROMPT = list(range(40, 70)) * 5

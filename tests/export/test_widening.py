@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.apps.bench.scaled import scaled_pack
+from edgedecode.bench.scale.scaled import scaled_pack
 from edgedecode.errors import CapabilityError
 from edgedecode.export.graph.graph_request import GraphRequest
 from edgedecode.pack.manifest import Manifest

@@ -1,0 +1,14 @@
+"""The held-out prompts that come with the package: `prompts.jsonl`, of which prompts.md says the origin."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from edgedecode.text.prompts import Prompt, parse_prompts
+
+__all__ = ["bundled_prompts"]
+
+
+def bundled_prompts() -> list[Prompt]:
+    """Return 20 prompts of each of 12 task families."""
+    return parse_prompts(files(__package__).joinpath("prompts.jsonl").read_bytes(), "the bundled prompts")

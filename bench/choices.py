@@ -1,0 +1,163 @@
+"""From a bench run's arguments to what it measures."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+
+from edgedecode import CapabilityError, InputError, Pair, SamplingOptions, SessionOptions
+from edgedecode.apps.bundled_prompts import bundled_prompts
+from edgedecode.engines.registry import drafter_names, find_drafter
+from edgedecode.text.prompts import Prompt, read_prompts
+
+from .conversations import mixed_conversations
+from .measure.cost_meter import READ
+from .measure.device_costs import CONTEXTS
+from .measure.synthetic import SYNTHETIC
+from .settings import Arm, Settings
+
+__all__ = ["Prompts", "choose", "read_choices", "settings_of"]
+
+CONTEXT = 1024
+MIXED_CONTEXT = 2048
+CALIBRATED_CONTEXT = CONTEXTS[2] + READ
+"""By default; a bucket beyond takes minutes to fill, and is calibrated where --ctx-size asks for it."""
+QUICK_FAMILIES = ("story", "extract_json", "edit")
+SYNTHETIC_TOKENS = 256
+WARM_UP = 12
+"""Prompts that the scheduler answers before anything is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts to measure, and others for the scheduler to learn from."""
+
+    measured: tuple[Prompt, ...]
+    others: tuple[Prompt, ...]
+
+
+def read_choices(arguments: Namespace) -> Prompts:
+    """Read and choose the prompts. Raises InputError or OSError, before any engine is opened."""
+    for name in arguments.drafters or ():
+        find_drafter(name)
+    prompts = bundled_prompts() if arguments.prompts is None else read_prompts(Path(arguments.prompts))
+    families = arguments.families or ()
+    short = _short(arguments)
+    if (short or arguments.synthetic is not None) and not families and arguments.prompts is None:
+        families = QUICK_FAMILIES
+    per_family = arguments.per_family
+    if per_family is None:
+        one = arguments.synthetic is not None or arguments.calibrate or (short and arguments.scale is not None)
+        per_family = 1 if one else 2 if short else 5
+    measured = choose(prompts, families=families, per_family=per_family)
+    return Prompts(tuple(measured), tuple(_others(measured, prompts)))
+
+
+def choose(prompts: Sequence[Prompt], *, families: Iterable[str] = (), per_family: int) -> list[Prompt]:
+    """Keep the first `per_family` prompts of each family asked for (none: of all). Raises InputError."""
+    if per_family < 1:
+        raise InputError(f"--per-family {per_family} is out of range: 1 or more")
+    known = list(dict.fromkeys(prompt.family for prompt in prompts))
+    wanted = list(families) or known
+    if missing := [family for family in wanted if family not in known]:
+        raise InputError(f"there are no prompts of family {', '.join(missing)}; there are: {', '.join(known)}")
+    return [prompt for family in wanted for prompt in [p for p in prompts if p.family == family][:per_family]]
+
+
+def settings_of(arguments: Namespace, pair: Pair, prompts: Prompts) -> Settings:
+    """Return the settings for this pair. Raises InputError for numbers out of range, CapabilityError for drafters."""
+    settings = Settings(
+        prompts=prompts.measured,
+        drafters=_drafters(arguments, pair),
+        lengths=_lengths(arguments),
+        repetitions=arguments.repetitions,
+        max_tokens=_max_tokens(arguments),
+        context=_context(arguments, pair),
+        fixed=_fixed(arguments),
+        sampling=_sampling(arguments),
+        seed=arguments.seed,
+    )
+    if arguments.synthetic is not None:
+        family = f"{SYNTHETIC} {arguments.synthetic:g}"
+        return replace(
+            settings,
+            prompts=tuple(replace(prompt, family=family) for prompt in prompts.measured),
+            drafters=(SYNTHETIC,),
+            scheduled=Arm(SYNTHETIC, None),
+            ignore_eos=True,
+        )
+    if arguments.mixed:
+        joined = mixed_conversations(
+            prompts.measured, pair.tokenizer, max_tokens=settings.max_tokens, context=settings.context
+        )
+        return replace(settings, prompts=tuple(joined))
+    return settings
+
+
+def _others(measured: Sequence[Prompt], prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return prompts that are not measured, of the measured families in turn; of a file without any, bundled ones."""
+    families = dict.fromkeys(prompt.family for prompt in measured)
+    taken = set(measured)
+    rest = [[prompt for prompt in prompts if prompt.family == name and prompt not in taken] for name in families]
+    found = [prompt for row in zip_longest(*rest) for prompt in row if prompt is not None]
+    return (found or [prompt for prompt in bundled_prompts() if prompt not in taken])[:WARM_UP]
+
+
+def _short(arguments: Namespace) -> bool:
+    return bool(arguments.quick or arguments.overhead or arguments.draws)
+
+
+def _fixed(arguments: Namespace) -> bool:
+    return bool(
+        arguments.fixed
+        or arguments.drafters
+        or arguments.lengths
+        or arguments.overhead
+        or arguments.mixed
+        or arguments.synthetic is not None
+    )
+
+
+def _lengths(arguments: Namespace) -> tuple[int, ...]:
+    few = _short(arguments) or arguments.synthetic is not None
+    return tuple(sorted(set(arguments.lengths or ((2, 4) if few else (1, 2, 4, 8)))))
+
+
+def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:
+    has_draft = "draft" in pair.manifest.models
+    for name in arguments.drafters or ():
+        if pair.drafter_source(name).needs_model and not has_draft:
+            raise CapabilityError(f"this pack has no draft model for {name}: --drafters ngram measures without one")
+    if arguments.drafters:
+        return tuple(dict.fromkeys(arguments.drafters))
+    names = pair.drafter_names(SessionOptions()) if arguments.calibrate else drafter_names()
+    demanding = sorted(names, key=lambda name: not pair.drafter_source(name).needs)  # one model may then serve all
+    usable = {name for name in demanding if _serves(pair, name)}
+    return tuple(name for name in names if name in usable)
+
+
+def _serves(pair: Pair, name: str) -> bool:
+    source = pair.drafter_source(name)
+    return not source.needs_model or pair.drafts.can_offer(source.needs)
+
+
+def _max_tokens(arguments: Namespace) -> int:
+    if arguments.max_tokens is not None:
+        return int(arguments.max_tokens)
+    if arguments.synthetic is not None:
+        return SYNTHETIC_TOKENS
+    return 48 if _short(arguments) or arguments.mixed or arguments.calibrate else 128
+
+
+def _context(arguments: Namespace, pair: Pair) -> int:
+    if arguments.ctx_size is not None:
+        return int(arguments.ctx_size)
+    most = CALIBRATED_CONTEXT if arguments.calibrate else MIXED_CONTEXT if arguments.mixed else CONTEXT
+    return min(most, pair.target.card.context)
+
+
+def _sampling(arguments: Namespace) -> SamplingOptions:
+    return SamplingOptions(temperature=arguments.temp or 0.0, top_p=1.0 if arguments.top_p is None else arguments.top_p)

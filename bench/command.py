@@ -1,0 +1,109 @@
+"""The verb `bench`: plain and speculative decoding on the same prompts in one run. Engines load when it runs."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+
+from edgedecode.apps.options import add_pack_options
+from edgedecode.commands import Command, name_list, positive_count, real_number, seed, whole_number
+from edgedecode.decoding.policy import MAX_DRAFT
+
+from .peers.peer_options import add_peer_options, check_peer_options
+
+__all__ = ["command"]
+
+REPETITIONS = 9
+QUICK_REPETITIONS = 3
+"""Of a quick look at a widened pack, whose tokens take ten times as long as the bundled pack's."""
+
+
+class BenchCommand:
+    """Tables first; with --json one line with every figure last."""
+
+    name = "bench"
+    help = "measure plain and speculative decoding, interleaved, on this machine"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        kinds = parser.add_argument_group("what is measured (default: plain decoding and the scheduler, by family)")
+        kind = kinds.add_mutually_exclusive_group()
+        kind.add_argument("--overhead", action="store_true", help="host work per token and round, and bare loops")
+        kind.add_argument("--mixed", action="store_true", help="conversations with another family at every turn")
+        kind.add_argument(
+            "--synthetic",
+            type=real_number,
+            metavar="A",
+            help="drafts that are the target's own answer, each token right with chance A (0: all are wrong)",
+        )
+        kind.add_argument(
+            "--calibrate", action="store_true", help="what passes cost here, in full, for each length of context"
+        )
+        kind.add_argument(
+            "--draws", action="store_true", help="drawing a token from a row of 151,936 logits, at its slowest"
+        )
+        kind.add_argument("--replay", metavar="TRACE", help="whether a recorded trace gives the same plans again")
+        add_peer_options(parser)
+        parser.add_argument(
+            "--scale",
+            metavar="SIZE",
+            help="widen the pack first, until its target weighs SIZE (300MB): same text, the cost of a real model",
+        )
+        what = parser.add_argument_group("prompts and arms")
+        what.add_argument("--quick", action="store_true", help="few prompts and short answers: a look of some seconds")
+        what.add_argument("--families", type=name_list, metavar="A,B", help="only these task families")
+        what.add_argument("--per-family", type=positive_count, metavar="N", help="prompts of each family (default: 5)")
+        what.add_argument("--prompts", metavar="FILE", help="jsonl with family and messages, or Spec-Bench's turns")
+        what.add_argument(
+            "--fixed", action="store_true", help="every drafter at every length too: what was best in hindsight"
+        )
+        what.add_argument(
+            "--drafters",
+            type=name_list,
+            metavar="A,B",
+            help="fixed drafters (default: all the pack can use); as --fixed",
+        )
+        what.add_argument(
+            "--lengths", type=_numbers, metavar="N,N", help="fixed draft lengths (default: 1,2,4,8); as --fixed"
+        )
+        what.add_argument(
+            "--repetitions",
+            type=positive_count,
+            metavar="N",
+            help=f"of every run (default: {REPETITIONS}; {QUICK_REPETITIONS} with --quick --scale)",
+        )
+        what.add_argument(
+            "-n", "--max-tokens", type=positive_count, metavar="N", help="tokens of an answer at most (default: 128)"
+        )
+        what.add_argument("--temp", type=real_number, metavar="T", help="sample at this temperature (default: greedy)")
+        what.add_argument("--top-p", type=real_number, metavar="P", help="with --temp: the likeliest of this mass")
+        what.add_argument("--seed", type=seed, default=0, metavar="N", help="of the draws (default: %(default)s)")
+        parser.add_argument("--plot", metavar="FILE.svg", help="draw c(n), and speed-ups by family")
+        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+        add_pack_options(parser)
+        parser.set_defaults(usage_error=parser.error)
+
+    def run(self, arguments: Namespace) -> int:
+        check_peer_options(arguments)
+        if arguments.top_p is not None and not arguments.temp:
+            arguments.usage_error("--top-p says what is drawn from: give --temp with it")
+        if arguments.plot is not None and (arguments.overhead or arguments.draws or arguments.replay is not None):
+            arguments.usage_error("--plot draws costs and speed-ups, which this does not measure")
+        prompts = arguments.drafters, arguments.lengths, arguments.fixed, arguments.temp, arguments.families
+        if arguments.draws and (any(prompts) or arguments.prompts is not None or arguments.scale is not None):
+            arguments.usage_error("--draws measures rows of its own: leave out what chooses prompts, drafters or packs")
+        if arguments.scale is not None and arguments.replay is not None:
+            arguments.usage_error("--replay runs no model: leave out --scale")
+        if arguments.repetitions is None:
+            arguments.repetitions = QUICK_REPETITIONS if arguments.quick and arguments.scale else REPETITIONS
+        from .kinds import run
+
+        return run(arguments)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [whole_number(part.strip(), least=1, most=MAX_DRAFT) for part in text.split(",")]
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(f"{error}; several are written 1,2,4") from None
+
+
+command: Command = BenchCommand()

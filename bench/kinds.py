@@ -1,0 +1,252 @@
+"""One bench run from its arguments to its last line."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edgedecode import Pair
+from edgedecode.apps.options import open_pair
+from edgedecode.apps.progress import progress
+from edgedecode.svg import check_drawing, write_drawing
+from edgedecode.text.prompts import Prompt
+
+from .choices import read_choices, settings_of
+from .lock import one_at_a_time
+from .loops.greedy_loop import open_loops
+from .measure.cost_meter import WIDEST, CostMeter, Costs
+from .measure.device_costs import bucket_contexts, learn, measure_buckets, measure_host
+from .measure.draws import draw_shapes, measure_draws
+from .measure.equal_requests import Requests
+from .measure.families import measure_family
+from .measure.family_results import ArmResult, FamilyResult
+from .measure.overhead import compare_loops, measure_host_work
+from .measure.synthetic import SyntheticSource
+from .measure.timed import TimedPair, TimedRuntime
+from .peers.against import against
+from .peers.opening import check_names
+from .replaying import replay_trace
+from .report.bench_tables import Report
+from .report.conditions import Conditions
+from .report.speed_plot import speed_svg
+from .scale.scaled import scaled_pack
+from .settings import Settings, arms_of
+
+__all__ = ["run"]
+
+COMPARED_TEXT_TOKENS = 64
+COST_SAMPLES = 9
+"""Where no fixed arms run, so many samples of what passes cost are taken before the runs."""
+QUICK_SAMPLES = 2
+DRAWS, QUICK_DRAWS = 200, 9
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """What every kind of measurement works on."""
+
+    arguments: Namespace
+    timed: TimedPair
+    settings: Settings
+    requests: Requests
+    others: Sequence[Prompt]
+    report: Report
+
+
+def run(arguments: Namespace) -> int:
+    """Measure, show, and return the exit code."""
+    if arguments.replay is not None:
+        return _replay(arguments)
+    if arguments.plot is not None:
+        check_drawing(Path(arguments.plot))
+    check_names(arguments.against)
+    synthetic = None if arguments.synthetic is None else SyntheticSource(arguments.synthetic, seed=arguments.seed)
+    prompts = read_choices(arguments)
+    if arguments.scale is not None:
+        arguments.model = str(scaled_pack(arguments))
+    with open_pair(arguments, wrap=TimedRuntime) as pair:
+        if not arguments.calibrate:  # a measurement begins afresh, and prompts of a bench are nobody's experience
+            pair.keep_experience(None)
+        if synthetic is not None:
+            pair.add_drafter_source(synthetic)
+        settings = settings_of(arguments, pair, prompts)
+        timed = TimedPair(pair, with_draft=_runs_draft(pair, settings), drafters=settings.drafters)
+        if synthetic is not None:
+            synthetic.target = timed.target
+        with one_at_a_time():
+            conditions = Conditions.of(timed, settings, arguments=arguments, warm_up=len(prompts.others))
+            report = Report(conditions)
+            report.conditions()
+            requests = Requests(timed, settings, synthetic=synthetic)
+            bench = _Bench(arguments, timed, settings, requests, prompts.others, report)
+            figures = _measure(bench)
+    if arguments.json:
+        print(json.dumps({"conditions": asdict(conditions), **figures}))
+    return 0
+
+
+def _measure(bench: _Bench) -> Json:
+    if bench.arguments.against:
+        pair, settings = bench.timed.pair, bench.settings
+        return against(bench.arguments, pair, settings=settings, report=bench.report, progress=progress)
+    if bench.arguments.overhead:
+        return _overhead(bench)
+    if bench.arguments.draws:
+        return _draws(bench)
+    return _calibrate(bench) if bench.arguments.calibrate else _families(bench)
+
+
+def _families(bench: _Bench) -> Json:
+    settings, report, quick = bench.settings, bench.report, bench.arguments.quick
+    widest = max(WIDEST, *(length + 1 for length in settings.lengths))
+    meter = CostMeter(bench.timed, tokens=_tokens(bench), widest=widest)
+    if not settings.fixed:
+        meter.sample(min(settings.repetitions, QUICK_SAMPLES if quick else COST_SAMPLES))
+    _prepare(bench, meter)
+    runs = len(settings.prompts) * len(arms_of(settings)) * settings.repetitions
+    with progress("measuring", runs) as advance:
+        families = [
+            measure_family(bench.requests, family, meter=meter, advance=advance) for family in settings.families
+        ]
+    costs = meter.costs()
+    meter.close()
+    if not quick:
+        report.costs(costs)
+    report.scheduled(families)
+    report.served(families)
+    if settings.fixed:
+        if not quick:
+            report.acceptance(families)
+        report.best(families)
+        report.arms(families)
+    report.equality(families)
+    _plot(bench, [costs], families)
+    return {"costs": _costs_json(costs), "families": [_family_json(family) for family in families]}
+
+
+def _prepare(bench: _Bench, meter: CostMeter) -> None:
+    """Let the scheduler know what it would know after some use; of synthetic drafts it may know costs only."""
+    if bench.arguments.synthetic is None:
+        with progress("warming up", len(bench.others)) as advance:
+            bench.requests.warm_up(bench.others, advance=advance)
+        return
+    if not meter.samples:
+        meter.sample(min(bench.settings.repetitions, QUICK_SAMPLES))
+    host = measure_host(bench.requests, bench.settings.prompts[:1])
+    learn(bench.timed.pair, [meter.costs()], host=host)
+
+
+def _calibrate(bench: _Bench) -> Json:
+    settings, pair = bench.settings, bench.timed.pair
+    contexts = bucket_contexts(settings.context)
+    with progress("passes", len(contexts) * settings.repetitions) as advance:
+        costs = measure_buckets(
+            bench.timed,
+            tokens=_tokens(bench),
+            contexts=contexts,
+            repetitions=settings.repetitions,
+            advance=advance,
+        )
+    with progress("host work", len(settings.prompts) * (1 + len(settings.drafters))) as advance:
+        host = measure_host(bench.requests, settings.prompts, advance=advance)
+    learn(pair, costs, host=host)
+    pair.save_experience()
+    for measured in costs:
+        bench.report.costs(measured)
+    bench.report.host(host, step_seconds=costs[0].step_seconds)
+    _plot(bench, costs, [])
+    return {"calibration": [_costs_json(measured) for measured in costs], "host_seconds": host}
+
+
+def _overhead(bench: _Bench) -> Json:
+    timed, settings = bench.timed, bench.settings
+    runs = len(settings.prompts) * len(arms_of(settings)) * settings.repetitions
+    with progress("host work", runs) as advance:
+        works = measure_host_work(timed, settings=settings, advance=advance)
+    bench.report.host_work(works)
+    loops, reasons = open_loops(bench.arguments, timed.pair, settings=settings)
+    text = _long_text(timed.pair, settings)
+    with progress("bare loops", settings.repetitions + 1) as advance:
+        ratios = compare_loops(timed, loops, text=text, settings=settings, advance=advance) if loops else []
+    bench.report.loops(ratios, reasons)
+    return {
+        "host_work": [asdict(work) for work in works],
+        "loops": [asdict(ratio) for ratio in ratios],
+        "not_compared": reasons,
+    }
+
+
+def _draws(bench: _Bench) -> Json:
+    quick = bench.arguments.quick
+    with progress("draws", sum(1 for _ in draw_shapes())) as advance:
+        costs = measure_draws(
+            bench.timed.pair.shared.row_draw(),
+            repetitions=QUICK_DRAWS if quick else DRAWS,
+            advance=advance,
+            quick=quick,
+        )
+    bench.report.draws(costs)
+    return {"draws": [asdict(cost) for cost in costs]}
+
+
+def _replay(arguments: Namespace) -> int:
+    replayed = replay_trace(arguments)
+    print(replayed.line())
+    if arguments.json:
+        print(json.dumps(asdict(replayed)))
+    return 0 if replayed.difference is None else 1
+
+
+def _plot(bench: _Bench, costs: Sequence[Costs], families: Sequence[FamilyResult]) -> None:
+    if bench.arguments.plot is not None:
+        write_drawing(Path(bench.arguments.plot), speed_svg(costs, families, title=bench.report.title))
+
+
+def _costs_json(costs: Costs) -> Json:
+    return {
+        **asdict(costs),
+        "c": {n: costs.c(n) for n in costs.target_seconds},
+        "d": {drafter: costs.d(drafter) for drafter in costs.drafters},
+    }
+
+
+def _family_json(family: FamilyResult) -> Json:
+    return {
+        **asdict(family),
+        "best": None if family.best is None else family.best.name,
+        "scheduled": _arm_json(family.scheduled),
+        "arms": [_arm_json(arm) for arm in family.arms],
+    }
+
+
+def _arm_json(arm: ArmResult) -> Json:
+    return {**asdict(arm), "wasted": arm.wasted, "measured_over_predicted": arm.measured_over_predicted}
+
+
+def _runs_draft(pair: Pair, settings: Settings) -> bool:
+    """Tell whether some arm runs the draft model: then it is loaded, and under a stopwatch."""
+    if "draft" not in pair.manifest.models:
+        return False
+    return settings.scheduled.drafter is None or any(
+        pair.drafter_source(name).needs_model for name in settings.drafters
+    )
+
+
+def _tokens(bench: _Bench) -> list[int]:
+    tokenizer = bench.timed.pair.tokenizer
+    return [token for prompt in bench.settings.prompts for token in tokenizer.encode(prompt.turns[0])]
+
+
+def _long_text(pair: Pair, settings: Settings) -> str:
+    """Return prompts, one after the other, until they make a text worth reading."""
+    text = ""
+    for prompt in settings.prompts * COMPARED_TEXT_TOKENS:
+        text += prompt.turns[0] + "\n"
+        if len(pair.tokenizer.encode(text)) >= COMPARED_TEXT_TOKENS:
+            break
+    return text

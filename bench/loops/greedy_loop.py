@@ -1,0 +1,121 @@
+"""Other greedy loops that ours is measured against; one that cannot run here says why.
+
+A loop is compared where its engine is ours.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+from time import perf_counter
+from typing import Protocol, cast
+
+from edgedecode import CapabilityError, EdgeDecodeError, Pair, RuntimeUnavailable
+from edgedecode.pack.manifest import ModelEntry
+
+from ..settings import Settings
+
+__all__ = ["LOOPS", "GreedyLoop", "LoopRun", "open_loops", "time_loop"]
+
+LOOPS: Mapping[str, str] = {
+    "bare": f"{__package__}.onnx_loop:BareLoop",
+    "genai": f"{__package__}.genai_loop:GenaiLoop",
+    "llama-bare": f"{__package__}.llama_loop:LlamaBareLoop",
+    "llama-cpp-python": f"{__package__}.llama_python_loop:HighLevelLoop",
+}
+"""Where each `LoopFactory` is."""
+GENAI = "genai"
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRun:
+    """Tokens, and the seconds from the prompt's pass to the last token: one pass fewer than tokens."""
+
+    tokens: tuple[int, ...]
+    seconds: float
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.seconds / max(1, len(self.tokens) - 1)
+
+
+class GreedyLoop(Protocol):
+    """Continues a prompt greedily."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def setting(self) -> str:
+        """What it runs with, in words: context, threads, how keys and values are kept."""
+        ...
+
+    def read(self, prompt: Sequence[int]) -> int:
+        """Start over: read the prompt in one pass and return the first token."""
+        ...
+
+    def decode(self, token: int, count: int) -> list[int]:
+        """Return up to `count` tokens after `token`; fewer where the engine cannot go past an end of sequence."""
+        ...
+
+
+class LoopFactory(Protocol):
+    """Opens a loop. Raises RuntimeUnavailable or CapabilityError with the reason."""
+
+    @property
+    def runtime(self) -> str:
+        """The engine it decodes on, by the name of our runtime over it."""
+        ...
+
+    def __call__(
+        self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int, kv_type: str
+    ) -> GreedyLoop: ...
+
+
+def time_loop(loop: GreedyLoop, prompt: Sequence[int], *, count: int) -> LoopRun:
+    """Let a loop generate `count` tokens after the prompt; the prompt's own pass is not timed."""
+    first = loop.read(prompt)
+    started = perf_counter()
+    rest = loop.decode(first, count - 1)
+    return LoopRun((first, *rest), perf_counter() - started)
+
+
+def open_loops(arguments: Namespace, pair: Pair, *, settings: Settings) -> tuple[list[GreedyLoop], list[str]]:
+    """Return the loops on this pair's engine that run here, and a line for each that does not."""
+    loops: list[GreedyLoop] = []
+    reasons: list[str] = []
+    for name, place in LOOPS.items():
+        try:
+            factory = cast(LoopFactory, resolve_name(place))
+            if (folder := _folder(name, factory, arguments, pair)) is None:
+                continue
+            loops.append(_open(factory, folder, arguments=arguments, pair=pair, context=settings.context))
+        except ImportError as error:
+            reasons.append(f"{name}: {error.name or error} is not installed")
+        except OSError as error:
+            reasons.append(f"{name}: {error.strerror or error}: {error.filename}")
+        except EdgeDecodeError as error:
+            reasons.append(f"{name}: {' '.join(str(error).split())}")
+    return loops, reasons or ([] if loops else [f"there are no other loops on {pair.runtime}"])
+
+
+def _folder(name: str, factory: LoopFactory, arguments: Namespace, pair: Pair) -> Path | None:
+    """Return where the loop's files lie; None for a loop on another engine, which nobody asked for."""
+    asked: str | None = arguments.against_genai[0] if name == GENAI and arguments.against_genai else None
+    if factory.runtime != pair.runtime:
+        if asked:
+            raise CapabilityError(f"it decodes on {factory.runtime} and this run on {pair.runtime}")
+        return None
+    if name != GENAI:
+        return pair.root
+    if asked is None:
+        raise RuntimeUnavailable("no folder given (--against-genai FOLDER, made by its builder on the same weights)")
+    return Path(asked)
+
+
+def _open(factory: LoopFactory, folder: Path, *, arguments: Namespace, pair: Pair, context: int) -> GreedyLoop:
+    target, kv_type = pair.manifest.located("target"), pair.target.card.kv_types[0]
+    return factory(target, folder, threads=arguments.threads, capacity=context, kv_type=kv_type)

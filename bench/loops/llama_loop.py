@@ -1,0 +1,112 @@
+"""The least that decodes greedily on a GGUF file: what the llama.cpp runtime and our loop are measured against.
+
+The engine's default context in the size and types of ours, one reused batch, arg-max in numpy over the logits where
+they lie; nothing is checked, nothing can be cropped. The engine's own greedy sampler chain takes 1 to 2% longer (8,192
+tokens: 0.654 against 0.648 ms a pass; 151,936: 17.4 and 17.0). Used by `bench --overhead`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from weakref import finalize
+
+import numpy as np
+
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.errors import CapabilityError, RuntimeUnavailable
+from edgedecode.memory import Budget
+from edgedecode.pack.manifest import ModelEntry
+from edgedecode.runtimes.llama.engine import EXACT, KV_TYPES, Engine, Loading
+from edgedecode.runtimes.llama.first_use import gguf_path
+from edgedecode.runtimes.llama.footprint import ROWS_PER_PASS
+from edgedecode.runtimes.llama.log import Untyped
+from edgedecode.runtimes.threads import default_threads
+
+__all__ = ["LlamaBareLoop", "described"]
+
+
+class LlamaBareLoop:
+    """Reads a prompt, then decodes one row a pass. Positions start over with every `read`."""
+
+    name = "bare llama_decode loop"
+    runtime = "llama"
+
+    def __init__(self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int, kv_type: str) -> None:
+        path = gguf_path(entry, folder, name="target", budget=Budget())
+        threads = threads or default_threads(path.stat().st_size)
+        self.setting = described(capacity, threads=threads, kv_type=kv_type)
+        engine = Engine()
+        self._api = engine.api
+        self._weights = engine.load(path, Loading())
+        options = _options(self._api, capacity=capacity, threads=threads, kv_type=kv_type)
+        self._native = self._api.llama_init_from_model(self._weights.native, options)
+        if not self._native:
+            raise RuntimeUnavailable(f"llama.cpp made no context of {capacity} positions ({engine.log.reason()})")
+        finalize(self, _free, self._api, self._native, self._weights)
+        self._memory = self._api.llama_get_memory(self._native)
+        self._capacity = capacity
+        self._length = 0
+        self._token = (ctypes.c_int32 * 1)()
+        self._row = self._api.llama_batch_get_one(self._token, 1)
+        self._logits: FloatArray | None = None
+
+    def read(self, prompt: Sequence[int]) -> int:
+        """Start over, read the prompt and return the first token."""
+        self._api.llama_memory_clear(self._memory, False)
+        for start in range(0, len(prompt), ROWS_PER_PASS):
+            tokens = prompt[start : start + ROWS_PER_PASS]
+            array = (ctypes.c_int32 * len(tokens))(*tokens)  # the batch does not keep it alive
+            if status := self._api.llama_decode(self._native, self._api.llama_batch_get_one(array, len(tokens))):
+                raise RuntimeUnavailable(f"llama.cpp failed to read {len(prompt)} tokens (code {status})")
+        self._length = len(prompt)
+        self._logits = self._newest_logits()
+        return int(self._logits.argmax())
+
+    def decode(self, token: int, count: int) -> list[int]:
+        """Return the `count` tokens after `token`."""
+        if self._length + count > self._capacity:
+            raise CapabilityError(f"{count} tokens do not fit the {self._capacity - self._length} positions left")
+        decode, synchronize = self._api.llama_decode, self._api.llama_synchronize
+        native, row, logits = self._native, self._row, self._newest_logits()
+        tokens: list[int] = []
+        for _ in range(count):
+            self._token[0] = token
+            decode(native, row)
+            synchronize(native)
+            token = int(logits.argmax())
+            tokens.append(token)
+        self._length += count
+        return tokens
+
+    def _newest_logits(self) -> FloatArray:
+        """Return the newest row's logits, where every later pass of one output writes its own."""
+        pointer = self._api.llama_get_logits(self._native)
+        return np.ctypeslib.as_array(pointer, (self._weights.rows,))
+
+
+def described(capacity: int, *, threads: int, kv_type: str) -> str:
+    """Say what a loop runs with; all of it is as in the runtime itself."""
+    flash = "off" if kv_type == EXACT else "on"
+    return (
+        f"context of {capacity}, {threads} threads, {ROWS_PER_PASS} rows a pass, {kv_type} keys and values, "
+        f"flash attention {flash}"
+    )
+
+
+def _options(api: Untyped, *, capacity: int, threads: int, kv_type: str) -> Untyped:
+    options = api.llama_context_default_params()
+    options.n_ctx = capacity
+    options.n_batch = options.n_ubatch = ROWS_PER_PASS
+    options.n_threads = options.n_threads_batch = threads
+    options.type_k = options.type_v = KV_TYPES[kv_type]
+    options.flash_attn_type = int(kv_type != EXACT)
+    options.no_perf = True
+    return options
+
+
+def _free(api: Untyped, native: Untyped, weights: Untyped) -> None:
+    """Free the context, then the weights that it needs until then."""
+    api.llama_free(native)
+    weights.close()

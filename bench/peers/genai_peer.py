@@ -1,0 +1,114 @@
+"""onnxruntime-genai as a peer of `bench --against`: plain, with its draft model, and with its n-gram lookup.
+
+Run in a child process. Its speculation wants both models under one configuration;
+plain decoding and lookups run on the target alone.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from edgedecode.cache import cache_folder
+from edgedecode.errors import CapabilityError, RuntimeUnavailable
+from edgedecode.export.frameworks import reason_of
+from edgedecode.pack.manifest import Manifest
+
+from .genai_folder import GenaiFolder
+
+__all__ = ["GenaiPeer"]
+
+KV_TYPE = "float32"
+_ROOM = 17
+"""Positions beyond the answer, for its longest draft."""
+_PLAIN: dict[str, dict[str, object]] = {"plain": {}}
+_LOOKUPS: dict[str, dict[str, object]] = {
+    "lookup 4": {"ngram_size": 3, "max_draft_tokens": 4},
+    "lookup 8": {"ngram_size": 3, "max_draft_tokens": 8},
+    "lookup 8 adaptive": {"ngram_size": 3, "max_draft_tokens": 8, "min_adaptive_k": 1, "cooldown": True},
+    "lookup 8 chained": {"ngram_size": 3, "max_draft_tokens": 8, "ngram_chained_lookup": True},
+}
+_DRAFTS: dict[str, dict[str, object]] = {
+    "draft 2": {"max_draft_tokens": 2},
+    "draft 4": {"max_draft_tokens": 4},
+    "draft 8": {"max_draft_tokens": 8},
+    "draft 8 adaptive": {"max_draft_tokens": 8, "min_adaptive_k": 1, "cooldown": True},
+}
+"""Mode → its speculative options. 4 is its default length; adaptive ones go down to 1 and rest where nothing holds."""
+
+
+class GenaiPeer:
+    """Answers with a `Generator`, arg-max, over the pack's own ONNX weights, or over folders of its builder."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        threads: int,
+        draft_threads: int,
+        kv_type: str,
+        capacity: int,
+        ends: Sequence[int],
+        folders: Sequence[Path],
+    ) -> None:
+        if kv_type not in (KV_TYPE, "float16"):  # float16: ours is llama.cpp's default there, not what was asked for
+            raise CapabilityError(f"it keeps keys and values in {KV_TYPE}, this run in {kv_type}")
+        try:
+            self._genai: Any = import_module("onnxruntime_genai")
+        except ImportError:
+            raise RuntimeUnavailable("onnxruntime-genai is missing: pip install 'edgedecode[export]'") from None
+        self._capacity = capacity
+        with tempfile.TemporaryDirectory(dir=cache_folder("peers"), ignore_cleanup_errors=True) as name:
+            folder = GenaiFolder(Path(name), context=capacity, ends=ends)
+            for role, count in (("target", threads), ("draft", draft_threads)):
+                self._add(folder, role, root=root, folders=folders, threads=count)
+            self._target = self._opened(folder.path, {})
+            self._pair = self._opened(folder.path, folder.speculative) if folder.has_draft else None
+        drafts = _DRAFTS if self._pair is not None else {}
+        self._options = _PLAIN | drafts | _LOOKUPS
+        self.modes = tuple(self._options)
+        self.setting = (
+            f"onnxruntime-genai {version('onnxruntime-genai')}, Generator over "
+            f"{'folders of its builder' if folders else 'the graphs and weights of the pack'}, threads: target "
+            f"{threads}, draft {draft_threads if drafts else 'none'}, {KV_TYPE} keys and values"
+        )
+
+    def answer(self, mode: str, prompt: Sequence[int], *, count: int, read: Callable[[int], None]) -> Sequence[int]:
+        """Answer in a Generator of its own, as its conversations do."""
+        model = self._pair if mode in _DRAFTS else self._target
+        parameters = self._genai.GeneratorParams(model)
+        parameters.set_search_options(do_sample=False, max_length=min(self._capacity, len(prompt) + count + _ROOM))
+        if options := self._options[mode]:
+            parameters.set_speculative_options(**options)
+        generator = self._genai.Generator(model, parameters)
+        generator.append_tokens(list(prompt))
+        read(0)
+        tokens: list[int] = []
+        while len(tokens) < count and not generator.is_done():
+            generator.generate_next_token()
+            tokens.append(int(generator.get_next_tokens()[0]))
+        return tokens
+
+    def _add(self, folder: GenaiFolder, role: str, *, root: Path, folders: Sequence[Path], threads: int) -> None:
+        if folders:
+            mine = dict(zip(("target", "draft"), folders, strict=False))
+            if role in mine:
+                folder.add_folder(role, mine[role], threads=threads)
+            return
+        manifest = Manifest.load(root)
+        if role in manifest.models:
+            folder.add_model(role, manifest.located(role), root, threads=threads)
+
+    def _opened(self, folder: Path, overlay: dict[str, object]) -> Any:  # noqa: ANN401  (its bindings are untyped)
+        try:
+            config = self._genai.Config(str(folder))
+            if overlay:
+                config.overlay(json.dumps(overlay))
+            return self._genai.Model(config)
+        except Exception as error:  # the bindings raise RuntimeError, and kinds of their own
+            raise RuntimeUnavailable(f"onnxruntime-genai does not open the models: {reason_of(error)}") from None

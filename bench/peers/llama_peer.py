@@ -1,0 +1,86 @@
+"""llama-cpp-python's class `Llama` as a peer of `bench --against`: plain, and with its prompt lookup.
+
+Prompt lookup is its only speculation: it carries no draft model. It keeps the logits of every row then, so plain
+decoding has an instance of its own; both map the same file. Run in a child process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edgedecode.errors import CapabilityError, RuntimeUnavailable
+from edgedecode.memory import Budget
+from edgedecode.pack.manifest import Manifest
+from edgedecode.runtimes.llama.engine import EXACT, KV_TYPES, Engine
+from edgedecode.runtimes.llama.first_use import gguf_path
+from edgedecode.runtimes.llama.log import Untyped
+
+__all__ = ["LlamaPeer"]
+
+PLAIN = "plain"
+LOOKUP_LENGTHS = (2, 4, 8, 10)
+"""Tokens it copies; 10 is its default and 2 what it names for CPUs."""
+
+
+class LlamaPeer:
+    """Answers with `Llama.generate` at temperature 0 on the pack's GGUF file."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        threads: int,
+        draft_threads: int,
+        kv_type: str,
+        capacity: int,
+        ends: Sequence[int],
+        folders: Sequence[Path],
+    ) -> None:
+        if kv_type not in KV_TYPES:
+            raise CapabilityError(f"llama.cpp keeps no keys and values in {kv_type}")
+        path = gguf_path(Manifest.load(root).located("target"), root, name="target", budget=Budget())
+        Engine()  # fails with a line that says what to install
+        import llama_cpp
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        def opened(draft_model: Untyped) -> Untyped:
+            return llama_cpp.Llama(
+                str(path),
+                n_ctx=capacity + LOOKUP_LENGTHS[-1] + 1,
+                n_threads=threads,
+                n_threads_batch=threads,
+                type_k=KV_TYPES[kv_type],
+                type_v=KV_TYPES[kv_type],
+                flash_attn=kv_type != EXACT,
+                draft_model=draft_model,
+                no_perf=True,
+                verbose=False,
+            )
+
+        self._ends = frozenset(ends)
+        self._lookup = LlamaPromptLookupDecoding()
+        try:
+            self._plain, self._speculative = opened(None), opened(self._lookup)
+        except Exception as error:  # the class raises ValueError, and whatever its parts raise
+            raise RuntimeUnavailable(f"the class Llama does not open {path}: {error}") from None
+        self.modes = (PLAIN, *(f"lookup {length}" for length in LOOKUP_LENGTHS))
+        self.setting = (
+            f"llama-cpp-python {llama_cpp.__version__}, class Llama on the pack's GGUF file, {threads} threads, "
+            f"{kv_type} keys and values; speculation by prompt lookup only, it carries no draft model"
+        )
+
+    def answer(self, mode: str, prompt: Sequence[int], *, count: int, read: Callable[[int], None]) -> Sequence[int]:
+        """Answer from an empty cache; the first token tells that the prompt has been read."""
+        llama = self._plain
+        if mode != PLAIN:
+            llama, self._lookup.num_pred_tokens = self._speculative, int(mode.split()[1])
+        llama.reset()
+        tokens: list[int] = []
+        for token in llama.generate(list(prompt), temp=0.0):
+            tokens.append(int(token))
+            if len(tokens) == 1:
+                read(1)
+            if len(tokens) == count or tokens[-1] in self._ends:
+                break
+        return tokens

@@ -1,0 +1,137 @@
+"""A peer in a child process: asked a prompt at a time, so that its memory, threads and crashes stay its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from queue import Empty, SimpleQueue
+from signal import Signals
+from threading import Thread
+from typing import Any
+
+from edgedecode import RuntimeUnavailable
+
+from .peer import Answer
+
+__all__ = ["PeerOrder", "PeerProcess"]
+
+OPEN_SECONDS = 600.0
+ANSWER_SECONDS = 300.0
+_CODE = (
+    "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
+    "from edgedecode.bench.peers.peer_child import main; main()"
+)
+_ENVIRONMENT = {
+    "GGML_NO_BACKTRACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONWARNINGS": "ignore",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOrder:
+    """Which peer is opened, on what: see `PeerFactory`."""
+
+    name: str
+    root: str
+    threads: int
+    draft_threads: int
+    kv_type: str
+    capacity: int
+    ends: tuple[int, ...]
+    folders: tuple[str, ...]
+
+
+class PeerProcess:
+    """A running peer. Raises RuntimeUnavailable, with its reason, when it refuses, dies or does not answer in time.
+
+    python: the command that serves on its standard input and output (tests use another one).
+    """
+
+    def __init__(
+        self, order: PeerOrder, *, python: Sequence[str] = (sys.executable, "-c", _CODE), patience: float | None = None
+    ) -> None:
+        self.name = order.name
+        self._patience = patience
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        self._child = subprocess.Popen(
+            python,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=os.environ | _ENVIRONMENT,
+            encoding="utf-8",
+        )
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            opened = self._ask(asdict(order), seconds=OPEN_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+        self.setting = str(opened["setting"])
+        self.modes = tuple(str(mode) for mode in opened["modes"])
+
+    def answer(self, mode: str, prompt: Sequence[int], *, count: int) -> Answer:
+        """Return the peer's greedy answer to a prompt of token ids, at most `count` tokens."""
+        request = {"mode": mode, "prompt": list(prompt), "count": count}
+        said = self._ask(request, seconds=ANSWER_SECONDS)
+        return Answer(tuple(said["tokens"]), said["seconds"], said["first_seconds"], said["first_tokens"])
+
+    def close(self) -> None:
+        """End the child; one that does not end by itself is killed. Idempotent."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        with suppress(OSError):
+            self._child.stdin.close()
+        try:
+            self._child.wait(5)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._reader.join()
+        self._child.stdout.close()
+        self._errors.close()
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _ask(self, request: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+        assert self._child.stdin is not None
+        seconds = self._patience or seconds
+        try:
+            self._child.stdin.write(json.dumps(request) + "\n")
+            self._child.stdin.flush()
+            line = self._lines.get(timeout=seconds)
+        except BrokenPipeError:
+            line = ""
+        except Empty:
+            self._child.kill()
+            raise RuntimeUnavailable(f"it did not answer within {seconds:g} s") from None
+        if not line:
+            raise RuntimeUnavailable(self._death())
+        said: dict[str, Any] = json.loads(line)
+        if "refused" in said:
+            raise RuntimeUnavailable(str(said["refused"]))
+        return said
+
+    def _death(self) -> str:
+        code = self._child.wait()
+        if code < 0:
+            name = Signals(-code).name if -code in set(Signals) else f"signal {-code}"
+            return f"its process died with {name}"
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        return f"its process ended with code {code}" + (f": {lines[-1]}" if lines else "")

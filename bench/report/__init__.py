@@ -1,0 +1,1 @@
+"""What a bench run shows: its conditions, tables, a drawing."""

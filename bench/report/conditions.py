@@ -1,0 +1,116 @@
+"""The conditions that are printed with every figure: machine, pack, prompts, versions, date."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from argparse import Namespace
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from edgedecode.apps.machine import Machine, versions
+from edgedecode.pack.manifest import MANIFEST_NAME, ModelEntry
+
+from ..measure.timed import TimedPair
+from ..settings import Settings
+
+__all__ = ["Conditions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Values as text, in the order they are shown."""
+
+    device: str
+    threads: str
+    pack: str
+    quantization: str
+    prompts: str
+    decoding: str
+    scheduler: str
+    repetitions: str
+    versions: str
+    date: str
+    load: str
+
+    @classmethod
+    def of(cls, timed: TimedPair, settings: Settings, *, arguments: Namespace, warm_up: int = 0) -> Conditions:
+        """Collect them. warm_up: prompts that the scheduler answers before anything is measured."""
+        pair = timed.pair
+        machine = Machine.here()
+        source = arguments.prompts or "bundled, held out"
+        digest = hashlib.sha256((pair.root / MANIFEST_NAME).read_bytes()).hexdigest()
+        return cls(
+            device=f"{machine.processor}, {machine.cores} cores, {machine.system}",
+            threads=_threads(timed, asked=arguments.threads),
+            pack=f"{pair.manifest.name}, digest {digest[:12]}, {pair.runtime} on {arguments.provider}{_kv_type(timed)}",
+            quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
+            prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {source}",
+            decoding=f"{_sampling(settings)}, at most {settings.max_tokens} tokens, {_arms(settings)}",
+            scheduler=_scheduler(arguments, settings, warm_up=warm_up),
+            repetitions=f"{settings.repetitions}, interleaved, medians{_warning(settings)}",
+            versions=", ".join(f"{name} {number}" for name, number in versions(pair.runtime).items())
+            + f", Python {machine.python}",
+            date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            load=_load(),
+        )
+
+    def line(self) -> str:
+        """Return the shortest form that a table must not be without."""
+        return " | ".join(
+            (self.device, f"threads: {self.threads}", self.pack, self.decoding, self.repetitions, self.date)
+        )
+
+
+def _kv_type(timed: TimedPair) -> str:
+    """Say how the target keeps keys and values where that is not in floats."""
+    kept = timed.target.card.kv_types
+    return "" if "float32" in kept else f", {kept[0]} keys and values (lossy)"
+
+
+def _threads(timed: TimedPair, *, asked: int | None) -> str:
+    """Return the threads and kernels that are used; where the engine does not say, what it was asked for."""
+    used = {"target": timed.target.card.threads, "draft": timed.draft and timed.draft.card.threads}
+    said = ", ".join(f"{role} {threads}" for role, threads in used.items() if threads is not None)
+    kernels = f", {timed.target.card.kernels} kernels" if timed.target.card.kernels else ""
+    return (said or ("the runtime's choice" if asked is None else str(asked))) + kernels
+
+
+def _bits(entry: ModelEntry) -> str:
+    parameters = f"{entry.parameters / 1e6:.1f}M"
+    if entry.bits >= 16:
+        return f"{parameters}, float{entry.bits}"
+    return f"{parameters}, {entry.bits}-bit blocks of {entry.block_size}, head {entry.head_bits}-bit"
+
+
+def _sampling(settings: Settings) -> str:
+    sampling = settings.sampling
+    if sampling.greedy:
+        return "greedy"
+    return f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, seed {settings.seed}"
+
+
+def _scheduler(arguments: Namespace, settings: Settings, *, warm_up: int) -> str:
+    """Say what the scheduler knows when a measured request begins."""
+    emptied = "stores of past outputs and recycled logits are emptied before each request"
+    if arguments.overhead or arguments.draws or arguments.calibrate:
+        return "not compared in this run"
+    if settings.scheduled.drafter is not None:
+        return f"knows what passes cost here, and nothing of these drafts when a request begins; {emptied}"
+    return f"has answered {warm_up} other prompts, and begins each request with what it knew of drafts then; {emptied}"
+
+
+def _arms(settings: Settings) -> str:
+    if not settings.fixed:
+        return "scheduled"
+    return f"scheduled and draft lengths {', '.join(map(str, settings.lengths))}"
+
+
+def _warning(settings: Settings) -> str:
+    return "" if settings.repetitions >= 9 else " (fewer than 9: a look, no measurement)"
+
+
+def _load() -> str:
+    if not hasattr(os, "getloadavg"):
+        return "not told by this system"
+    return f"{os.getloadavg()[0]:.2f} processes in the last minute"

@@ -1,0 +1,195 @@
+"""A pack of the same text and the cost of a larger one, made of any pack whose MLPs can be widened, and kept.
+
+The target's weights file reaches the size that is asked for, the draft's a tenth of it. Kept in the user's cache under
+the pack's digest and the size, so that it is made once; it appears there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgedecode import CapabilityError, InputError
+from edgedecode.apps.progress import progress
+from edgedecode.cache import cache_folder, user_cache
+from edgedecode.errors import ManifestError
+from edgedecode.memory import format_nbytes, parse_nbytes
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.pack.activations_entry import ActivationsWay
+from edgedecode.pack.gate import check_pack
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, ModelEntry
+from edgedecode.pack.new_folder import new_folder, remove_abandoned
+
+from ..lock import one_at_a_time
+from .widening import Widening
+
+__all__ = ["FOLDER", "scaled_pack"]
+
+FOLDER = "scaled"
+FORMAT = 2
+"""Part of a kept pack's name: packs that an older edgedecode made otherwise are not found."""
+DRAFT_SHARE = 0.1
+_MARGIN_NBYTES = 20_000_000
+"""Left free on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """A model to widen: its entry, where its weights lie, its graphs' files, and the units that every layer gets."""
+
+    name: str
+    entry: ModelEntry
+    widening: Widening
+    units: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.widening.nbytes(self.units)
+
+    @property
+    def graphs(self) -> dict[str, Graph]:
+        return _graphs(self.entry)
+
+
+def scaled_pack(arguments: Namespace) -> Path:
+    """Return the folder of the pack that the arguments name, widened to `arguments.scale`; made now if it is not kept.
+
+    Raises InputError for a size below the pack's own, CapabilityError where its graphs cannot be widened or the cache
+    cannot be written, ManifestError, and ExportError where the disk becomes full.
+    """
+    nbytes = parse_nbytes(arguments.scale)
+    if arguments.runtime == "llama":
+        raise CapabilityError("--scale widens ONNX graphs, which llama.cpp cannot run: leave out --runtime llama")
+    root = find_pack(arguments.model)
+    manifest = Manifest.load(root)
+    own = manifest.weights_nbytes("target")
+    if nbytes < own:
+        raise InputError(f"--scale {arguments.scale} is less than the target's own {format_nbytes(own)}: ask for more")
+    folder = cache_folder(FOLDER)
+    if folder is None:
+        raise CapabilityError(f"the cache {user_cache()} cannot be written: set EDGEDECODE_CACHE to another folder")
+    key = hashlib.sha256(json.dumps([manifest.to_json(), nbytes, FORMAT]).encode()).hexdigest()[:24]
+    with one_at_a_time():  # two that make the same pack would be in each other's way
+        remove_abandoned(folder)
+        if not _is_whole(folder / key):
+            _make(folder / key, root, manifest, nbytes=nbytes)
+    print(
+        f"Widened to {nbytes / 1e6:g} MB with MLP units whose output weights are zero: same text, the cost of a real "
+        f"model.",
+        flush=True,
+    )
+    return folder / key
+
+
+def _is_whole(folder: Path) -> bool:
+    """Tell whether a kept pack can be used; one that was damaged is removed."""
+    if not folder.exists():
+        return False
+    try:
+        check_pack(folder)
+    except ManifestError:
+        shutil.rmtree(folder)
+        return False
+    return True
+
+
+def _make(out: Path, root: Path, manifest: Manifest, *, nbytes: int) -> None:
+    check_pack(root)
+    roles = [_role(root, manifest, name, nbytes=nbytes) for name in manifest.models]
+    needed = sum(role.nbytes for role in roles) + manifest.nbytes + _MARGIN_NBYTES
+    if (free := shutil.disk_usage(out.parent).free) < needed:
+        raise CapabilityError(
+            f"about {format_nbytes(needed)} are needed and {out.parent} has {format_nbytes(free)} left: make room, or "
+            f"set EDGEDECODE_CACHE to another folder"
+        )
+    with new_folder(out) as folder, progress("widening, MB", round(sum(role.nbytes for role in roles) / 1e6)) as bar:
+        files: dict[str, FileEntry] = {}
+        for role in roles:
+            files |= _write_role(folder, role, advance=lambda piece: bar(piece / 1e6))
+        for name in _copied(manifest):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(root / name, folder / name)
+            files[name] = manifest.files[name]
+        scaled = _manifest(manifest, roles, files, nbytes=nbytes)
+        (folder / MANIFEST_NAME).write_text(scaled.to_json(), encoding="utf-8")
+
+
+def _role(root: Path, manifest: Manifest, name: str, *, nbytes: int) -> _Role:
+    entry = manifest.models[name]
+    if not _graphs(entry):
+        raise CapabilityError(f"the pack has no ONNX graph of its {name}, which --scale widens")
+    weights = root / manifest.located(name).weights
+    try:
+        graphs = {key: GraphFile.parse((root / graph.file).read_bytes()) for key, graph in _graphs(entry).items()}
+    except ValueError as error:
+        raise ManifestError(f"a graph of the {name} cannot be read: {error}") from None
+    wanted = nbytes if name == "target" else max(manifest.weights_nbytes(name), round(nbytes * DRAFT_SHARE))
+    widening = Widening(graphs, weights, layers=entry.layers, name=name)
+    return _Role(name, entry, widening, widening.units_for(wanted))
+
+
+def _graphs(entry: ModelEntry) -> dict[str, Graph]:
+    """Return the graphs that are widened: an adapter's matrices would have to grow with the lora graph's."""
+    return {name: graph for name, graph in entry.graphs.items() if "lora" not in graph.capabilities}
+
+
+def _write_role(folder: Path, role: _Role, *, advance: Callable[[int], None]) -> dict[str, FileEntry]:
+    """Write a model's weights and graphs, and return what the manifest lists of them."""
+    weights = folder / role.entry.weights
+    weights.parent.mkdir(parents=True, exist_ok=True)
+    with weights.open("wb") as file:
+        digest = role.widening.write(file, role.units, progress=advance)
+    files = {role.entry.weights: FileEntry(weights.stat().st_size, digest)}
+    for key, content in role.widening.widen_graphs(role.units).items():
+        name = role.graphs[key].file
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+        files[name] = FileEntry(len(content), hashlib.sha256(content).hexdigest())
+    return files
+
+
+def _manifest(manifest: Manifest, roles: Sequence[_Role], files: Mapping[str, FileEntry], *, nbytes: int) -> Manifest:
+    """Return the scaled pack's manifest.
+
+    Kernel noise and parity stay: the new products are zero, and add nothing to either. What was measured of speed, of a
+    trim and between engines does not.
+    """
+    name = f"{manifest.name}, widened to {nbytes / 1e6:g} MB"
+    models = {role.name: _entry(role) for role in roles}
+    return replace(manifest, name=name, models=models, files=files, outside={}, adapters={})
+
+
+def _entry(role: _Role) -> ModelEntry:
+    entry, trim = role.entry, role.entry.trim
+    if trim is not None:
+        trim = replace(trim, gguf="", recommended=False, runtime="", step_share=None, categories=None, warnings=())
+    activations = entry.activations
+    if activations is not None:
+        ways = {name: ActivationsWay(way.agreement) for name, way in activations.ways.items()}
+        activations = replace(activations, ways=ways)
+    return replace(
+        entry,
+        activations=activations,
+        parameters=entry.parameters + role.units * role.widening.parameters_of_unit,
+        graphs=role.graphs,
+        notes=(*entry.notes, f"Every MLP has {role.units} more units whose output weights are zero."),
+        gguf="",
+        gguf_plan="",
+        equality=None,
+        trim=trim,
+    )
+
+
+def _copied(manifest: Manifest) -> list[str]:
+    """Return the files that stay as they are: tokenizer, templates, licences, a trim's ids."""
+    changed = {adapter.file for adapter in manifest.adapters.values()}
+    for entry in manifest.models.values():
+        changed |= {entry.weights, entry.gguf, entry.gguf_plan, *(graph.file for graph in entry.graphs.values())}
+        changed |= {entry.trim.gguf} if entry.trim is not None else set()
+    return [name for name in manifest.files if name not in changed]

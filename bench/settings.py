@@ -1,0 +1,74 @@
+"""What a bench run measures: prompts, arms, repetitions. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgedecode import InputError, SamplingOptions
+from edgedecode.text.prompts import Prompt
+
+__all__ = ["PLAIN", "SCHEDULED", "Arm", "Settings", "arms_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to decode: a drafter at one draft length. None leaves the choice to the scheduler: of the length, and of
+    the drafter."""
+
+    drafter: str | None
+    length: int | None
+
+    @property
+    def scheduled(self) -> bool:
+        return self.length is None
+
+    def __str__(self) -> str:
+        if self.scheduled:
+            return "scheduled"
+        return "plain" if self.length == 0 else f"{self.drafter} {self.length}"
+
+
+PLAIN = Arm("none", 0)
+SCHEDULED = Arm(None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One bench run. Raises InputError for numbers out of range."""
+
+    prompts: tuple[Prompt, ...]
+    drafters: tuple[str, ...]
+    lengths: tuple[int, ...]
+    repetitions: int
+    max_tokens: int
+    context: int
+    """Positions of every session's state."""
+    fixed: bool = True
+    """Whether fixed lengths are measured beside plain decoding and the scheduler."""
+    scheduled: Arm = SCHEDULED
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    seed: int = 0
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("--repetitions", self.repetitions, 1000),
+            ("--max-tokens", self.max_tokens, 10**6),
+            *(("--lengths", length, 64) for length in self.lengths),
+        ):
+            if not 1 <= value <= most:
+                raise InputError(f"{name} {value} is out of range: 1 to {most}")
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The families in the prompts' order."""
+        return tuple(dict.fromkeys(prompt.family for prompt in self.prompts))
+
+    def of_family(self, family: str) -> list[Prompt]:
+        return [prompt for prompt in self.prompts if prompt.family == family]
+
+
+def arms_of(settings: Settings) -> tuple[Arm, ...]:
+    """Return plain decoding, the scheduler, and with `fixed` every drafter at every length."""
+    fixed = [Arm(drafter, length) for drafter in settings.drafters for length in settings.lengths]
+    return PLAIN, settings.scheduled, *(fixed if settings.fixed else ())

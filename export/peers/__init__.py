@@ -1,1 +1,0 @@
-"""Engines and frameworks that `bench --against` compares with and that this ring alone knows."""
