@@ -48,9 +48,9 @@ class DevicesCommand:
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
-        from .choice import explain
+        from .device_probe import probe
+        from .engine_choices import explain
         from .kernels import pack_kernels
-        from .probe import probe
 
         names = list(installed(RUNTIMES))
         if arguments.runtime is not None:

@@ -60,7 +60,7 @@ class EvalCommand:
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
-        from .run import run_equality
+        from .evaluation import run_equality
 
         return run_equality(arguments)
 

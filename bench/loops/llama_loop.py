@@ -18,10 +18,10 @@ from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import ModelEntry
-from edgedecode.runtimes.llama.engine import EXACT, KV_TYPES, Engine, Loading
-from edgedecode.runtimes.llama.first_use import gguf_path
-from edgedecode.runtimes.llama.footprint import ROWS_PER_PASS
-from edgedecode.runtimes.llama.log import Untyped
+from edgedecode.runtimes.llama.files.cached_gguf import gguf_path
+from edgedecode.runtimes.llama.llama_engine import EXACT, KV_TYPES, Engine, Loading
+from edgedecode.runtimes.llama.llama_footprint import ROWS_PER_PASS
+from edgedecode.runtimes.llama.llama_log import Untyped
 from edgedecode.runtimes.threads import default_threads
 
 __all__ = ["LlamaBareLoop", "described"]

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from edgedecode.errors import CapabilityError
 from edgedecode.pack.manifest import ModelEntry
-from edgedecode.runtimes.onnx.choice import choose_graph
-from edgedecode.runtimes.onnx.concat_model import CONCAT
-from edgedecode.runtimes.onnx.graph import FULL_BIAS, WINDOW_BIAS, Untyped, import_engine, open_session
+from edgedecode.runtimes.onnx.concat.concat_model import CONCAT
+from edgedecode.runtimes.onnx.graph_choice import choose_graph
+from edgedecode.runtimes.onnx.graph_session import FULL_BIAS, WINDOW_BIAS, Untyped, import_engine, open_session
 from edgedecode.runtimes.onnx.providers import choose_provider
 from edgedecode.runtimes.threads import default_threads
 

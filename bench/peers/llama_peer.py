@@ -12,9 +12,9 @@ from pathlib import Path
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import Manifest
-from edgedecode.runtimes.llama.engine import EXACT, KV_TYPES, Engine
-from edgedecode.runtimes.llama.first_use import gguf_path
-from edgedecode.runtimes.llama.log import Untyped
+from edgedecode.runtimes.llama.files.cached_gguf import gguf_path
+from edgedecode.runtimes.llama.llama_engine import EXACT, KV_TYPES, Engine
+from edgedecode.runtimes.llama.llama_log import Untyped
 
 __all__ = ["LlamaPeer"]
 

@@ -1,5 +1,5 @@
 """llama.cpp back end, over llama-cpp-python's low-level interface. The engine is imported when a model is opened."""
 
-from .runtime import LlamaRuntime
+from .llama_runtime import LlamaRuntime
 
 __all__ = ["LlamaRuntime"]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .embeddings import EmbeddingTable, RowReader
-from .log import Untyped
+from .llama_log import Untyped
 
 __all__ = ["Batch"]
 

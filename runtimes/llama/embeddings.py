@@ -20,7 +20,7 @@ from edgedecode.gguf.contents import Contents
 from edgedecode.gguf.encoding import F32
 from edgedecode.gguf.header import EMBEDDING
 
-from .log import Untyped
+from .llama_log import Untyped
 
 __all__ = ["EmbeddingTable", "RowReader"]
 

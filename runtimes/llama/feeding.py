@@ -18,10 +18,10 @@ from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget
 
-from .context import Context
 from .embeddings import EmbeddingTable, RowReader
-from .engine import Weights
-from .footprint import StatePlan
+from .llama_context import Context
+from .llama_engine import Weights
+from .llama_footprint import StatePlan
 
 __all__ = ["find_scale"]
 

@@ -1,5 +1,5 @@
 """ONNX Runtime back end. The engine itself is imported when a runtime is made, not when this package is."""
 
-from .runtime import OnnxRuntime
+from .onnx_runtime import OnnxRuntime
 
 __all__ = ["OnnxRuntime"]

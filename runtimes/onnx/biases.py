@@ -13,8 +13,8 @@ from edgedecode.decoding.arrays import FloatArray, IntArray
 
 from .ancestors import BLOCKED
 from .buffers import Buffers
-from .graph import FULL_BIAS, WINDOW_BIAS, Untyped
-from .state import OnnxState
+from .graph_session import FULL_BIAS, WINDOW_BIAS, Untyped
+from .onnx_state import OnnxState
 
 __all__ = ["Biases", "block_far"]
 

@@ -13,8 +13,8 @@ import numpy as np
 from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.memory import Budget, Lease
 
-from .footprint import FLOAT_NBYTES, Footprint
-from .graph import Untyped
+from .graph_session import Untyped
+from .onnx_footprint import FLOAT_NBYTES, Footprint
 
 __all__ = ["Buffers"]
 

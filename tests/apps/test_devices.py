@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import edgedecode
-from edgedecode.apps.devices.probe import probe
+from edgedecode.apps.devices.device_probe import probe
 from edgedecode.cli import main
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.integrity import file_sha256

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from edgedecode import ContextExceeded, InputError, Pair
-from edgedecode.apps.eval import run as run_module
+from edgedecode.apps.eval import evaluation as run_module
 from edgedecode.apps.eval import saving
-from edgedecode.apps.eval.compare import Comparison, EncodedPrompt, Setting, compare_engines
 from edgedecode.apps.eval.tally import PromptEquality, equality_of
+from edgedecode.apps.eval.two_engines import Comparison, EncodedPrompt, Setting, compare_engines
 from edgedecode.cli import main
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
@@ -283,7 +283,7 @@ def test_an_interrupt_leaves_the_pack_as_it_was(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgedecode.apps.eval.compare.rescore", interrupted)
+    monkeypatch.setattr("edgedecode.apps.eval.two_engines.rescore", interrupted)
     assert evaluate(tmp_path) == 130
     monkeypatch.undo()
     monkeypatch.setattr("edgedecode.pack.pack_lock.os.fsync", interrupted)

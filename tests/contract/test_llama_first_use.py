@@ -19,9 +19,9 @@ from edgedecode.memory import Budget
 from edgedecode.open_pack import load
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
-from edgedecode.runtimes.llama import first_use
-from edgedecode.runtimes.llama.first_use import Recipe, gguf_path, kept_file
-from edgedecode.runtimes.llama.probe import Finding
+from edgedecode.runtimes.llama.files import cached_gguf as first_use
+from edgedecode.runtimes.llama.files.cached_gguf import Recipe, gguf_path, kept_file
+from edgedecode.runtimes.llama.files.engine_probe import Finding
 
 pytest.importorskip("gguf", reason="the llama extra is not installed")
 
@@ -125,7 +125,7 @@ def test_a_frozen_application_makes_it_without_starting_itself(
 def test_two_at_once_do_no_harm(bundled: Path, cache: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from edgedecode.pack.manifest import Manifest; "
-        "from edgedecode.memory import Budget; from edgedecode.runtimes.llama.first_use import gguf_path; "
+        "from edgedecode.memory import Budget; from edgedecode.runtimes.llama.files.cached_gguf import gguf_path; "
         "root = Path(sys.argv[1]); "
         "print(gguf_path(Manifest.load(root).located('draft'), root, name='draft', budget=Budget()))"
     )
@@ -242,9 +242,9 @@ def test_both_engines_say_the_same(bundled: Path) -> None:
 def test_nothing_is_made_for_an_engine_that_does_not_run(
     bundled: Path, cache: Path, unmaking: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgedecode.runtimes.llama.runtime.engine_version", lambda: "0.0")
+    monkeypatch.setattr("edgedecode.runtimes.llama.llama_runtime.engine_version", lambda: "0.0")
     monkeypatch.setattr(
-        "edgedecode.runtimes.llama.runtime.probe_engine", lambda version: Finding(False, "its native code died")
+        "edgedecode.runtimes.llama.llama_runtime.probe_engine", lambda version: Finding(False, "its native code died")
     )
     with pytest.raises(RuntimeUnavailable, match="does not run here: its native code died"):
         load(bundled, runtime="llama")

@@ -49,7 +49,7 @@ def recurrent(
     request: pytest.FixtureRequest, gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
     """Beside weights so small a memory is large: allowed all the same."""
-    from edgedecode.runtimes.llama import footprint
+    from edgedecode.runtimes.llama import llama_footprint as footprint
 
     monkeypatch.setattr(footprint, "SNAPSHOTS_SHARE", 10)
     made = gguf_opener(architecture=request.param)
@@ -60,7 +60,7 @@ def recurrent(
 @pytest.fixture(params=["mamba", "lfm2"])
 def rigid(request: pytest.FixtureRequest, gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The same, as if its memory were too large to be kept twice."""
-    from edgedecode.runtimes.llama import footprint
+    from edgedecode.runtimes.llama import llama_footprint as footprint
 
     monkeypatch.setattr(footprint, "SNAPSHOTS_SHARE", 0)
     made = gguf_opener(architecture=request.param)

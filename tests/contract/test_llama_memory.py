@@ -23,8 +23,8 @@ from edgedecode.gguf.trim import trim_gguf
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import TrimEntry
 from edgedecode.pack.token_map import write_token_ids
-from edgedecode.runtimes.llama.engine import Loading
-from edgedecode.runtimes.llama.footprint import ENGINE_NBYTES, VOCABULARY_NBYTES, session_nbytes, weights_nbytes
+from edgedecode.runtimes.llama.llama_engine import Loading
+from edgedecode.runtimes.llama.llama_footprint import ENGINE_NBYTES, VOCABULARY_NBYTES, session_nbytes, weights_nbytes
 from edgedecode.user_notices import NOTICES
 from tests.contract.conftest import GgufOpener, open_gguf
 from tests.contract.gguf_pack import write_pack
@@ -196,7 +196,7 @@ def test_a_model_that_is_dropped_goes_after_its_states(gguf_opener: GgufOpener) 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
     gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgedecode.runtimes.llama.engine import Engine
+    from edgedecode.runtimes.llama.llama_engine import Engine
 
     gguf_opener.entry(LARGE)
     monkeypatch.setattr(Engine, "load", None)
@@ -253,7 +253,7 @@ def test_a_budget_without_room_for_weights_twice_has_them_read(
 def test_a_state_that_does_not_fit_is_refused_before_it_is_made(
     gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgedecode.runtimes.llama.engine import Engine
+    from edgedecode.runtimes.llama.llama_engine import Engine
 
     budget = Budget()
     model = gguf_opener(LARGE, budget=budget)
@@ -270,7 +270,7 @@ def test_a_state_that_does_not_fit_is_refused_before_it_is_made(
 def test_a_state_that_reports_more_than_planned_is_refused_too(
     gguf_opener: GgufOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgedecode.runtimes.llama.log import Log
+    from edgedecode.runtimes.llama.llama_log import Log
 
     budget = Budget()
     model = gguf_opener(budget=budget)

@@ -10,8 +10,10 @@ import pytest
 
 from edgedecode.errors import RuntimeUnavailable
 from edgedecode.memory import Budget
-from edgedecode.runtimes.llama import LlamaRuntime, probe, runtime
-from edgedecode.runtimes.llama.probe import Finding, probe_engine
+from edgedecode.runtimes.llama import LlamaRuntime
+from edgedecode.runtimes.llama import llama_runtime as runtime
+from edgedecode.runtimes.llama.files import engine_probe as probe
+from edgedecode.runtimes.llama.files.engine_probe import Finding, probe_engine
 from tests.contract.conftest import GgufOpener
 from tests.contract.toy_graph import ToyShape
 
@@ -69,7 +71,7 @@ def test_a_library_that_does_not_load_says_how_to_build_it_again(tmp_path: Path,
     (tmp_path / "llama_cpp").mkdir()
     (tmp_path / "llama_cpp" / "__init__.py").write_text("raise FileNotFoundError('no libllama here')")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
-    code += "from edgedecode.runtimes.llama.probe import decode_tiny; decode_tiny(sys.argv[1])"
+    code += "from edgedecode.runtimes.llama.files.engine_probe import decode_tiny; decode_tiny(sys.argv[1])"
     finding = probe_engine(VERSION, python=child(code))
     assert finding.reason.startswith("llama.cpp's library does not load (no libllama here): pip install --force-rein")
     assert list(cache.iterdir()) == [], "asked again after it was built"

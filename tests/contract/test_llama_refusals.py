@@ -24,8 +24,8 @@ from edgedecode.gguf.fields import Value
 from edgedecode.gguf.header import Header, read_header
 from edgedecode.memory import Budget
 from edgedecode.pack.gguf_check import check_header
-from edgedecode.runtimes.llama.scratch import STALE_SECONDS, scratch_file
-from edgedecode.runtimes.llama.tiny import HIDDEN, ROWS, tiny_model
+from edgedecode.runtimes.llama.files.scratch import STALE_SECONDS, scratch_file
+from edgedecode.runtimes.llama.files.tiny_gguf import HIDDEN, ROWS, tiny_model
 from tests.contract.conftest import GgufOpener, open_gguf
 from tests.contract.reference import assert_close, assert_moved, logits_of
 from tests.contract.toy_graph import ToyShape
@@ -289,7 +289,7 @@ def test_an_adapter_file_is_applied_with_its_alpha(gguf_opener: GgufOpener, tmp_
     root.mkdir()
     written(root / entry.gguf, fields=fields, tensors=merged)
     wanted_model = open_gguf(entry, root, budget=Budget())
-    from edgedecode.runtimes.llama.model import LlamaModel
+    from edgedecode.runtimes.llama.llama_model import LlamaModel
 
     assert isinstance(model, LlamaModel)
     tokens = [int(token) for token in rng.integers(0, 128, 40)]
@@ -307,7 +307,7 @@ def test_an_adapter_file_is_applied_with_its_alpha(gguf_opener: GgufOpener, tmp_
 
 def test_the_memory_of_a_pass_with_an_adapter_is_leased(gguf_opener: GgufOpener, tmp_path: Path) -> None:
     from edgedecode.errors import BudgetExceeded
-    from edgedecode.runtimes.llama.model import LlamaModel
+    from edgedecode.runtimes.llama.llama_model import LlamaModel
 
     budget = Budget()
     model = gguf_opener(architecture="llama", budget=budget)
@@ -335,7 +335,7 @@ def test_the_memory_of_a_pass_with_an_adapter_is_leased(gguf_opener: GgufOpener,
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf")])
 def test_scales_that_are_no_numbers_are_refused(gguf_opener: GgufOpener, tmp_path: Path, scale: float) -> None:
-    from edgedecode.runtimes.llama.model import LlamaModel
+    from edgedecode.runtimes.llama.llama_model import LlamaModel
 
     model = gguf_opener(architecture="llama")
     assert isinstance(model, LlamaModel)

@@ -36,7 +36,7 @@ from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Manifest, ModelEntry, TrimEntry
 from edgedecode.pack.token_map import write_token_ids
 from edgedecode.runtimes.llama.embeddings import DECODERS, EmbeddingTable, RowReader
-from edgedecode.runtimes.llama.engine import Engine
+from edgedecode.runtimes.llama.llama_engine import Engine
 from tests.contract.conftest import GgufOpener, open_gguf
 from tests.contract.gguf_pack import write_pack
 from tests.contract.reference import TOLERANCE, logits_of, settled
@@ -105,7 +105,9 @@ def entry(gguf_opener: GgufOpener, pack: Path) -> ModelEntry:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own for made files; the engine was tried long ago."""
-    monkeypatch.setattr("edgedecode.runtimes.llama.first_use.cache_folder", lambda name: folder_of(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "edgedecode.runtimes.llama.files.cached_gguf.cache_folder", lambda name: folder_of(tmp_path / "cache")
+    )
     return tmp_path / "cache"
 
 
@@ -365,7 +367,7 @@ def test_it_is_made_once(mapped_pack: Path, cache: Path, monkeypatch: pytest.Mon
     whole.close()
     assert [lease.name for lease in budget.leases] == ["llama.cpp code"]
     assert sorted(path.suffix for path in cache.iterdir()) == [".gguf", ".json"]
-    monkeypatch.setattr("edgedecode.runtimes.llama.trimmed.write_trimmed", None)
+    monkeypatch.setattr("edgedecode.runtimes.llama.files.trimmed_draft.write_trimmed", None)
     open_draft(mapped_pack).close()
 
 
@@ -394,7 +396,7 @@ def test_a_full_disk_leaves_nothing(mapped_pack: Path, cache: Path, monkeypatch:
         file.write(b"GGUF")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("edgedecode.runtimes.llama.trimmed.write_trimmed", full)
+    monkeypatch.setattr("edgedecode.runtimes.llama.files.trimmed_draft.write_trimmed", full)
     with pytest.raises(CapabilityError, match=r"trimmed draft can be made in the cache \(No space left.*make room"):
         open_draft(mapped_pack)
     assert list(cache.iterdir()) == []

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import Head, State
 from edgedecode.pack.manifest import ModelEntry
-from edgedecode.runtimes.onnx.model import OnnxModel
+from edgedecode.runtimes.onnx.onnx_model import OnnxModel
 from tests.contract.reference import TOLERANCE, assert_moved
 from tests.contract.toy_graph import ToyShape
 from tests.contract.toy_heads import KEPT, open_headed, write_headed

@@ -21,7 +21,7 @@ from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.head_table import HeadTable
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import ModelEntry
-from edgedecode.runtimes.onnx.model import OnnxModel
+from edgedecode.runtimes.onnx.onnx_model import OnnxModel
 from tests.contract.conftest import open_entry
 from tests.contract.test_onnx_passes import spy_on
 from tests.contract.toy_graph import ToyShape
@@ -158,7 +158,7 @@ def test_ids_change_between_passes(model: OnnxModel, read: Read) -> None:
 
 def test_choices_that_change_a_little(model: OnnxModel, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many new rows are read in several pieces."""
-    monkeypatch.setattr("edgedecode.runtimes.onnx.local_rows.ROWS_AT_ONCE", 8)
+    monkeypatch.setattr("edgedecode.runtimes.onnx.heads.local_rows.ROWS_AT_ONCE", 8)
     head, state, draw = local_of(model), fresh(model, 20), np.random.default_rng(8)
     held, expected = set(range(30)), read(20, *[1] * 100)
     for row in range(20, 120):

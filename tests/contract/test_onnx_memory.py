@@ -14,7 +14,7 @@ import pytest
 
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory import Budget
-from edgedecode.runtimes.onnx.graph import open_session
+from edgedecode.runtimes.onnx.graph_session import open_session
 from edgedecode.runtimes.onnx.providers import choose_provider
 from tests.contract.conftest import Opener
 from tests.contract.toy_graph import ToyShape
@@ -184,7 +184,7 @@ def test_a_state_that_is_dropped_gives_its_lease_back(opener: Opener) -> None:
 def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
     opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import edgedecode.runtimes.onnx.runtime as runtime
+    import edgedecode.runtimes.onnx.onnx_runtime as runtime
 
     opened: list[Any] = []
     monkeypatch.setattr(runtime, "open_session", lambda *given, **options: opened.append(given))

@@ -93,7 +93,8 @@ def test_a_pack_opens_with_what_is_measured_and_gives_the_same_text_with_any_num
     texts = []
     for count in (1, 2):
         monkeypatch.setattr(
-            "edgedecode.runtimes.onnx.model.chosen_threads", lambda run, *, most, kept, count=count: min(count, most)
+            "edgedecode.runtimes.onnx.onnx_model.chosen_threads",
+            lambda run, *, most, kept, count=count: min(count, most),
         )
         with load(runtime="onnx") as pair, pair.session() as session:
             assert pair.target.card.threads <= count
@@ -103,7 +104,7 @@ def test_a_pack_opens_with_what_is_measured_and_gives_the_same_text_with_any_num
 
 @needs_kernels
 def test_the_number_that_the_user_gives_is_used_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgedecode.runtimes.onnx.model.chosen_threads", _refuse)
+    monkeypatch.setattr("edgedecode.runtimes.onnx.onnx_model.chosen_threads", _refuse)
     with load(runtime="onnx", threads=2) as pair:
         assert pair.target.card.threads == 2
 

@@ -13,7 +13,7 @@ from edgedecode.decoding.model import HeadedModel
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import ModelEntry, TrimEntry
 from edgedecode.pack.token_map import write_token_ids
-from edgedecode.runtimes.onnx.model import OnnxModel
+from edgedecode.runtimes.onnx.onnx_model import OnnxModel
 from tests.contract.conftest import open_entry
 from tests.contract.toy_graph import ToyShape, write_toy
 

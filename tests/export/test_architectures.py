@@ -134,7 +134,7 @@ def test_a_window_that_is_left_out_fails_parity(name: str, tmp_path: Path, monke
         bias.tree_bias(model, windowed=())  # type: ignore[arg-type]
 
     monkeypatch.setattr(drawing, "tree_bias", everything_visible)
-    monkeypatch.setattr("edgedecode.runtimes.onnx.runtime.check_contract", lambda *_, **__: None)
+    monkeypatch.setattr("edgedecode.runtimes.onnx.onnx_runtime.check_contract", lambda *_, **__: None)
     folder = write_model(tmp_path / "model", SHAPES[name])
     with pytest.raises(ExportError, match="does not compute what its weights stand for"):
         export(folder, tmp_path / "pack", stored=recipe(32))

@@ -33,7 +33,7 @@ from edgedecode.open_pack import _first_opened
 from edgedecode.pack.activations_entry import ActivationsEntry, ProductError
 from edgedecode.pack.manifest import FileEntry, Manifest, ModelEntry
 from edgedecode.pair import Pair
-from edgedecode.runtimes.llama.probe import Finding, probe_engine
+from edgedecode.runtimes.llama.files.engine_probe import Finding, probe_engine
 from edgedecode.testing import TableRuntime, toy_pair, toy_tables
 from edgedecode.user_notices import NOTICES
 

@@ -1,0 +1,246 @@
+"""The GGUF file of a model whose pack holds only its plan: made when it is first used, then kept in the user's cache.
+
+The file is a second form of the pack's own blocks, so a pack need not carry both. How it is made is the export's
+business, found among the entry points of `edgedecode.makers`; here is where it is kept, that it is whole, and that two
+processes which make it at once do no harm. It is made in a child process, whose memory goes back when it is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter, time
+
+import edgedecode
+from edgedecode.cache import MAKING, cache_folder, keep_json, kept_json, user_cache
+from edgedecode.engines.interpreter import interpreter
+from edgedecode.engines.registry import find_maker
+from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, ManifestError
+from edgedecode.memory import Budget, Lease, size_option
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.manifest import VERSION, Manifest, ModelEntry
+from edgedecode.schedule.checked_numbers import mapping
+from edgedecode.user_notices import notice
+
+__all__ = ["Recipe", "file_key", "gguf_path", "kept_file", "write_made"]
+
+FOLDER = "gguf"
+STALE_SECONDS = 3600
+CHILD_NBYTES = 44 * 2**20
+TOKEN_NBYTES = 1500
+"""A child's memory: the interpreter with its libraries, and what a token and its merges take (measured: 56 MB with
+8,192 tokens)."""
+_REFUSED, _UNWRITTEN = 3, 4
+_CODE = (
+    "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
+    "from edgedecode.runtimes.llama.files.cached_gguf import write_made; sys.exit(write_made(*sys.argv[1:]))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What is known of a made file: whose it is, its content, and a stamp that changes when somebody touches it."""
+
+    pack: str
+    sha256: str
+    stamp: str
+
+    @classmethod
+    def load(cls, path: Path) -> _Record | None:
+        try:
+            value = mapping(kept_json(path))
+            return cls(pack=str(value["pack"]), sha256=str(value["sha256"]), stamp=str(value["stamp"]))
+        except (OSError, ValueError, KeyError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a file is made: the name users know it by, its owner (a later file of whom replaces it), the bytes that
+    making it takes, and what writes it. That raises CapabilityError or OSError."""
+
+    name: str
+    owner: str
+    nbytes: int
+    make: Callable[[Path], None]
+
+
+def gguf_path(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Path:
+    """Return a model's GGUF file: the pack's, or the one made from its plan, now if it has not been made yet.
+
+    With the target's the draft's is made too, while nothing is loaded yet beside the child's own memory.
+    Raises CapabilityError where there is neither, or the cache cannot be written; BudgetExceeded, ManifestError.
+    """
+    if entry.gguf:
+        return root / entry.gguf
+    if not entry.gguf_plan:
+        raise CapabilityError(
+            f"the pack holds no GGUF file of the model {name} and cannot make one: export it with blocks of 32 or "
+            f"with --formats onnx,gguf, or use --runtime onnx"
+        )
+    path = _kept(entry, root, name=name, budget=budget)
+    if name == "target":
+        for role, other in Manifest.load(root).models.items():
+            if role != name and other.gguf_plan and not other.gguf:
+                _kept(other, root, name=role, budget=budget)
+    return path
+
+
+def kept_file(key: str, recipe: Recipe, *, budget: Budget) -> Path:
+    """Return the whole file of this key in the user's cache, made now if it is not there.
+
+    Raises CapabilityError where the cache cannot be written; BudgetExceeded.
+    """
+    folder = cache_folder(FOLDER)
+    if folder is None:
+        raise _unkept(recipe.name, f"the cache {user_cache()} cannot be written")
+    path = folder / f"{key}.gguf"
+    if not _is_whole(path):
+        _make(path, recipe, budget=budget)
+    return path
+
+
+def _kept(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Path:
+    """Return the file made from a plan, whole."""
+    role = _role(entry, root)
+    recipe = Recipe(
+        name=name,
+        owner=f"{root.resolve()}:{role}",
+        nbytes=CHILD_NBYTES + TOKEN_NBYTES * entry.rows,
+        make=lambda out: _run_child(root, role, out, name=name),
+    )
+    return kept_file(file_key(entry, root), recipe, budget=budget)
+
+
+def write_made(root: str, role: str, out: str) -> int:
+    """Make the file, as the child process does; a refusal is printed and becomes its exit code."""
+    try:
+        entry = Manifest.load(Path(root)).located(role)
+        find_maker("gguf").make(entry, Path(root), Path(out))
+    except EdgeDecodeError as error:
+        sys.stderr.write(" ".join(str(error).split()))
+        return _REFUSED
+    except OSError as error:
+        sys.stderr.write(error.strerror or str(error))
+        return _UNWRITTEN
+    return 0
+
+
+def _make(path: Path, recipe: Recipe, *, budget: Budget) -> None:
+    """Make the file aside and rename it: a process that reads the old one, or makes it too, does not notice."""
+    started = perf_counter()
+    name = recipe.name
+    _sweep(path.parent)
+    try:
+        handle, title = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=MAKING)
+        os.close(handle)
+    except OSError as error:
+        raise _unkept(name, error.strerror or str(error)) from None
+    aside = Path(title)
+    try:
+        with _room(recipe, budget=budget):
+            recipe.make(aside)
+        sha256 = file_sha256(aside)
+        aside.replace(path)
+        _store(path, _Record(recipe.owner, sha256, _stamp(path)))
+    except OSError as error:
+        raise _unkept(name, error.strerror or str(error)) from None
+    finally:
+        aside.unlink(missing_ok=True)
+    _prune(path, recipe.owner)
+    notice(f"made {name}.gguf from the pack's blocks in {perf_counter() - started:.1f} s, kept in {path.parent}")
+
+
+def _room(recipe: Recipe, *, budget: Budget) -> Lease:
+    """Lease what making a file takes, once; nothing else is loaded then that could be made smaller."""
+    try:
+        return budget.reserve(f"making {recipe.name}.gguf", recipe.nbytes, fixed=True)
+    except BudgetExceeded as error:
+        advice = f"run once without --memory, or with {size_option(error.needed_nbytes)} or more: the file is then kept"
+        raise BudgetExceeded(error.reason, advice, table=error.table, needed_nbytes=error.needed_nbytes) from None
+
+
+def _run_child(root: Path, role: str, out: Path, *, name: str) -> None:
+    executable = interpreter()
+    if executable is None:  # a frozen application: what making it takes stays in this process
+        find_maker("gguf").make(Manifest.load(root).located(role), root, out)
+        return
+    command = [executable, "-c", _CODE, str(root.absolute()), role, str(out.absolute())]
+    done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        if done.returncode == _UNWRITTEN:
+            raise _unkept(name, said[-1])
+        raise CapabilityError(f"no GGUF file of the model {name} can be made: {said[-1]}")
+
+
+def _unkept(name: str, reason: str) -> CapabilityError:
+    return CapabilityError(
+        f"no GGUF file of the model {name} can be made in the cache ({reason}): make room, set EDGEDECODE_CACHE to a "
+        f"folder that can be written, or use --runtime onnx"
+    )
+
+
+def file_key(entry: ModelEntry, root: Path) -> str:
+    """Name what determines the file made from a plan: weights, plan, tokenizer, and whose code makes it."""
+    manifest = Manifest.load(root)
+    try:
+        digests = [manifest.files[name].sha256 for name in (entry.weights, entry.gguf_plan, manifest.tokenizer)]
+    except KeyError as error:
+        raise ManifestError(f"the manifest of {root} does not list {error}: export the pack again") from None
+    facts = [str(VERSION), edgedecode.__version__, *digests]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
+
+
+def _role(entry: ModelEntry, root: Path) -> str:
+    models = Manifest.load(root).models
+    return next(role for role, found in models.items() if found.gguf_plan == entry.gguf_plan)
+
+
+def _is_whole(path: Path) -> bool:
+    """Tell whether the file is what was made: by its stamp, else by its content."""
+    record = _Record.load(path.with_suffix(".json"))
+    with suppress(OSError, ManifestError):
+        if record is None:
+            return False
+        if (stamp := _stamp(path)) == record.stamp:
+            return True
+        if file_sha256(path) == record.sha256:
+            _store(path, _Record(record.pack, record.sha256, stamp))
+            return True
+    return False
+
+
+def _stamp(path: Path) -> str:
+    found = path.stat()
+    return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ino}"
+
+
+def _store(path: Path, record: _Record) -> None:
+    """Keep the record; without one the file is made again."""
+    keep_json(path.with_suffix(".json"), asdict(record))
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed makers left; one that is at work has written within the hour."""
+    for path in folder.glob(f"*{MAKING}"):
+        with suppress(OSError):
+            if time() - path.stat().st_mtime > STALE_SECONDS:
+                path.unlink()
+
+
+def _prune(path: Path, owner: str) -> None:
+    """Remove what was made of an earlier state of the same pack."""
+    for record in path.parent.glob("*.json"):
+        known = _Record.load(record)
+        if record.stem != path.stem and known is not None and known.pack == owner:
+            with suppress(OSError):
+                record.with_suffix(".gguf").unlink(missing_ok=True)
+                record.unlink(missing_ok=True)

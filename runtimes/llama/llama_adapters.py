@@ -1,0 +1,169 @@
+"""The adapters a model holds in the engine's memory.
+
+The engine reads adapters from files only, so that matrices are written to one, which is gone once they are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
+from edgedecode.errors import CapabilityError, InputError
+from edgedecode.gguf.adapter import check_adapter
+from edgedecode.gguf.architectures import INTERLEAVED, LayerModule, tensor_name
+from edgedecode.gguf.contents import read_contents
+from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
+from edgedecode.gguf.header import Header
+from edgedecode.memory import Budget, Lease
+from edgedecode.pack.manifest import ModelEntry
+
+from ..adapter_parts import FLOAT_NBYTES, Parts, Projections
+from .files.scratch import scratch_file
+from .gguf_projections import lora_projections
+from .llama_context import AppliedAdapter, Context
+from .llama_engine import Weights
+
+__all__ = ["Adapters"]
+
+TENSOR_NBYTES = 4096
+"""What the engine keeps of each adapter tensor beside its values (measured: 1.8 KB)."""
+PRODUCT_NBYTES = 6 * 512
+"""What a graph describes of one product's delta, which is six nodes."""
+COPIES = 3
+"""Arrays of a product's outputs that its delta goes through."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Adapter:
+    """A loaded adapter: its address, its own scale, its largest rank, how many products it changes, its lease."""
+
+    native: int
+    scale: float
+    rank: int
+    products: int
+    lease: Lease
+
+
+class Adapters:
+    """What `AdapterModel` says, for loaded weights."""
+
+    def __init__(self, weights: Weights, *, entry: ModelEntry, header: Header, card: ModelCard, budget: Budget) -> None:
+        self._weights, self._header, self._card, self._budget = weights, header, card, budget
+        self._projections = Projections(
+            list(lora_projections(header)),
+            name=card.name,
+            rank=card.lora_rank,
+            modules=card.lora_modules,
+            kv_width=entry.kv_heads * entry.head_size,
+            hint="the adapter is of another model",
+        )
+        self._held: dict[str, _Adapter] = {}
+
+    def add(self, digest: str, matrices: Sequence[LowRank], *, scale: float, users: Iterable[Context]) -> None:
+        """Hold an adapter, as `AdapterModel.add_adapter` says. users: contexts that may have its predecessor."""
+        if not self._card.lora_modules:
+            raise CapabilityError(
+                f"{self._card.name} ({self._header.architecture}) takes no adapter of PEFT: convert it with "
+                f"convert_lora_to_gguf"
+            )
+        _check_scale(scale)
+        changed = [parts for parts in self._projections.sort(matrices) if parts.parts]
+        self.remove(digest, users=users)
+        if not changed:
+            raise InputError(f"the adapter {digest[:12]} changes nothing: it holds no matrices")
+        lease = self._lease(digest, sum(parts.nbytes for parts in changed), tensors=2 * len(changed))
+        try:
+            tensors = [tensor for parts in changed for tensor in self._written(parts, scale=scale)]
+            native = self._load(tensors)
+        except BaseException:
+            lease.release()
+            raise
+        rank = max(parts.rank for parts in changed)
+        self._held[digest] = _Adapter(native, 1.0, rank=rank, products=len(changed), lease=lease)
+
+    def add_file(self, digest: str, path: Path, *, scale: float, users: Iterable[Context]) -> None:
+        """Hold the GGUF adapter at `path`, times `scale` of its own."""
+        _check_scale(scale)
+        file = check_adapter(read_contents(path), path, self._header, name=self._card.name)
+        self.remove(digest, users=users)
+        lease = self._lease(digest, file.nbytes, tensors=2 * len(file.ranks))
+        try:
+            native = self._weights.load_adapter(path)
+        except BaseException:
+            lease.release()
+            raise
+        self._held[digest] = _Adapter(native, scale, rank=file.rank, products=len(file.ranks), lease=lease)
+
+    def remove(self, digest: str, *, users: Iterable[Context]) -> None:
+        """Forget an adapter, once no context uses it."""
+        adapter = self._held.pop(digest, None)
+        if adapter is None:
+            return
+        for context in users:
+            context.drop(adapter.native)
+        self._weights.free_adapter(adapter.native)
+        adapter.lease.release()
+
+    def close(self) -> None:
+        """Forget every adapter; the contexts are closed already, the weights are not."""
+        for digest in list(self._held):
+            self.remove(digest, users=())
+
+    def applied(self, use: AdapterUse | None, *, rows: int) -> AppliedAdapter | None:
+        """Return what a context gets for passes of at most `rows` rows. Raises CapabilityError, InputError."""
+        if use is None:
+            return None
+        adapter = self._held.get(use.digest)
+        if adapter is None:
+            raise CapabilityError(f"{self._card.name} holds no adapter {use.name!r}: add it before it is used")
+        _check_scale(use.scale)
+        header = self._header
+        widest = max(3 * header.hidden_size, 2 * header.mlp_size, header.heads * header.head_size, header.rows)
+        work = FLOAT_NBYTES * rows * (COPIES * widest + adapter.rank) + PRODUCT_NBYTES * adapter.products
+        scale = adapter.scale * use.scale
+        return AppliedAdapter(adapter.native, scale, work) if scale else None
+
+    def _lease(self, digest: str, nbytes: int, *, tensors: int) -> Lease:
+        return self._budget.reserve(f"adapter:{self._card.name}:{digest[:12]}", nbytes + TENSOR_NBYTES * tensors)
+
+    def _load(self, tensors: Sequence[WrittenTensor]) -> int:
+        """Write the tensors to a file, without alpha: their scale is folded in already; load it and remove it."""
+        architecture = self._header.architecture
+        fields = {"general.architecture": architecture, "general.type": "adapter", "adapter.type": "lora"}
+        with scratch_file("adapter.gguf") as path:
+            with path.open("wb") as file:
+                write_gguf(file, fields, tensors)
+            return self._weights.load_adapter(path)
+
+    def _written(self, parts: Parts, *, scale: float) -> Iterator[WrittenTensor]:
+        """Yield a projection's two tensors, whose values are put together when they are written."""
+        projection = parts.projection
+        name = tensor_name(LayerModule(projection.layer, projection.module), self._header.architecture)
+
+        def down() -> Iterator[memoryview]:
+            yield self._projections.join(parts, scale=1.0).down.data.cast("B")
+
+        def up() -> Iterator[memoryview]:
+            yield self._ordered(self._projections.join(parts, scale=scale)).data.cast("B")
+
+        yield WrittenTensor(f"{name}.lora_a", (projection.inputs, parts.rank), F32, down)
+        yield WrittenTensor(f"{name}.lora_b", (parts.rank, projection.outputs), F32, up)
+
+    def _ordered(self, part: LowRank) -> FloatArray:
+        """Return the second matrix with its rows as the file's architecture holds them."""
+        if self._header.architecture not in INTERLEAVED or part.module not in ("q_proj", "k_proj"):
+            return part.up
+        outputs, rank = part.up.shape
+        halves = part.up.reshape(outputs // self._header.head_size, 2, self._header.head_size // 2, rank)
+        return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(outputs, rank)
+
+
+def _check_scale(scale: float) -> None:
+    if not isfinite(scale):
+        raise InputError(f"an adapter's scale is a number, not {scale}")

@@ -1,0 +1,176 @@
+"""llama.cpp as this runtime uses it: import, quiet log, loading a model, making a context.
+
+Only the low-level bindings are used. Everything that could make the native code abort is checked by the callers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from weakref import finalize
+
+from edgedecode.errors import ManifestError, RuntimeUnavailable
+
+from .llama_log import Log, Untyped
+
+__all__ = ["EXACT", "INSTALL", "KV_TYPES", "REINSTALL", "ContextPlan", "Engine", "Loading", "Weights", "engine_version"]
+
+INSTALL = "pip install 'edgedecode[llama]'"
+REINSTALL = "pip install --force-reinstall --no-binary :all: --no-deps llama-cpp-python"
+"""Where it is installed already, the line above would do nothing."""
+KV_TYPES = {"float32": 0, "float16": 1, "int8": 8}
+"""ggml's numbers of the types keys and values may have; int8 is Q8_0."""
+EXACT = "float32"
+"""The type whose attention is computed as it stands. The engine's flash attention rounds float32 to float16 first (an
+error of 4e-3 in the toy's logits, against 1e-6 without); the other types need it, or gain by it."""
+MMAP, NO_MMAP = 1, 0
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPlan:
+    """What a context is made with: cells for keys and values, rows a pass, sequences, most outputs, threads."""
+
+    cells: int
+    rows_per_pass: int
+    sequences: int
+    outputs: int
+    kv_type: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How weights come into memory: mapped from the file or read from it, copied for the processor's kernels or not.
+
+    Mapped and copied they are there twice; otherwise once. Without the copies other kernels run, which are slower and
+    round otherwise.
+    """
+
+    mmap: bool = True
+    repack: bool = True
+
+    @property
+    def twice(self) -> bool:
+        return self.mmap and self.repack
+
+
+class Engine:
+    """The loaded library and its log.
+
+    Importing may take the process down where the native code does not suit the processor: probe first.
+    """
+
+    def __init__(self) -> None:
+        self.api = _import()
+        self.log = Log.of(self.api)
+        self.api.llama_backend_init()
+
+    def block_library(self) -> Untyped:
+        """Return the library of ggml's functions on blocks of weights, which the bindings leave out."""
+        from llama_cpp._ctypes_extensions import load_shared_library
+
+        try:
+            return load_shared_library("ggml-base", self.api._base_path)
+        except (OSError, RuntimeError):
+            return self.api._lib  # a build in one piece
+
+    def load(self, path: Path, loading: Loading) -> Weights:
+        """Load the weights at `path`. Raises ManifestError with the engine's own reason."""
+        options = self.api.llama_model_default_params()
+        nothing = (ctypes.c_void_p * 1)(None)  # a list of no devices: a build for a GPU must not use one unasked
+        options.devices = ctypes.cast(nothing, ctypes.c_void_p)
+        options.n_gpu_layers = 0
+        options.load_mode = MMAP if loading.mmap else NO_MMAP
+        options.use_extra_bufts = loading.repack
+        self.log.begin()
+        native = self.api.llama_model_load_from_file(str(path).encode(), options)
+        if not native:
+            raise ManifestError(f"{path} cannot be loaded ({self.log.reason()}): export or import the pack again")
+        return Weights(self, native)
+
+    def context(self, weights: Weights, plan: ContextPlan) -> Untyped:
+        """Make a native context. Raises RuntimeUnavailable with the engine's own reason."""
+        options = self.api.llama_context_default_params()
+        options.n_ctx = plan.cells
+        options.n_batch = options.n_ubatch = plan.rows_per_pass
+        options.n_seq_max = plan.sequences
+        options.n_outputs_max = options.n_outputs_max_per_seq = plan.outputs
+        options.n_threads = options.n_threads_batch = plan.threads
+        options.type_k = options.type_v = KV_TYPES[plan.kv_type]
+        options.flash_attn_type = int(plan.kv_type != EXACT)
+        options.offload_kqv = options.op_offload = False
+        options.kv_unified = True  # else the cells are divided among the sequences
+        options.swa_full = True  # window layers keep everything: trees, and going back, need it
+        options.embeddings = False  # would output every row, and outputs are counted
+        options.no_perf = True
+        self.log.begin()
+        context = self.api.llama_init_from_model(weights.native, options)
+        if not context:
+            raise RuntimeUnavailable(f"llama.cpp made no context of {plan.cells} positions ({self.log.reason()})")
+        return context
+
+
+class Weights:
+    """A loaded model. Freed when closed or dropped; whoever frees a context over it must hold it until then.
+
+    Adapters belong to it: those that are still loaded are freed with it.
+    """
+
+    def __init__(self, engine: Engine, native: Untyped) -> None:
+        api = engine.api
+        self.engine = engine
+        self.native = native
+        self.rows = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(native)))
+        self.window = int(api.llama_model_n_swa(native))
+        """Positions that window layers see; 0: every layer sees everything."""
+        self.rigid = bool(api.llama_model_is_recurrent(native) or api.llama_model_is_hybrid(native))
+        """Whether recurrent layers make it impossible to drop its newest rows."""
+        self.decoder = bool(api.llama_model_has_decoder(native) and not api.llama_model_has_encoder(native))
+        self._free = finalize(self, _free, engine, native)
+
+    @property
+    def closed(self) -> bool:
+        return self.native is None
+
+    def load_adapter(self, path: Path) -> int:
+        """Load a GGUF adapter that was checked; return its address. Raises ManifestError with the engine's reason."""
+        self.engine.log.begin()
+        native = self.engine.api.llama_adapter_lora_init(self.native, str(path).encode())
+        if not native:
+            raise ManifestError(f"{path} cannot be loaded ({self.engine.log.reason()}): convert the adapter again")
+        return int(ctypes.cast(native, ctypes.c_void_p).value or 0)
+
+    def free_adapter(self, native: int) -> None:
+        """Free an adapter that no context uses any more."""
+        api = self.engine.api
+        api.llama_adapter_lora_free(ctypes.cast(native, api.llama_adapter_lora_p_ctypes))
+
+    def close(self) -> None:
+        """Free the model, once every context over it is freed. Idempotent."""
+        self.native = None
+        self._free()
+
+
+def _free(engine: Engine, native: Untyped) -> None:
+    engine.api.llama_model_free(native)
+
+
+def engine_version() -> str | None:
+    """Return the installed version of llama-cpp-python; None when it is not installed. Loads nothing."""
+    try:
+        return version("llama-cpp-python")
+    except PackageNotFoundError:
+        return None
+
+
+def _import() -> Untyped:
+    try:
+        from llama_cpp import llama_cpp
+    except ImportError as error:
+        raise RuntimeUnavailable(f"llama.cpp does not start ({error}): {INSTALL}") from None
+    except (OSError, RuntimeError) as error:  # the wheel's own loader
+        reason = str(error).partition("\n")[0]
+        raise RuntimeUnavailable(f"llama.cpp's library does not load ({reason}): {REINSTALL}") from None
+    return llama_cpp

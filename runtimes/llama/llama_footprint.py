@@ -1,0 +1,182 @@
+"""How much memory a GGUF model and its states take, planned before anything is loaded or made.
+
+Knows arithmetic only. Plans are upper bounds; afterwards the leases are set to what the engine reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgedecode.decoding.model import ModelCard
+from edgedecode.gguf.header import Header
+from edgedecode.pack.manifest import ModelEntry
+
+from .llama_engine import EXACT, ContextPlan, Loading
+from .llama_log import ROUNDING_NBYTES
+
+__all__ = [
+    "ENGINE_NBYTES",
+    "StatePlan",
+    "loaded_nbytes",
+    "plan_snapshots",
+    "plan_state",
+    "row_nbytes",
+    "session_nbytes",
+    "weights_nbytes",
+]
+
+MIB = 2**20
+FLOAT_NBYTES = 4
+FLOAT_BITS = 16
+"""Weights of so many bits and more are multiplied without rounding the other side."""
+ENGINE_NBYTES = 16 * MIB
+"""The bindings' Python modules, the library's pages and the first pass of a process (measured: 14 MiB, pages that other
+processes use too counted whole)."""
+CELL_GRID = 256
+"""The engine rounds its cells up to this."""
+ROWS_PER_PASS = 128
+LEAST_ROWS_PER_PASS = 16
+SCORES_NBYTES = 16 * MIB
+"""Limit of one layer's attention scores, which exact attention keeps for every head, row and cell."""
+ACTIVATIONS_NBYTES = 32 * MIB
+"""Limit of a pass's values while an MLP runs: very wide ones are read in narrower passes, which cost nothing (an MLP of
+61,824, 128 tokens in passes of 16, 40, 88, 128 rows: 1.57, 1.62, 1.60, 1.62 s of one core)."""
+ROW_VALUES = 40
+"""A row's token, position and output index, and what alignment adds (fitted: 20 to 26)."""
+COMPUTE_SLACK_NBYTES = 32 * 1024
+OUTPUT_INDEX_NBYTES = 16
+LEAST_OUTPUTS = 8
+"""Output rows every context has, and so branches: the engine keeps an output row for every sequence."""
+MOST_OUTPUTS = 128
+VOCABULARY_NBYTES = 400
+"""A token's text and its places in the engine's own tables; the engine wants them though we never ask it for text."""
+USUAL_CELLS = 4096
+"""Positions of a session that says nothing else."""
+DRAWING_NBYTES = 64
+"""What a session that draws tokens takes beside its state, for each token of the vocabulary."""
+MOST_SNAPSHOTS = LEAST_OUTPUTS - 1
+"""With the live sequence, as many as every context has outputs for. A draft of up to this many one-token passes is
+dropped without reading any token twice."""
+SNAPSHOTS_SHARE = 1 / 8
+"""Of the weights' bytes: a state is copied once a round, weights are read once a pass."""
+KV_VALUE_NBYTES = {"float32": 4.0, "float16": 2.0, "int8": 34 / 32}
+CELL_NBYTES = 48
+"""What a sequence's index of its cells takes for each."""
+TILE_NBYTES = 512 * 1024
+"""Each thread's tiles of the attention."""
+GRAPH_NBYTES = 220 * 1024
+"""The engine's own description of a pass, each layer (measured for a second state: 0.2 MiB)."""
+ROUNDED_NBYTES = 1.25
+"""A value that a product with quantized weights rounds to 8 bits first, with its share of scales and sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """One state: what its context is made with, and its bytes by use."""
+
+    context: ContextPlan
+    kv_nbytes: int
+    output_nbytes: int
+    compute_nbytes: int
+    work_nbytes: int
+    """What the engine allocates and does not report, leased apart: kernels' buffers, indexes of cells, graphs."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bound what the engine will report."""
+        return self.kv_nbytes + self.output_nbytes + self.compute_nbytes
+
+
+def plan_state(
+    entry: ModelEntry, header: Header, *, card: ModelCard, capacity: int, rows: int, snapshots: int = 0
+) -> StatePlan:
+    """Plan a state of `capacity` rows of which one pass is asked for `rows` logits rows.
+
+    snapshots: how many earlier memories of recurrent layers it keeps beside the live one.
+    """
+    kv_type, threads = card.kv_types[0], card.threads or 1
+    cells = capacity + -capacity % CELL_GRID
+    outputs = max(LEAST_OUTPUTS, min(rows, MOST_OUTPUTS))
+    sequences = outputs if card.tree else 1 + snapshots
+    width = _width(header, cells=cells, sequences=sequences, kv_type=kv_type)
+    values = 2 * entry.layers * entry.kv_heads * entry.head_size
+    mlp = header.mlp_size or 4 * header.hidden_size
+    widest = max(mlp, header.heads * header.head_size, header.hidden_size)
+    rounded = int(width * widest * (FLOAT_NBYTES if entry.bits >= FLOAT_BITS else ROUNDED_NBYTES))
+    recurrent = sequences * header.recurrent_nbytes + ROUNDING_NBYTES if header.recurrent_nbytes else 0
+    index = CELL_NBYTES * cells * sequences
+    return StatePlan(
+        context=ContextPlan(
+            cells=cells,
+            rows_per_pass=width,
+            sequences=sequences,
+            outputs=outputs,
+            kv_type=kv_type,
+            threads=threads,
+        ),
+        kv_nbytes=int(cells * values * KV_VALUE_NBYTES[kv_type]) + ROUNDING_NBYTES + recurrent,
+        output_nbytes=outputs * row_nbytes(entry) + outputs * OUTPUT_INDEX_NBYTES + ROUNDING_NBYTES,
+        compute_nbytes=_compute_nbytes(entry, header, width=width, outputs=outputs, cells=cells, kv_type=kv_type),
+        work_nbytes=rounded + threads * TILE_NBYTES + index + entry.layers * GRAPH_NBYTES,
+    )
+
+
+def plan_snapshots(header: Header, *, file_nbytes: int) -> int:
+    """Return how many snapshots of a recurrent memory a state may keep: few bytes beside the weights, or none."""
+    if not header.recurrent_nbytes:
+        return 0  # of an unknown size
+    return min(MOST_SNAPSHOTS, int(file_nbytes * SNAPSHOTS_SHARE) // header.recurrent_nbytes)
+
+
+def _width(header: Header, *, cells: int, sequences: int, kv_type: str) -> int:
+    """Return the rows a pass may have: a multiple of the sequences, since the engine reserves for one."""
+    scores = FLOAT_NBYTES * cells * header.heads if kv_type == EXACT else 0
+    most = min(ROWS_PER_PASS, ACTIVATIONS_NBYTES // (FLOAT_NBYTES * _mlp_values(header)))
+    if scores:
+        most = min(most, SCORES_NBYTES // scores)
+    most = max(most, LEAST_ROWS_PER_PASS, sequences)
+    return most - most % sequences
+
+
+def _compute_nbytes(entry: ModelEntry, header: Header, *, width: int, outputs: int, cells: int, kv_type: str) -> int:
+    """Bound the engine's buffer of intermediate values, which its widest stage sets: attention, MLP or logits."""
+    hidden, attention = header.hidden_size, header.heads * header.head_size
+    scores = cells * header.heads if kv_type == EXACT else 0
+    attending = scores + 2 * hidden + 4 * attention
+    layer = width * FLOAT_NBYTES * (max(attending, _mlp_values(header)) + ROW_VALUES)
+    logits = outputs * (row_nbytes(entry) + FLOAT_NBYTES * hidden) + width * FLOAT_NBYTES * hidden
+    masks = (2 if header.window else 1) * cells * width * (FLOAT_NBYTES if kv_type == EXACT else 2)
+    return max(layer, logits) + masks + COMPUTE_SLACK_NBYTES
+
+
+def _mlp_values(header: Header) -> int:
+    """Return what is kept of a row while its MLP runs: gate, up and their product, and the sums around them."""
+    if header.mlp_size:
+        return 3 * header.mlp_size + 4 * header.hidden_size
+    return 20 * header.hidden_size  # recurrent blocks, whose sizes the header does not tell
+
+
+def row_nbytes(entry: ModelEntry) -> int:
+    """Return what one row of logits takes."""
+    return FLOAT_NBYTES * entry.rows
+
+
+def weights_nbytes(entry: ModelEntry, header: Header, *, file_nbytes: int, loading: Loading) -> int:
+    """Bound the weights: the mapped file, a copy repacked for the processor's kernels, the engine's vocabulary.
+
+    Weights that are not mapped are read through a buffer of the largest matrix's size.
+    """
+    largest = max((tensor.nbytes for tensor in header.tensors.values()), default=0)
+    more = header.quantized_nbytes if loading.twice else 0 if loading.mmap else largest
+    return file_nbytes + more + VOCABULARY_NBYTES * entry.rows
+
+
+def loaded_nbytes(entry: ModelEntry, *, file_nbytes: int, loading: Loading, copied_nbytes: int) -> int:
+    """Return what loaded weights take, where the engine reports so many bytes outside the mapped file."""
+    return (file_nbytes if loading.mmap else 0) + copied_nbytes + VOCABULARY_NBYTES * entry.rows
+
+
+def session_nbytes(entry: ModelEntry, header: Header, *, card: ModelCard) -> int:
+    """Bound what a usual session takes beside the weights."""
+    plan = plan_state(entry, header, card=card, capacity=min(card.context, USUAL_CELLS), rows=1)
+    return plan.nbytes + plan.work_nbytes + DRAWING_NBYTES * entry.rows

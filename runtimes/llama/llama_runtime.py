@@ -1,0 +1,268 @@
+"""The llama.cpp engine as a `Runtime`: lists its device and opens a pack's GGUF files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from edgedecode.decoding.model import LanguageModel, ModelCard
+from edgedecode.engines.engine_factory import Refusal
+from edgedecode.engines.interface import NO_MMAP, NO_REPACK, Device
+from edgedecode.errors import CapabilityError, InputError, ManifestError, RuntimeUnavailable
+from edgedecode.gguf.header import Header, read_header
+from edgedecode.memory import Budget, Lease, format_nbytes
+from edgedecode.pack.gguf_check import check_header
+from edgedecode.pack.manifest import ModelEntry
+from edgedecode.user_notices import notice
+
+from ..threads import default_threads
+from .embeddings import EmbeddingTable
+from .feeding import find_scale
+from .files.cached_gguf import gguf_path
+from .files.engine_probe import Finding, probe_engine
+from .files.trimmed_draft import TrimmedDraft, check_trim, find_trimmed
+from .gguf_projections import lora_modules, lora_projections
+from .llama_engine import EXACT, INSTALL, KV_TYPES, Engine, Loading, Weights, engine_version
+from .llama_footprint import ENGINE_NBYTES, loaded_nbytes, plan_snapshots, plan_state, session_nbytes, weights_nbytes
+from .llama_model import LlamaModel
+
+__all__ = ["LlamaRuntime"]
+
+PROVIDER = "cpu"
+OFFERED = {"tree", "lora", "trim", NO_MMAP, NO_REPACK, *(f"kv:{name}" for name in KV_TYPES)}
+INT8_BLOCK = 32
+
+
+class LlamaRuntime:
+    """Implements `Runtime`. Raises RuntimeUnavailable when llama-cpp-python is not installed.
+
+    The engine is loaded by the first `open`, once a child process has shown that it runs here. mmap: read weights from
+    the mapped file; False copies them, for file systems that map badly. Under a budget that cannot hold the file and
+    the copies of its weights that the kernels want, the weights are read too: it is as fast, and takes them once.
+    """
+
+    def __init__(self, *, mmap: bool = True) -> None:
+        version = engine_version()
+        if version is None:
+            raise RuntimeUnavailable(f"llama.cpp is not installed (no llama-cpp-python here): {INSTALL}")
+        self._version = version
+        self._mmap = mmap
+        self._engine: Engine | None = None
+        self._code: WeakKeyDictionary[Budget, Lease] = WeakKeyDictionary()
+        """Per budget: the engine's own pages. They stay while the process lives, so this lease outlives the models."""
+
+    @property
+    def name(self) -> str:
+        return "llama"
+
+    @staticmethod
+    def engine_version() -> str | None:
+        """Return llama-cpp-python's version."""
+        return engine_version()
+
+    @staticmethod
+    def refusal(entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]) -> Refusal | None:
+        """Say what `open` would refuse of a model, and whether a child process could decode with the engine."""
+        if provider != PROVIDER:
+            return Refusal(f"llama.cpp has no provider {provider!r} here")
+        if not entry.gguf and not entry.gguf_plan:
+            return Refusal(f"the pack holds no GGUF file of the model {name} and cannot make one")
+        try:
+            _kv_type(entry, name, needs=needs)
+        except CapabilityError as error:
+            return Refusal(str(error))
+        finding = probe_engine(engine_version() or "")
+        return None if finding.works else Refusal(f"llama.cpp does not run here: {finding.reason}", broken=True)
+
+    def devices(self) -> Sequence[Device]:
+        """Return the processor, and whether the engine runs on it: a child process tries a tiny model."""
+        finding = self._probe()
+        return [
+            Device(
+                runtime=self.name,
+                provider=PROVIDER,
+                description=f"llama.cpp on the processor, llama-cpp-python {self._version}",
+                available=finding.works,
+                reason=finding.reason,
+            )
+        ]
+
+    def open(
+        self,
+        entry: ModelEntry,
+        root: Path,
+        *,
+        name: str,
+        vocabulary_size: int,
+        budget: Budget,
+        threads: int | None,
+        provider: str,
+        needs: Collection[str] = (),
+    ) -> LanguageModel:
+        if provider != PROVIDER:
+            raise CapabilityError(f"llama.cpp has no provider {provider!r} here; it has: {PROVIDER}")
+        if threads is not None and threads < 1:
+            raise InputError(f"{threads} threads: give 1 or more")
+        kv_type = _kv_type(entry, name, needs=needs)
+        self._check_works()  # before files are made for it
+        draft = None
+        if "trim" in needs:
+            draft = find_trimmed(entry, root, name=name, vocabulary_size=vocabulary_size, budget=budget)
+        path = draft.path if draft is not None else gguf_path(entry, root, name=name, budget=budget)
+        card = ModelCard(
+            name=name,
+            rows=entry.rows if draft is None else len(draft.vocabulary),
+            vocabulary_size=min(entry.rows, vocabulary_size),
+            context=entry.context,
+            kv_types=(kv_type,),
+            token_ids=None if draft is None else draft.vocabulary.ids,
+            kernel_noise=None if entry.graphs else entry.kernel_noise,  # an export's was measured on the graphs
+            threads=threads,
+        )
+        return self._load(path, replace(entry, rows=card.rows), card=card, needs=needs, draft=draft, budget=budget)
+
+    def _load(
+        self,
+        path: Path,
+        entry: ModelEntry,
+        *,
+        card: ModelCard,
+        needs: Collection[str],
+        draft: TrimmedDraft | None,
+        budget: Budget,
+    ) -> LanguageModel:
+        """Load the file at `path`, of `entry`; its card gets what only the file and the engine tell."""
+        name, header = card.name, read_header(path)
+        check_header(header, entry, path=path)
+        file_nbytes = path.stat().st_size
+        with ExitStack() as undo:  # gives every lease back when a later step fails
+            code = self._code.get(budget) or undo.enter_context(
+                budget.reserve("llama.cpp code", ENGINE_NBYTES, fixed=True)
+            )
+            loading = self._loading(needs)
+            sizes = partial(weights_nbytes, entry, header, file_nbytes=file_nbytes)
+            once = replace(loading, mmap=False)
+            less = loading.twice and sizes(loading=once) < sizes(loading=loading)
+            if less and not _has_room(budget, sizes(loading=loading), entry, header, card=card):
+                loading = once
+                notice(
+                    f"the {name}'s weights are read instead of mapped to fit the budget "
+                    f"({format_nbytes(sizes(loading=loading))} instead of two copies; same as --no-mmap)"
+                )
+            lease = undo.enter_context(
+                budget.reserve(f"weights:{name}", sizes(loading=loading), fixed=name == "target")
+            )
+            engine = self._engine = self._engine or Engine()
+            weights = engine.load(path, loading)
+            undo.callback(weights.close)
+            _check_kind(weights, header, name=name, needs=needs)
+            copied = engine.log.sizes().get("model", 0)
+            lease.resize(loaded_nbytes(entry, file_nbytes=file_nbytes, loading=loading, copied_nbytes=copied))
+            snapshots = plan_snapshots(header, file_nbytes=file_nbytes) if weights.rigid else 0
+            modules = _adapted(header, name=name, needs=needs)
+            card = replace(
+                card,
+                context=min(card.context, header.context or card.context),
+                tree=not weights.rigid,
+                rollback=not weights.rigid or snapshots > 0,
+                lora_rank=entry.hidden_size if modules else 0,  # any: a larger one would say no more
+                lora_modules=modules,
+                notes=(*entry.notes, *_recurrent_notes(weights, header, name=name, snapshots=snapshots)),
+                weights_nbytes=lease.nbytes,
+                kernels="" if loading.repack else "unrepacked",
+                threads=card.threads or default_threads(file_nbytes),
+            )
+            table = None
+            if draft is not None:
+                table = EmbeddingTable(draft.whole, draft.contents, library=engine.block_library())
+                undo.callback(table.close)
+                plan = plan_state(entry, header, card=card, capacity=1, rows=1)
+                find_scale(weights, table, vocabulary=draft.vocabulary, plan=plan, name=name, budget=budget)
+            model = LlamaModel(
+                weights,
+                entry=entry,
+                header=header,
+                card=card,
+                budget=budget,
+                leases=[lease],
+                snapshots=snapshots,
+                table=table,
+            )
+            undo.pop_all()
+            self._code[budget] = code
+        return model
+
+    def _loading(self, needs: Collection[str]) -> Loading:
+        return Loading(mmap=self._mmap and NO_MMAP not in needs, repack=NO_REPACK not in needs)
+
+    def _probe(self) -> Finding:
+        return probe_engine(self._version)
+
+    def _check_works(self) -> None:
+        if self._engine is None and not (finding := self._probe()).works:
+            raise RuntimeUnavailable(f"llama.cpp does not run here: {finding.reason}")
+
+
+def _has_room(budget: Budget, weights: int, entry: ModelEntry, header: Header, *, card: ModelCard) -> bool:
+    """Tell whether weights of this size leave room for a usual session."""
+    if budget.limit_nbytes is None:
+        return True
+    return budget.used_nbytes + weights + session_nbytes(entry, header, card=card) <= budget.limit_nbytes
+
+
+def _kv_type(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
+    """Check what is needed and return how keys and values are kept: as asked, else float32 beside float weights and
+    float16 beside others."""
+    if missing := sorted(set(needs) - OFFERED):
+        raise CapabilityError(f"llama.cpp offers no {', '.join(missing)} for the model {name}: use --runtime onnx")
+    if "trim" in needs:
+        check_trim(entry, name=name)
+    asked = [need.partition(":")[2] for need in needs if need.startswith("kv:")]
+    if len(asked) > 1:
+        raise CapabilityError(f"keys and values have one type, not {' and '.join(sorted(asked))}")
+    kv_type = asked[0] if asked else EXACT if entry.bits == 32 else "float16"
+    if kv_type == "int8" and entry.head_size % INT8_BLOCK:
+        raise CapabilityError(
+            f"int8 keys and values need heads of a multiple of {INT8_BLOCK}; the model {name} has {entry.head_size}"
+        )
+    return kv_type
+
+
+def _adapted(header: Header, *, name: str, needs: Collection[str]) -> tuple[str, ...]:
+    """Return the projections that adapters may change. Raises CapabilityError where some are needed and none are."""
+    modules = lora_modules(list(lora_projections(header)))
+    if "lora" in needs and not modules:
+        raise CapabilityError(
+            f"the model {name} ({header.architecture}) takes no adapter of PEFT here: use --runtime onnx"
+        )
+    return modules
+
+
+def _check_kind(weights: Weights, header: Header, *, name: str, needs: Collection[str]) -> None:
+    """Refuse what is not a decoder with the header's rows, and trees where layers are recurrent."""
+    if weights.rows != header.rows:
+        raise ManifestError(
+            f"llama.cpp reads {weights.rows} tokens in the model {name} of {header.rows} rows: export it again"
+        )
+    if not weights.decoder:
+        raise CapabilityError(f"the model {name} ({header.architecture}) is not a decoder: it cannot be run here")
+    if weights.rigid and "tree" in needs:
+        raise CapabilityError(f"the model {name} ({header.architecture}) has recurrent layers: it reads no trees")
+
+
+def _recurrent_notes(weights: Weights, header: Header, *, name: str, snapshots: int) -> tuple[str, ...]:
+    """Say how a model with recurrent layers goes back, or that it cannot."""
+    if not weights.rigid:
+        return ()
+    if snapshots:
+        size = format_nbytes(header.recurrent_nbytes)
+        return (f"Recurrent layers: rejected drafts are dropped through {snapshots} snapshots of at most {size} each.",)
+    logging.getLogger("edgedecode").info("%s has recurrent layers: it is decoded without drafts", name)
+    return (
+        "Recurrent layers whose memory is too large, or of an unknown size, to be kept twice: plain decoding only.",
+    )

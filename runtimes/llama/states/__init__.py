@@ -1,0 +1,1 @@
+"""A conversation in llama.cpp: rows settled and pending, branches as sequences, snapshots of recurrent layers."""

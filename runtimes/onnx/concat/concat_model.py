@@ -1,0 +1,214 @@
+"""A model whose graph joins past and present itself, as optimum exports it: chains only, twice the memory for states.
+
+Knows no text, drafting or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import RLock
+from weakref import WeakSet, finalize
+
+import numpy as np
+
+from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
+from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
+from edgedecode.memory import Budget, Lease
+from edgedecode.pack.manifest import ModelEntry
+
+from ...row_checks import LEAST_ROWS, check_capacity, check_tokens, wanted_rows
+from ..graph_session import Untyped, cache_names, first_line
+from ..onnx_footprint import FLOAT_NBYTES, Footprint
+from .concat_state import ConcatState, concat_state_nbytes
+
+__all__ = ["CONCAT", "ConcatModel"]
+
+CONCAT = "concat"
+"""The capability of such graphs in a manifest."""
+INDEX_NBYTES = 8
+
+
+class ConcatModel:
+    """Implements `LanguageModel` over one open session, which it owns with the `leases` given."""
+
+    def __init__(
+        self,
+        engine: Untyped,
+        *,
+        session: Untyped,
+        entry: ModelEntry,
+        card: ModelCard,
+        footprint: Footprint,
+        budget: Budget,
+        leases: Sequence[Lease],
+    ) -> None:
+        self._session = session
+        self._entry = entry
+        self._card = card
+        self._footprint = footprint
+        self._budget = budget
+        names = {value.name for value in session.get_inputs()}
+        self._picks, self._positioned = "rows" in names, "position_ids" in names
+        scratch = 0 if self._picks else footprint.rows_per_pass
+        buffers = budget.reserve(f"buffers:{card.name}", INDEX_NBYTES * 2 * card.context)
+        try:
+            self._logits_lease = budget.reserve(f"logits:{card.name}", scratch * card.rows * FLOAT_NBYTES)
+        except BaseException:
+            buffers.release()
+            raise
+        self._leases = [*leases, buffers]
+        self._scratch: FloatArray = np.empty((scratch, card.rows), np.float32)
+        self._logits: FloatArray = np.empty((0, card.rows), np.float32)
+        self._ones: IntArray = np.ones((1, card.context), np.int64)
+        self._counter: IntArray = np.arange(card.context, dtype=np.int64)[None]
+        self._past = cache_names("past_key_values", entry.layers)
+        self._present = cache_names("present", entry.layers)
+        self._states: WeakSet[ConcatState] = WeakSet()
+        self._lock = RLock()
+        """Held for a pass, and while a state is made or closed: one of these at a time."""
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
+        check_capacity(capacity, self._card)
+        with self._lock:  # the logits that grow may be those that a pass is writing
+            if self._session is None:
+                raise CapabilityError(f"the model {self._card.name} is closed")
+            lease = self._budget.reserve(f"kv:{self._card.name}", concat_state_nbytes(self._entry, capacity))
+            try:
+                self._reserve_logits(rows + LEAST_ROWS)
+                state = ConcatState(
+                    self._entry,
+                    capacity=capacity,
+                    lease=lease,
+                    owner=self,
+                    width=self._footprint.rows_after(capacity),
+                    binding=self._session.io_binding(),
+                    busy=self._lock,
+                )
+                state.rows, state.on_close = rows + LEAST_ROWS, self._give_back
+                finalize(state, lease.release)  # a state that is dropped, not closed
+            except BaseException:
+                lease.release()
+                self._give_back()
+                raise
+            self._states.add(state)
+        return state
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: RowRequest = "last",
+        adapter: AdapterUse | None = None,
+    ) -> Output:
+        if adapter is not None:
+            raise CapabilityError(f"{self._card.name} has no adapter inputs: {adapter.name!r} cannot be applied")
+        wanted = wanted_rows(rows, count=len(tokens))
+        with self._lock:
+            own = self._own(state)
+            check_tokens(tokens, self._card)
+            own.check(len(tokens), parents=parents, name=self._card.name)
+            try:
+                logits = self._append(own, tokens, rows=wanted)
+            except (EdgeDecodeError, MemoryError):
+                raise
+            except Exception as error:  # the engine's exceptions share no base class
+                what = f"ONNX Runtime failed in a pass of {len(tokens)} rows: {first_line(error)}"
+                raise RuntimeUnavailable(what) from error
+            own.commit(len(tokens))
+        return Output(logits)
+
+    def close(self) -> None:
+        """Close every state and give the memory back; waits for a pass that is running. Idempotent."""
+        with self._lock:
+            for state in list(self._states):
+                state.close()
+            self._session = None
+            self._scratch = self._logits = np.empty((0, self._card.rows), np.float32)
+            for lease in (*self._leases, self._logits_lease):
+                lease.release()
+
+    def _give_back(self) -> None:
+        """Shrink the logits to the rows that the open states need."""
+        with self._lock:
+            count = max((state.rows for state in self._states if not state.closed), default=0)
+            if len(self._logits) > count:
+                self._logits = np.empty((0, self._card.rows), np.float32)
+                self._logits = np.empty((count, self._card.rows), np.float32)
+                self._logits_lease.resize((len(self._scratch) + count) * self._card.rows * FLOAT_NBYTES)
+
+    def _append(self, state: ConcatState, tokens: Sequence[int], *, rows: Sequence[int]) -> FloatArray:
+        """Append `tokens` in one pass or several, none of one row without need; compute each row where it falls."""
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        ascending = [rows[index] for index in order]
+        logits = self._reserve_logits(len(rows) + LEAST_ROWS)
+        before = state.length + state.pending
+        start = filled = 0
+        while start < len(tokens):
+            left = len(tokens) - start
+            width = min(left, self._footprint.rows_after(before + start))
+            if left - width == 1 and width > 2:
+                width -= 1
+            here = [row - start for row in ascending[filled:] if row < start + width]
+            state.trim(before + start)
+            self._pass(state, tokens[start : start + width], past=before + start, rows=here, out=logits[filled:])
+            filled += len(here)
+            start += width
+        logits = logits[: len(rows)]
+        return logits if ascending == list(rows) else logits[np.argsort(order)]
+
+    def _pass(self, state: ConcatState, tokens: Sequence[int], *, past: int, rows: list[int], out: FloatArray) -> None:
+        """Run one pass behind `past` rows; the logits of `rows` go to the first rows of `out`."""
+        width = len(tokens)
+        total = past + width
+        binding = state.binding
+        ids = np.asarray([tokens], np.int64)
+        self._bind(binding, "input_ids", ids)
+        self._bind(binding, "attention_mask", self._ones[:, :total])
+        if self._positioned:
+            self._bind(binding, "position_ids", self._counter[:, past:total])
+        self._bind_cache(state, past=past, total=total)
+        picked = np.asarray(rows * 2 if len(rows) == 1 and width > 1 else rows, np.int64)
+        if self._picks:
+            self._bind(binding, "rows", picked)
+            self._bind_logits(binding, (len(picked), self._card.rows), out)
+        else:
+            self._bind_logits(binding, (1, width, self._card.rows), self._scratch)
+        self._session.run_with_iobinding(binding)
+        if not self._picks:
+            out[: len(rows)] = self._scratch[np.asarray(rows, np.int64)]
+        state.turn(total)
+
+    def _bind(self, binding: Untyped, name: str, values: IntArray) -> None:
+        binding.bind_input(name, "cpu", 0, np.int64, values.shape, values.ctypes.data)
+
+    def _bind_logits(self, binding: Untyped, shape: tuple[int, ...], out: FloatArray) -> None:
+        binding.bind_output("logits", "cpu", 0, np.float32, shape, out.ctypes.data)
+
+    def _bind_cache(self, state: ConcatState, *, past: int, total: int) -> None:
+        heads, size = self._entry.kv_heads, self._entry.head_size
+        for name, pointer in zip(self._past, state.pointers(written=False), strict=True):
+            state.binding.bind_input(name, "cpu", 0, np.float32, (1, heads, past, size), pointer)
+        for name, pointer in zip(self._present, state.pointers(written=True), strict=True):
+            state.binding.bind_output(name, "cpu", 0, np.float32, (1, heads, total, size), pointer)
+
+    def _reserve_logits(self, count: int) -> FloatArray:
+        """Return the logits array, of `count` rows at least. Raises BudgetExceeded before growing."""
+        if len(self._logits) < count:
+            self._logits_lease.resize((len(self._scratch) + count) * self._card.rows * FLOAT_NBYTES)
+            self._logits = np.empty((0, self._card.rows), np.float32)  # gives the old rows back first
+            self._logits = np.empty((count, self._card.rows), np.float32)
+        return self._logits
+
+    def _own(self, state: State) -> ConcatState:
+        if not isinstance(state, ConcatState) or state.owner is not self:
+            raise InputError(f"the state was not made by {self._card.name}'s new_state")
+        if self._session is None or state.closed:
+            raise CapabilityError(f"{self._card.name} or its state is closed")
+        return state

@@ -1,0 +1,151 @@
+"""The adapters a model holds, as the values its graph takes: two matrices a product.
+
+The engine's own adapter support is ignored by passes that run on a binding, so the matrices are bound as inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
+from edgedecode.errors import CapabilityError
+from edgedecode.memory import Budget, Lease
+from edgedecode.pack.manifest import ModelEntry
+
+from ..adapter_parts import Projection, Projections
+from .graph_session import Untyped
+
+__all__ = ["Adapters"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrices:
+    """What a product's two inputs get."""
+
+    first: FloatArray
+    second: FloatArray
+
+    @property
+    def nbytes(self) -> int:
+        return self.first.nbytes + self.second.nbytes
+
+
+class _Adapter:
+    """One adapter's matrices by product, and a copy of the second ones for the newest scale that is not 1."""
+
+    def __init__(self, matrices: Mapping[str, _Matrices], lease: Lease) -> None:
+        self._matrices = matrices
+        self._lease = lease
+        self._scaled = matrices
+        self._scale = 1.0
+
+    def at(self, scale: float) -> Mapping[str, _Matrices]:
+        """Return the matrices with `scale` in the second ones. Raises BudgetExceeded before a copy is made."""
+        if scale != self._scale:
+            self._scaled, self._scale = self._matrices, 1.0
+            held = sum(pair.nbytes for pair in self._matrices.values())
+            if scale == 1.0:
+                self._lease.resize(held)
+            else:
+                self._lease.resize(held + sum(pair.second.nbytes for pair in self._matrices.values()))
+                self._scaled = {
+                    name: _Matrices(pair.first, pair.second * np.float32(scale))
+                    for name, pair in self._matrices.items()
+                }
+                self._scale = scale
+        return self._scaled
+
+    def close(self) -> None:
+        self._lease.release()
+
+
+class Adapters:
+    """What `AdapterModel` says, for one graph; binds an adapter's matrices to the passes of a state."""
+
+    def __init__(
+        self, engine: Untyped, session: Untyped, *, entry: ModelEntry, card: ModelCard, budget: Budget
+    ) -> None:
+        self._value = engine.OrtValue.ortvalue_from_numpy
+        self._card, self._budget = card, budget
+        products = list(_projections(session)) if card.lora_rank else []
+        self._projections = Projections(
+            products,
+            name=card.name,
+            rank=card.lora_rank,
+            modules=card.lora_modules,
+            kv_width=entry.kv_heads * entry.head_size,
+            hint="export the pack again with --lora-modules",
+        )
+        self._held: dict[str, _Adapter] = {}
+        self._none = {
+            _input(product): _Matrices(
+                np.empty((product.inputs, 0), np.float32), np.empty((0, product.outputs), np.float32)
+            )
+            for product in products
+        }
+
+    def add(self, digest: str, matrices: Sequence[LowRank], *, scale: float) -> None:
+        """Hold an adapter, as `AdapterModel.add_adapter` says."""
+        sorted_parts = self._projections.sort(matrices)
+        self.remove(digest)
+        nbytes = sum(parts.nbytes for parts in sorted_parts)
+        lease = self._budget.reserve(f"adapter:{self._card.name}:{digest[:12]}", nbytes)
+        try:
+            made = {}
+            for parts in sorted_parts:
+                joined = self._projections.join(parts, scale=scale)
+                made[_input(parts.projection)] = _Matrices(_transposed(joined.down), _transposed(joined.up))
+        except BaseException:
+            lease.release()
+            raise
+        self._held[digest] = _Adapter(made, lease)
+
+    def remove(self, digest: str) -> None:
+        """Forget an adapter."""
+        if (adapter := self._held.pop(digest, None)) is not None:
+            adapter.close()
+
+    def close(self) -> None:
+        """Forget every adapter."""
+        for digest in list(self._held):
+            self.remove(digest)
+
+    def matrices(self, use: AdapterUse | None) -> Mapping[str, _Matrices] | None:
+        """Return what a pass with this adapter binds; None: nothing, as for a graph that takes no adapters.
+
+        Raises CapabilityError for an adapter that is not held.
+        """
+        if use is None:
+            return self._none or None
+        if not self._card.lora_rank:
+            raise CapabilityError(f"{self._card.name} has no adapter inputs: {use.name!r} cannot be applied")
+        if use.digest not in self._held:
+            raise CapabilityError(f"{self._card.name} holds no adapter {use.name!r}: add it before it is used")
+        return self._held[use.digest].at(use.scale)
+
+    def bind(self, binding: Untyped, matrices: Mapping[str, _Matrices]) -> None:
+        """Bind matrices, whose memory the engine's values share."""
+        for name, pair in matrices.items():
+            binding.bind_ortvalue_input(f"{name}.a", self._value(pair.first))
+            binding.bind_ortvalue_input(f"{name}.b", self._value(pair.second))
+
+
+def _projections(session: Untyped) -> Iterator[Projection]:
+    """Read from the graph's optional inputs which products take a delta: `lora.L.M.a` and `lora.L.M.b`."""
+    shapes = {value.name: value.shape for value in session.get_overridable_initializers()}
+    for name, shape in shapes.items():
+        if name.startswith("lora.") and name.endswith(".a"):
+            _, layer, module, _ = name.split(".")
+            yield Projection(int(layer), module, inputs=shape[0], outputs=shapes[f"{name[:-1]}b"][1])
+
+
+def _input(projection: Projection) -> str:
+    return f"lora.{projection.layer}.{projection.module}"
+
+
+def _transposed(values: FloatArray) -> FloatArray:
+    return np.ascontiguousarray(values.T)

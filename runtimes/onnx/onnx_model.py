@@ -1,0 +1,357 @@
+"""A model on ONNX Runtime: turns rows to append into engine passes.
+
+Everything a pass needs is bound once and written in place. What is bound again: the attention bias at every pass (its
+shape holds the total length), ids and positions when the width changes, logits when their number or place does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import RLock
+from weakref import WeakSet, finalize
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.decoding.model import AdapterUse, Head, LocalHead, LowRank, ModelCard, Output, RowRequest, State
+from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
+from edgedecode.memory import Budget, Lease
+from edgedecode.pack.manifest import ModelEntry
+
+from ..row_checks import LEAST_ROWS, check_capacity, check_tokens, wanted_rows
+from .biases import Biases
+from .buffers import Buffers
+from .graph_session import Untyped, cache_names, first_line
+from .heads.logits_outputs import Heads, Outlet
+from .heads.model_heads import LocalModelHead, TrimmedModelHead
+from .heads.opened_heads import OpenedHeads
+from .kernels.thread_choice import chosen_threads
+from .onnx_adapters import Adapters
+from .onnx_footprint import Footprint
+from .onnx_state import OnnxState, state_nbytes
+from .tree_paths import TreePaths
+
+__all__ = ["OnnxModel"]
+
+
+class OnnxModel:
+    """Implements `LanguageModel`, and `HeadedModel` with `opened` heads, over one open session.
+
+    It owns the session, the heads, and the `leases` given. tiles: the weights that our products read, by the graph's
+    input; tiled: its attention is ours, whose keys lie in tiles too.
+    """
+
+    def __init__(  # noqa: PLR0913  (what one open graph is made of)
+        self,
+        engine: Untyped,
+        *,
+        session: Untyped,
+        entry: ModelEntry,
+        card: ModelCard,
+        footprint: Footprint,
+        budget: Budget,
+        leases: Sequence[Lease],
+        opened: OpenedHeads,
+        tiles: Mapping[str, npt.NDArray[np.uint8]],
+        tiled: bool,
+        use_threads: Callable[[int], None] | None,
+    ) -> None:
+        self._engine = engine
+        self._session = session
+        self._entry = entry
+        self._card = card
+        self._use_threads = use_threads
+        self._footprint = footprint
+        self._budget = budget
+        self._buffers = Buffers(
+            engine,
+            name=card.name,
+            rows=card.rows,
+            hidden=card.hidden_size,
+            context=card.context,
+            footprint=footprint,
+            budget=budget,
+        )
+        try:
+            inputs = [value.name for value in session.get_inputs()]
+            self._tiled = tiled
+            value = engine.OrtValue.ortvalue_from_numpy
+            self._tiles = {name: value(array) for name, array in tiles.items()}
+            self._biases: Biases | TreePaths = (
+                TreePaths(engine) if self._tiled else Biases(self._buffers, inputs=inputs, window=entry.window)
+            )
+            self._opened = opened
+            self._heads = Heads(
+                engine, self._buffers, card=card, inputs=inputs, columns=entry.hidden_size, trimmed=opened.trimmed
+            )
+            self._adapters = Adapters(engine, session, entry=entry, card=card, budget=budget)
+        except BaseException:
+            self._buffers.close()
+            raise
+        self._leases = list(leases)
+        self._states: WeakSet[OnnxState] = WeakSet()
+        self._lock = RLock()  # closing the model closes its states, which give buffers back
+        """Held for a pass, and while a state is closed: not both at once."""
+        (self._kv_type,) = card.kv_types
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    def choose_threads(self, kept: Path | None, *, otherwise: int) -> None:
+        """Use as many of the card's threads as are fastest, where our kernels run: kept at `kept`, or measured now.
+
+        otherwise: what to use where a state of one row does not fit the budget. Closes the model when a pass fails.
+        """
+        most = self._card.threads or 1
+
+        def run(threads: int) -> None:
+            self._card = replace(self._card, threads=threads)
+            self.forward([0], state)
+            state.crop(0)
+
+        try:
+            state = self.new_state(1)
+            try:
+                threads = chosen_threads(run, most=most, kept=kept)
+            finally:
+                state.close()
+        except BudgetExceeded:
+            threads = otherwise
+        except BaseException:
+            self.close()
+            raise
+        self._card = replace(self._card, threads=threads)
+
+    def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
+        check_capacity(capacity, self._card)
+        nbytes = state_nbytes(self._entry, capacity, kv_type=self._kv_type, tiled=self._tiled)
+        with self._lock:  # the buffers that grow may be those that a pass is writing
+            if self._session is None:
+                raise CapabilityError(f"the model {self._card.name} is closed")
+            lease = self._budget.reserve(f"kv:{self._card.name}", nbytes)
+            try:
+                self._buffers.hold_rows(rows + LEAST_ROWS)
+                self._biases.plan(capacity, tree=tree and self._card.tree)
+                state = OnnxState(
+                    self._entry,
+                    capacity=capacity,
+                    lease=lease,
+                    owner=self,
+                    width=self._footprint.rows_after(capacity),
+                    kv_type=self._kv_type,
+                    tiled=self._tiled,
+                    busy=self._lock,
+                )
+                state.rows, state.plans_tree, state.on_close = rows + LEAST_ROWS, tree, self._give_back
+                finalize(state, lease.release)  # a state that is dropped, not closed
+                state.binding = self._bind(state)
+            except BaseException:
+                lease.release()
+                self._give_back()
+                raise
+            self._states.add(state)
+        return state
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: RowRequest = "last",
+        adapter: AdapterUse | None = None,
+    ) -> Output:
+        return self._forward(self._heads.whole, tokens, state, parents=parents, rows=rows, adapter=adapter)
+
+    @property
+    def trimmed(self) -> Head | None:
+        outlet, vocabulary = self._heads.trimmed, self._opened.trimmed
+        if outlet is None or vocabulary is None:
+            return None
+        return TrimmedModelHead(self._forward, outlet, vocabulary.ids)
+
+    @property
+    def local(self) -> LocalHead | None:
+        """The local head, where it was asked for when the model was opened: its rows are leased then."""
+        local = self._opened.local
+        return None if local is None else LocalModelHead(self._forward, local, lock=self._lock, name=self._card.name)
+
+    def _forward(
+        self,
+        outlet: Outlet,
+        tokens: Sequence[int],
+        state: State,
+        *,
+        parents: Sequence[int] | None,
+        rows: RowRequest,
+        adapter: AdapterUse | None,
+    ) -> Output:
+        """Do what `forward` says, the rows asked for leaving through a head."""
+        count = len(tokens)
+        wanted = wanted_rows(rows, count=count)
+        with self._lock:
+            own = self._own(state)
+            self._opened.check_chosen(outlet, name=self._card.name)
+            check_tokens(tokens, self._card)
+            tree = own.tree
+            try:
+                self._bind_adapter(own, adapter)
+                own.grow(count, parents=parents)
+                output = self._append(own, tokens, rows=wanted, outlet=outlet)
+            except BaseException:
+                own.tree = tree  # a chain stays one when its first tree is refused or interrupted
+                raise
+            own.commit(count)
+        return output
+
+    def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
+        with self._lock:
+            if self._session is None:
+                raise CapabilityError(f"the model {self._card.name} is closed")
+            self._adapters.add(digest, matrices, scale=scale)
+
+    def remove_adapter(self, digest: str) -> None:
+        with self._lock:
+            self._adapters.remove(digest)
+
+    def close(self) -> None:
+        """Close every state and give the memory back; waits for a pass that is running. Idempotent."""
+        with self._lock:
+            for state in list(self._states):
+                state.close()
+            self._session = None
+            self._tiles.clear()
+            self._buffers.close()
+            self._adapters.close()
+            self._opened.close()
+            for lease in self._leases:
+                lease.release()
+
+    def _give_back(self) -> None:
+        """Shrink the buffers to what the open states need."""
+        with self._lock:
+            states = [state for state in self._states if not state.closed]
+            rows = max((state.rows for state in states), default=0)
+            self._buffers.shrink(rows, tree=any(state.plans_tree for state in states))
+
+    def _append(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: Outlet) -> Output:
+        """Run the passes that append `tokens` and return what `rows` gave."""
+        if state.tree is not None and not self._card.tree:
+            raise CapabilityError(f"{self._card.name} has no tree attention: its graph reads chains only")
+        try:
+            if len(tokens) > self._rows_next(state, state.pending):
+                return self._passes(state, tokens, rows=rows, outlet=outlet)
+            self._buffers.hold_rows(max(len(rows), LEAST_ROWS))
+            self._pass(state, tokens, start=state.pending, rows=rows, outlet=outlet)
+        except (EdgeDecodeError, MemoryError):
+            raise
+        except Exception as error:  # the engine's exceptions share no base class
+            what = f"ONNX Runtime failed in a pass of {len(tokens)} rows: {first_line(error)}"
+            raise RuntimeUnavailable(what) from error
+        return self._output(outlet, len(rows))
+
+    def _output(self, outlet: Outlet, count: int) -> Output:
+        """Return the first `count` rows of the buffers."""
+        hidden = self._buffers.hidden[:count] if self._card.hidden_size else None
+        return Output(self._heads.logits(outlet, count), hidden)
+
+    def _bind(self, state: OnnxState) -> Untyped:
+        """Bind what never changes: the cache, read as past and written as present, and the two lengths."""
+        binding = self._session.io_binding()
+        layers = self._entry.layers
+        names = zip(cache_names("past_key_values", layers), cache_names("present", layers), strict=True)
+        for (past, present), values in zip(names, state.cache, strict=True):
+            value = self._engine.OrtValue.ortvalue_from_numpy(values)
+            binding.bind_ortvalue_input(past, value)
+            binding.bind_ortvalue_output(present, value)
+        binding.bind_ortvalue_input("seqlens_k", self._buffers.last_slot_value)
+        binding.bind_ortvalue_input("total_length", self._buffers.total_value)
+        for name, tiles in self._tiles.items():
+            binding.bind_ortvalue_input(name, tiles)
+        self._heads.bind_counts(binding)
+        return binding
+
+    def _passes(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: Outlet) -> Output:
+        """Append `tokens` in several passes, none of one row without need, and compute each row where it falls."""
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        ascending = [rows[index] for index in order]
+        self._buffers.hold_rows(len(rows) + LEAST_ROWS)
+        start = filled = 0
+        while start < len(tokens):
+            left = len(tokens) - start
+            width = min(left, self._rows_next(state, state.pending + start))
+            if left - width == 1 and width > 2:
+                width -= 1
+            here = [row - start for row in ascending[filled:] if row < start + width]
+            chunk = tokens[start : start + width]
+            self._pass(state, chunk, start=state.pending + start, rows=here, outlet=outlet, slot=filled)
+            filled += len(here)
+            start += width
+        output = self._output(outlet, len(rows))
+        if ascending == list(rows):
+            return output
+        asked = np.argsort(order)
+        return Output(output.logits[asked], None if output.hidden is None else output.hidden[asked])
+
+    def _rows_next(self, state: OnnxState, start: int) -> int:
+        """Return how many rows the pass from pending row `start` may have.
+
+        Without a past the engine's attention counts positions by slot, so a tree's first row goes alone there.
+        """
+        total = state.length + start
+        alone = total == 0 and state.tree is not None and not self._tiled
+        return 1 if alone else self._footprint.rows_after(total)
+
+    def _pass(
+        self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int], outlet: Outlet, slot: int = 0
+    ) -> None:
+        """Run one pass over the pending rows from `start`; the logits of `rows` go to the buffer's rows from `slot`."""
+        buffers, binding = self._buffers, state.binding
+        width = len(tokens)
+        total = state.length + start + width
+        if len(rows) == 1 and width > 1 and not self._card.row_invariant:
+            rows = (rows[0], rows[0])
+        if state.bound_width != width:
+            state.bound_width = 0  # an interrupt between the two bindings must not look like neither
+            ids, positions = buffers.width_values(width)
+            binding.bind_ortvalue_input("input_ids", ids)
+            binding.bind_ortvalue_input("position_ids", positions)
+            state.bound_width = width
+        places = self._heads.places(outlet, slot)
+        if state.bound_rows != len(rows) or state.bound_places != places or state.bound_outlet is not outlet:
+            state.bound_rows = -1
+            self._heads.bind(binding, outlet, rows=len(rows), slot=slot)
+            state.bound_rows, state.bound_places, state.bound_outlet = len(rows), places, outlet
+        self._heads.share(outlet, len(rows))
+        buffers.ids[:width] = tokens
+        buffers.pick(rows)
+        buffers.last_slot[0] = total - 1
+        buffers.total[0] = total
+        if state.tree is None:
+            buffers.positions[:width] = buffers.counter[total - width : total]
+        else:
+            buffers.positions[:width] = np.add(state.tree.depths(start, start + width), state.length)
+        self._biases.bind(binding, state, start=start, width=width)
+        if self._use_threads is not None:
+            self._use_threads(self._card.threads or 1)
+        self._session.run_with_iobinding(binding)
+
+    def _bind_adapter(self, state: OnnxState, use: AdapterUse | None) -> None:
+        """Bind the adapter's matrices where others are bound now; the engine's defaults are the base model."""
+        matrices = self._adapters.matrices(use)
+        if matrices is state.bound_adapter or (use is None and state.bound_adapter is None):
+            return
+        assert matrices is not None
+        state.bound_adapter = ()  # an interrupt in the middle must look like neither
+        self._adapters.bind(state.binding, matrices)
+        state.bound_adapter = matrices
+
+    def _own(self, state: State) -> OnnxState:
+        if not isinstance(state, OnnxState) or state.owner is not self:
+            raise InputError(f"the state was not made by {self._card.name}'s new_state")
+        if self._session is None or state.closed:
+            raise CapabilityError(f"{self._card.name} or its state is closed")
+        return state

@@ -1,0 +1,164 @@
+"""One sequence's keys and values, and the engine binding over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.memory import Lease
+from edgedecode.pack.manifest import ModelEntry
+
+from ..row_checks import check_chain, check_crop, check_kept, check_room, continues
+from .ancestors import Ancestors
+
+__all__ = ["OnnxState", "state_nbytes"]
+
+TREE_ROW_NBYTES = 64 + 72
+"""A pending row of a tree: cached ancestors (512 masks of a bit a row), parent and depth."""
+
+
+KEY_TILE = 16
+"""Slots of a tile of keys, which our attention stores transposed."""
+
+
+def state_nbytes(entry: ModelEntry, capacity: int, *, kv_type: str = "float32", tiled: bool = False) -> int:
+    """Return what a state of `capacity` rows takes; tiled: for our attention."""
+    width = np.dtype(kv_type).itemsize
+    return _slots(capacity, tiled) * (2 * entry.layers * entry.kv_heads * entry.head_size * width + TREE_ROW_NBYTES)
+
+
+def _slots(capacity: int, tiled: bool) -> int:
+    return -(-capacity // KEY_TILE) * KEY_TILE if tiled else capacity
+
+
+class OnnxState:
+    """Implements `State`: slots 0 to length are settled, the next `pending` hold pending rows in order of arrival.
+
+    All layers' keys and values are one array of the graph's KV type, [2 · layers, 1, kv heads, capacity, head size];
+    the engine reads its past from the slots in use and writes its present into the following ones.
+    tiled: our attention's layout, whose keys are stored by tiles of 16 slots, [slots / 16, head size, 16].
+    """
+
+    def __init__(
+        self,
+        entry: ModelEntry,
+        *,
+        capacity: int,
+        lease: Lease,
+        owner: object,
+        width: int,
+        kv_type: str = "float32",
+        tiled: bool = False,
+        busy: AbstractContextManager[object],
+    ) -> None:
+        self.owner = owner
+        self._busy = busy
+        """What the model enters for a pass: the engine writes to this memory then."""
+        self.width = width
+        """How many rows one pass may have at any length of the state; wider ones are split."""
+        self.rows, self.plans_tree = 0, False
+        """What the model's buffers hold for it: rows of logits, and whether the bias of trees."""
+        self.on_close: Callable[[], None] | None = None
+        self._lease = lease
+        self._capacity = capacity
+        self._length = 0
+        self._pending = 0
+        self._tiled = tiled
+        shape = (2 * entry.layers, 1, entry.kv_heads, _slots(capacity, tiled), entry.head_size)
+        self.cache: npt.NDArray[np.float32 | np.int8] = np.zeros(shape, kv_type)
+        self.tree: Ancestors | None = None
+        """The pending rows' shape; None: a chain."""
+        self.binding: Any = None
+        """The engine's binding; below, what it is bound to now."""
+        self.bound_width = 0
+        self.bound_rows = -1
+        self.bound_places = (0, 0)
+        self.bound_outlet: object = None
+        self.bound_adapter: object = None
+        self.bound_chain = False
+        self.bound_parents: object = None
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def pending(self) -> int:
+        return self._pending
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @property
+    def nbytes(self) -> int:
+        return self._lease.nbytes
+
+    @property
+    def oldest_crop(self) -> int:
+        return 0
+
+    @property
+    def closed(self) -> bool:
+        return self.binding is None
+
+    def keep(self, path: Sequence[int]) -> None:
+        count = len(path)
+        check_kept(path, pending=self._pending)
+        if self.tree is None:
+            check_chain(path)
+        elif count:
+            self.tree.check_path(path, pending=self._pending)
+            self._gather(path)
+        self._settle(self._length + count)
+
+    def crop(self, length: int) -> None:
+        check_crop(length, settled=self._length)
+        self._settle(length)
+
+    def grow(self, count: int, *, parents: Sequence[int] | None) -> None:
+        """Check that `count` rows fit and hang them into the tree. They are pending only after `commit`."""
+        check_room(count, used=self._length + self._pending, capacity=self._capacity)
+        if parents is not None and not continues(parents, count=count, after=self._pending):
+            if self.tree is None:
+                self.tree = Ancestors(self._pending)
+            self.tree.grow(parents, after=self._pending)
+        elif self.tree is not None:
+            self.tree.grow(range(self._pending - 1, self._pending - 1 + count), after=self._pending)
+
+    def commit(self, count: int) -> None:
+        """Count the rows of a finished pass as pending."""
+        self._pending += count
+
+    def close(self) -> None:
+        with self._busy:
+            self.binding = self.bound_outlet = None
+            self.tree = None
+            self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
+            self._length = self._pending = 0
+            self._lease.release()
+            if self.on_close is not None:
+                self.on_close()
+
+    def _gather(self, path: Sequence[int]) -> None:
+        """Move the path's rows to the first pending slots, all layers at once; nothing moves when they are there."""
+        if path[-1] >= len(path):
+            start, sources = self._length, np.asarray(path, np.int64) + self._length
+            if not self._tiled:
+                self.cache[:, :, :, start : start + len(path)] = self.cache[:, :, :, sources]
+                return
+            values, slots = self.cache[1::2], np.arange(start, start + len(path))
+            values[:, :, :, slots] = values[:, :, :, sources]
+            layers, _, heads, room, size = values.shape
+            keys = self.cache[0::2].reshape(layers, heads, room // KEY_TILE, size, KEY_TILE)
+            assert np.shares_memory(keys, self.cache)
+            tiles, lanes = divmod(slots, KEY_TILE)
+            from_tiles, from_lanes = divmod(sources, KEY_TILE)
+            keys[:, :, tiles, :, lanes] = keys[:, :, from_tiles, :, from_lanes]
+
+    def _settle(self, length: int) -> None:
+        self._length, self._pending, self.tree = length, 0, None
