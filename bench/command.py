@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
-from edgedecode.apps.pack_options import add_pack_options
+from edgedecode.apps.verb_options import add_pack_options
 from edgedecode.commands import Command, name_list, positive_count, real_number, seed, whole_number
 from edgedecode.decoding.policy import MAX_DRAFT
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgedecode import Pair
-from edgedecode.apps.pack_options import open_pair
 from edgedecode.apps.progress import progress
+from edgedecode.apps.verb_options import open_pair
 from edgedecode.svg import check_drawing, write_drawing
 from edgedecode.text.prompts import Prompt
 

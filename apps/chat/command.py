@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from edgedecode.commands import Command, positive_count
 
 from ..colour import Paint, add_colour_option
-from ..pack_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
+from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 
 __all__ = ["command"]
 

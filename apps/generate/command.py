@@ -12,7 +12,7 @@ from edgedecode.text.printable import checked_text
 
 from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted
-from ..pack_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
+from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 from .prompt import read_prompt
 from .reply import Reply
 

@@ -49,7 +49,7 @@ class ShowCommand:
 def _show(manifest: Manifest, root: Path) -> None:
     from rich.console import Console
 
-    from .pack_tables import adapter_table, file_table, graph_table, model_table, pack_table
+    from .manifest_tables import adapter_table, file_table, graph_table, model_table, pack_table
 
     console = Console() if sys.stdout.isatty() else Console(width=_PASTED_WIDTH)
     console.print(pack_table(manifest, root))

@@ -14,9 +14,9 @@ from edgedecode.schedule.experience import Experience
 from edgedecode.text.prompts import Prompt
 
 from ..settings import PLAIN, Arm, Settings
-from .answers import Run, answer
 from .synthetic import SyntheticSource
 from .timed import TimedPair
+from .timed_answers import Run, answer
 
 __all__ = ["Requests"]
 

@@ -11,11 +11,11 @@ from statistics import median
 from edgedecode.decoding.stats import DrafterCount, TimeSplit
 
 from ..settings import PLAIN, Arm, Settings, arms_of
-from .answers import Run
 from .cost_meter import CostMeter, Costs
 from .equal_requests import Requests
 from .family_results import ArmResult, FamilyResult, Hindsight
 from .survival import Host, Survival, predicted, predicted_at
+from .timed_answers import Run
 
 __all__ = ["measure_family"]
 

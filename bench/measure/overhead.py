@@ -16,8 +16,8 @@ from edgedecode import SamplingOptions, SessionOptions
 
 from ..loops.greedy_loop import GreedyLoop, LoopRun, time_loop
 from ..settings import PLAIN, Arm, Settings, arms_of
-from .answers import answer
 from .timed import TimedPair
+from .timed_answers import answer
 
 __all__ = ["HostWork", "LoopRatio", "compare_loops", "measure_host_work"]
 

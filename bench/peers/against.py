@@ -11,9 +11,9 @@ from edgedecode import Pair
 
 from ..report.bench_tables import Report
 from ..settings import Settings
-from .comparison import REHEARSED, closing, compare
 from .opening import open_peers
 from .peer import kind_of
+from .peer_comparison import REHEARSED, closing, compare
 from .peer_process import PeerProcess
 from .peer_results import Comparison
 from .peer_table import notes, peer_table

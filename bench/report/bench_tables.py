@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from edgedecode.text.printable import shown_lines
 
-from ..measure.answers import LATER
 from ..measure.cost_meter import Costs
 from ..measure.draws import DrawCost
 from ..measure.family_results import ArmResult, FamilyResult
 from ..measure.overhead import HostWork, LoopRatio
+from ..measure.timed_answers import LATER
 from .conditions import Conditions
 from .table_cells import scheduled_row, speed_up_cell, summary_row
 

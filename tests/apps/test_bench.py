@@ -15,14 +15,14 @@ import pytest
 from edgedecode import InputError, Pair
 from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.bench.choices import choose
-from edgedecode.bench.measure.answers import LATER, HostGap, answer
-from edgedecode.bench.measure.answers import Run as AnswerRun
 from edgedecode.bench.measure.cost_meter import CostMeter
 from edgedecode.bench.measure.draws import draw_shapes, measure_draws
 from edgedecode.bench.measure.equal_requests import Requests
 from edgedecode.bench.measure.families import measure_family
 from edgedecode.bench.measure.family_results import FamilyResult
 from edgedecode.bench.measure.timed import TimedPair
+from edgedecode.bench.measure.timed_answers import LATER, HostGap, answer
+from edgedecode.bench.measure.timed_answers import Run as AnswerRun
 from edgedecode.bench.report.conditions import Conditions
 from edgedecode.bench.settings import PLAIN, Arm, Settings
 from edgedecode.cli import main

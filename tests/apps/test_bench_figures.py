@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from edgedecode import Pair, Stats
-from edgedecode.bench.measure.answers import answer, host_gaps, reading_seconds
 from edgedecode.bench.measure.cost_meter import READ, CostMeter, Costs, DraftCosts
 from edgedecode.bench.measure.survival import Host, Survival, predicted, predicted_at
 from edgedecode.bench.measure.timed import Pass, TimedPair, TimedRuntime
+from edgedecode.bench.measure.timed_answers import answer, host_gaps, reading_seconds
 from edgedecode.bench.settings import Arm, Settings
 from edgedecode.engines.registry import drafter_names
 from edgedecode.memory import Budget

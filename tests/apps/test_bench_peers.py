@@ -16,9 +16,9 @@ import pytest
 from edgedecode import CapabilityError, Pair, RuntimeUnavailable, SamplingOptions, SessionOptions
 from edgedecode.bench.peers import peer_child as child
 from edgedecode.bench.peers.against import _answers
-from edgedecode.bench.peers.comparison import REHEARSED, compare
 from edgedecode.bench.peers.opening import open_peers
 from edgedecode.bench.peers.peer import Answer, PeerFactory
+from edgedecode.bench.peers.peer_comparison import REHEARSED, compare
 from edgedecode.bench.peers.peer_process import PeerOrder, PeerProcess
 from edgedecode.bench.peers.peer_results import OURS, SCHEDULED
 from edgedecode.bench.peers.peer_table import notes, peer_table

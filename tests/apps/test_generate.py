@@ -151,7 +151,7 @@ def test_the_pack_says_the_sampling_that_is_not_given(
     from argparse import ArgumentParser
     from dataclasses import replace
 
-    from edgedecode.apps.pack_options import add_pack_options, add_session_options, session_options
+    from edgedecode.apps.verb_options import add_pack_options, add_session_options, session_options
 
     generation = replace(toy.manifest.generation, temperature=0.7, top_k=40)
     monkeypatch.setattr(toy, "manifest", replace(toy.manifest, generation=generation))

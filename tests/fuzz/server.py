@@ -26,7 +26,7 @@ ESCAPED = 70
 """The exit code of an exception that reached the caller of `main`."""
 IMPORTED = (
     "edgedecode.apps.chat.conversation",
-    "edgedecode.apps.show.pack_tables",
+    "edgedecode.apps.show.manifest_tables",
     "edgedecode.export.imports.gguf_import",
     "edgedecode.runtimes.llama",
     "edgedecode.runtimes.onnx",
