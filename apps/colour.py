@@ -15,7 +15,7 @@ __all__ = ["Paint", "add_colour_option", "dim"]
 
 _RESET = "\x1b[0m"
 _DIM = "\x1b[2m"
-_BY_SOURCE = {"target": "", "model": "\x1b[32m", "ngram": "\x1b[36m"}
+_BY_SOURCE = {"target": "", "model": "\x1b[32m", "suffix": "\x1b[36m"}
 _OTHER_DRAFTER = "\x1b[35m"
 
 
@@ -49,7 +49,7 @@ def add_colour_option(parser: ArgumentParser) -> None:
         "--color",
         choices=["auto", "always", "never"],
         default="auto",
-        help="colour accepted drafts: green from a draft model, cyan from n-grams (default: on a terminal)",
+        help="colour accepted drafts: green from a draft model, cyan from repeated text (default: on a terminal)",
     )
 
 

@@ -130,7 +130,7 @@ def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:
     has_draft = "draft" in pair.manifest.models
     for name in arguments.drafters or ():
         if pair.drafter_source(name).needs_model and not has_draft:
-            raise CapabilityError(f"this pack has no draft model for {name}: --drafters ngram measures without one")
+            raise CapabilityError(f"this pack has no draft model for {name}: --drafters suffix measures without one")
     if arguments.drafters:
         return tuple(dict.fromkeys(arguments.drafters))
     names = pair.drafter_names(SessionOptions()) if arguments.calibrate else drafter_names()

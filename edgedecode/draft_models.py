@@ -78,24 +78,16 @@ class DraftModels:
 
 
 def default_heads(entry: ModelEntry | None, *, runtime: str) -> tuple[str, ...]:
-    """Return the smaller heads that sessions draft with by default; a drafter and a need are named alike.
+    """Return the smaller heads that sessions draft with by default: a trimmed one recommended on this engine.
 
-    The trimmed one where its report recommends it on this engine. The local one where the pack was given that and no
-    trim: beside one it was worth less (42 to 75% of its first tokens accepted against 75 to 100%).
+    A drafter and a need are named alike.
     """
-    if entry is None:
-        return ()
-    if entry.trim is not None:
-        return ("trim",) if entry.trim.recommended and entry.trim.runtime in ("", runtime) else ()
-    return ("local",) if any("local" in graph.capabilities for graph in entry.graphs.values()) else ()
+    trim = None if entry is None else entry.trim
+    return ("trim",) if trim is not None and trim.recommended and trim.runtime in ("", runtime) else ()
 
 
 def _offers(model: LanguageModel, needs: Sequence[str]) -> bool:
     """Tell whether a model has these heads; without needs, whether it can say every token."""
     whole = model.card.token_ids is None
-    headed = model if isinstance(model, HeadedModel) else None
-    offered = {
-        "trim": not whole or (headed is not None and headed.trimmed is not None),
-        "local": headed is not None and headed.local is not None,
-    }
-    return all(offered.get(need, False) for need in needs) if needs else whole
+    trimmed = not whole or (isinstance(model, HeadedModel) and model.trimmed is not None)
+    return trimmed and set(needs) == {"trim"} if needs else whole

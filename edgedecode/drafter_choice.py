@@ -17,10 +17,7 @@ LONGEST_DRAFT = 16
 """Tokens a scheduler may draft at most; half of it where a row of logits takes hundreds of kilobytes."""
 WIDE_VOCABULARY = 65536
 SCHEDULED = ("model", "suffix")
-"""The drafters the scheduler chooses among beside a draft model; the first has the first right to memory.
-
-`chain` is left out: it gained less than the better of its two parts.
-"""
+"""The drafters the scheduler chooses among beside a draft model; the first has the first right to memory."""
 ALONE = ("suffix", "recycle")
 """The same without a draft model: beside one, recycled logits gained less than they cost the host."""
 
@@ -70,7 +67,7 @@ def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
     if options.fixed or options.rule is Rule.RATIO:
         if branching:
             return (TREE,) if facts.has_draft else ("recycle",)
-        return ("model",) if facts.has_draft else ("ngram",)
+        return ("model",) if facts.has_draft else ("suffix",)
     if not facts.has_draft:
         return ALONE
     return (*facts.heads, *SCHEDULED, *(("recycle", TREE) if branching else ()))

@@ -161,7 +161,7 @@ class Budget:
         drafts = any(each.endswith(":draft") for each in (name, *(lease.name for lease in self.leases)))
         word = "" if drafts else "or "
         choices = f"raise --memory to {size_option(wanted)} or more, {word}shorten the context (--ctx-size)"
-        return choices + (", or drop the draft model (--drafter ngram)" if drafts else "")
+        return choices + (", or drop the draft model (--drafter suffix)" if drafts else "")
 
     def _resize(self, lease: Lease, nbytes: int) -> None:
         if nbytes < 0:

@@ -25,7 +25,7 @@ from edgedecode.user_notices import notice
 
 __all__ = ["check_options", "open_drafting", "plan_state"]
 
-_SAMPLING = (("model",), ("trim",), ("local",))
+_SAMPLING = (("model",), ("trim",))
 """Drafters that can draw from their own distribution, and tell it."""
 
 

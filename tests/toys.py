@@ -55,18 +55,11 @@ def near_model(vocabulary: int, *, seed: int, noise: float, scale: float = 2.0) 
 
 
 class TableHead:
-    """Some columns of a table model's logits. `most` is for a local one, which may `choose` others."""
-
-    most = 16
+    """Some columns of a table model's logits."""
 
     def __init__(self, model: TableModel, ids: Sequence[int]) -> None:
         self._model = model
         self.token_ids: IntArray = np.array(ids, np.int64)
-        self.chosen: list[list[int]] = []
-
-    def choose(self, ids: IntArray) -> None:
-        self.token_ids = ids
-        self.chosen.append(ids.tolist())
 
     def forward(
         self,
@@ -82,12 +75,11 @@ class TableHead:
 
 
 class HeadedTable(TableModel):
-    """A table model with a trimmed head of these ids and a local one."""
+    """A table model with a trimmed head of these ids."""
 
     def __init__(self, tables: tuple[FloatArray, ...], ids: Sequence[int], *, budget: Budget | None = None) -> None:
         super().__init__(tables, budget=budget)
         self.trimmed: TableHead | None = TableHead(self, ids)
-        self.local: TableHead | None = TableHead(self, ())
 
 
 def headed_model(vocabulary: int, ids: Sequence[int], *, seed: int, noise: float, scale: float = 2.0) -> HeadedTable:
@@ -349,7 +341,7 @@ def rounding_pair(kernels: Callable[[int, int], int], *, context: int = 512) -> 
 def why_refused(pair: Pair, draft_max: int) -> str | None:
     """Return why this processor cannot decode reproducibly with drafts of this length; None: it can."""
     try:
-        pair.session(SessionOptions(drafter="ngram", draft_max=draft_max, reproducible=True)).close()
+        pair.session(SessionOptions(drafter="suffix", draft_max=draft_max, reproducible=True)).close()
     except CapabilityError as error:
         return str(error)
     return None

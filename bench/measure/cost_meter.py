@@ -12,13 +12,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
-import numpy as np
-
 from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.decoding.model import LanguageModel, RowRequest, State
-from edgedecode.drafters.chain import HEAD as CHAIN_HEAD
 
-from .timed import TimedHead, TimedLocalHead, TimedModel, TimedPair
+from .timed import TimedHead, TimedModel, TimedPair
 
 __all__ = ["CONTEXT", "READ", "WIDEST", "CostMeter", "Costs", "DraftCosts"]
 
@@ -32,7 +29,7 @@ _LEAD_IN = 8
 token of a 10M pack by 19 to 27% at once, 10 to 15% after two; a busy machine), and plain decoding has no wide ones."""
 
 
-_HEADS = {"model": "model", "tree": "model", "chain": "model", "trim": "trim", "local": "local"}
+_HEADS = {"model": "model", "tree": "model", "trim": "trim"}
 """Drafters that run the draft model, and with which of its heads. A tree's level counts as a step, though wide ones
 cost somewhat more."""
 
@@ -88,8 +85,7 @@ class Costs:
         draft = self._draft(drafter)
         if draft is None:
             return 0.0
-        steps = min(length, CHAIN_HEAD) if drafter == "chain" else length
-        return (draft.first_seconds + (steps - 1) * draft.next_seconds) / length / self.step_seconds
+        return (draft.first_seconds + (length - 1) * draft.next_seconds) / length / self.step_seconds
 
     def _draft(self, drafter: str) -> DraftCosts | None:
         return self.drafts.get(_HEADS.get(drafter, ""))
@@ -140,7 +136,6 @@ class CostMeter:
             start = self.samples % len(self._next)
             widths = range(1, len(self._next) + 1)
             sample = _Sample()
-            self._choose_local()
             for width in (*widths[start:], *widths[:start]):
                 self._time_round(width, sample)
             if self._read and self._reader is not None:
@@ -163,12 +158,6 @@ class CostMeter:
     def close(self) -> None:
         for state in (self._state, *self._draft_states):
             state.close()
-
-    def _choose_local(self) -> None:
-        """Give a local head as many ids as it takes, its most expensive case; sessions choose others in between."""
-        for head, _ in self._heads.values():
-            if isinstance(head, TimedLocalHead):
-                head.choose(np.arange(head.most))
 
     def _time_round(self, width: int, sample: _Sample) -> None:
         """Settle, time a target pass, then a round with each head: two draft steps and a target pass."""
@@ -205,8 +194,7 @@ class _Sample:
 def _heads(model: TimedModel) -> list[tuple[str, TimedModel | TimedHead]]:
     """Return what drafters step with."""
     whole = ("model" if model.card.token_ids is None else "trim", model)
-    smaller = (("trim", model.trimmed), ("local", model.local))
-    return [whole, *((name, head) for name, head in smaller if head is not None)]
+    return [whole] if model.trimmed is None else [whole, ("trim", model.trimmed)]
 
 
 def _draft_costs(samples: Sequence[_DraftSample]) -> DraftCosts:

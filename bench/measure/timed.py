@@ -14,7 +14,6 @@ from edgedecode.decoding.model import (
     Head,
     HeadedModel,
     LanguageModel,
-    LocalHead,
     ModelCard,
     Output,
     RowRequest,
@@ -87,11 +86,6 @@ class TimedModel:
         head = self._model.trimmed if isinstance(self._model, HeadedModel) else None
         return None if head is None else TimedHead(head, self.passes)
 
-    @property
-    def local(self) -> TimedLocalHead | None:
-        head = self._model.local if isinstance(self._model, HeadedModel) else None
-        return None if head is None else TimedLocalHead(head, self.passes)
-
     def close(self) -> None:
         self._model.close()
 
@@ -134,21 +128,6 @@ class TimedHead:
         output = self._head.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
         self._passes.append(Pass(started, perf_counter(), len(tokens)))
         return output
-
-
-class TimedLocalHead(TimedHead):
-    """The same for a head whose ids are chosen."""
-
-    def __init__(self, head: LocalHead, passes: list[Pass]) -> None:
-        super().__init__(head, passes)
-        self._local = head
-
-    @property
-    def most(self) -> int:
-        return self._local.most
-
-    def choose(self, ids: IntArray) -> None:
-        self._local.choose(ids)
 
 
 class TimedRuntime:

@@ -18,7 +18,6 @@ __all__ = [
     "Head",
     "HeadedModel",
     "LanguageModel",
-    "LocalHead",
     "LowRank",
     "ModelCard",
     "Output",
@@ -237,27 +236,11 @@ class Head(Protocol):
         ...
 
 
-class LocalHead(Head, Protocol):
-    """A head whose ids may be chosen again before any pass: its rows are gathered from those of the full head."""
-
-    @property
-    def most(self) -> int:
-        """Ids it takes at most."""
-        ...
-
-    def choose(self, ids: IntArray) -> None:
-        """Take these ids, ascending, 1 to `most`, for the passes to come. Raises InputError for others."""
-        ...
-
-
 @runtime_checkable
 class HeadedModel(Protocol):
-    """A model with smaller heads beside its own, over one set of weights and states."""
+    """A model with a smaller head beside its own, over one set of weights and states."""
 
     @property
     def trimmed(self) -> Head | None:
         """The head of the pack's trimmed vocabulary; None: this graph has none."""
         ...
-
-    @property
-    def local(self) -> LocalHead | None: ...

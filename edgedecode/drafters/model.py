@@ -49,10 +49,10 @@ class ModelSource:
 def usable_model(setting: DraftSetting) -> LanguageModel:
     """Return the setting's draft model. Raises CapabilityError where there is none, or it cannot drop a draft."""
     if setting.draft_model is None:
-        raise CapabilityError("this pack has no draft model: use --drafter ngram, or export the pack with --draft")
+        raise CapabilityError("this pack has no draft model: use --drafter suffix, or export the pack with --draft")
     if not setting.draft_model.card.rollback:
         raise CapabilityError(
-            "this pack's draft model has recurrent layers, which cannot drop a draft: use --drafter ngram"
+            "this pack's draft model has recurrent layers, which cannot drop a draft: use --drafter suffix"
         )
     return setting.draft_model
 
@@ -147,11 +147,6 @@ class ModelDrafter:
     def grow(self, tokens: Sequence[int], *, parents: Sequence[int]) -> FloatArray:
         """Append rows of a tree, pending until they are kept, and return their logits [tokens, rows of the head]."""
         return self.reading.grow(tokens, parents=parents, head=self._head)
-
-    def speak(self, vocabulary: TrimmedVocabulary) -> None:
-        """Take these ids for the head's rows from now on."""
-        self.vocabulary = vocabulary
-        self._wide = None
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         """Learn how sure to be. The state catches up when it is asked."""

@@ -62,7 +62,7 @@ class DrafterSource(Protocol):
 
     @property
     def needs(self) -> Sequence[str]:
-        """What that model must offer beside its own head, as `Runtime.open` takes it: "trim", "local"."""
+        """What that model must offer beside its own head, as `Runtime.open` takes it: "trim"."""
         ...
 
     def open(self, setting: DraftSetting) -> Drafter:

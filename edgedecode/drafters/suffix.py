@@ -127,17 +127,6 @@ class SuffixDrafter:
             return EMPTY_DRAFT
         return Draft(self._ended(tokens), source=self.name, match=matched)
 
-    def continuation(self, context: Sequence[int], extra: Sequence[int], limit: int) -> tuple[int, ...]:
-        """Return what would follow `context` and then `extra`, nothing after an end token."""
-        if extra and extra[-1] in self._ends:
-            return ()
-        self._read(context)
-        place, matched = longest_earlier(self._text + _characters(extra), len(self._text))
-        if not matched or limit <= 0:
-            return ()
-        most = _length(matched, limit)
-        return self._ended(_repeated([*context[place + 1 : place + 1 + most], *extra], most))
-
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         """What was said is taken from the context, once, when the generation is over."""
 

@@ -50,8 +50,8 @@ class Runtime(Protocol):
     ) -> LanguageModel:
         """Load one model of the pack at `root`; the tokenizer knows `vocabulary_size` ids, rows above are padding.
 
-        needs: what its graph must offer beside chains: "tree", "hidden", "lora", "trim", "local", a KV type such as
-        "kv:int8", `NO_MMAP` or `NO_REPACK`. Of the graphs that offer it the smallest is opened; CapabilityError when
+        needs: what its graph must offer beside chains: "tree", "hidden", "lora", "trim", a KV type such as "kv:int8",
+        `NO_MMAP` or `NO_REPACK`. Of the graphs that offer it the smallest is opened; CapabilityError when
         there is none. With "trim" an engine gives a `HeadedModel`, or a model whose card has the trimmed `token_ids`.
         Raises RuntimeUnavailable, CapabilityError or BudgetExceeded.
         """

@@ -24,7 +24,7 @@ from .registry import find_runtime
 __all__ = ["main"]
 
 PROMPT, STEPS, REPETITIONS = 32, 16, 3
-LOOKUP = "ngram"
+LOOKUP = "suffix"
 """A drafter that takes next to nothing: with it a session plans the logits of drafts, as one with any drafter does."""
 
 

@@ -54,8 +54,8 @@ class Graph:
     """One graph over a model's weights: `inputs` and `outputs` as declared, `capabilities` such as tree and rows.
 
     Capabilities in use: tree, rows, hidden (gives the last hidden state), lora (takes adapter matrices), concat (joins
-    past and present itself, as optimum's graphs do: chains only), trim and local (has the further heads of
-    `HeadedModel`).
+    past and present itself, as optimum's graphs do: chains only), trim (has the smaller head of `HeadedModel`). Packs
+    written earlier may say local too: another head, which nothing uses.
     """
 
     file: str

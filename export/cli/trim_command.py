@@ -62,7 +62,6 @@ def _add_size(parser: ArgumentParser) -> None:
         help="the best size with this coverage of held-out text (default 0.99)",
     )
     size.add_argument("--sweep", action="store_true", help="try several sizes and keep the best: the default")
-    size.add_argument("--local", action="store_true", help="add only the head whose ids are chosen while decoding")
     size.add_argument("--remove", action="store_true", help="take the pack's trim out again")
 
 
@@ -92,8 +91,8 @@ def _add_calibration(parser: ArgumentParser) -> None:
 
 
 def _run(arguments: Namespace) -> Report:
-    if arguments.local or arguments.remove:
-        return _change_only(arguments)
+    if arguments.remove:
+        return _remove(arguments)
     if arguments.plot is not None:
         check_drawing(arguments.plot)
     from ..trim.sweep import ANSWERS, COVERAGE, MAX_TOKENS, PER_CATEGORY, TrimRequest
@@ -137,23 +136,17 @@ def run_trim(request: TrimRequest, *, plot: Path | None = None) -> Report:
     return trim_report(result)
 
 
-def _change_only(arguments: Namespace) -> Report:
-    """Add a local head, or take a trim out: nothing is measured."""
+def _remove(arguments: Namespace) -> Report:
+    """Take a trim out: nothing is measured."""
     given = [f"--{name.replace('_', '-')}" for name in _MEASURING if getattr(arguments, name) is not None]
     given += ["--report"] if arguments.report else []
     if given:
-        mode = "--local" if arguments.local else "--remove"
-        arguments.usage_error(f"argument {mode}: it measures nothing, leave out {', '.join(given)}")
-    from ..stages import Stages
-    from ..trim.trim_pack import add_local, take_out
+        arguments.usage_error(f"argument --remove: it measures nothing, leave out {', '.join(given)}")
+    from ..trim.trim_pack import take_out
 
-    if arguments.remove:
-        gone = take_out(arguments.pack)
-        print(f"removed {', '.join(gone)}")
-        return {"pack": arguments.pack, "removed": gone}
-    added = add_local(arguments.pack, Stages())
-    print(f"added {', '.join(added)}" if added else "the pack's draft has a local head already: nothing was changed")
-    return {"pack": arguments.pack, "files": dict(added)}
+    gone = take_out(arguments.pack)
+    print(f"removed {', '.join(gone)}")
+    return {"pack": arguments.pack, "removed": gone}
 
 
 def _draw(result: TrimResult, path: Path) -> None:

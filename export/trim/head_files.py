@@ -1,4 +1,4 @@
-"""The files of a draft's smaller heads: the graph "heads", the map, the trimmed GGUF file. Measures nothing.
+"""The files of a draft's smaller head: the graph "heads", the map, the trimmed GGUF file. Measures nothing.
 
 They are drawn by `graph` and cut by `edgedecode.gguf.trim`; nothing else here knows of these two.
 """
@@ -14,7 +14,6 @@ from edgedecode.decoding.arrays import IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import HeadedModel, LanguageModel
 from edgedecode.engines.interface import Runtime
-from edgedecode.errors import ExportError
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimEntry
 from edgedecode.pack.token_map import write_token_ids
@@ -33,8 +32,7 @@ class Heads:
 
     graph: Graph | None
     """None: the pack holds the draft as GGUF alone."""
-    trim: TrimEntry | None
-    """None: only the local head was asked for."""
+    trim: TrimEntry
     paths: tuple[Path, ...]
 
 
@@ -46,23 +44,15 @@ class OpenTrim:
     head: Forward
 
 
-def make_heads(place: Workplace, manifest: Manifest, *, vocabulary: TrimmedVocabulary | None) -> Heads:
-    """Make the heads of this vocabulary, with the local one where the draft has graphs; None: the local one alone.
-
-    Raises ExportError for a draft whose head cannot be cut.
-    """
+def make_heads(place: Workplace, manifest: Manifest, *, vocabulary: TrimmedVocabulary) -> Heads:
+    """Make the head of this vocabulary. Raises ExportError for a draft whose head cannot be cut."""
     entry = manifest.located("draft")
     graph, paths = None, []
     if entry.graphs:
         base = entry.graphs.get(_BASE) or next(iter(entry.graphs.values()))
         paths.append(place.path("heads"))
-        ids = None if vocabulary is None else vocabulary.ids
-        graph = _drawn(base, entry, place.root, out=paths[-1], ids=ids)
+        graph = _drawn(base, entry, place.root, out=paths[-1], ids=vocabulary.ids)
         graph = replace(graph, file=place.name(paths[-1]))
-    if vocabulary is None:
-        if graph is None:
-            raise ExportError("a local head is a part of an ONNX graph, and the pack's draft has none")
-        return Heads(graph, None, tuple(paths))
     paths.append(place.path("trim"))
     write_token_ids(paths[-1], vocabulary.ids)
     trim = TrimEntry(size=len(vocabulary), token_ids=place.name(paths[-1]))
@@ -102,7 +92,7 @@ def trimmed_head(model: LanguageModel) -> Forward:
     return model
 
 
-def _drawn(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray | None) -> Graph:
+def _drawn(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray) -> Graph:
     from .heads_graph import write_heads
 
     return write_heads(base, entry, root, out=out, ids=ids)

@@ -3,19 +3,59 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from edgedecode.errors import ExportError
-from edgedecode.head_table import HeadLayout, StoredArray
 
 from ..graph.passes.picked_rows import head_of
 
-__all__ = ["FoundHead", "find_head", "is_wide"]
+__all__ = ["FoundHead", "HeadLayout", "StoredArray", "find_head", "is_wide"]
+
+Numbers: TypeAlias = npt.NDArray[Any]
 
 _KINDS = {ir.DataType.UINT8: "uint8", ir.DataType.FLOAT16: "float16", ir.DataType.FLOAT: "float32"}
 _VALUES, _SCALES, _ZERO_POINTS, _ORDER, _BIAS = 1, 2, 3, 4, 5  # inputs of MatMulNBits
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array of a weights file; `kind` is uint8, float16 or float32."""
+
+    kind: str
+    offset: int
+    shape: tuple[int, int]
+
+    def open(self, weights: Path) -> Numbers:
+        """Map it, read-only. Raises ExportError where the file is too short or cannot be read."""
+        try:
+            return np.asarray(np.memmap(weights, self.kind, mode="r", offset=self.offset, shape=self.shape))
+        except (OSError, OverflowError, ValueError) as error:
+            raise ExportError(f"{weights} does not hold the head ({error}): export or import the pack again") from None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayout:
+    """A head of `rows` ids and as many `columns` as the hidden state has.
+
+    Blocks: `values` are uint8 [rows, columns · bits / 8]; `scales` are [rows, blocks], and `zero_points` uint8
+    [rows, bytes] or, for the middle of the range, none. Floats: `values` are [rows, columns], or [columns, rows] if
+    `transposed`.
+    """
+
+    rows: int
+    columns: int
+    bits: int
+    block_size: int
+    """0: floats."""
+    values: StoredArray
+    scales: StoredArray | None = None
+    zero_points: StoredArray | None = None
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

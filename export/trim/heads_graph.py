@@ -1,8 +1,7 @@
-"""Draws a model's graph "heads": the body of its base graph, and behind it the whole head, a trimmed and a local one.
+"""Draws a model's graph "heads": the body of its base graph, and behind it the whole head and a trimmed one.
 
 It lies over the same weights file. The trimmed head's rows are slices of the whole one's, bit for bit, and are held in
-the graph's own file. The local head's rows come with a pass, as floats: looked up inside the graph, as the embedding
-does, 512 rows of 128 took 125 us at 8 bits in every pass, of a draft whose whole pass takes 160.
+the graph's own file.
 """
 
 from __future__ import annotations
@@ -18,24 +17,23 @@ import onnx_ir as ir
 from edgedecode.decoding.arrays import IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import ExportError
-from edgedecode.head_table import HEAD_PROPERTY, StoredArray
 from edgedecode.pack.manifest import Graph, ModelEntry
 
 from ..frameworks import reason_of
 from ..graph.passes.surgery import insert_before
-from .head_layout import FoundHead, find_head, is_wide
+from .head_layout import FoundHead, StoredArray, find_head, is_wide
 
 __all__ = ["HEADS", "write_heads"]
 
 HEADS = "heads"
 """The graph's name in a model's entry, and its file's in the model's folder."""
-_LOCAL, _TRIM, _CONCAT = "local", "trim", "concat"
+_TRIM, _CONCAT = "trim", "concat"
 
 
-def write_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray | None) -> Graph:
+def write_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray) -> Graph:
     """Write the graph of a model of the pack at `root` into the file `out` and return what the manifest says of it.
 
-    base: the graph to add heads to. ids: what the trimmed head keeps, ascending; None: there is none, only a local one.
+    base: the graph to add heads to. ids: what the trimmed head keeps, ascending.
     The returned `file` lies beside the base graph, wherever `out` is. Of the weights only the rows kept are read.
     With a multiple of 32 ids their logits are the whole head's bit for bit; kernels round what fills no tile otherwise.
     Raises ExportError for a head that cannot be cut, InputError for ids that are not a part of the vocabulary.
@@ -50,34 +48,30 @@ def write_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: I
             f"the head of {base.file} is {head.layout.rows} by {head.layout.columns}, the manifest says "
             f"{entry.rows} by {entry.hidden_size}: export the pack again"
         )
-    drawing = _Drawing(model, head, weights=weights)
-    drawing.add_local()
-    if ids is not None:
-        drawing.add_trimmed(TrimmedVocabulary(ids, entry.rows).ids)
-    model.metadata_props[HEAD_PROPERTY] = head.layout.to_json()
+    _Drawing(model, head, weights=weights).add_trimmed(TrimmedVocabulary(ids, entry.rows).ids)
     _write(model, out)
     return replace(
         base,
         file=PurePosixPath(base.file).with_name(f"{HEADS}.onnx").as_posix(),
         inputs=tuple(str(value.name) for value in model.graph.inputs),
         outputs=tuple(str(value.name) for value in model.graph.outputs),
-        capabilities=(*base.capabilities, _LOCAL, *(() if ids is None else (_TRIM,))),
+        capabilities=(*base.capabilities, _TRIM),
     )
 
 
 class _Drawing:
-    """Adds heads to a graph. Its picked rows are split among them by the input `heads`: how many for each."""
+    """Adds a head to a graph. Its picked rows are split among the two by the input `heads`: how many for each."""
 
     def __init__(self, model: ir.Model, head: FoundHead, *, weights: Path) -> None:
         self._graph, self._head, self._weights = model.graph, head, weights
         self._rows = head.layout.rows
         self._logits = next(value for value in model.graph.outputs if value.name == "logits")
-        counts = self._input("heads", ir.DataType.INT64, [3])
+        counts = self._input("heads", ir.DataType.INT64, [2])
         hidden = head.hidden
-        split = ir.node("Split", [hidden, counts], {"axis": 0}, num_outputs=3, name="/heads/Split")
+        split = ir.node("Split", [hidden, counts], {"axis": 0}, num_outputs=2, name="/heads/Split")
         insert_before(head.node, split)
         self._parts = split.outputs
-        for part, letter in zip(self._parts, "WTP", strict=True):
+        for part, letter in zip(self._parts, "WT", strict=True):
             part.name = f"/heads/hidden.{letter}"
             part.type, part.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([letter, head.layout.columns])
         head.node.replace_input_with(0, self._parts[0])
@@ -101,22 +95,11 @@ class _Drawing:
         elif layout.bits == 16:
             inputs[1] = self._add(ir.node("Cast", [inputs[1]], {"to": ir.DataType.FLOAT}, name="/trim/Cast"))
         if bias is not None:
-            inputs.append(self._picked(bias, kept, _TRIM))
+            inputs.append(self._picked(bias, kept))
         while inputs[-1] is None:
             inputs.pop()
         product = ir.Node(node.domain, node.op_type, inputs, attributes, name="/trim/head")
-        self._finish(self._add(product), kept, name=_TRIM, sizes=["T", len(ids)])
-
-    def add_local(self) -> None:
-        """Add the head whose rows are an input, [ids, hidden size]; its ids are one too where a bias needs them."""
-        rows = self._input("local_rows", ir.DataType.FLOAT, ["L", self._head.layout.columns])
-        ids = self._input("local_ids", ir.DataType.INT64, ["L"]) if self._wide else None
-        bias = self._head.bias
-        value = self._add(ir.node("Gemm", [self._parts[2], rows], {"transB": 1}, name="/local/head"))
-        if bias is not None:
-            added = self._picked(bias, ids, _LOCAL)
-            value = self._add(ir.node("Add", [value, added], name="/local/bias"))
-        self._finish(value, ids, name=_LOCAL, sizes=["P", "L"])
+        self._finish(self._add(product), kept, size=len(ids))
 
     @property
     def _wide(self) -> bool:
@@ -124,20 +107,20 @@ class _Drawing:
         constants = [self._head.bias, *(value for node in self._head.tail for value in node.inputs[1:])]
         return any(value is not None and is_wide(value, self._rows) for value in constants)
 
-    def _finish(self, value: ir.Value, ids: ir.Value | None, *, name: str, sizes: Sequence[int | str]) -> None:
-        """Repeat behind a head what follows the whole one, and give its logits out."""
+    def _finish(self, value: ir.Value, ids: ir.Value | None, *, size: int) -> None:
+        """Repeat behind the head what follows the whole one, and give its logits out."""
         for node in self._head.tail:
-            inputs = [value, *(self._picked(constant, ids, name) for constant in node.inputs[1:])]
-            value = self._add(ir.Node(node.domain, node.op_type, inputs, node.attributes, name=f"{node.name}/{name}"))
-        value.name, value.type, value.shape = f"{name}_logits", self._logits.type, ir.Shape(sizes)
+            inputs = [value, *(self._picked(constant, ids) for constant in node.inputs[1:])]
+            value = self._add(ir.Node(node.domain, node.op_type, inputs, node.attributes, name=f"{node.name}/{_TRIM}"))
+        value.name, value.type, value.shape = f"{_TRIM}_logits", self._logits.type, ir.Shape(["T", size])
         self._graph.outputs.insert(self._graph.outputs.index(self._logits) + 1, value)
 
-    def _picked(self, value: ir.Value | None, ids: ir.Value | None, name: str) -> ir.Value | None:
-        """Return a constant as it is for some ids: their part of it, where it holds a number for each id."""
+    def _picked(self, value: ir.Value | None, ids: ir.Value | None) -> ir.Value | None:
+        """Return a constant as it is for the ids kept: their part of it, where it holds a number for each id."""
         if value is None or not is_wide(value, self._rows):
             return value
         assert ids is not None
-        return self._add(ir.node("Gather", [value, ids], {"axis": -1}, name=f"/{name}/picked/{value.name}"))
+        return self._add(ir.node("Gather", [value, ids], {"axis": -1}, name=f"/{_TRIM}/picked/{value.name}"))
 
     def _cut(self, name: str, stored: StoredArray, ids: IntArray) -> ir.Value:
         """Return the stored rows of some ids as an initializer, in the shape that the head's node wants."""

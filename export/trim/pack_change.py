@@ -129,11 +129,11 @@ def check_room(root: Path, manifest: Manifest, *, size: int) -> None:
         )
 
 
-def save_trim(place: Workplace, *, graph: Graph | None, entry: TrimEntry | None) -> Manifest:
+def save_trim(place: Workplace, *, graph: Graph | None, entry: TrimEntry) -> Manifest:
     """Put made files into the pack in the place of its former trim, and return the manifest as it is then.
 
-    graph, entry: as the manifest shall have them, but with the names of files in `place`; None: there is none. Raises
-    ManifestError or OSError, and then the pack is as it was.
+    graph, entry: as the manifest shall have them, but with the names of files in `place`; no graph: the pack has none.
+    Raises ManifestError or OSError, and then the pack is as it was.
     """
     with changing(place.root):
         old = Manifest.load(place.root)
@@ -146,9 +146,8 @@ def save_trim(place: Workplace, *, graph: Graph | None, entry: TrimEntry | None)
 
         if graph is not None:
             graph = replace(graph, file=placed("heads", graph.file))
-        if entry is not None:
-            gguf = placed("gguf", entry.gguf) if entry.gguf else ""
-            entry = replace(entry, token_ids=placed("trim", entry.token_ids), gguf=gguf)
+        gguf = placed("gguf", entry.gguf) if entry.gguf else ""
+        entry = replace(entry, token_ids=placed("trim", entry.token_ids), gguf=gguf)
         return _change(place.root, old, graph=graph, entry=entry, moves=moves)
 
 

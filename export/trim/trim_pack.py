@@ -33,7 +33,7 @@ from .sweep import Sweep, SweepRow, TrimRequest, TrimResult
 from .timing import ANSWERS_PER_PROMPT, DRAFTER, measure_speeds
 from .trim_texts import check_text_file, read_categories, text_of
 
-__all__ = ["add_local", "take_out", "time_answers", "trim_pack"]
+__all__ = ["take_out", "time_answers", "trim_pack"]
 
 
 def trim_pack(request: TrimRequest, stages: Stages) -> TrimResult:
@@ -115,17 +115,6 @@ def time_answers(request: TrimRequest, result: TrimResult, *, stages: Stages) ->
     return replace(result, entry=entry, speeds=speeds)
 
 
-def add_local(pack: str | Path, stages: Stages) -> dict[str, int]:
-    """Give the pack's draft a local head and nothing else; return the file and its size, nothing where it has one."""
-    root, manifest = _opened(pack)
-    _require_frameworks(manifest)
-    if any("local" in graph.capabilities for graph in manifest.models["draft"].graphs.values()):
-        return {}
-    with workplace(root, manifest) as place, stages.stage("local head"):
-        heads = make_heads(place, manifest, vocabulary=None)
-        return _sizes(save_trim(place, graph=heads.graph, entry=None))
-
-
 def take_out(pack: str | Path) -> list[str]:
     """Remove the pack's trim and return the files that went. Raises InputError where it has none."""
     root, manifest = _opened(pack)
@@ -181,7 +170,6 @@ def _entry(sweep: Sweep, row: SweepRow, *, calibration: str, runtime: str) -> Tr
 def _saved(place: Workplace, manifest: Manifest, entry: TrimEntry, *, ranking: Ranking) -> Manifest:
     """Make the heads and put them into the pack."""
     heads = make_heads(place, manifest, vocabulary=ranking.vocabulary(entry.size))
-    assert heads.trim is not None
     entry = replace(entry, token_ids=heads.trim.token_ids, gguf=heads.trim.gguf)
     return save_trim(place, graph=heads.graph, entry=entry)
 

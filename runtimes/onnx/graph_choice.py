@@ -13,8 +13,6 @@ __all__ = ["INT8_KV", "choose_graph", "file_nbytes"]
 
 INT8_KV = "kv:int8"
 _KV = "kv:"
-_ADDED = {"trim", "local"}
-"""What the graph offers that `edgedecode trim` adds to a pack."""
 _EXPORTED_AS = {"hidden": "hidden", "lora": "lora", INT8_KV: "kv8"}
 """The graph that offers a need, by its name in `export --graphs`."""
 
@@ -59,9 +57,9 @@ def _refusal(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
         for graph_name, graph in entry.graphs.items()
     )
     exported = [_EXPORTED_AS[need] for need in _EXPORTED_AS if need in needs]
-    several = "" if len(exported) + bool(_ADDED & set(needs)) < 2 else " (no one graph offers them together)"
+    several = "" if len(exported) + ("trim" in needs) < 2 else " (no one graph offers them together)"
     way_out = f"export the pack again with --graphs {','.join(['base', *exported])}"
-    if _ADDED & set(needs):
+    if "trim" in needs:
         way_out = "leave out one of them" if several else "`edgedecode trim PACK` adds one"
     elif not exported:
         way_out = "leave it to the default"

@@ -19,7 +19,6 @@ __all__ = [
     "FULL_BIAS",
     "HEADS_INPUT",
     "LOCAL_IDS",
-    "LOCAL_LOGITS",
     "LOCAL_ROWS",
     "TRIM_LOGITS",
     "WINDOW_BIAS",
@@ -40,9 +39,9 @@ SCALARS = ("input_ids", "position_ids", "seqlens_k", "total_length", "rows")
 FULL_BIAS, WINDOW_BIAS = "attention_bias", "window_bias"
 """float32 [1, 1, rows, slots], added to the scores of layers that see everything, and of those with a window."""
 HEADS_INPUT = "heads"
-"""int64 [3]: how many of the picked rows go to the whole, the trimmed and the local head, in this order."""
-LOCAL_ROWS, LOCAL_IDS, LOCAL_LOGITS = "local_rows", "local_ids", "local_logits"
-"""float32 [ids, hidden size], int64 [ids], float32 [rows, ids]. The ids are an input where the head has a bias."""
+"""int64 [2]: how many of the picked rows go to the whole and to the trimmed head; [3] where there is a local one."""
+LOCAL_ROWS, LOCAL_IDS = "local_rows", "local_ids"
+"""Inputs of a third head, which older packs have: float32 [ids, hidden size] and int64 [ids]. It is not used."""
 TRIM_LOGITS = "trim_logits"
 CONCAT_NEEDED, CONCAT_OPTIONAL = ("input_ids", "attention_mask"), ("position_ids", "rows")
 # Target and draft each have a pool. Threads that spin on for long (the default) starve the other model's and every
@@ -172,9 +171,8 @@ def check_contract(
             raise ManifestError(f"{path} has the unknown input {foreign[0]}: export the pack again")
         biases = [PARENTS]
     hidden = ["hidden"] if "hidden" in graph.capabilities else []
-    heads = [HEADS_INPUT, LOCAL_ROWS, LOCAL_LOGITS] if "local" in graph.capabilities else []
-    heads += [TRIM_LOGITS] if "trim" in graph.capabilities else []
-    more = [*([TILES, GRAPH_TILES] if own else []), *([LOCAL_IDS] if heads else [])]
+    heads = [HEADS_INPUT, TRIM_LOGITS] if "trim" in graph.capabilities else []
+    more = [*([TILES, GRAPH_TILES] if own else []), *([LOCAL_ROWS, LOCAL_IDS] if heads else [])]
     _check_contract(session, entry, path=path, needed=[*SCALARS, *biases, *hidden, *heads], more=more)
     kinds = {value.name: value.type for value in session.get_inputs()}
     if (kind := kinds["past_key_values.0.key"]) != _KV_KINDS.get(graph.kv_type):

@@ -15,7 +15,8 @@ from weakref import WeakSet, finalize
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.model import AdapterUse, Head, LocalHead, LowRank, ModelCard, Output, RowRequest, State
+from edgedecode.decoding.drafts import TrimmedVocabulary
+from edgedecode.decoding.model import AdapterUse, Head, LowRank, ModelCard, Output, RowRequest, State
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
@@ -25,8 +26,7 @@ from .biases import Biases
 from .buffers import Buffers
 from .graph_session import Untyped, cache_names, first_line
 from .heads.logits_outputs import Heads, Outlet
-from .heads.model_heads import LocalModelHead, TrimmedModelHead
-from .heads.opened_heads import OpenedHeads
+from .heads.model_heads import TrimmedModelHead
 from .kernels.thread_choice import chosen_threads
 from .onnx_adapters import Adapters
 from .onnx_footprint import Footprint
@@ -37,9 +37,9 @@ __all__ = ["OnnxModel"]
 
 
 class OnnxModel:
-    """Implements `LanguageModel`, and `HeadedModel` with `opened` heads, over one open session.
+    """Implements `LanguageModel`, and `HeadedModel` with `trimmed` ids, over one open session.
 
-    It owns the session, the heads, and the `leases` given. tiles: the weights that our products read, by the graph's
+    It owns the session and the `leases` given. tiles: the weights that our products read, by the graph's
     input; tiled: its attention is ours, whose keys lie in tiles too.
     """
 
@@ -53,7 +53,7 @@ class OnnxModel:
         footprint: Footprint,
         budget: Budget,
         leases: Sequence[Lease],
-        opened: OpenedHeads,
+        trimmed: TrimmedVocabulary | None,
         tiles: Mapping[str, npt.NDArray[np.uint8]],
         tiled: bool,
         use_threads: Callable[[int], None] | None,
@@ -82,9 +82,9 @@ class OnnxModel:
             self._biases: Biases | TreePaths = (
                 TreePaths(engine) if self._tiled else Biases(self._buffers, inputs=inputs, window=entry.window)
             )
-            self._opened = opened
+            self._trimmed = trimmed
             self._heads = Heads(
-                engine, self._buffers, card=card, inputs=inputs, columns=entry.hidden_size, trimmed=opened.trimmed
+                engine, self._buffers, card=card, inputs=inputs, columns=entry.hidden_size, trimmed=trimmed
             )
             self._adapters = Adapters(engine, session, entry=entry, card=card, budget=budget)
         except BaseException:
@@ -168,16 +168,10 @@ class OnnxModel:
 
     @property
     def trimmed(self) -> Head | None:
-        outlet, vocabulary = self._heads.trimmed, self._opened.trimmed
+        outlet, vocabulary = self._heads.trimmed, self._trimmed
         if outlet is None or vocabulary is None:
             return None
         return TrimmedModelHead(self._forward, outlet, vocabulary.ids)
-
-    @property
-    def local(self) -> LocalHead | None:
-        """The local head, where it was asked for when the model was opened: its rows are leased then."""
-        local = self._opened.local
-        return None if local is None else LocalModelHead(self._forward, local, lock=self._lock, name=self._card.name)
 
     def _forward(
         self,
@@ -194,7 +188,6 @@ class OnnxModel:
         wanted = wanted_rows(rows, count=count)
         with self._lock:
             own = self._own(state)
-            self._opened.check_chosen(outlet, name=self._card.name)
             check_tokens(tokens, self._card)
             tree = own.tree
             try:
@@ -226,7 +219,6 @@ class OnnxModel:
             self._tiles.clear()
             self._buffers.close()
             self._adapters.close()
-            self._opened.close()
             for lease in self._leases:
                 lease.release()
 

@@ -26,7 +26,7 @@ from .concat.concat_footprint import widen_footprint
 from .concat.concat_model import CONCAT, ConcatModel
 from .graph_choice import choose_graph, file_nbytes
 from .graph_session import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
-from .heads.opened_heads import OpenedHeads, open_heads
+from .heads.model_heads import read_trimmed
 from .kernels.draw import NativeRowDraw
 from .kernels.serving import Served, explain, serve
 from .kernels.thread_choice import kept_choice
@@ -201,25 +201,14 @@ class OnnxRuntime:
                 weights_nbytes=footprint.weights_nbytes,
                 threads=most_threads() if chooses else engine_threads,
             )
-            opened = OpenedHeads()
-            if not concat:
-                opened = open_heads(
-                    self._engine,
-                    session,
-                    entry=entry,
-                    graph=graph,
-                    root=root,
-                    card=card,
-                    needs=needs,
-                    budget=budget,
-                )
-                undo.callback(opened.close)
             make: Callable[..., LanguageModel] = (
                 ConcatModel
                 if concat
                 else partial(
                     OnnxModel,
-                    opened=opened,
+                    trimmed=read_trimmed(
+                        session, entry=entry, graph=graph, root=root, vocabulary_size=card.vocabulary_size
+                    ),
                     tiles=tiles,
                     tiled=own is not None,
                     use_threads=None if served is None else served.library.use_threads,

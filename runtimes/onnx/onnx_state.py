@@ -136,7 +136,7 @@ class OnnxState:
 
     def close(self) -> None:
         with self._busy:
-            self.binding = self.bound_outlet = None
+            self.binding = None
             self.tree = None
             self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
             self._length = self._pending = 0

@@ -34,14 +34,14 @@ from .conftest import Run
 
 QUICK = ["bench", "--quick", "--families", "edit,story", "--per-family", "1", "--repetitions", "2", "--json", "--fixed"]
 
-USABLE = [name for name in drafter_names() if name not in ("local", "trim")]
+USABLE = [name for name in drafter_names() if name != "trim"]
 """Without smaller heads, which these packs have not."""
 
 
 def settings(**changes: object) -> Settings:
     values: dict[str, object] = {
         "prompts": tuple(choose(bundled_prompts(), families=["edit"], per_family=2)),
-        "drafters": ("model", "ngram"),
+        "drafters": ("model", "suffix"),
         "lengths": (1, 3),
         "repetitions": 2,
         "max_tokens": 16,
@@ -137,12 +137,12 @@ def test_a_long_answer_is_timed_after_its_first_tokens_too(toy: Pair) -> None:
 
 
 def measure_lying(toy: Pair, *, lies: Callable[[Prompt], bool], prompts: int = 2) -> FamilyResult:
-    """Measure with an n-gram drafter of length 3 that changes the texts of some prompts, and claims 99 rounds more."""
+    """Measure with the suffix drafter of length 3 that changes the texts of some prompts, and claims 99 rounds more."""
 
     class Lying(Requests):
         def answer(self, prompt: Prompt, arm: Arm) -> AnswerRun:
             run = super().answer(prompt, arm)
-            if arm == Arm("ngram", 3) and lies(prompt):
+            if arm == Arm("suffix", 3) and lies(prompt):
                 run.tokens[-1] += 1
                 run.stats[0].rounds += 99
                 run.host += [HostGap(1.0, drafted=True)] * 999
@@ -156,35 +156,35 @@ def measure_lying(toy: Pair, *, lies: Callable[[Prompt], bool], prompts: int = 2
 
 def test_a_divergent_text_is_counted_and_left_out(toy: Pair) -> None:
     result = measure_lying(toy, lies=lambda prompt: True)
-    lied = [arm for arm in result.arms if arm.name == "ngram 3"]
+    lied = [arm for arm in result.arms if arm.name == "suffix 3"]
     assert [(arm.divergent, arm.speed_up) for arm in lied] == [(2, None)]
     assert lied[0].host_seconds_per_round == 1.0  # nothing was kept: all runs are shown
-    assert all(arm.divergent == 0 and arm.speed_up for arm in result.arms if arm.name != "ngram 3")
+    assert all(arm.divergent == 0 and arm.speed_up for arm in result.arms if arm.name != "suffix 3")
     assert result.plain_unstable == 0
     assert (result.scheduled.name, result.scheduled.divergent) == ("scheduled", 0)
     assert result.bound is not None
     assert result.bound >= 1.0
     assert result.hindsight is not None
-    assert result.hindsight.arm != "ngram 3"
+    assert result.hindsight.arm != "suffix 3"
 
 
 def test_the_prediction_is_of_the_same_prompts_as_the_measurement(toy: Pair) -> None:
     first = choose(bundled_prompts(), families=["edit"], per_family=1)[0]
     alone = measure_lying(toy, lies=lambda prompt: False, prompts=1).arms[-1]
     beside = measure_lying(toy, lies=lambda prompt: prompt != first, prompts=3).arms[-1]
-    assert (beside.name, beside.divergent) == ("ngram 3", 2)
+    assert (beside.name, beside.divergent) == ("suffix 3", 2)
     assert beside.speed_up is not None
     assert (beside.acceptance_length, beside.proposed) == (alone.acceptance_length, alone.proposed)
     assert beside.host_seconds_per_round < 1.0
 
 
-@pytest.mark.parametrize(("prompts", "divergent", "best"), [(4, 2, "ngram 2"), (4, 3, "model 2"), (1, 1, "model 2")])
+@pytest.mark.parametrize(("prompts", "divergent", "best"), [(4, 2, "suffix 2"), (4, 3, "model 2"), (1, 1, "model 2")])
 def test_the_best_arm_says_what_plain_decoding_says_on_half_of_the_prompts(
     toy: Pair, prompts: int, divergent: int, best: str
 ) -> None:
     result = measure_lying(toy, lies=lambda prompt: False, prompts=1)
     slow = replace(result.arms[0], drafter="model", length=2, speed_up=1.1, divergent=0)
-    fast = replace(slow, drafter="ngram", speed_up=1.9, divergent=divergent)
+    fast = replace(slow, drafter="suffix", speed_up=1.9, divergent=divergent)
     measured = replace(result, prompts=prompts, arms=(slow, fast)).best
     assert measured is not None
     assert measured.name == best
@@ -247,7 +247,7 @@ def test_draws_are_measured_on_every_shape_of_row() -> None:
         (["--plot", "x.svg", "--overhead"], 2, "does not measure"),
         (["--plot", "x.svg", "--draws"], 2, "does not measure"),
         (["--draws", "--temp", "0.5"], 2, "rows of its own"),
-        (["--draws", "--drafters", "chain"], 2, "rows of its own"),
+        (["--draws", "--drafters", "tree"], 2, "rows of its own"),
         (["--draws", "--against", "genai"], 2, "give it alone"),
         (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
         (["--mixed", "-c", "30"], 1, "raise --ctx-size"),

@@ -29,19 +29,19 @@ NO_HOST = Host(0.0, 0.0)
 def test_the_curve_is_interpolated_and_extended() -> None:
     assert [round(COSTS.c(n), 3) for n in (1, 2, 3, 4, 6)] == [1.0, 1.2, 1.5, 1.8, 2.4]
     assert COSTS.d("model") == pytest.approx(0.1)
-    assert COSTS.d("ngram") == 0.0
+    assert COSTS.d("suffix") == 0.0
 
 
 def test_what_follows_draft_steps_has_a_curve_of_its_own() -> None:
     """Also a draft's first step, behind a target pass, costs more than its others."""
     costs = replace(COSTS, drafts={"model": DraftCosts(0.001, 0.0005, {1: 0.02, 2: 0.013, 4: 0.02})})
     assert [round(costs.c(n, "model"), 3) for n in (1, 2, 3, 4)] == [1.0, 1.3, 1.65, 2.0]
-    assert [round(costs.c(n, "ngram"), 3) for n in (1, 2, 3, 4)] == [1.0, 1.2, 1.5, 1.8]
+    assert [round(costs.c(n, "suffix"), 3) for n in (1, 2, 3, 4)] == [1.0, 1.2, 1.5, 1.8]
     assert [round(costs.d("model", n), 4) for n in (1, 2, 4)] == [0.1, 0.075, 0.0625]
-    assert costs.d("ngram", 4) == 0.0
+    assert costs.d("suffix", 4) == 0.0
     survival = Survival(rounds=100, tokens=280, proposed=300, accepted=180, survived=[80, 60, 40], reached=[100] * 3)
     assert predicted(survival, costs, drafter="model", host=NO_HOST) == pytest.approx(2.8 / (2.0 + 0.2))
-    assert predicted(survival, costs, drafter="ngram", host=NO_HOST) == pytest.approx(2.8 / 1.8)
+    assert predicted(survival, costs, drafter="suffix", host=NO_HOST) == pytest.approx(2.8 / 1.8)
     mixed = predicted(survival, costs, drafter="none", host=NO_HOST, drafting=100 * 0.2)
     assert mixed == pytest.approx(2.8 / (1.8 + 0.2))
 
@@ -74,7 +74,7 @@ def test_without_a_draft_model_only_the_target_is_timed(toy: Pair) -> None:
 
 
 class HeadedRuntime(TableRuntime):
-    """Opens a draft model with a trimmed and a local head."""
+    """Opens a draft model with a trimmed head."""
 
     def open(self, entry: ModelEntry, root: Path, *, name: str, budget: Budget, **options: Any) -> TableModel:
         tables = self._tables[name]
@@ -93,7 +93,7 @@ def headed_pair(root: Path) -> Pair:
 
 @pytest.mark.parametrize("drafter", drafter_names())
 def test_every_drafter_with_a_model_is_charged_for_its_steps(drafter: str, tmp_path: Path) -> None:
-    """In S predicted, the bound and a calibration: each head by its own steps, a chain for what the model drafts."""
+    """In S predicted, the bound and a calibration: each head by its own steps."""
     with headed_pair(tmp_path) as pair:
         needs_model = pair.drafter_source(drafter).needs_model
         timed = TimedPair(pair, with_draft=needs_model, drafters=[drafter])
@@ -104,12 +104,10 @@ def test_every_drafter_with_a_model_is_charged_for_its_steps(drafter: str, tmp_p
     assert (costs.d(drafter, 4) > 0) == (drafter in costs.drafters) == needs_model
 
 
-def test_heads_cost_what_their_own_steps_cost_and_a_chain_its_first_tokens() -> None:
+def test_heads_cost_what_their_own_steps_cost() -> None:
     costs = replace(COSTS, drafts=COSTS.drafts | {"trim": DraftCosts(0.0004, 0.0002, {1: 0.01, 2: 0.011, 4: 0.012})})
     assert [costs.d("trim", length) for length in (1, 2)] == pytest.approx([0.04, 0.03])
     assert [costs.c(n, "trim") for n in (2, 4)] == pytest.approx([1.1, 1.2])
-    assert [costs.d("chain", length) for length in (1, 2, 8)] == pytest.approx([0.1, 0.1, 0.025])
-    assert costs.d("local") == 0.0  # this pack has no such head
     survival = Survival(rounds=100, tokens=280, proposed=300, accepted=180, survived=[80, 60, 40], reached=[100] * 3)
     assert predicted(survival, costs, drafter="trim", host=NO_HOST) == pytest.approx(2.8 / (1.2 + 3 * 0.08 / 3))
 
@@ -128,7 +126,7 @@ def test_the_prediction_is_the_formula_of_methods() -> None:
     assert predicted(survival, COSTS, drafter="model", host=NO_HOST) == pytest.approx(expected)
     assert predicted_at(survival, COSTS, drafter="model", host=NO_HOST, length=3) == pytest.approx(expected)
     assert predicted_at(survival, COSTS, drafter="model", host=NO_HOST, length=1) == pytest.approx(1.8 / 1.3)
-    assert predicted_at(survival, COSTS, drafter="ngram", host=NO_HOST, length=1) == pytest.approx(1.8 / 1.2)
+    assert predicted_at(survival, COSTS, drafter="suffix", host=NO_HOST, length=1) == pytest.approx(1.8 / 1.2)
     assert predicted_at(survival, COSTS, drafter="model", host=NO_HOST, length=0) == 1.0
     host = Host(plain_seconds=0.001, round_seconds=0.002)
     assert predicted(survival, COSTS, drafter="model", host=host) == pytest.approx(2.8 * 1.1 / (1.8 + 0.3 + 0.2))
@@ -140,7 +138,7 @@ def test_short_drafts_count_with_their_own_length() -> None:
     assert [survival.drafts_of(length, longest=1) for length in range(2)] == [5, 5]
     assert survival.per_position == [3 / 5, 1 / 3]
     assert survival.acceptance_length == 1.4
-    assert predicted(survival, COSTS, drafter="ngram", host=NO_HOST) == pytest.approx(14 / (5 * 1 + 2 * 1.2 + 3 * 1.5))
+    assert predicted(survival, COSTS, drafter="suffix", host=NO_HOST) == pytest.approx(14 / (5 * 1 + 2 * 1.2 + 3 * 1.5))
 
 
 def test_survival_leaves_the_prompts_own_pass_out() -> None:

@@ -48,7 +48,7 @@ PROMPT = Prompt("chat", (), ("hello there", "and again"))
 
 def settings(*prompts: Prompt, **changes: object) -> Settings:
     plain = Settings(
-        prompts or (PROMPT,), drafters=("ngram",), lengths=(2,), repetitions=1, max_tokens=40, context=1024
+        prompts or (PROMPT,), drafters=("suffix",), lengths=(2,), repetitions=1, max_tokens=40, context=1024
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
 
@@ -59,13 +59,13 @@ def line(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
 
 
 def test_the_arms_are_plain_scheduled_and_fixed_where_they_are_wanted() -> None:
-    assert arms_of(settings()) == (PLAIN, SCHEDULED, Arm("ngram", 2))
+    assert arms_of(settings()) == (PLAIN, SCHEDULED, Arm("suffix", 2))
     assert arms_of(settings(fixed=False)) == (PLAIN, SCHEDULED)
-    assert [str(arm) for arm in (PLAIN, SCHEDULED, Arm(SYNTHETIC, None), Arm("ngram", 2))] == [
+    assert [str(arm) for arm in (PLAIN, SCHEDULED, Arm(SYNTHETIC, None), Arm("suffix", 2))] == [
         "plain",
         "scheduled",
         "scheduled",
-        "ngram 2",
+        "suffix 2",
     ]
 
 
@@ -190,11 +190,11 @@ def test_a_mixed_conversation_changes_the_family_at_every_turn() -> None:
 @pytest.mark.usefixtures("toy")
 def test_a_mixed_run_compares_with_every_fixed_arm(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--mixed", "--families", "edit,story", "--per-family", "1", "--repetitions", "1", "-n", "8"]
-    assert main(["bench", *words, "--lengths", "2", "--drafters", "ngram,model", "--json"]) == 0
+    assert main(["bench", *words, "--lengths", "2", "--drafters", "suffix,model", "--json"]) == 0
     [family] = line(capsys)["families"]  # type: ignore[misc]
     assert (family["family"], family["prompts"]) == (MIXED, 1)
     assert [(arm["drafter"], arm["length"], arm["divergent"]) for arm in family["arms"]] == [
-        ("ngram", 2, 0),
+        ("suffix", 2, 0),
         ("model", 2, 0),
     ]
     assert family["hindsight"]["ratio"] > 0
@@ -239,16 +239,16 @@ def test_there_is_a_context_for_each_bucket() -> None:
 
 def test_the_scheduler_takes_over_what_was_measured_of_every_drafter_that_has_a_cost(toy: Pair) -> None:
     longer = replace(CURVE, context=1024, target_seconds={n: 3 * s for n, s in CURVE.target_seconds.items()})
-    learn(toy, [CURVE, longer], host={"none": 0.0005, "ngram": 0.001})
+    learn(toy, [CURVE, longer], host={"none": 0.0005, "suffix": 0.001})
     costs = toy.experience.costs
     assert costs.table(256).step == pytest.approx(0.01)
     assert costs.table(1024).step == pytest.approx(0.03)
     assert [costs.table(256).c(n) for n in (2, 5, 17)] == pytest.approx([1.2, 1.8, 4.2], rel=0.02)  # smoothed
-    for drafter in ("model", "tree", "chain"):
+    for drafter in ("model", "tree"):
         assert costs.d(drafter, 256) == pytest.approx(0.1)
     assert costs.d("trim", 256) == pytest.approx(0.05)
     assert [costs.reading(drafter, 256) for drafter in ("model", "tree", "trim")] == pytest.approx([0.02] * 3)
-    assert (costs.o("none", 256), costs.o("ngram", 256)) == (pytest.approx(0.05), pytest.approx(0.1))
+    assert (costs.o("none", 256), costs.o("suffix", 256)) == (pytest.approx(0.05), pytest.approx(0.1))
 
 
 def test_host_work_is_told_by_drafter(toy: Pair) -> None:

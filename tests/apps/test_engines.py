@@ -103,8 +103,8 @@ def test_an_explicit_request_narrows_the_choice(planned: Path, run: Run, setting
 
 def test_bench_runs_on_the_chosen_engine(planned: Path, run: Run, settings: dict[str, str]) -> None:
     pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
-    words = ("--families", "story", "--per-family", "1", "--repetitions", "1", "-n", "4", "--lengths", "1")
-    done = run("bench", "-m", str(planned), *words, "--drafters", "ngram", "--kv-type", "float16", "--json", **settings)
+    words = ("--families", "story", "--per-family", "1", "--repetitions", "1", "-n", "4", "--lengths", "1", "--json")
+    done = run("bench", "-m", str(planned), *words, "--drafters", "suffix", "--kv-type", "float16", **settings)
     assert done.returncode == 0, done.stderr.decode()
     assert "llama on cpu" in json.loads(done.stdout.splitlines()[-1])["conditions"]["pack"]
 

@@ -68,7 +68,7 @@ def test_drafts_are_coloured_when_asked_and_change_nothing_else(capsys: pytest.C
 
 def test_every_drafter_says_what_plain_decoding_says(capsys: pytest.CaptureFixture[str]) -> None:
     texts = set()
-    for drafter in ("none", "ngram", "suffix", "recycle", "model", "chain"):
+    for drafter in ("none", "suffix", "recycle", "model"):
         main([*PLAIN[:-2], "--drafter", drafter])
         texts.add(capsys.readouterr().out)
     assert len(texts) == 1
@@ -171,7 +171,7 @@ def test_the_pack_says_the_sampling_that_is_not_given(
         (["--draft-max", "65"], "draft length 65 is out of range"),
         (["--ctx-size", "1000000"], "out of range"),
         (["--ctx-size", "20"], "the prompt has"),
-        (["--rule", "ratio", "--drafter", "ngram"], "ratio rule"),
+        (["--rule", "ratio", "--drafter", "suffix"], "ratio rule"),
         (["--stop", ""], "stop string cannot be empty"),
         (["--raw", "--temp", "0"], ""),
     ],

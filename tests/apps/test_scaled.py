@@ -99,7 +99,7 @@ def test_other_graphs_are_widened_too(wide: Path) -> None:
     with load(None, kv_type="int8") as own, load(wide, kv_type="int8") as larger:
         assert np.array_equal(logits(own).argmax(-1), logits(larger).argmax(-1))
     with load(None) as own, load(wide) as larger:
-        for drafter in ("trim", "chain"):
+        for drafter in ("trim", "tree"):
             assert answers(larger, drafter=drafter, draft_max=2) == answers(own, drafter=drafter, draft_max=2)
 
 

@@ -560,5 +560,4 @@ def test_what_is_known_before_anything_is_opened(pack: Path, entry: ModelEntry) 
 
     assert refusal(entry, "trim") == ""
     assert "no trimmed vocabulary of the model draft" in refusal(replace(entry, trim=None), "trim")
-    assert "offers no local" in refusal(entry, "local")
     assert "cannot be fed" in refusal(replace(entry, architecture="mamba"), "trim")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 
 from edgedecode.decoding.model import HeadedModel
 from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError
-from edgedecode.head_table import HEAD_PROPERTY
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import ModelEntry, TrimEntry
 from edgedecode.pack.token_map import write_token_ids
@@ -41,52 +39,73 @@ def pack(made: tuple[Path, ModelEntry], tmp_path: Path) -> Path:
     return Path(shutil.copytree(made[0], tmp_path / "pack"))
 
 
-def refused(entry: ModelEntry, root: Path, *needs: str) -> str:
+def refused(entry: ModelEntry, root: Path) -> str:
     """Open it, expect a ManifestError of one line, and see that no lease stays behind."""
     budget = Budget()
     with pytest.raises(ManifestError) as caught:
-        open_entry(entry, root, budget=budget, needs=needs or ("trim", "local"))
+        open_entry(entry, root, budget=budget, needs=("trim",))
     assert "\n" not in str(caught.value)
     assert budget.leases == ()
     return str(caught.value)
 
 
-def test_heads_are_opened_where_they_are_needed(entry: ModelEntry, pack: Path) -> None:
+def test_the_head_is_opened_where_it_is_needed(entry: ModelEntry, pack: Path) -> None:
     graph = entry.graphs["heads"]
     assert graph.file == "heads.onnx"
-    assert graph.capabilities == ("tree", "rows", "local", "trim")
-    assert graph.inputs[5:8] == ("rows", "heads", "local_rows")
-    assert graph.outputs[:3] == ("logits", "trim_logits", "local_logits")
+    assert graph.capabilities == ("tree", "rows", "trim")
+    assert graph.inputs[5:7] == ("rows", "heads")
+    assert graph.outputs[:2] == ("logits", "trim_logits")
     plain = open_entry(entry, pack, budget=Budget())
     assert isinstance(plain, HeadedModel)
-    assert (plain.trimmed, plain.local) == (None, None)
+    assert plain.trimmed is None
     plain.close()
     (pack / "base.onnx").unlink()
-    for needs, trimmed, local in ((("trim",), True, False), (("local", "tree"), True, True)):
-        model = open_headed(entry, pack, needs=needs)
-        assert (model.trimmed is not None, model.local is not None) == (trimmed, local)
-        model.close()
-
-
-def test_a_local_head_needs_no_map(tmp_path: Path) -> None:
-    entry = write_headed(tmp_path, SHAPE, ids=None)
-    assert entry.graphs["heads"].capabilities == ("tree", "rows", "local")
-    model = open_headed(entry, tmp_path, needs=("local",))
-    assert model.trimmed is None
-    local, state = model.local, model.new_state(8)
-    assert local is not None
-    assert local.most == 128
-    local.choose(KEPT)
-    assert local.forward([1, 2], state, rows="all").logits.shape == (2, len(KEPT))
-    assert model.forward([3], state).logits.shape == (1, 128)
+    model = open_headed(entry, pack)
+    assert model.trimmed is not None
     model.close()
+
+
+def test_a_third_head_of_an_older_pack_is_not_used(entry: ModelEntry, pack: Path) -> None:
+    """It is a part of the bundled pack's graph: a product with rows that come with a pass, of which there are none."""
+    graph = onnx.load(pack / "heads.onnx", load_external_data=False)
+    (split,) = [node for node in graph.graph.node if node.op_type == "Split"]
+    split.output.append("/heads/hidden.P")
+    (counts,) = [value for value in graph.graph.input if value.name == "heads"]
+    counts.type.tensor_type.shape.dim[0].dim_value = 3
+    floats, ids = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+    graph.graph.input.extend(
+        [
+            onnx.helper.make_tensor_value_info("local_rows", floats, ["L", 64]),
+            onnx.helper.make_tensor_value_info("local_ids", ids, ["L"]),
+        ]
+    )
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(128, np.float32), "local_bias"))
+    graph.graph.node.extend(
+        [
+            onnx.helper.make_node("Gemm", ["/heads/hidden.P", "local_rows"], ["local_product"], transB=1),
+            onnx.helper.make_node("Gather", ["local_bias", "local_ids"], ["local_added"], axis=-1),
+            onnx.helper.make_node("Add", ["local_product", "local_added"], ["local_logits"]),
+        ]
+    )
+    graph.graph.output.append(onnx.helper.make_tensor_value_info("local_logits", floats, ["P", "L"]))
+    found = []
+    for _ in range(2):
+        model = open_headed(entry, pack)
+        assert model.trimmed is not None
+        state = model.new_state(8)
+        whole = model.forward([1, 2, 3], state, rows="all").logits.copy()
+        found.append((whole, model.trimmed.forward([4, 5], state, rows="all").logits.copy()))
+        model.close()
+        onnx.save(graph, pack / "heads.onnx")
+    assert np.array_equal(found[0][0], found[1][0])
+    assert np.array_equal(found[0][1], found[1][1])
+    assert np.abs(found[0][1]).max() > 0
 
 
 @pytest.mark.parametrize(
     ("needs", "words"),
     [
         (("trim",), r"offers trim; it has base: .*: `edgedecode trim PACK` adds one"),
-        (("local", "tree"), r"offers local and tree; it has base: .*`edgedecode trim PACK` adds one"),
         (("trim", "lora"), r"no one graph offers them together.*: leave out one of them"),
     ],
     ids=str,
@@ -106,7 +125,7 @@ def test_a_map_that_does_not_fit(entry: ModelEntry, pack: Path) -> None:
     write_token_ids(pack / MAP, np.append(KEPT[:-1], 128))
     assert "does not fit the draft" in refused(entry, pack)
     (pack / MAP).unlink()
-    assert "cannot be read" in refused(entry, pack, "trim")
+    assert "cannot be read" in refused(entry, pack)
 
 
 def test_a_map_of_another_size_than_the_graph(entry: ModelEntry, pack: Path) -> None:
@@ -115,50 +134,9 @@ def test_a_map_of_another_size_than_the_graph(entry: ModelEntry, pack: Path) -> 
     assert f"a trimmed head of {len(KEPT)} rows, its map {len(KEPT) - 1}" in refused(other, pack)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (None, "is not JSON"),
-        ({"values": None}, "values"),
-        ({"bits": 5}, "not a head"),
-        ({"block_size": 24}, "not a head"),
-        ({"rows": 64}, "not a head"),
-        ({"scales": None}, "not a head"),
-        ({"values": {"kind": "float64", "offset": 0, "shape": [128, 64]}}, "kind must be one of"),
-        ({"values": {"kind": "uint8", "offset": -1, "shape": [128, 64]}}, "offset"),
-        ({"values": {"kind": "uint8", "offset": 10**9, "shape": [128, 64]}}, "does not hold the head"),
-        ({"values": {"kind": "uint8", "offset": 10**30, "shape": [128, 64]}}, "offset must be an integer"),
-    ],
-    ids=str,
-)
-def test_a_graph_that_tells_its_head_wrong(
-    entry: ModelEntry, pack: Path, change: dict[str, object] | None, words: str
-) -> None:
-    path = pack / "heads.onnx"
-    graph = onnx.load(path, load_external_data=False)
-    (told,) = [told for told in graph.metadata_props if told.key == HEAD_PROPERTY]
-    told.value = "{" if change is None else json.dumps({**json.loads(told.value), **change})
-    onnx.save(graph, path)
-    assert words in refused(entry, pack, "local")
-    open_headed(entry, pack, needs=("trim",)).close()
-
-
-def test_what_a_graph_tells_of_its_head_is_damaged(entry: ModelEntry, pack: Path) -> None:
-    path = pack / "heads.onnx"
-    whole = path.read_bytes()
-    assert whole.count(b'{"rows": 128') == 1
-    path.write_bytes(whole.replace(b'{"rows": 128', b'{"rows": \xff28'))
-    assert "edgedecode.head is not text" in refused(entry, pack, "local")
-    graph = onnx.load_from_string(whole)
-    (told,) = [told for told in graph.metadata_props if told.key == HEAD_PROPERTY]
-    told.value = "[" * 10**6
-    onnx.save(graph, path)
-    assert "is not JSON" in refused(entry, pack, "local")
-
-
 def test_a_graph_without_what_the_manifest_says(entry: ModelEntry, pack: Path) -> None:
     shutil.copyfile(pack / "base.onnx", pack / "heads.onnx")
-    assert "has no heads, local_rows" in refused(entry, pack)
+    assert "has no heads, trim_logits" in refused(entry, pack)
 
 
 def test_weights_may_lie_elsewhere(entry: ModelEntry, pack: Path, tmp_path: Path) -> None:
@@ -168,10 +146,9 @@ def test_weights_may_lie_elsewhere(entry: ModelEntry, pack: Path, tmp_path: Path
     elsewhere.parent.mkdir()
     (pack / WEIGHTS).rename(elsewhere)
     for model in (beside, open_headed(replace(entry, weights=str(elsewhere)), pack)):
-        local = model.local
-        assert local is not None
-        local.choose(KEPT)
-        found.append(local.forward([1, 2, 3], model.new_state(8), rows="all").logits)
+        trimmed = model.trimmed
+        assert trimmed is not None
+        found.append(trimmed.forward([1, 2, 3], model.new_state(8), rows="all").logits)
     assert np.array_equal(*found)
     assert add_heads(replace(entry, weights=str(elsewhere)), pack).graphs == entry.graphs
 

@@ -18,15 +18,14 @@ MIB = 2**20
 MEASURE = """
 import json, sys
 from pathlib import Path
-import numpy as np
 from edgedecode.pack.json_fields import Fields
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.memory import Budget, resident_nbytes
 from edgedecode.runtimes.onnx import OnnxRuntime
 entry, budget, runtime = ModelEntry.of(Fields.of(json.loads(sys.argv[2]), "entry")), Budget(), OnnxRuntime()
-before, peak, needs = resident_nbytes(), 0, sys.argv[3:]
+before, peak = resident_nbytes(), 0
 model = runtime.open(entry, Path(sys.argv[1]), name="draft", vocabulary_size=entry.rows, budget=budget, threads=1,
-                     provider="cpu", needs=needs)
+                     provider="cpu", needs=("trim",))
 state = model.new_state(1024)
 def step(head, tokens, **how):
     global peak
@@ -39,24 +38,19 @@ for start in range(0, entry.rows, 128):  # every page of the embedding
     step(model, [token % entry.rows for token in range(start, start + 128)], rows="none")
     state.crop(0)
 step(model.trimmed, [1, 2, 3], parents=[-1, -1, 0], rows="all")
-if "local" in needs:
-    for offset in range(0, entry.rows - model.local.most + 1, 1024):  # every page of the head
-        model.local.choose(np.arange(offset, offset + model.local.most))
-        step(model.local, [1, 2, 3], rows="all")
 print(json.dumps({"used": peak - before, "planned": budget.used_nbytes}))
 """
 
 
 @pytest.mark.memory
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
-@pytest.mark.parametrize("needs", [("trim",), ("trim", "local")], ids=" ".join)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_the_plan_bounds_what_is_measured(tmp_path: Path, bits: int, needs: tuple[str, ...]) -> None:
+def test_the_plan_bounds_what_is_measured(tmp_path: Path, bits: int) -> None:
     shape = ToyShape(
         hidden=512, heads=8, kv_heads=4, head_size=64, mlp=2048, rows=8192, context=2048, bits=bits, block=32
     )
     entry = write_headed(tmp_path, shape, ids=np.arange(0, 8192, 2))
-    given = [sys.executable, "-c", MEASURE, str(tmp_path), json.dumps(asdict(entry)), *needs]
+    given = [sys.executable, "-c", MEASURE, str(tmp_path), json.dumps(asdict(entry))]
     figures = json.loads(subprocess.run(given, capture_output=True, text=True, check=True).stdout)
-    print(bits, needs, {name: round(value / MIB, 1) for name, value in figures.items()})
+    print(bits, {name: round(value / MIB, 1) for name, value in figures.items()})
     assert figures["used"] <= figures["planned"]

@@ -73,7 +73,6 @@ def no_room(*given: Any, **how: Any) -> Any:
     ("place", "what"),
     [
         ("buffers.np", NoRoom()),
-        ("local_rows.np", NoRoom()),
         ("model.Biases", no_room),
         ("model.Heads", no_room),
         ("model.Adapters", no_room),

@@ -1,4 +1,4 @@
-"""Toys with a graph of several heads. The graph is drawn as `edgedecode trim` draws it, over the toy's base graph."""
+"""Toys with a graph of two heads. The graph is drawn as `edgedecode trim` draws it, over the toy's base graph."""
 
 from __future__ import annotations
 
@@ -22,34 +22,24 @@ KEPT: IntArray = np.sort(np.random.default_rng(11).permutation(128)[:37]).astype
 """An odd number of ids, so that no kernel's tile comes out even."""
 
 
-def add_heads(entry: ModelEntry, folder: Path, *, ids: IntArray | None = KEPT) -> ModelEntry:
+def add_heads(entry: ModelEntry, folder: Path, *, ids: IntArray = KEPT) -> ModelEntry:
     """Add the graph "heads" to a toy that is written, and return the entry with it."""
     pytest.importorskip("onnx_ir", reason="onnx_ir, which draws the graph, is not installed")
     from edgedecode.export.trim.heads_graph import write_heads
 
     graph = write_heads(entry.graphs["base"], entry, folder, out=folder / "heads.onnx", ids=ids)
-    trim = None
-    if ids is not None:
-        write_token_ids(folder / MAP, ids)
-        trim = TrimEntry(size=len(ids), token_ids=MAP)
-    return replace(entry, graphs={**entry.graphs, "heads": graph}, trim=trim)
+    write_token_ids(folder / MAP, ids)
+    return replace(entry, graphs={**entry.graphs, "heads": graph}, trim=TrimEntry(size=len(ids), token_ids=MAP))
 
 
-def write_headed(folder: Path, shape: ToyShape, *, ids: IntArray | None = KEPT) -> ModelEntry:
+def write_headed(folder: Path, shape: ToyShape, *, ids: IntArray = KEPT) -> ModelEntry:
     """Write a toy and its graph "heads"."""
     return add_heads(write_toy(folder, shape), folder, ids=ids)
 
 
-def open_headed(
-    entry: ModelEntry,
-    folder: Path,
-    *,
-    needs: tuple[str, ...] = ("trim", "local"),
-    budget: Budget | None = None,
-    threads: int = 1,
-) -> OnnxModel:
-    """Open the graph with the heads that `needs` names."""
-    model = open_entry(entry, folder, budget=budget or Budget(), needs=needs, threads=threads)
+def open_headed(entry: ModelEntry, folder: Path, *, budget: Budget | None = None, threads: int = 1) -> OnnxModel:
+    """Open the graph with the trimmed head."""
+    model = open_entry(entry, folder, budget=budget or Budget(), needs=("trim",), threads=threads)
     assert isinstance(model, OnnxModel)
     assert isinstance(model, HeadedModel)
     return model

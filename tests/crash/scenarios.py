@@ -73,8 +73,8 @@ def toy_pack(*sizes: int) -> Work:
     return set_up
 
 
-def trimmed(size: int | None) -> Work:
-    """Put heads of so many ids into the pack; None: the local head alone."""
+def trimmed(size: int) -> Work:
+    """Put heads of so many ids into the pack."""
     import numpy as np
 
     from edgedecode.decoding.drafts import TrimmedVocabulary
@@ -84,7 +84,7 @@ def trimmed(size: int | None) -> Work:
 
     def run(work: Path) -> None:
         manifest = Manifest.load(work / "pack")
-        vocabulary = None if size is None else TrimmedVocabulary(np.arange(size), manifest.vocabulary_size)
+        vocabulary = TrimmedVocabulary(np.arange(size), manifest.vocabulary_size)
         with workplace(work / "pack", manifest) as place:
             made = make_heads(place, manifest, vocabulary=vocabulary)
             save_trim(place, graph=made.graph, entry=made.trim)
@@ -376,7 +376,6 @@ def nothing(work: Path) -> None:
 SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "trim": lambda: Scenario(toy_pack(), trimmed(300), toy_state),
     "trim again": lambda: Scenario(toy_pack(200), trimmed(300), toy_state),
-    "trim --local": lambda: Scenario(toy_pack(200), trimmed(None), toy_state),
     "trim --remove": lambda: Scenario(toy_pack(200), removed, toy_state),
     "trim --report": lambda: Scenario(toy_pack(200), timed, toy_state),
     "eval --equality": lambda: Scenario(toy_pack(200), compared, toy_state),

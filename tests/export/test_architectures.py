@@ -144,7 +144,7 @@ def test_a_window_that_is_left_out_fails_parity(name: str, tmp_path: Path, monke
 @pytest.mark.parametrize("name", ["gemma3", "mistral", "qwen3 tied some windows", "smollm3"])
 def test_speculation_says_what_plain_decoding_says(name: str, tmp_path: Path) -> None:
     """Float weights, an answer four times as long as the window, a draft model that is the target itself and one that
-    is not, and n-grams: token for token the same. Floats of random weights have no ties."""
+    is not, and looked up: token for token the same. Floats of random weights have no ties."""
     folder = write_model(tmp_path / "model", SHAPES[name])
     other = write_model(tmp_path / "other", replace(SHAPES[name], seed=1))
     for draft in (folder, other):
@@ -153,7 +153,7 @@ def test_speculation_says_what_plain_decoding_says(name: str, tmp_path: Path) ->
         with edgedecode.load(pack) as pair:
             plain = answer(pair, SessionOptions(draft_max=0, ignore_eos=True))
             assert len(plain.tokens) == 100
-            for drafter, length in (("model", 1), ("model", 5), ("ngram", 4)):
+            for drafter, length in (("model", 1), ("model", 5), ("suffix", 4)):
                 options = SessionOptions(drafter=drafter, draft_max=length, ignore_eos=True)
                 assert answer(pair, options).tokens == plain.tokens, (draft.name, drafter, length)
 

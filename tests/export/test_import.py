@@ -95,7 +95,7 @@ def test_a_pair_decodes_as_its_target_alone(built: Path, tmp_path: Path) -> None
             pytest.skip(refusal)
         texts = [
             pair.session(SessionOptions(drafter=drafter, reproducible=True)).generate("hello", max_tokens=24).tokens
-            for drafter in ("none", "model", "ngram")
+            for drafter in ("none", "model", "suffix")
         ]
     assert texts[0] == texts[1] == texts[2]
 

@@ -99,9 +99,9 @@ def test_speculation_changes_nothing(folder: Path, tmp_path: Path) -> None:
             drafter: pair.session(SessionOptions(drafter=drafter, draft_max=length)).generate(
                 "one two one two", max_tokens=48
             )
-            for drafter, length in (("none", None), ("model", 2), ("ngram", 2))
+            for drafter, length in (("none", None), ("model", 2), ("suffix", 2))
         }
-    assert replies["none"].tokens == replies["model"].tokens == replies["ngram"].tokens
+    assert replies["none"].tokens == replies["model"].tokens == replies["suffix"].tokens
     assert replies["model"].stats.accepted > 0
 
 

@@ -20,7 +20,6 @@ from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model import ModelSource
-from edgedecode.drafters.ngram import NgramSource
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.source import DrafterSource, DraftSetting
 from edgedecode.drafters.suffix import SuffixSource
@@ -98,7 +97,7 @@ def test_chains_of_a_draft_model(
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("length", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("source", [NgramSource, SuffixSource, RecycleSource])
+@pytest.mark.parametrize("source", [SuffixSource, RecycleSource])
 def test_chains_that_are_looked_up(
     target: LanguageModel, source: type[DrafterSource], length: int, sampling: SamplingOptions
 ) -> None:
@@ -175,7 +174,7 @@ def test_a_pack_s_pair_says_what_it_says_plainly(tmp_path: Path, gguf_toys: Gguf
     with edgedecode.load(root, runtime="llama") as pair:
         assert pair.target.card.kv_types == ("float32",)
         texts = set()
-        for drafter in ("none", "model", "ngram", "suffix", "recycle", "chain", "tree"):
+        for drafter in ("none", "model", "suffix", "recycle", "tree"):
             options = edgedecode.SessionOptions(
                 sampling=GREEDY, drafter=drafter, draft_max=4, seed=7, ignore_eos=True, context=300
             )

@@ -25,8 +25,6 @@ from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome, Rule, TargetRows, Verdict, verify
 from edgedecode.decoding.weights import SamplingOptions
-from edgedecode.drafters.chain import ChainSource
-from edgedecode.drafters.local import LocalDrafter, LocalSource
 from edgedecode.drafters.model import ModelDrafter
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.source import DrafterSource
@@ -122,9 +120,8 @@ def draw(
         if share and isinstance(proposer, TreeDrafter):
             proposer._ranking._noise = noise
         elif share:
-            drawing = proposer._drafter if isinstance(proposer, LocalDrafter) else proposer
-            assert isinstance(drawing, ModelDrafter)
-            drawing._setting = replace(drawing._setting, noise=noise)
+            assert isinstance(proposer, ModelDrafter)
+            proposer._setting = replace(proposer._setting, noise=noise)
         setting = DecodeSetting(
             sampler=Sampler(options, vocabulary_size=VOCABULARY, mask=masked),
             noise=noise,
@@ -195,11 +192,6 @@ def lookup(source: DrafterSource) -> Callable[[], Drafter]:
     return lambda: source.open(draft_setting(VOCABULARY))
 
 
-def chained() -> Drafter:
-    model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
-    return ChainSource().open(draft_setting(VOCABULARY, model=model))
-
-
 def grown_tree(options: SamplingOptions) -> Drafter:
     """Trees of a model that differs from the target; it learns which of its guesses are right."""
     model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
@@ -227,13 +219,13 @@ def sampling_model(options: SamplingOptions) -> Callable[[], Drafter]:
     return make
 
 
-def smaller_head(source: DrafterSource, options: SamplingOptions, *, sampled: bool = False) -> Callable[[], Drafter]:
-    """A head that lacks token 3, which the target says often enough; the local one knows what the context gave it."""
+def smaller_head(options: SamplingOptions, *, sampled: bool = False) -> Callable[[], Drafter]:
+    """A head that lacks token 3, which the target says often enough."""
 
     def make() -> Drafter:
         model = headed_model(VOCABULARY, (0, 1, 2), seed=SEED, noise=0.3, scale=SCALE)
         setting = draft_setting(VOCABULARY, model=model, sampling=options, sampled=sampled)
-        return source.open(setting if sampled else replace(setting, noise=Noise(0)))
+        return TrimSource().open(setting if sampled else replace(setting, noise=Noise(0)))
 
     return make
 
@@ -260,23 +252,18 @@ def test_shared_noise_is_exact(options: SamplingOptions) -> None:
     assert drawn.accepted > 1.3 * draw(likely_chain, options=options).accepted
 
 
-HEADS = pytest.mark.parametrize("source", [TrimSource(), LocalSource()], ids=lambda source: source.name)
-
-
-@HEADS
 @pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
-def test_smaller_heads_are_exact_with_shared_noise(source: DrafterSource, options: SamplingOptions) -> None:
+def test_a_smaller_head_is_exact_with_shared_noise(options: SamplingOptions) -> None:
     """What the head cannot say is emitted as often as ever."""
-    drawn = draw(smaller_head(source, options), options=options, share=True)
+    drawn = draw(smaller_head(options), options=options, share=True)
     assert_exact(drawn, exact(options))
     assert any(3 in sequence[1:] for sequence in drawn.sequences)
 
 
-@HEADS
 @pytest.mark.parametrize("options", [PLAIN, TRUNCATED], ids=["plain", "top-k and penalty"])
-def test_smaller_heads_are_exact_under_the_ratio_rule(source: DrafterSource, options: SamplingOptions) -> None:
-    """They draw from the distribution of what they can say, and tell it."""
-    drawn = draw(smaller_head(source, options, sampled=True), options=options, rule=Rule.RATIO)
+def test_a_smaller_head_is_exact_under_the_ratio_rule(options: SamplingOptions) -> None:
+    """It draws from the distribution of what it can say, and tells it."""
+    drawn = draw(smaller_head(options, sampled=True), options=options, rule=Rule.RATIO)
     assert_exact(drawn, exact(options))
 
 
@@ -293,8 +280,8 @@ def test_grown_trees_are_exact(options: SamplingOptions, share: bool) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lookup(SuffixSource()), lookup(RecycleSource()), chained],
-    ids=["suffix", "recycle", "chained"],
+    [lookup(SuffixSource()), lookup(RecycleSource())],
+    ids=["suffix", "recycle"],
 )
 def test_what_learns_from_the_text_is_exact(make: Callable[[], Drafter]) -> None:
     drawn = draw(make, options=PENALTY)

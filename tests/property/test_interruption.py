@@ -20,9 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from edgedecode.decoding.stats import FinishReason
 from edgedecode.decoding.weights import SamplingOptions
-from edgedecode.drafters.chain import ChainDrafter
 from edgedecode.drafters.model import ModelDrafter
-from edgedecode.drafters.ngram import NgramDrafter
 from edgedecode.drafters.recycle import RecycleDrafter
 from edgedecode.drafters.suffix import SuffixDrafter
 from edgedecode.drafters.tree import TreeDrafter
@@ -42,10 +40,8 @@ SEED = 6
 WAYS = [
     ("model", None),
     ("model", WARM),
-    ("ngram", None),
     ("suffix", None),
     ("recycle", WARM),
-    ("chain", None),
     ("tree", None),
     ("tree", WARM),
     ("none", WARM),
@@ -66,7 +62,7 @@ def open_session(
 ) -> Session:
     options = SessionOptions(sampling=sampling, drafter=drafter, draft_max=3, seed=seed)
     pair = shared_pair(tokenizer, ending)
-    if drafter in ("suffix", "recycle", "chain"):  # these would draft from what other sessions of a pair said
+    if drafter in ("suffix", "recycle"):  # these would draft from what other sessions of a pair said
         pair = ascii_pair(noise=0.4, tokenizer=tokenizer, ending=ending)
     return pair.session(options, messages=messages)
 
@@ -222,10 +218,8 @@ class Bomb:
 PLACES: dict[str, tuple[Any, str]] = {
     "forward": (TableModel, "forward"),  # the target's and the draft's
     "propose": (ModelDrafter, "propose"),
-    "propose n-gram": (NgramDrafter, "propose"),
     "propose suffix": (SuffixDrafter, "propose"),
     "propose recycle": (RecycleDrafter, "propose"),
-    "propose chain": (ChainDrafter, "propose"),
     "propose tree": (TreeDrafter, "propose"),
     "observe tree": (TreeDrafter, "observe"),
     "observe": (ModelDrafter, "observe"),
@@ -238,10 +232,8 @@ PLACES: dict[str, tuple[Any, str]] = {
 
 DRAFTERS = {
     ModelDrafter: "model",
-    NgramDrafter: "ngram",
     SuffixDrafter: "suffix",
     RecycleDrafter: "recycle",
-    ChainDrafter: "chain",
     TreeDrafter: "tree",
 }
 CALLED = [

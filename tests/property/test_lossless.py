@@ -24,10 +24,7 @@ from edgedecode.decoding.sampling import Mask, Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.decoding.weights import SamplingOptions
-from edgedecode.drafters.chain import ChainSource
-from edgedecode.drafters.local import LocalSource
 from edgedecode.drafters.model import ModelDrafter, ModelSource
-from edgedecode.drafters.ngram import NgramSource
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.drafters.suffix import SuffixSource
@@ -52,8 +49,8 @@ PROCESSING = {
     "everything": SamplingOptions(temperature=1.1, top_k=8, top_p=0.9, min_p=0.01, repetition_penalty=0.9),
 }
 QUALITIES = ("equal", "differs", "hostile")
-LOOKUPS = ("ngram", "suffix", "recycle")
-MODELS = ("model", "chained", "grown", "trimmed", "local")
+LOOKUPS = ("suffix", "recycle")
+MODELS = ("model", "grown", "trimmed")
 KINDS = (*MODELS, "chain", "tree", "bush", *LOOKUPS)
 SEED = 11
 
@@ -120,17 +117,15 @@ def drafter(kind: str, *, quality: str, truth: Sequence[int], options: SamplingO
         setting = draft_setting(VOCABULARY, model=model, sampling=options, noise=Noise(SEED))
         sources: dict[str, DrafterSource] = {
             "model": ModelSource(),
-            "chained": ChainSource(),
             "grown": TreeSource(),
             "trimmed": TrimSource(),
-            "local": LocalSource(),
         }
         return sources[kind].open(replace(setting, tree=kind == "grown"))
     return scripted(truth, kind=kind, quality=quality, rng=np.random.default_rng(3))
 
 
 def lookup(kind: str) -> Drafter:
-    sources: dict[str, DrafterSource] = {"ngram": NgramSource(), "suffix": SuffixSource(), "recycle": RecycleSource()}
+    sources: dict[str, DrafterSource] = {"suffix": SuffixSource(), "recycle": RecycleSource()}
     return sources[kind].open(draft_setting(VOCABULARY))
 
 
@@ -261,7 +256,7 @@ def only_some(path_blind: bool) -> Mask:
 
 
 @pytest.mark.parametrize("name", ["greedy", "sampled, penalty", "everything"])
-@pytest.mark.parametrize("kind", ["chain", "bush", "model", "chained"])
+@pytest.mark.parametrize("kind", ["chain", "bush", "model"])
 def test_a_mask_is_applied_before_every_row(kind: str, name: str) -> None:
     """A mask that knows only the path, so it is the same for plain decoding: nothing drafted, path empty."""
     options = PROCESSING[name]

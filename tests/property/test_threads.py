@@ -32,7 +32,7 @@ PATIENCE = 60.0
 """Seconds after which a test says that something hangs."""
 WARM = SamplingOptions(temperature=0.9, top_k=40)
 PROMPTS = ["hello", "tell me, tell me, tell me", "and then?", "once upon a time"]
-DRAFTERS = ["none", "model", "ngram", "recycle", "chain", "tree"]
+DRAFTERS = ["none", "model", "suffix", "recycle", "tree"]
 
 
 @pytest.fixture

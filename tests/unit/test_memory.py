@@ -66,7 +66,7 @@ def test_a_refusal_names_what_would_help_and_nothing_else() -> None:
     )
     budget.reserve("weights:draft", 20_000_000)
     assert refused(budget, "kv:target", 30_000_000).advice == (
-        "raise --memory to 110MB or more, shorten the context (--ctx-size), or drop the draft model (--drafter ngram)"
+        "raise --memory to 110MB or more, shorten the context (--ctx-size), or drop the draft model (--drafter suffix)"
     )
 
 

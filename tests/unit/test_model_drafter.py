@@ -195,7 +195,7 @@ def test_its_memory_is_the_states_and_is_given_back() -> None:
 
 
 def test_a_pack_without_a_draft_says_what_to_do() -> None:
-    with pytest.raises(CapabilityError, match="no draft model: use --drafter ngram"):
+    with pytest.raises(CapabilityError, match="no draft model: use --drafter suffix"):
         ModelSource().open(draft_setting(VOCABULARY))
 
 

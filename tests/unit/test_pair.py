@@ -25,7 +25,7 @@ def test_the_draft_is_loaded_by_the_first_session_that_uses_it() -> None:
     pair = ascii_pair()
     engine = pair._engine
     assert isinstance(engine, TableRuntime)
-    pair.session(SessionOptions(drafter="ngram"))
+    pair.session(SessionOptions(drafter="suffix"))
     assert engine.opened == ["target"]
     pair.session(SessionOptions(drafter="model"))
     pair.session(SessionOptions())
@@ -50,7 +50,7 @@ def test_a_target_that_cannot_drop_rows_is_decoded_without_drafts() -> None:
     assert session.drafter_name == "none"
     assert session.generate("hello", max_tokens=8).stats.proposed == 0
     for options in (
-        SessionOptions(drafter="ngram"),
+        SessionOptions(drafter="suffix"),
         SessionOptions(draft_max=2),
         SessionOptions(drafter="model"),
         SessionOptions(reproducible=True),
@@ -63,20 +63,20 @@ def test_a_target_that_cannot_drop_rows_is_decoded_without_drafts() -> None:
 def test_a_draft_model_that_cannot_drop_rows_is_refused() -> None:
     pair: Any = ascii_pair()
     pair.draft.card = replace(pair.draft.card, rollback=False)
-    with pytest.raises(CapabilityError, match="--drafter ngram"):
+    with pytest.raises(CapabilityError, match="--drafter suffix"):
         pair.session(SessionOptions(drafter="model"))
     assert pair.session().drafter_name == "suffix"  # nobody asked for the model: what is left is used
 
 
 def test_one_drafter_source_serves_every_session() -> None:
     pair = ascii_pair()
-    assert pair.drafter_source("ngram") is pair.drafter_source("ngram")
+    assert pair.drafter_source("suffix") is pair.drafter_source("suffix")
 
 
 def test_closing_the_pair_closes_its_sessions_and_releases_every_lease() -> None:
     budget = Budget()
     with ascii_pair(budget=budget) as pair:
-        names = ("model", "ngram", "suffix", "recycle", "chain", "none", None)
+        names = ("model", "suffix", "recycle", "none", None)
         sessions = [pair.session(SessionOptions(drafter=name)) for name in names]
         assert budget.used_nbytes > 0
     assert budget.used_nbytes == 0

@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from edgedecode.drafters.model import ModelSource
-from edgedecode.drafters.ngram import NgramSource
+from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.engines import registry
 from edgedecode.engines.registry import COMMANDS, RUNTIMES, drafter_names, find_drafter, find_runtime, installed
 from edgedecode.errors import InputError, RuntimeUnavailable
@@ -21,14 +21,14 @@ def only(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
 
 def test_our_own_are_registered() -> None:
     assert "onnx" in installed(RUNTIMES)
-    assert {"model", "ngram"} <= set(drafter_names())
+    assert {"model", "suffix"} <= set(drafter_names())
     assert {"generate", "chat", "bench", "devices", "export"} <= set(installed(COMMANDS))
 
 
 def test_drafters_are_made_by_name() -> None:
     assert isinstance(find_drafter("model"), ModelSource)
-    assert isinstance(find_drafter("ngram"), NgramSource)
-    assert find_drafter("ngram").name == "ngram"
+    assert isinstance(find_drafter("suffix"), SuffixSource)
+    assert find_drafter("suffix").name == "suffix"
 
 
 @pytest.mark.parametrize(("find", "noun"), [(find_drafter, "drafter"), (find_runtime, "runtime")])

@@ -85,11 +85,11 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pyt
 
 def test_a_dropped_session_gives_its_scratch_back() -> None:
     pair = ascii_pair(budget=Budget())
-    made = pair.session(SessionOptions(drafter="ngram"))
-    assert {"sampling", "n-gram index"} <= {lease.name for lease in pair.budget.leases}
+    made = pair.session(SessionOptions(drafter="suffix"))
+    assert {"sampling", "suffix index"} <= {lease.name for lease in pair.budget.leases}
     del made
     gc.collect()
-    assert not {"sampling", "n-gram index"} & {lease.name for lease in pair.budget.leases}
+    assert not {"sampling", "suffix index"} & {lease.name for lease in pair.budget.leases}
 
 
 @pytest.mark.parametrize(
@@ -157,20 +157,20 @@ def test_what_a_sampled_draft_is_drawn_from_is_leased_with_the_session() -> None
 
 
 def test_reproducible_text_refuses_trees() -> None:
-    made = session(drafter="ngram", draft_max=4, reproducible=True)
+    made = session(drafter="suffix", draft_max=4, reproducible=True)
     tree = Draft((3, 4), parents=(-1, -1), source="tree")
-    made._drafting.drafters["ngram"] = ScriptedDrafter(dict.fromkeys(range(512), tree))
+    made._drafting.drafters["suffix"] = ScriptedDrafter(dict.fromkeys(range(512), tree))
     with pytest.raises(CapabilityError, match="reproducible text needs chains"):
         made.generate("hello", max_tokens=8)
 
 
 def test_a_drafter_that_fails_to_close_leaves_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = ascii_pair(budget=Budget())
-    failing, _ = (pair.session(SessionOptions(drafter="ngram")) for _ in range(2))
+    failing, _ = (pair.session(SessionOptions(drafter="suffix")) for _ in range(2))
     leases = len(pair.budget.leases)
     assert failing._drafting is not None
     with monkeypatch.context() as patch:
-        patch.setattr(failing._drafting.drafters["ngram"], "close", fails)
+        patch.setattr(failing._drafting.drafters["suffix"], "close", fails)
         with pytest.raises(OSError, match="disk is full"):
             failing.close()
         assert len(pair.budget.leases) == leases - 3  # its state, row and encoder; the drafter's own is the drafter's

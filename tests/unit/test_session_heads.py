@@ -55,21 +55,15 @@ class HeadedRuntime(TableRuntime):
                 threads=threads,
                 provider=provider,
             )
-        offered = {"trim": entry.trim is not None, "local": "local" in entry.graphs["base"].capabilities}
-        if not all(offered[need] for need in needs):
+        if entry.trim is None:
             raise CapabilityError("no such head")
-        model = HeadedTable(self._tables[name], KEPT, budget=budget)
-        model.local = model.local if "local" in needs else None
-        return model
+        return HeadedTable(self._tables[name], KEPT, budget=budget)
 
 
-def pair_with(trim: TrimEntry | None, *, local: bool = False) -> tuple[Pair, HeadedRuntime]:
+def pair_with(trim: TrimEntry | None) -> tuple[Pair, HeadedRuntime]:
     base = ascii_pair()
     runtime = HeadedRuntime(base._engine._tables)  # type: ignore[attr-defined]
     draft = replace(base.manifest.models["draft"], trim=trim)
-    if local:
-        graph = replace(draft.graphs["base"], capabilities=("tree", "rows", "local"))
-        draft = replace(draft, graphs={"base": graph})
     manifest = replace(base.manifest, models={**base.manifest.models, "draft": draft})
     return Pair(manifest, Path(), tokenizer=base.tokenizer, runtime=runtime, budget=Budget()), runtime
 
@@ -92,18 +86,16 @@ def test_a_recommended_trim_drafts_by_default_beside_the_whole_head_on_one_model
 
 
 @pytest.mark.parametrize(
-    ("trim", "local", "expected"),
+    ("trim", "expected"),
     [
-        (None, False, "model+suffix"),
-        (replace(TRIM, recommended=False), False, "model+suffix"),
-        (replace(TRIM, runtime="another"), False, "model+suffix"),
-        (replace(TRIM, runtime=""), False, "trim+model+suffix"),
-        (None, True, "local+model+suffix"),
-        (replace(TRIM, recommended=False), True, "model+suffix"),
+        (None, "model+suffix"),
+        (replace(TRIM, recommended=False), "model+suffix"),
+        (replace(TRIM, runtime="another"), "model+suffix"),
+        (replace(TRIM, runtime=""), "trim+model+suffix"),
     ],
 )
-def test_who_drafts(trim: TrimEntry | None, local: bool, expected: str) -> None:
-    pair, _ = pair_with(trim, local=local)
+def test_who_drafts(trim: TrimEntry | None, expected: str) -> None:
+    pair, _ = pair_with(trim)
     assert names(pair) == expected
 
 
@@ -118,35 +110,21 @@ def test_whoever_asks_first_the_recommended_head_is_there_afterwards(first: dict
     assert runtime.needs == [(), ("trim",)]
 
 
-@pytest.mark.parametrize("name", ["trim", "local"])
-def test_heads_can_be_named_and_draft(name: str) -> None:
-    pair, _ = pair_with(TRIM, local=True)
-    with pair.session(SessionOptions(drafter=name, draft_max=3)) as session:
+def test_the_trimmed_head_can_be_named_and_drafts() -> None:
+    pair, _ = pair_with(TRIM)
+    with pair.session(SessionOptions(drafter="trim", draft_max=3)) as session:
         stats = session.generate("hello", max_tokens=120).stats
-    assert stats.drafters[name].accepted > 0
-    assert stats.drafters[name].cut_short > 0
+    assert stats.drafters["trim"].accepted > 0
+    assert stats.drafters["trim"].cut_short > 0
     assert "% cut short by the trimmed vocabulary)" in drafts_line(stats)
 
 
-def test_end_tokens_that_nobody_can_say_do_not_end_a_local_head() -> None:
-    base, runtime = pair_with(None, local=True)
-    padded = base.tokenizer.size  # the first of the rows above the tokenizer's ids
-    generation = replace(base.manifest.generation, end_token_ids=(2, 0, padded, padded + 2))
-    manifest = replace(base.manifest, generation=generation)
-    pair = Pair(manifest, Path(), tokenizer=base.tokenizer, runtime=runtime, budget=Budget())
-    tokens = []
-    for each in (base, pair):
-        with each.session(SessionOptions(drafter="local", draft_max=3)) as session:
-            tokens.append(session.generate("hello", max_tokens=40).tokens)
-    assert tokens[0] == tokens[1]
-
-
-def test_the_local_and_the_whole_head_tell_what_the_other_would_have_drafted() -> None:
-    pair, _ = pair_with(None, local=True)
+def test_the_trimmed_and_the_whole_head_tell_what_the_other_would_have_drafted() -> None:
+    pair, _ = pair_with(TRIM)
     with pair.session() as session:
         drafting = session._drafting
         assert drafting is not None
         assert {name: [head.name for head in heads] for name, heads in drafting._heads.items()} == {
-            "local": ["model"],
-            "model": ["local"],
+            "trim": ["model"],
+            "model": ["trim"],
         }

@@ -13,12 +13,11 @@ from edgedecode.decoding.model import ModelCard
 from edgedecode.decoding.sampling import Noise
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome, Verdict
-from edgedecode.drafters.local import LocalDrafter, LocalSource
 from edgedecode.drafters.model import ModelDrafter, ModelSource
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.drafters.trim import TrimSource
 from edgedecode.errors import CapabilityError
-from tests.toys import HeadedTable, draft_setting, headed_model, run, toy_model
+from tests.toys import HeadedTable, draft_setting, headed_model, toy_model
 
 VOCABULARY = 20
 KEPT = (0, 2, 3, 5, 8, 9, 13, 17)
@@ -79,18 +78,17 @@ def test_heads_of_one_model_read_a_context_once() -> None:
     made = model()
     full = opened(ModelSource(), made)
     trim = opened(TrimSource(), made, full)
-    local = opened(LocalSource(), made, full, trim)
     context = [1, 2] * 20
-    for drafter in (full, trim, local):
+    for drafter in (full, trim):
         drafter.begin(context)
     full.propose(context, 1, Noise(0))
     assert made.passes == [len(context)]
-    assert trim.unread(context) == local.unread(context) == 0
+    assert trim.unread(context) == 0
     trim.propose([*context, 5], 2, Noise(0))
-    local.propose([*context, 5, 6], 1, Noise(0))
+    full.propose([*context, 5, 6], 1, Noise(0))
     assert made.passes[1:] in ([1, 1, 1], [1, 1, 2])  # what was read of a wrong draft is dropped and read again
-    assert trim.nbytes == local.nbytes == 0 < full.nbytes
-    for drafter in (full, trim, local):
+    assert trim.nbytes == 0 < full.nbytes
+    for drafter in (full, trim):
         drafter.close()
 
 
@@ -104,37 +102,11 @@ def test_without_the_whole_head_a_trimmed_drafter_has_its_own_state() -> None:
     assert trim.reading is full.reading
 
 
-@pytest.mark.parametrize("source", [TrimSource(), LocalSource()], ids=lambda source: source.name)
-def test_a_pack_without_such_heads_says_what_gives_them(source: DrafterSource) -> None:
+def test_a_pack_without_such_a_head_says_what_gives_it() -> None:
     with pytest.raises(CapabilityError, match="edgedecode trim PACK"):
-        source.open(draft_setting(VOCABULARY, model=toy_model(VOCABULARY)))
+        TrimSource().open(draft_setting(VOCABULARY, model=toy_model(VOCABULARY)))
     with pytest.raises(CapabilityError, match="no draft model"):
-        source.open(draft_setting(VOCABULARY))
-
-
-def test_a_local_draft_says_what_the_context_has() -> None:
-    made = model()
-    drafter = opened(LocalSource(), made)
-    drafter.begin(CONTEXT)
-    draft = drafter.propose(CONTEXT, 6, Noise(0))
-    assert draft.tokens == best_of(made, CONTEXT, (0, 1, 2, 3, 4), length=6)  # the end token is always there
-    assert made.local is not None
-    assert made.local.chosen == [[0, 1, 2, 3, 4]]
-    grown = [*CONTEXT, 7, 11]
-    assert drafter.propose(grown, 6, Noise(0)).tokens == best_of(made, grown, (0, 1, 2, 3, 4, 7, 11), length=6)
-
-
-def test_a_local_vocabulary_takes_in_what_the_target_thought_of_and_never_outgrows_the_head() -> None:
-    target, made = toy_model(VOCABULARY, seed=4), headed_model(VOCABULARY, KEPT, seed=4, noise=0.5)
-    assert made.local is not None
-    made.local.most = 8
-    drafter = opened(LocalSource(), made)
-    found = run(target, CONTEXT, max_tokens=40, drafter=drafter, draft_max=3)
-    assert found.tokens == run(toy_model(VOCABULARY, seed=4), CONTEXT, max_tokens=40).tokens
-    assert max(map(len, made.local.chosen)) <= 8
-    said = {*CONTEXT, *found.tokens}
-    assert any(token not in said for chosen in made.local.chosen for token in chosen if token)
-    assert isinstance(drafter, LocalDrafter)
+        TrimSource().open(draft_setting(VOCABULARY))
 
 
 def test_rounds_that_a_trimmed_vocabulary_cut_short_are_counted() -> None:

@@ -58,27 +58,6 @@ def test_it_finds_what_brute_force_finds(context: list[int], limit: int) -> None
     assert (draft.tokens, draft.match) == brute_force(context, limit)
 
 
-@given(st.lists(st.integers(0, 1), min_size=1, max_size=30), st.lists(st.integers(0, 1), max_size=3))
-def test_a_continuation_is_what_it_would_propose_after_those_tokens(context: list[int], extra: list[int]) -> None:
-    made = drafter()
-    made.begin(context)
-    before = made.propose(context, 8, NOISE)
-    found = made.continuation(context, extra, 8)
-    whole = [*context, *extra]
-    if not extra or len(found) == 0:
-        assert not extra or found == ()
-    else:
-        ending = next(n for n in range(len(whole), 0, -1) if _occurs(context, whole[len(whole) - n :]))
-        assert ending >= SHORTEST_MATCH
-        assert len(found) == min(8, 1 + GROWTH * ending)
-        assert _occurs([*whole, *found[:1]], [*whole[len(whole) - ending :], found[0]])
-    assert made.propose(context, 8, NOISE) == before
-
-
-def _occurs(text: Sequence[int], piece: Sequence[int]) -> bool:
-    return any(list(text[at : at + len(piece)]) == list(piece) for at in range(len(text) - len(piece) + 1))
-
-
 def test_another_conversation_forgets_the_old_index() -> None:
     made = drafter()
     made.begin([1, 2, 3, 4, 1, 2])
@@ -119,12 +98,11 @@ def test_of_long_matches_the_newest_is_followed() -> None:
     assert (draft.tokens, draft.match) == ((4,), LONGEST_MATCH)
 
 
-def test_a_continuation_that_reaches_the_end_repeats_itself() -> None:
+def test_a_draft_that_reaches_the_end_repeats_itself() -> None:
     context = [1, 2, 3, 1, 2, 3, 1]
     made = drafter()
     made.begin(context)
     assert made.propose(context, 7, NOISE).tokens == (2, 3, 1, 2, 3, 1, 2)
-    assert made.continuation(context, [2, 3], 6) == (1, 2, 3, 1, 2, 3)
 
 
 def test_its_memory_is_below_what_is_leased() -> None:
@@ -143,7 +121,6 @@ def test_a_draft_stops_at_an_end_token() -> None:
     context = [1, 2, 3, 7, 4, 5, 1, 2, 3]
     assert drafter().propose(context, 3, NOISE).tokens == (7, 4, 5)
     assert drafter(ends=frozenset({7})).propose(context, 8, NOISE).tokens == (7,)
-    assert drafter(ends=frozenset({4})).continuation(context, [7], 8) == (4,)
 
 
 # -- past outputs ------------------------------------------------------------------------------------------------------

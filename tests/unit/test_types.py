@@ -38,10 +38,10 @@ def test_signals_and_plans_survive_json() -> None:
         round=3,
         context_tokens=40,
         remaining_tokens=7,
-        offers=(Offer("ngram", 5, match=3),),
+        offers=(Offer("suffix", 5, match=3),),
         unread=(("model", 12),),
-        costs=(RoundCost(width=3, pass_seconds=0.01, drafter="ngram", drafted=2, accepted=1),),
-        scores=(Score("ngram", 4, 2, match=3),),
+        costs=(RoundCost(width=3, pass_seconds=0.01, drafter="suffix", drafted=2, accepted=1),),
+        scores=(Score("suffix", 4, 2, match=3),),
     )
     assert Signals.from_dict(json.loads(json.dumps(dataclasses.asdict(signals)))) == signals
     assert Plan(**json.loads(json.dumps(dataclasses.asdict(Plan(5))))) == Plan(5)

@@ -181,8 +181,8 @@ def test_under_the_ratio_rule_an_end_token_ends_too() -> None:
 
 def test_the_ratio_rule_refuses_what_was_not_sampled() -> None:
     rows = random_rows(3, seed=2)
-    with pytest.raises(CapabilityError, match="'ngram' proposes deterministic"):
-        verify(Draft((1,), source="ngram"), rows, Uniforms([0.5]), rule=Rule.RATIO)
+    with pytest.raises(CapabilityError, match="'suffix' proposes deterministic"):
+        verify(Draft((1,), source="suffix"), rows, Uniforms([0.5]), rule=Rule.RATIO)
     q = Probs.point(1)
     for broken in (
         Draft((1, 1), parents=(-1, -1), probs=(q, q), mode=DraftMode.SAMPLED),

@@ -15,27 +15,23 @@ from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import ModelCard
 
 from ..buffers import Buffers
-from ..graph_session import HEADS_INPUT, LOCAL_IDS, LOCAL_LOGITS, LOCAL_ROWS, TRIM_LOGITS, Untyped
+from ..graph_session import HEADS_INPUT, LOCAL_IDS, LOCAL_ROWS, TRIM_LOGITS, Untyped
 from ..onnx_footprint import FLOAT_NBYTES
 
-__all__ = ["LOCAL", "Heads", "Outlet"]
+__all__ = ["Heads", "Outlet"]
 
-WHOLE, TRIMMED, LOCAL = range(3)
+WHOLE, TRIMMED = range(2)
 """Places in the input that says how many of a pass's rows go to which head."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outlet:
-    """A head as a pass leaves through it; each choice of a local one's ids is another."""
+    """A head as a pass leaves through it."""
 
     place: int
     output: str
     width: int
     """Logits a row."""
-    values: tuple[Untyped, Untyped] | None = None
-    """What a local one computes with: the engine's values over its rows and their ids."""
-    order: IntArray | None = None
-    """In which column the engine writes each of its logits; None: in order."""
 
 
 class Heads:
@@ -61,24 +57,24 @@ class Heads:
         self.whole = Outlet(WHOLE, "logits", card.rows)
         self.trimmed = None if trimmed is None else Outlet(TRIMMED, TRIM_LOGITS, len(trimmed))
         self._fixed = [outlet for outlet in (self.whole, self.trimmed) if outlet is not None]
-        self._several, self._named = HEADS_INPUT in inputs, LOCAL_IDS in inputs
-        self._counts: IntArray = np.zeros(3, np.int64)
-        self._counts_value = value(self._counts)
-        nothing = value(np.zeros((0, columns), np.float32)), value(np.zeros(0, np.int64))
-        self._unused = Outlet(LOCAL, LOCAL_LOGITS, 0, nothing)
+        self._counts: IntArray = np.zeros(3 if LOCAL_ROWS in inputs else 2, np.int64)
+        further = {
+            HEADS_INPUT: self._counts,
+            LOCAL_ROWS: np.zeros((0, columns), np.float32),
+            LOCAL_IDS: np.zeros(0, np.int64),
+        }
+        self._inputs = {name: value(array) for name, array in further.items() if name in inputs}
 
     def bind_counts(self, binding: Untyped) -> None:
         """Bind what says how many rows go to which head, once a state."""
-        if self._several:
-            binding.bind_ortvalue_input(HEADS_INPUT, self._counts_value)
+        for name, given in self._inputs.items():
+            binding.bind_ortvalue_input(name, given)
 
     def bind(self, binding: Untyped, outlet: Outlet, *, rows: int, slot: int) -> None:
         """Bind passes of so many rows through a head; their logits go to the buffer's rows from `slot`."""
         binding.bind_ortvalue_input("rows", self._buffers.picked_value(rows))
         for head in self._fixed:
             self._bind_logits(binding, head, rows=rows if head is outlet else 0, slot=slot)
-        if self._several:
-            self._bind_local(binding, outlet, rows=rows, slot=slot)
         if self._hidden_size:
             width = self._hidden_size
             _, hidden = self.places(outlet, slot)
@@ -99,19 +95,8 @@ class Heads:
         """Return the buffer's first rows as a head has written them."""
         if outlet is self.whole:
             return self._buffers.logits[:count]
-        logits = self._buffers.logits.reshape(-1)[: count * outlet.width].reshape(count, outlet.width)
-        return logits if outlet.order is None else logits.take(outlet.order, axis=1)
+        return self._buffers.logits.reshape(-1)[: count * outlet.width].reshape(count, outlet.width)
 
     def _bind_logits(self, binding: Untyped, outlet: Outlet, *, rows: int, slot: int) -> None:
         place, _ = self.places(outlet, slot)
         binding.bind_output(outlet.output, "cpu", 0, np.float32, (rows, outlet.width), place)
-
-    def _bind_local(self, binding: Untyped, outlet: Outlet, *, rows: int, slot: int) -> None:
-        """Bind the local head with its rows where the pass goes through it, else with none."""
-        local = outlet if outlet.place == LOCAL else self._unused
-        self._bind_logits(binding, local, rows=rows if local is outlet else 0, slot=slot)
-        assert local.values is not None
-        values, ids = local.values
-        binding.bind_ortvalue_input(LOCAL_ROWS, values)
-        if self._named:
-            binding.bind_ortvalue_input(LOCAL_IDS, ids)

@@ -1,19 +1,22 @@
-"""A model's smaller heads as callers see them: passes of the model that leave through another head."""
+"""A model's trimmed head: its ids, as the pack has them, and passes of the model that leave through it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol
 
 from edgedecode.decoding.arrays import IntArray
+from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import AdapterUse, Output, RowRequest, State
-from edgedecode.errors import CapabilityError, InputError
+from edgedecode.errors import ManifestError
+from edgedecode.pack.manifest import Graph, ModelEntry
+from edgedecode.pack.token_map import read_token_ids
 
-from .local_rows import LocalRows
+from ..graph_session import TRIM_LOGITS, Untyped
 from .logits_outputs import Outlet
 
-__all__ = ["LocalModelHead", "TrimmedModelHead"]
+__all__ = ["TrimmedModelHead", "read_trimmed"]
 
 
 class Passes(Protocol):
@@ -53,38 +56,21 @@ class TrimmedModelHead:
         return self._passes(self._outlet, tokens, state, parents=parents, rows=rows, adapter=adapter)
 
 
-class LocalModelHead:
-    """Implements `LocalHead`. A model has one choice of ids at a time: whoever shares it chooses before its passes."""
+def read_trimmed(
+    session: Untyped, *, entry: ModelEntry, graph: Graph, root: Path, vocabulary_size: int
+) -> TrimmedVocabulary | None:
+    """Read the ids of the trimmed head of a graph that `check_contract` has passed; None where it has none.
 
-    def __init__(self, passes: Passes, local: LocalRows, *, lock: AbstractContextManager[object], name: str) -> None:
-        self._passes, self._local, self._lock, self._name = passes, local, lock, name
-
-    @property
-    def token_ids(self) -> IntArray:
-        return self._local.chosen
-
-    @property
-    def most(self) -> int:
-        return self._local.most
-
-    def choose(self, ids: IntArray) -> None:
-        with self._lock:
-            if self._local.closed:
-                raise CapabilityError(f"the model {self._name} is closed")
-            self._local.choose(ids)
-
-    def forward(
-        self,
-        tokens: Sequence[int],
-        state: State,
-        *,
-        parents: Sequence[int] | None = None,
-        rows: RowRequest = "last",
-        adapter: AdapterUse | None = None,
-    ) -> Output:
-        outlet = self._local.outlet
-        if outlet is None:
-            if self._local.closed:
-                raise CapabilityError(f"the model {self._name} is closed")
-            raise InputError(f"the local head of {self._name} has no ids: choose some before its first pass")
-        return self._passes(outlet, tokens, state, parents=parents, rows=rows, adapter=adapter)
+    Raises ManifestError unless the graph's head has a row for each of them.
+    """
+    if "trim" not in graph.capabilities:
+        return None
+    if entry.trim is None:
+        raise ManifestError(f"{root} has a trimmed head and nothing that maps it: run `edgedecode trim` again")
+    ids = read_token_ids(root / entry.trim.token_ids, rows=entry.trim.size, vocabulary_size=vocabulary_size)
+    (width,) = (value.shape[-1] for value in session.get_outputs() if value.name == TRIM_LOGITS)
+    if width != len(ids):
+        raise ManifestError(
+            f"{root / graph.file} has a trimmed head of {width} rows, its map {len(ids)}: run `edgedecode trim` again"
+        )
+    return ids

@@ -169,20 +169,14 @@ def test_real_passes_are_timed_and_text_can_be_given(toy: Path, capsys: pytest.C
     assert "of text.txt, seed 0" in report["calibration"]
 
 
-def test_a_local_head_alone_and_removing(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_removing(toy: Path, cheap_heads: None, capsys: pytest.CaptureFixture[str]) -> None:
     before = Manifest.load(toy)
-    assert main(["trim", str(toy), "--local"]) == 0
-    assert capsys.readouterr().out == "added draft/heads.onnx\n"
-    draft = Manifest.load(toy).models["draft"]
-    assert draft.trim is None
-    assert "local" in draft.graphs["heads"].capabilities
-    assert main(["trim", str(toy), "--local"]) == 0
-    assert "has a local head already: nothing was changed" in capsys.readouterr().out
+    assert trimmed(toy, "--size", "200") == 0
     assert trimmed(toy, "--size", "300") == 0
     capsys.readouterr()
     assert main(["trim", str(toy), "--remove", "--json"]) == 0
     removed = json.loads(capsys.readouterr().out.splitlines()[-1])["removed"]
-    assert removed == ["draft/heads-2.onnx", "draft/trim.ids"]
+    assert removed == ["draft/heads.onnx", "draft/trim.ids"]
     assert Manifest.load(toy) == before
     assert main(["trim", str(toy), "--remove"]) == 1
     assert "has no trim to remove" in capsys.readouterr().err
@@ -275,9 +269,8 @@ def test_only_making_heads_needs_the_frameworks(
 ) -> None:
     assert trimmed(toy, "--size", "300") == 0
     monkeypatch.setattr(frameworks, "find_spec", lambda name: None)
-    for words in (["--size", "300"], ["--local"]):
-        assert main(["trim", str(toy), *words]) == 1
-        assert "trim needs onnx_ir, onnxruntime, not installed: pip install" in capsys.readouterr().err
+    assert main(["trim", str(toy), "--size", "300"]) == 1
+    assert "trim needs onnx_ir, onnxruntime, not installed: pip install" in capsys.readouterr().err
     assert main(["trim", str(toy), "--remove"]) == 0
     assert Manifest.load(toy).models["draft"].trim is None
 
@@ -298,7 +291,6 @@ def test_a_pack_without_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--coverage", "1.5"], "argument --coverage: '1.5' is not a share: above 0, up to 1"),
         (["--text", "a", "--calibrate", "b"], "not allowed with argument"),
         (["--remove", "--seed", "3", "--report"], "argument --remove: it measures nothing, leave out --seed, --report"),
-        (["--local", "--max-tokens", "3"], "argument --local: it measures nothing, leave out --max-tokens"),
     ],
 )
 def test_usage(words: Sequence[str], message: str, toy: Path, capsys: pytest.CaptureFixture[str]) -> None:

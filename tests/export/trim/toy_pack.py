@@ -144,15 +144,11 @@ def write_toy_pack(root: Path, *, draft: bool = True) -> Path:
     return root
 
 
-def fake_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray | None) -> Graph:
+def fake_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArray) -> Graph:
     """Stand in for what draws the heads' graph: a file, and what the manifest says of it."""
     assert (root / base.file).is_file()
-    out.write_bytes(b"heads" if ids is None else ids.astype("<i4").tobytes())
-    return replace(
-        base,
-        file="draft/heads.onnx",
-        capabilities=(*base.capabilities, "local", *(["trim"] if ids is not None else [])),
-    )
+    out.write_bytes(ids.astype("<i4").tobytes())
+    return replace(base, file="draft/heads.onnx", capabilities=(*base.capabilities, "trim"))
 
 
 def _entry(role: str) -> ModelEntry:
