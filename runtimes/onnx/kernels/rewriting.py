@@ -45,7 +45,7 @@ _EXACT = frozenset(f"{_MOVES} {_MORE_MOVES} Add Div Mul Neg Sub".split())
 """Operators of the engine that move values or round each one alone."""
 _KEPT = ("num_heads", "kv_num_heads", "rotary_interleaved", "softcap")
 _LOCAL_LOGITS = "local_logits"
-"""Of a draft's head, which serves guesses only."""
+"""Of a head in the drafts of older packs, which is not used."""
 
 
 @dataclass(slots=True)
