@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
+import edgedecode
 from edgedecode.errors import ExportError, IncompatiblePair, ManifestError
+from edgedecode.pack.adapter_entry import AdapterEntry
+from edgedecode.pack.entries import OutsideFile
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.json_fields import Fields, JsonValue
-from edgedecode.pack.manifest import FileEntry, Generation
+from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest, ModelEntry
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
@@ -20,14 +26,15 @@ __all__ = [
     "TEMPLATE",
     "TOKENIZER",
     "GenerationSource",
+    "PackTexts",
     "check_tokenizers",
     "compiled_template",
     "copy_licenses",
     "copy_texts",
-    "list_files",
     "open_template",
     "read_chat_template",
     "read_generation",
+    "write_manifest",
 ]
 
 NO_TEMPLATE = "the source has no chat template: a plain one is used"
@@ -171,7 +178,47 @@ def copy_licenses(source: Path, pack: Path, *, role: str) -> None:
         shutil.copyfile(path, folder / path.name)
 
 
-def list_files(pack: Path) -> dict[str, FileEntry]:
+@dataclass(frozen=True, slots=True)
+class PackTexts:
+    """What a pack says of itself besides its models: its name, tokenizer, chat template, and defaults for decoding."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    generation: Generation
+
+
+def write_manifest(
+    folder: Path,
+    texts: PackTexts,
+    models: Mapping[str, ModelEntry],
+    *,
+    adapters: Mapping[str, AdapterEntry],
+    outside: Mapping[str, OutsideFile] = MappingProxyType({}),
+    verb: str = "",
+) -> Manifest:
+    """List everything that lies in `folder` and what stayed `outside`; the target's notes say if no template came."""
+    target = models["target"]
+    if texts.template is None:
+        target = replace(target, notes=(*target.notes, NO_TEMPLATE))
+    manifest = Manifest(
+        name=texts.name,
+        created_by=f"edgedecode {edgedecode.__version__}{verb}",
+        tokenizer=TOKENIZER,
+        tokenizer_digest=texts.tokenizer.digest,
+        vocabulary_size=texts.tokenizer.size,
+        chat_template=TEMPLATE if texts.template is not None else None,
+        generation=texts.generation,
+        models={**models, "target": target},
+        files=_list_files(folder),
+        outside=outside,
+        adapters=adapters,
+    )
+    (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return Manifest.load(folder)
+
+
+def _list_files(pack: Path) -> dict[str, FileEntry]:
     """Hash every file that lies in the pack."""
     paths = sorted(path for path in pack.rglob("*") if path.is_file())
     return {

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import edgedecode
 from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.errors import ExportError, ManifestError, RuntimeUnavailable
-from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
+from edgedecode.pack.manifest import Generation, Manifest, ModelEntry
 from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.text.chat_template import ChatTemplate
 
@@ -25,14 +24,13 @@ from .job import ModelJob
 from .model_export import export_model
 from .pack_texts import (
     NO_TEMPLATE,
-    TEMPLATE,
-    TOKENIZER,
+    PackTexts,
     check_tokenizers,
     copy_licenses,
     copy_texts,
-    list_files,
     open_template,
     read_generation,
+    write_manifest,
 )
 from .recipes.calibration import Tokens
 from .recipes.scored_texts import read_texts
@@ -109,24 +107,14 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
         copy_texts(target.folder, folder, template=plan.template)
         write_adapters(request.adapters, folder, shape=target.shape)
         models = {job.role: _model(job, weights[job.role], pack=folder, kept=kept, stages=stages) for job in jobs}
-        models["target"] = replace(models["target"], notes=(*models["target"].notes, *plan.notes))
         for job in jobs:
             copy_licenses(job.source.folder, folder, role=job.role)
         with stages.stage("digests"):
-            manifest = Manifest(
-                name=request.name or request.out.absolute().name,
-                created_by=f"edgedecode {edgedecode.__version__}",
-                tokenizer=TOKENIZER,
-                tokenizer_digest=target.tokenizer.digest,
-                vocabulary_size=target.tokenizer.size,
-                chat_template=TEMPLATE if plan.template is not None else None,
-                generation=plan.generation,
-                models=models,
-                files=list_files(folder),
-                adapters=adapter_entries(request.adapters, folder, target=models["target"]),
+            texts = PackTexts(
+                request.name or request.out.absolute().name, target.tokenizer, plan.template, plan.generation
             )
-            (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
-            return Manifest.load(folder)
+            adapters = adapter_entries(request.adapters, folder, target=models["target"])
+            return write_manifest(folder, texts, models, adapters=adapters)
 
 
 def plan_pair(request: PairRequest) -> PairPlan:

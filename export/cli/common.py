@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import signal
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from .display import Report
 
 __all__ = [
-    "NamedPath",
     "add_prepare",
     "check_adapter_names",
+    "finish",
     "named_path",
     "notices_shown",
-    "prepare_pack",
-    "prepared_line",
+    "pack_is_there",
     "quiet",
+    "refuse_others",
 ]
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
@@ -67,32 +68,62 @@ def add_prepare(parser: ArgumentParser) -> None:
     )
 
 
-def prepare_pack(out: Path) -> Report:
-    """Open a pack's models once on ONNX Runtime and return which kernels they have; empty: the engine's own.
+def finish(arguments: Namespace, report: Report) -> int:
+    """Prepare the pack that was made where that was asked for, end with the JSON line, and return the exit code."""
+    if arguments.prepare:
+        report["kernels"] = kernels = _prepare(arguments.out)
+        print(_prepared_line(kernels))
+    if arguments.json:
+        print(json.dumps(report))
+    return 0
 
-    An error says that the pack is there.
+
+def refuse_others(arguments: Namespace, taken: Collection[str], *, message: str) -> None:
+    """End with a usage error where options are given that are not `taken`; `message` has a place for their names.
+
+    An option is given where it differs from its default: `configure` leaves the parser's `get_default` in `default_of`.
     """
+    others = set(vars(arguments)) - {*taken, "verb", "json", "debug"}
+    given = [name for name, value in vars(arguments).items() if name in others and value != arguments.default_of(name)]
+    if given:
+        arguments.usage_error(message.format(", ".join(f"--{name.replace('_', '-')}" for name in given)))
+
+
+@contextmanager
+def pack_is_there(line: str) -> Iterator[None]:
+    """Begin errors with `line`, which says that the pack was made: what failed came after that."""
+    try:
+        yield
+    except EdgeDecodeError as error:
+        said, *others = error.args
+        error.args = (f"{line}: {said}", *others)
+        raise
+    except BrokenPipeError:  # nobody listened
+        raise
+    except OSError as error:
+        error.strerror = f"{line}: {error.strerror or error}"
+        raise
+
+
+def _prepare(out: Path) -> Report:
+    """Open a pack's models once on ONNX Runtime and return which kernels they have; empty: the engine's own."""
     from edgedecode import load
 
     from ..stages import Stages
     from .display import LiveDisplay
 
-    try:
-        with (
-            notices_shown(),
-            LiveDisplay() as display,
-            Stages(display).stage("prepare weights"),
-            load(out, runtime=_ENGINE) as pair,
-        ):
-            models = {"target": pair.target, "draft": pair.draft}
-            return {role: model.card.kernels for role, model in models.items() if model is not None}
-    except EdgeDecodeError as error:
-        said, *others = error.args
-        error.args = (f"the pack {out} is complete; its weights are not prepared: {said}", *others)
-        raise
+    with (
+        pack_is_there(f"the pack {out} is complete; its weights are not prepared"),
+        notices_shown(),
+        LiveDisplay() as display,
+        Stages(display).stage("prepare weights"),
+        load(out, runtime=_ENGINE) as pair,
+    ):
+        models = {"target": pair.target, "draft": pair.draft}
+        return {role: model.card.kernels for role, model in models.items() if model is not None}
 
 
-def prepared_line(kernels: Report) -> str:
+def _prepared_line(kernels: Report) -> str:
     """Say which kernels the weights were prepared for."""
     found = sorted({str(name) for name in kernels.values() if name})
     if not found:

@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError
 
+from ..frameworks import require_frameworks
+from .common import refuse_others
 from .pack_options import read_span
 
 if TYPE_CHECKING:
     from ..recipes.comparison import Comparison
     from .display import Report
 
-__all__ = ["add_comparison", "check_comparison", "run_comparison"]
+__all__ = ["add_comparison", "run_comparison"]
 
-_MAKING = (
-    *("out", "name", "license", "bits", "block_size", "head_bits", "mixed", "calibrated", "trim_vocab"),
-    *("lora_rank", "lora_modules", "gguf_type", "imatrix_text", "imatrix", "adapter", "dry_run", "no_cache"),
-)
-"""Options that make one pack; a comparison makes its own."""
+_TAKEN = ("compare", "compare_text", "plot", "target", "draft", "context", "rope", "calibrate_text")
 
 
 def add_comparison(parser: ArgumentParser) -> None:
@@ -40,14 +38,9 @@ def add_comparison(parser: ArgumentParser) -> None:
     group.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the target's comparison, size by agreement")
 
 
-def check_comparison(arguments: Namespace) -> None:
+def _check(arguments: Namespace) -> None:
     """End with a usage error where options do not go with --compare."""
-    given = [f"--{name.replace('_', '-')}" for name in _MAKING if getattr(arguments, name)]
-    given += ["--graphs"] if arguments.graphs != "base" else []
-    given += ["--formats"] if arguments.formats != ("onnx",) else []
-    given += ["--noise-positions"] if arguments.noise_positions is not None else []
-    if given:
-        arguments.usage_error(f"argument --compare: it measures recipes of its own, leave out {', '.join(given)}")
+    refuse_others(arguments, _TAKEN, message="argument --compare: it measures recipes of its own, leave out {}")
     if arguments.plot is not None and arguments.plot.suffix != ".svg":
         arguments.usage_error(f"argument --plot: drawings are SVG, {str(arguments.plot)!r} must end in .svg")
     text, calibration = arguments.compare_text, arguments.calibrate_text
@@ -57,6 +50,8 @@ def check_comparison(arguments: Namespace) -> None:
 
 def run_comparison(arguments: Namespace) -> Report:
     """Compare the recipes on the target, then on the draft: print tables, write the drawing, return the values."""
+    _check(arguments)
+    require_frameworks()
     from ..recipes.comparison import compare_model
     from ..stages import Stages
     from .display import LiveDisplay

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, count
 
-from .common import add_prepare, prepare_pack, prepared_line, quiet
-from .compare_command import add_comparison, check_comparison, run_comparison
+from .common import add_prepare, finish, quiet
+from .compare_command import add_comparison, run_comparison
 from .optimum_command import add_optimum, run_optimum
 from .pack_options import add_gguf, add_graphs, add_recipe, check_gguf_options, read_graphs, read_recipe, read_span
 from .trim_command import add_trim, check_trim, trim_exported
@@ -39,6 +38,7 @@ class ExportCommand:
         parser.add_argument(
             "--noise-positions",
             type=count,
+            default=2000,
             metavar="N",
             help="positions the kernels' noise is measured on (default 2000; 0: not measured)",
         )
@@ -54,33 +54,20 @@ class ExportCommand:
         add_prepare(parser)
         add_comparison(parser)
         add_optimum(parser)
-        parser.set_defaults(usage_error=parser.error)
+        parser.set_defaults(usage_error=parser.error, default_of=parser.get_default)
 
     def run(self, arguments: Namespace) -> int:
         if arguments.prepare and (arguments.dry_run or arguments.compare):
             made = "--dry-run" if arguments.dry_run else "--compare"
             arguments.usage_error(f"argument --prepare: {made} makes no pack whose weights could be prepared")
-        if arguments.exporter == "optimum":
-            report = run_optimum(arguments)
-        elif arguments.make_environment:
+        if arguments.make_environment and arguments.exporter != "optimum":
             arguments.usage_error("argument --make-environment: it belongs to --exporter optimum")
-        else:
-            report = _compare(arguments) if arguments.compare else _make(arguments)
-        if arguments.prepare:
-            report["kernels"] = kernels = prepare_pack(arguments.out)
-            print(prepared_line(kernels))
-        if arguments.json:
-            print(json.dumps(report))
-        return 0
-
-
-def _compare(arguments: Namespace) -> Report:
-    from ..frameworks import require_frameworks
-
-    check_comparison(arguments)
-    require_frameworks()
-    with quiet(debug=arguments.debug):
-        return run_comparison(arguments)
+        with quiet(debug=arguments.debug):
+            if arguments.exporter == "optimum":
+                report = run_optimum(arguments)
+            else:
+                report = run_comparison(arguments) if arguments.compare else _make(arguments)
+            return finish(arguments, report)
 
 
 def _make(arguments: Namespace) -> Report:
@@ -91,8 +78,6 @@ def _make(arguments: Namespace) -> Report:
     check_gguf_options(arguments)
     check_trim(arguments)
     require_frameworks()
-    from edgedecode.engines.kernel_noise import POSITIONS
-
     from ..pair_export import PairRequest
 
     request = PairRequest(
@@ -105,7 +90,7 @@ def _make(arguments: Namespace) -> Report:
         name=arguments.name,
         license=arguments.license,
         span=read_span(arguments),
-        noise_positions=POSITIONS if arguments.noise_positions is None else arguments.noise_positions,
+        noise_positions=arguments.noise_positions,
         graphs=graphs,
         gguf="gguf" in arguments.formats,
         gguf_kind=arguments.gguf_type or "",
@@ -114,26 +99,19 @@ def _make(arguments: Namespace) -> Report:
         adapters={adapter.name: adapter.path for adapter in arguments.adapter},
         cache=not arguments.no_cache,
     )
-    with quiet(debug=arguments.debug):
-        if arguments.dry_run:
-            return _forecast(request, arguments)
-        report = _export(request)
-        if arguments.trim_vocab is not None:
-            report["trim"] = trim_exported(request.out, arguments.trim_vocab)
-        return report
+    if arguments.dry_run:
+        return _forecast(request, arguments)
+    report = _export(request)
+    if arguments.trim_vocab is not None:
+        report["trim"] = trim_exported(request.out, arguments.trim_vocab)
+    return report
 
 
 def _export(request: PairRequest) -> Report:
     from ..pair_export import export_pair
-    from ..stages import Stages
-    from .display import LiveDisplay
-    from .pack_tables import pair_report, show_pair
+    from .pack_tables import shown
 
-    with LiveDisplay() as display:
-        stages = Stages(display)
-        manifest = export_pair(request, stages)
-    show_pair(manifest, stages.records, out=request.out)
-    return pair_report(manifest, stages.records, out=request.out)
+    return shown(lambda stages: export_pair(request, stages), out=request.out)
 
 
 def _forecast(request: PairRequest, arguments: Namespace) -> Report:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, count
 
-from .common import add_prepare, check_adapter_names, named_path, prepare_pack, prepared_line, quiet
+from .common import add_prepare, check_adapter_names, finish, named_path, quiet
 
 if TYPE_CHECKING:
     from edgedecode.pack.manifest import Manifest
@@ -64,23 +63,10 @@ class ImportCommand:
             from ..frameworks import require_frameworks
 
             require_frameworks("import")
-        from ..stages import Stages
-        from .display import LiveDisplay
-        from .pack_tables import pair_report, show_pair
+        from .pack_tables import shown
 
-        with quiet(debug=arguments.debug), LiveDisplay() as display:
-            stages = Stages(display)
-            manifest = _imported(arguments, stages)
-        show_pair(manifest, stages.records, out=arguments.out)
-        for name, outside in manifest.outside.items():
-            print(f"{name} stays at {outside.path}")
-        report = pair_report(manifest, stages.records, out=arguments.out)
-        if arguments.prepare:
-            report["kernels"] = kernels = prepare_pack(arguments.out)
-            print(prepared_line(kernels))
-        if arguments.json:
-            print(json.dumps(report))
-        return 0
+        with quiet(debug=arguments.debug):
+            return finish(arguments, shown(lambda stages: _imported(arguments, stages), out=arguments.out))
 
 
 def _check_ways(arguments: Namespace) -> None:
@@ -96,32 +82,25 @@ def _check_ways(arguments: Namespace) -> None:
 
 
 def _imported(arguments: Namespace, stages: Stages) -> Manifest:
-    if arguments.target is not None:
-        from ..imports.gguf_import import GgufImport, import_gguf_pair
+    from ..imports.imported_pack import ImportRequest
 
-        files = GgufImport(
-            target=arguments.target,
-            draft=arguments.draft,
-            out=arguments.out,
-            adapters={adapter.name: adapter.path for adapter in arguments.adapter},
-            copy=arguments.copy,
-            name=arguments.name,
-            license=arguments.license,
-            noise_positions=arguments.noise_positions,
-        )
-        return import_gguf_pair(files, stages)
-    from ..imports.onnx_import import ImportRequest, import_pair
-
-    folders = ImportRequest(
-        target=arguments.onnx,
-        draft=arguments.draft_onnx,
+    request = ImportRequest(
+        target=arguments.target or arguments.onnx,
+        draft=arguments.draft or arguments.draft_onnx,
         out=arguments.out,
+        adapters={adapter.name: adapter.path for adapter in arguments.adapter},
         copy=arguments.copy,
         name=arguments.name,
         license=arguments.license,
         noise_positions=arguments.noise_positions,
     )
-    return import_pair(folders, stages)
+    if arguments.target is not None:
+        from ..imports.gguf_import import import_gguf_pair
+
+        return import_gguf_pair(request, stages)
+    from ..imports.onnx_import import import_pair
+
+    return import_pair(request, stages)
 
 
 command: Command = ImportCommand()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,16 +13,25 @@ from edgedecode.pack.activations_entry import ActivationsEntry
 from edgedecode.pack.manifest import Manifest, ModelEntry
 
 from ..forecast import PairForecast, time_class
-from ..stages import StageRecord
-from .display import Report, stage_table, timings
+from ..stages import StageRecord, Stages
+from .display import LiveDisplay, Report, stage_table, timings
 
-__all__ = ["forecast_report", "pair_report", "show_forecast", "show_pair"]
+__all__ = ["forecast_report", "pair_report", "show_forecast", "show_pair", "shown"]
 
 _LEGEND = (
     "parity: largest logit error of the wiring; kernels: root mean square error of rounded activations, loss: of the "
     "quantized weights, both relative to the logits' deviation; top-1: how often the leading token stays the same; "
     "noise: in logits, 99.9th percentile"
 )
+
+
+def shown(make: Callable[[Stages], Manifest], *, out: Path) -> Report:
+    """Make a pack with progress, print what was made, and return it as values."""
+    with LiveDisplay() as display:
+        stages = Stages(display)
+        manifest = make(stages)
+    show_pair(manifest, stages.records, out=out)
+    return pair_report(manifest, stages.records, out=out)
 
 
 def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) -> None:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, positive_count, real_number, seed
-from edgedecode.errors import EdgeDecodeError
 from edgedecode.svg import check_drawing, write_drawing
 
-from .common import notices_shown, quiet
+from .common import notices_shown, pack_is_there, quiet, refuse_others
 
 if TYPE_CHECKING:
     from ..trim.sweep import TrimRequest, TrimResult
     from .display import Report
 
-__all__ = ["TrimSize", "add_trim", "check_trim", "run_trim", "trim", "trim_exported"]
+__all__ = ["add_trim", "check_trim", "run_trim", "trim", "trim_exported"]
 
-_MEASURING = ("calibrate", "text", "categories", "prompts", "answers", "max_tokens", "per_category", "seed", "plot")
-_Value = TypeVar("_Value")
-_BEST = "best"
+_REMOVING = ("pack", "remove", "runtime", "threads")
+"""What taking a trim out takes."""
+_BEST = 0
+"""In the place of a number of ids: the best of several sizes, if one wins."""
 _ENGINE = "onnx"
 """What the exporter's own graphs run on."""
 
@@ -42,7 +42,7 @@ class TrimCommand:
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         parser.add_argument("--runtime", metavar="NAME", help="engine to measure on (default: as `generate` takes it)")
         parser.add_argument("-t", "--threads", type=positive_count, metavar="N", help="threads of the engine")
-        parser.set_defaults(usage_error=parser.error)
+        parser.set_defaults(usage_error=parser.error, default_of=parser.get_default)
 
     def run(self, arguments: Namespace) -> int:
         with quiet(debug=arguments.debug):
@@ -95,24 +95,10 @@ def _run(arguments: Namespace) -> Report:
         return _remove(arguments)
     if arguments.plot is not None:
         check_drawing(arguments.plot)
-    from ..trim.sweep import ANSWERS, COVERAGE, MAX_TOKENS, PER_CATEGORY, TrimRequest
+    from ..trim.sweep import TrimRequest
 
-    request = TrimRequest(
-        pack=arguments.pack,
-        size=arguments.size,
-        coverage=_given(arguments.coverage, COVERAGE),
-        calibrate=arguments.calibrate,
-        text=arguments.text,
-        categories=arguments.categories,
-        prompts=arguments.prompts,
-        answers=_given(arguments.answers, ANSWERS),
-        max_tokens=_given(arguments.max_tokens, MAX_TOKENS),
-        per_category=_given(arguments.per_category, PER_CATEGORY),
-        seed=_given(arguments.seed, 0),
-        report=arguments.report,
-        runtime=arguments.runtime,
-        threads=arguments.threads,
-    )
+    given = {field.name: getattr(arguments, field.name) for field in fields(TrimRequest)}
+    request = TrimRequest(**{name: value for name, value in given.items() if value is not None})
     return run_trim(request, plot=arguments.plot)
 
 
@@ -138,10 +124,7 @@ def run_trim(request: TrimRequest, *, plot: Path | None = None) -> Report:
 
 def _remove(arguments: Namespace) -> Report:
     """Take a trim out: nothing is measured."""
-    given = [f"--{name.replace('_', '-')}" for name in _MEASURING if getattr(arguments, name) is not None]
-    given += ["--report"] if arguments.report else []
-    if given:
-        arguments.usage_error(f"argument --remove: it measures nothing, leave out {', '.join(given)}")
+    refuse_others(arguments, _REMOVING, message="argument --remove: it measures nothing, leave out {}")
     from ..trim.trim_pack import take_out
 
     gone = take_out(arguments.pack)
@@ -157,25 +140,11 @@ def _draw(result: TrimResult, path: Path) -> None:
     write_drawing(path, drawing)
 
 
-def _given(value: _Value | None, otherwise: _Value) -> _Value:
-    return otherwise if value is None else value
-
-
 def _share(text: str) -> float:
     value = real_number(text)
     if not 0 < value <= 1:
         raise ArgumentTypeError(f"{text!r} is not a share: above 0, up to 1")
     return value
-
-
-trim: Command = TrimCommand()
-
-
-@dataclass(frozen=True, slots=True)
-class TrimSize:
-    """How many ids a draft's trimmed head keeps; None: the best of several, if one wins."""
-
-    ids: int | None
 
 
 def add_trim(parser: ArgumentParser) -> None:
@@ -184,7 +153,7 @@ def add_trim(parser: ArgumentParser) -> None:
         "--trim-vocab",
         nargs="?",
         const=_BEST,
-        type=_trim_size,
+        type=positive_count,
         metavar="N",
         help="then trim the draft's vocabulary as `edgedecode trim` does: to N ids, or where that wins",
     )
@@ -200,26 +169,12 @@ def check_trim(arguments: Namespace) -> None:
         arguments.usage_error("argument --trim-vocab: --dry-run makes no pack to trim")
 
 
-def trim_exported(out: Path, size: TrimSize) -> Report:
-    """Trim a pack that was just made, print what was found, and return it as values.
-
-    An error says that the pack is there.
-    """
+def trim_exported(out: Path, size: int) -> Report:
+    """Trim a pack that was just made, to `size` ids or `_BEST`; print what was found, and return it as values."""
     from ..trim.sweep import TrimRequest
 
-    complete = f"the pack {out} is complete and untrimmed (`edgedecode trim` tries again)"
-    try:
-        return run_trim(TrimRequest(pack=out, size=size.ids, runtime=_ENGINE))
-    except EdgeDecodeError as error:
-        said, *others = error.args
-        error.args = (f"{complete}: {said}", *others)
-        raise
-    except BrokenPipeError:  # it was trimmed, and nobody listened
-        raise
-    except OSError as error:
-        error.strerror = f"{complete}: {error.strerror or error}"
-        raise
+    with pack_is_there(f"the pack {out} is complete and untrimmed (`edgedecode trim` tries again)"):
+        return run_trim(TrimRequest(pack=out, size=size or None, runtime=_ENGINE))
 
 
-def _trim_size(text: str) -> TrimSize:
-    return TrimSize(None if text == _BEST else positive_count(text))
+trim: Command = TrimCommand()

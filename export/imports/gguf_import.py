@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.errors import IncompatiblePair
 from edgedecode.pack.adapter_entry import AdapterEntry
 from edgedecode.pack.entries import OutsideFile
@@ -15,7 +14,7 @@ from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
-from ..pack_texts import TEMPLATE, TOKENIZER
+from ..pack_texts import TEMPLATE, TOKENIZER, PackTexts, write_manifest
 from ..stages import Stages
 from .gguf_checks import engine_fault, measured_noise, try_file
 from .gguf_source import (
@@ -29,35 +28,11 @@ from .gguf_source import (
 )
 from .gguf_tokenizer import ImportedTokenizer, read_tokenizer
 from .gguf_vocabulary import first_difference
-from .imported_pack import Imported, PackTexts, place_file, write_manifest
+from .imported_pack import Imported, ImportRequest, outside_weights, place_file
 
-__all__ = ["GgufImport", "import_gguf_pair"]
+__all__ = ["import_gguf_pair"]
 
 _FILE = "model.gguf"
-_ROLES = ("target", "draft")
-
-
-@dataclass(frozen=True, slots=True)
-class GgufImport:
-    """What to import: files, where to, and whether they are copied."""
-
-    target: Path
-    draft: Path | None
-    out: Path
-    adapters: Mapping[str, Path] = field(default_factory=dict)
-    """Of the target, by name."""
-    copy: bool = False
-    name: str | None = None
-    """The pack's name; None: its folder's."""
-    license: str | None = None
-    """Overrides what the files say of themselves."""
-    noise_positions: int = POSITIONS
-    """How long a text the kernels' noise is measured on; 0: not at all."""
-
-    @property
-    def paths(self) -> Mapping[str, Path]:
-        """The models' files by role."""
-        return {role: path for role, path in zip(_ROLES, (self.target, self.draft), strict=True) if path is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +53,7 @@ class _Checked:
         return sum(path.stat().st_size for path in paths)
 
 
-def import_gguf_pair(request: GgufImport, stages: Stages) -> Manifest:
+def import_gguf_pair(request: ImportRequest, stages: Stages) -> Manifest:
     """Import a pair, or a target alone. Raises ExportError or IncompatiblePair, and then leaves nothing behind."""
     with stages.stage("check"):
         check_place(request.out, nbytes=0)
@@ -92,16 +67,14 @@ def import_gguf_pair(request: GgufImport, stages: Stages) -> Manifest:
         adapters, outside = _place_adapters(checked.adapters, folder, copy=request.copy)
         with stages.stage("digests"):
             texts = PackTexts(
-                name=request.name or request.out.absolute().name,
-                tokenizer_digest=checked.opened.digest,
-                vocabulary_size=checked.opened.size,
-                template=checked.template,
-                generation=checked.generation,
+                request.name or request.out.absolute().name, checked.opened, checked.template, checked.generation
             )
-            return write_manifest(folder, texts, models, adapters=adapters, outside=outside)
+            outside |= outside_weights(models)
+            entries = {role: model.entry for role, model in models.items()}
+            return write_manifest(folder, texts, entries, adapters=adapters, outside=outside, verb=", import")
 
 
-def _check(request: GgufImport) -> _Checked:
+def _check(request: ImportRequest) -> _Checked:
     sources = {role: open_gguf_source(path) for role, path in request.paths.items()}
     target, draft = sources["target"], sources.get("draft")
     if draft is not None and (difference := first_difference(target.vocabulary, draft.vocabulary)) is not None:
@@ -122,7 +95,7 @@ def _check(request: GgufImport) -> _Checked:
     )
 
 
-def _import_model(role: str, request: GgufImport, checked: _Checked, folder: Path, stages: Stages) -> Imported:
+def _import_model(role: str, request: ImportRequest, checked: _Checked, folder: Path, stages: Stages) -> Imported:
     """Give a model's file its place, and ask llama.cpp about it where that is there."""
     source = checked.sources[role]
     file = f"{role}/{_FILE if request.copy else source.path.name}"

@@ -1,22 +1,41 @@
-"""What all imports share: files that stay where they lie or are copied, and the manifest around imported models."""
+"""What all imports share: the request, and files that stay where they lie or are copied."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import edgedecode
-from edgedecode.pack.adapter_entry import AdapterEntry
+from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.pack.entries import OutsideFile
 from edgedecode.pack.integrity import file_sha256
-from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
-from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.pack.manifest import ModelEntry
 
-from ..pack_texts import NO_TEMPLATE, TEMPLATE, TOKENIZER, list_files
+__all__ = ["ImportRequest", "Imported", "outside_file", "outside_weights", "place_file"]
 
-__all__ = ["Imported", "PackTexts", "outside_file", "place_file", "write_manifest"]
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """What to import: folders of ONNX graphs or GGUF files, where to, and whether their weights are copied."""
+
+    target: Path
+    draft: Path | None
+    out: Path
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """GGUF files of adapters for a target in GGUF, by name."""
+    copy: bool = False
+    name: str | None = None
+    """The pack's name; None: its folder's."""
+    license: str | None = None
+    """Overrides what the models say of themselves."""
+    noise_positions: int = POSITIONS
+    """How long a text the kernels' noise is measured on; 0: not at all."""
+
+    @property
+    def paths(self) -> Mapping[str, Path]:
+        """The models by role."""
+        return {"target": self.target} | ({"draft": self.draft} if self.draft is not None else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +53,9 @@ class Imported:
         return replace(self.entry, weights=self.outside.path, gguf=self.outside.path if self.entry.gguf else "")
 
 
-@dataclass(frozen=True, slots=True)
-class PackTexts:
-    """What a pack says of itself besides its models: the tokenizer's identity, the chat template, the defaults."""
-
-    name: str
-    tokenizer_digest: str
-    vocabulary_size: int
-    template: ChatTemplate | None
-    generation: Generation
+def outside_weights(models: Mapping[str, Imported]) -> dict[str, OutsideFile]:
+    """Return the weights that stayed outside, by the names that the manifest gives them."""
+    return {model.entry.weights: model.outside for model in models.values() if model.outside is not None}
 
 
 def outside_file(path: Path, *, progress: Callable[[int], None] = lambda amount: None) -> OutsideFile:
@@ -60,35 +73,3 @@ def place_file(
     shutil.copyfile(path, place)
     progress(path.stat().st_size)
     return None
-
-
-def write_manifest(
-    folder: Path,
-    texts: PackTexts,
-    models: Mapping[str, Imported],
-    *,
-    adapters: Mapping[str, AdapterEntry] | None = None,
-    outside: Mapping[str, OutsideFile] | None = None,
-) -> Manifest:
-    """List everything that lies in `folder` and what stayed outside; `outside`: files that are no model's weights."""
-    found = {model.entry.weights: model.outside for model in models.values() if model.outside is not None}
-    manifest = Manifest(
-        name=texts.name,
-        created_by=f"edgedecode {edgedecode.__version__}, import",
-        tokenizer=TOKENIZER,
-        tokenizer_digest=texts.tokenizer_digest,
-        vocabulary_size=texts.vocabulary_size,
-        chat_template=TEMPLATE if texts.template is not None else None,
-        generation=texts.generation,
-        models={role: _noted(model.entry, role, texts.template) for role, model in models.items()},
-        files=list_files(folder),
-        outside={**found, **(outside or {})},
-        adapters=adapters or {},
-    )
-    (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
-    return Manifest.load(folder)
-
-
-def _noted(entry: ModelEntry, role: str, template: ChatTemplate | None) -> ModelEntry:
-    """Say of the target that there was no chat template."""
-    return replace(entry, notes=(*entry.notes, NO_TEMPLATE)) if role == "target" and template is None else entry

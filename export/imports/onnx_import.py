@@ -9,7 +9,6 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from edgedecode.engines.kernel_noise import POSITIONS
 from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import Generation, Graph, Manifest, ModelEntry
 from edgedecode.pack.new_folder import check_place, new_folder
@@ -19,7 +18,15 @@ from ..checks.model_checks import CheckTexts, check_noise, with_noise
 from ..graph.drawing import EXACT_FILE, GRAPH_FILE, WEIGHTS_FILE
 from ..graph.graph_request import LEAST_CONTEXT
 from ..graph.passes.stored_weights import exact_products
-from ..pack_texts import check_tokenizers, copy_licenses, copy_texts, open_template, read_generation
+from ..pack_texts import (
+    PackTexts,
+    check_tokenizers,
+    copy_licenses,
+    copy_texts,
+    open_template,
+    read_generation,
+    write_manifest,
+)
 from ..stages import Stages
 from .foreign_graphs import (
     has_builder_attention,
@@ -29,29 +36,13 @@ from .foreign_graphs import (
     rewrite_optimum_graph,
 )
 from .graph_sizes import GraphSizes
-from .imported_pack import Imported, PackTexts, outside_file, write_manifest
+from .imported_pack import Imported, ImportRequest, outside_file, outside_weights
 from .onnx_source import OnnxSource, open_onnx_source
 from .reference_graph import ContextLimit, Untouched, check_import, context_limit
 
-__all__ = ["ImportJob", "ImportRequest", "import_model", "import_pair"]
+__all__ = ["ImportJob", "import_model", "import_pair"]
 
 _BUILDER_CAPABILITIES = ("tree", "rows")
-
-
-@dataclass(frozen=True, slots=True)
-class ImportRequest:
-    """What to import: folders, where to, and whether their weights are copied."""
-
-    target: Path
-    draft: Path | None
-    out: Path
-    copy: bool = False
-    name: str | None = None
-    """The pack's name; None: its folder's."""
-    license: str | None = None
-    """Overrides what the folders say of themselves."""
-    noise_positions: int = POSITIONS
-    """How long a text the kernels' noise is measured on; 0: not at all."""
 
 
 def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
@@ -76,14 +67,9 @@ def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
         for job in jobs:
             copy_licenses(job.source.folder, folder, role=job.role)
         with stages.stage("digests"):
-            texts = PackTexts(
-                name=request.name or request.out.absolute().name,
-                tokenizer_digest=target.tokenizer.digest,
-                vocabulary_size=target.tokenizer.size,
-                template=template,
-                generation=generation,
-            )
-            return write_manifest(folder, texts, models)
+            texts = PackTexts(request.name or request.out.absolute().name, target.tokenizer, template, generation)
+            entries = {role: model.entry for role, model in models.items()}
+            return write_manifest(folder, texts, entries, adapters={}, outside=outside_weights(models), verb=", import")
 
 
 def _job(

@@ -26,7 +26,7 @@ from ..graph.checkpoint import weight_files
 from ..stages import Stages
 
 if TYPE_CHECKING:
-    from .onnx_import import ImportRequest
+    from .imported_pack import ImportRequest
 
 __all__ = ["OptimumRequest", "export_with_optimum", "find_environment", "readable_config"]
 

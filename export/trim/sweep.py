@@ -19,11 +19,7 @@ from .forced_acceptance import LENGTHS, Acceptance
 from .timing import PassTimes, Speeds
 
 __all__ = [
-    "ANSWERS",
-    "COVERAGE",
     "MARGIN",
-    "MAX_TOKENS",
-    "PER_CATEGORY",
     "Costs",
     "Prediction",
     "Sweep",
@@ -40,8 +36,6 @@ LEAST_TOKENS = 200
 """Held-out tokens, below which nothing is recommended: a share of so few says little."""
 _HELD_ACCEPTANCE = 0.98
 """Below so much of the whole draft's tokens a round a category is said to lose."""
-COVERAGE = 0.99
-ANSWERS, MAX_TOKENS, PER_CATEGORY = 2, 128, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +186,7 @@ class TrimRequest:
     pack: str | Path
     size: int | None = None
     """None: the best of several."""
-    coverage: float = COVERAGE
+    coverage: float = 0.99
     """Share of the held-out tokens that a recommended size has at least."""
     calibrate: Path | None = None
     text: Path | None = None
@@ -200,9 +194,9 @@ class TrimRequest:
     categories: Path | None = None
     prompts: int | None = None
     """Most prompts to calibrate on; None: all."""
-    answers: int = ANSWERS
-    max_tokens: int = MAX_TOKENS
-    per_category: int = PER_CATEGORY
+    answers: int = 2
+    max_tokens: int = 128
+    per_category: int = 16
     seed: int = 0
     report: bool = False
     """Measure whole answers too."""

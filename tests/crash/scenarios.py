@@ -353,11 +353,12 @@ def first_file(work: Path) -> None:
 
 def imported(work: Path) -> None:
     from edgedecode.export.imports import gguf_import as pair
+    from edgedecode.export.imports.imported_pack import ImportRequest
     from edgedecode.export.stages import Stages
 
     if not (work / "out").exists():
         pair.engine_fault = lambda: "it is not asked"  # type: ignore[assignment]
-        request = pair.GgufImport(work / "files" / "model.gguf", None, work / "out", copy=True)
+        request = ImportRequest(work / "files" / "model.gguf", None, work / "out", copy=True)
         pair.import_gguf_pair(request, Stages())
 
 

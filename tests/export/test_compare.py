@@ -80,7 +80,7 @@ def test_every_recipe_is_measured(
         (("--compare", "--bits", "4", "--mixed"), "leave out --bits, --mixed"),
         (("--compare", "--out", "pack"), "leave out --out"),
         (("--compare", "--dry-run", "--no-cache"), "leave out --dry-run, --no-cache"),
-        (("--compare", "--graphs", "lora", "--noise-positions", "5"), "leave out --graphs, --noise-positions"),
+        (("--compare", "--graphs", "lora", "--noise-positions", "5"), "leave out --noise-positions, --graphs"),
         (("--compare", "--compare-text", "a.txt", "--calibrate-text", "a.txt"), "would prove nothing"),
         ((), "required: --out"),
         (("--out", "pack", "--compare-text", "a.txt"), "belong to --compare"),

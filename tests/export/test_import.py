@@ -18,7 +18,8 @@ from edgedecode import SessionOptions
 from edgedecode.cli import main
 from edgedecode.errors import EdgeDecodeError, ManifestError
 from edgedecode.export.graph.passes.stored_weights import viewed_tables
-from edgedecode.export.imports.onnx_import import ImportRequest, import_pair
+from edgedecode.export.imports.imported_pack import ImportRequest
+from edgedecode.export.imports.onnx_import import import_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
 from tests.shared_paths import SHARED

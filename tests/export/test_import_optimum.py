@@ -16,7 +16,8 @@ import edgedecode
 from edgedecode import SessionOptions
 from edgedecode.errors import CapabilityError, ExportError
 from edgedecode.export.graph.passes.picked_rows import picked_head_rows
-from edgedecode.export.imports.onnx_import import ImportRequest, import_pair
+from edgedecode.export.imports.imported_pack import ImportRequest
+from edgedecode.export.imports.onnx_import import import_pair
 from edgedecode.export.imports.onnx_source import open_onnx_source
 from edgedecode.export.pack_texts import NO_TEMPLATE
 from edgedecode.export.stages import Stages

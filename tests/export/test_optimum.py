@@ -97,8 +97,8 @@ def test_code_and_pickles_never_reach_it(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--exporter", "optimum", "--bits", "8"), "argument --bits: --exporter optimum does not take it"),
-        (("--exporter", "optimum", "--head-bits", "8"), "argument --head-bits"),
+        (("--exporter", "optimum", "--bits", "8"), "argument --exporter: optimum does not take --bits"),
+        (("--exporter", "optimum", "--head-bits", "8"), "does not take --head-bits"),
         (("--make-environment",), "belongs to --exporter optimum"),
     ],
 )

@@ -12,7 +12,8 @@ from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.export.base_model import open_source
 from edgedecode.export.gguf.llama_calls import quantize_file
 from edgedecode.export.gguf.peft_adapter import write_adapter
-from edgedecode.export.imports.gguf_import import GgufImport, import_gguf_pair
+from edgedecode.export.imports.gguf_import import import_gguf_pair
+from edgedecode.export.imports.imported_pack import ImportRequest
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.tokenizer import Tokenizer
@@ -28,7 +29,7 @@ SIZES = ("rows", "hidden_size", "layers", "kv_heads", "head_size")
 
 
 def imported(target: Path, out: Path) -> Manifest:
-    return import_gguf_pair(GgufImport(target=target, draft=None, out=out, noise_positions=0), Stages())
+    return import_gguf_pair(ImportRequest(target=target, draft=None, out=out, noise_positions=0), Stages())
 
 
 def said(pack: Path, runtime: str) -> str:
@@ -63,7 +64,9 @@ def test_adapters_of_peft(family: str, modules: tuple[str, ...], tmp_path: Path)
     adapter = tmp_path / "adapter.gguf"
     peft = random_adapter(tmp_path / "peft", model, modules=modules)
     write_adapter(peft, adapter, shape=open_source(str(model)).shape)
-    request = GgufImport(target=target, draft=None, out=tmp_path / "alone", adapters={"a": adapter}, noise_positions=0)
+    request = ImportRequest(
+        target=target, draft=None, out=tmp_path / "alone", adapters={"a": adapter}, noise_positions=0
+    )
     entry = import_gguf_pair(request, Stages()).adapters["a"]
     assert set(entry.modules) == {module.rpartition(".")[2] for module in modules}
     assert (entry.rank, entry.alpha, entry.invocation) == (4, 6.0, ())
