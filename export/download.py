@@ -16,7 +16,7 @@ from edgedecode.errors import ExportError
 
 from .frameworks import reason_of
 
-__all__ = ["WEIGHTS", "Snapshot", "fetch_files", "find_snapshot"]
+__all__ = ["WEIGHTS", "fetch_files", "find_snapshot"]
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from .graph.checkpoint import has_weights, weight_files
 from .job import weights_nbytes
 from .pair_export import PairRequest, plan_pair
 
-__all__ = ["ModelForecast", "PairForecast", "forecast_pair", "time_class"]
+__all__ = ["PairForecast", "forecast_pair", "time_class"]
 
 _STRUCTURE_SECONDS = 2.5, 3.0
 _WEIGHTS_SECONDS = 0.0, 12.0

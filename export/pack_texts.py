@@ -25,7 +25,6 @@ __all__ = [
     "NO_TEMPLATE",
     "TEMPLATE",
     "TOKENIZER",
-    "GenerationSource",
     "PackTexts",
     "check_tokenizers",
     "compiled_template",

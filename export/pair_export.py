@@ -37,7 +37,7 @@ from .recipes.scored_texts import read_texts
 from .resume.step_cache import Kept, job_key, kept_units
 from .stages import Stages
 
-__all__ = ["PairPlan", "PairRequest", "export_pair", "model_job", "plan_pair"]
+__all__ = ["PairRequest", "export_pair", "model_job", "plan_pair"]
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from edgedecode.memory import peak_nbytes
 
-__all__ = ["Display", "StageRecord", "Stages"]
+__all__ = ["StageRecord", "Stages"]
 
 
 class Display(Protocol):

@@ -20,14 +20,7 @@ from edgedecode.text.tokenizer import Tokenizer
 from .parity import NODES, ParityText, check_exact, check_kernels, measure_loss, reference_rows
 from .reference import Reference
 
-__all__ = [
-    "CheckTexts",
-    "check_noise",
-    "check_parity",
-    "noise_of",
-    "opened",
-    "with_noise",
-]
+__all__ = ["CheckTexts", "check_noise", "check_parity", "noise_of", "opened", "with_noise"]
 
 _LENGTH = 48
 _KERNELS = "EDGEDECODE_KERNELS"
@@ -113,13 +106,7 @@ def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: C
 
 def noise_of(model: LanguageModel, texts: CheckTexts, *, progress: Callable[[int], None]) -> KernelNoise:
     """Measure the noise of an open model, which must be able to drop rows."""
-    return measure_noise(
-        model,
-        texts.prompts,
-        ends=texts.ends,
-        positions=texts.noise_positions,
-        progress=progress,
-    )
+    return measure_noise(model, texts.prompts, ends=texts.ends, positions=texts.noise_positions, progress=progress)
 
 
 @contextmanager

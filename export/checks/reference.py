@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-__all__ = ["Projection", "Reference"]
+__all__ = ["Reference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,7 @@ class Reference:
     """Computes logits of a whole text at once, from a network whose parameters are views of a checkpoint."""
 
     def __init__(
-        self,
-        network: PreTrainedModel,
-        recipe: Recipe,
-        *,
-        release: Callable[[], None],
-        windows: Windows | None = None,
+        self, network: PreTrainedModel, recipe: Recipe, *, release: Callable[[], None], windows: Windows | None = None
     ) -> None:
         self.network = network
         self._recipe = recipe

@@ -79,12 +79,7 @@ def _draw(comparison: Comparison, path: Path) -> None:
     from .recipe_tables import Point, scatter_svg
 
     points = [
-        Point(
-            result.nbytes / 1e6,
-            100 * result.agreement,
-            result.recipe.name,
-            marked=result.recipe.calibrated,
-        )
+        Point(result.nbytes / 1e6, 100 * result.agreement, result.recipe.name, marked=result.recipe.calibrated)
         for result in comparison.results
     ]
     path.write_text(scatter_svg(points, title=f"{comparison.model}: recipes compared"), encoding="utf-8")

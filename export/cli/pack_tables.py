@@ -16,7 +16,7 @@ from ..forecast import PairForecast, time_class
 from ..stages import StageRecord, Stages
 from .display import LiveDisplay, Report, stage_table, timings
 
-__all__ = ["forecast_report", "pair_report", "show_forecast", "show_pair", "shown"]
+__all__ = ["forecast_report", "show_forecast", "shown"]
 
 _LEGEND = (
     "parity: largest logit error of the wiring; kernels: root mean square error of rounded activations, loss: of the "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..trim.sweep import TrimRequest, TrimResult
     from .display import Report
 
-__all__ = ["add_trim", "check_trim", "run_trim", "trim", "trim_exported"]
+__all__ = ["add_trim", "check_trim", "trim", "trim_exported"]
 
 _REMOVING = ("pack", "remove", "runtime", "threads")
 """What taking a trim out takes."""

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = [
     "GGUF_FILE",
     "GgufRequest",
-    "GgufResult",
     "check_gguf",
     "check_gguf_network",
     "floats_nbytes",
@@ -150,13 +149,7 @@ def write_gguf(
 
 
 def write_plan(
-    request: GgufRequest,
-    source: Source,
-    network: PreTrainedModel,
-    *,
-    windows: Windows,
-    weights: Weights,
-    file: Path,
+    request: GgufRequest, source: Source, network: PreTrainedModel, *, windows: Windows, weights: Weights, file: Path
 ) -> None:
     """Write gguf.json beside the weights file, from which what `write_gguf` writes can be made without the network.
 

@@ -21,14 +21,7 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
     from transformers import PreTrainedModel
 
-__all__ = [
-    "Identity",
-    "check_network",
-    "context_limit",
-    "query_factor",
-    "window_notes",
-    "write_metadata",
-]
+__all__ = ["Identity", "check_network", "query_factor", "window_notes", "write_metadata"]
 
 _UNCAPPED = 1e6
 """A soft cap that caps nothing: where the key is left out, llama.cpp takes Gemma 2's own."""

@@ -31,7 +31,7 @@ from .tensors import Tensor, tensor_name, write_file
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["adapter_entries", "check_adapters", "check_folder", "write_adapter", "write_adapters"]
+__all__ = ["adapter_entries", "check_adapters", "write_adapter", "write_adapters"]
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"base_model\.model\.(model\.layers\..+)\.lora_([AB])\.weight")

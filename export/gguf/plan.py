@@ -27,7 +27,7 @@ from .tensors import Tensor
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-__all__ = ["PLAN_FILE", "VOCABULARY_KEYS", "GgufPlan", "PlannedKey", "PlannedTensor", "Vectors", "make_plan"]
+__all__ = ["PLAN_FILE", "GgufPlan", "Vectors", "make_plan"]
 
 PLAN_FILE = "gguf.json"
 VERSION = 1
@@ -206,11 +206,7 @@ def make_plan(writer: GGUFWriter, tensors: Sequence[Tensor], *, rows: int, vecto
     keys = {
         name: None
         if name in VOCABULARY_KEYS
-        else PlannedKey(
-            int(value.type),
-            _plain(value.value),
-            None if value.sub_type is None else int(value.sub_type),
-        )
+        else PlannedKey(int(value.type), _plain(value.value), None if value.sub_type is None else int(value.sub_type))
         for name, value in written.items()
     }
     return GgufPlan(writer.arch, rows, keys, {tensor.name: _planned(tensor, vectors) for tensor in tensors})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from edgedecode.errors import ExportError
 
-__all__ = ["KNOWN", "Splits", "pre_type", "splits_of"]
+__all__ = ["KNOWN", "pre_type", "splits_of"]
 
 _ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

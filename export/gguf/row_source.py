@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "BLOCK",
     "ArrayRows",
     "BlockPiece",
     "BlockRows",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
     from transformers import PreTrainedModel
 
-__all__ = ["Tensor", "tensor_name", "tensors_of", "woven", "write_file"]
+__all__ = ["Tensor", "tensor_name", "tensors_of", "write_file"]
 
 _SUFFIXES = (".weight", ".bias")
 _CHUNK_ELEMENTS = 1 << 20

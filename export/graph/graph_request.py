@@ -9,7 +9,7 @@ from edgedecode.errors import ExportError, InputError
 
 from .architectures import FUSED, Shape
 
-__all__ = ["BASE_ONLY", "DEFAULT_CONTEXT", "GRAPHS", "LEAST_CONTEXT", "LORA_MODULES", "WHOLE", "GraphRequest", "Span"]
+__all__ = ["BASE_ONLY", "GRAPHS", "LEAST_CONTEXT", "LORA_MODULES", "WHOLE", "GraphRequest", "Span"]
 
 GRAPHS = ("base", "hidden", "lora", "kv8")
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")

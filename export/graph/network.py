@@ -22,17 +22,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-__all__ = [
-    "FULL",
-    "SLIDING",
-    "RotaryTables",
-    "Windows",
-    "find_windows",
-    "open_network",
-    "per_layer_rotary",
-    "revive_rotary",
-    "rotary_tables",
-]
+__all__ = ["FULL", "SLIDING", "Windows", "find_windows", "open_network", "per_layer_rotary", "rotary_tables"]
 
 _HEAD = "lm_head.weight"
 _NO_WEIGHTS = ("rotary_emb.inv_freq", _HEAD)

@@ -16,16 +16,7 @@ import numpy.typing as npt
 
 from edgedecode.decoding.arrays import FloatArray
 
-__all__ = [
-    "Blocks",
-    "ByteArray",
-    "Scheme",
-    "as_scales",
-    "dequantize",
-    "levels_of",
-    "quantize",
-    "search_scales",
-]
+__all__ = ["Blocks", "ByteArray", "Scheme", "dequantize", "quantize"]
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 _LARGEST_SCALE = float(np.finfo(np.float16).max)

@@ -25,7 +25,7 @@ from .drawing import EXACT_FILE, Drawing, write_exact
 from .graph_request import LORA_MODULES, GraphRequest
 from .passes.variant_passes import CacheScales, hidden_output, int8_cache, low_rank_deltas
 
-__all__ = ["VariantJob", "calibrate_cache"]
+__all__ = ["VariantJob"]
 
 LENGTH = 64
 """Tokens the model writes behind each prompt: its own text is what the cache mostly holds."""

@@ -20,17 +20,7 @@ from .quantize import Scheme, quantize
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "BlockWeight",
-    "Chunk",
-    "FloatWeight",
-    "Matrix",
-    "Piece",
-    "Stacked",
-    "TensorSpec",
-    "TransposedWeight",
-    "matrix_of",
-]
+__all__ = ["BlockWeight", "FloatWeight", "Matrix", "Stacked", "TensorSpec", "TransposedWeight", "matrix_of"]
 
 _CHUNK_ELEMENTS = 1 << 22
 """16 MiB of float32 at a time."""

@@ -19,7 +19,7 @@ from ..graph.graph_request import LEAST_CONTEXT
 from .gguf_source import GgufSource
 from .gguf_tokenizer import ImportedTokenizer
 
-__all__ = ["Opening", "engine_fault", "measured_noise", "try_file"]
+__all__ = ["engine_fault", "measured_noise", "try_file"]
 
 _RUNTIME = "llama"
 

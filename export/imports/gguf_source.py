@@ -26,9 +26,7 @@ from .gguf_vocabulary import Metadata, read_specials, read_vocabulary
 __all__ = [
     "GgufSource",
     "ImportedAdapter",
-    "WeightWidths",
     "open_adapter",
-    "open_contents",
     "open_gguf_source",
     "read_adapter",
     "read_gguf_generation",

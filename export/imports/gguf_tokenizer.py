@@ -134,9 +134,7 @@ def _byte_level(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(splits.steps)},
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         "model": _model(
-            vocabulary,
-            merges=[_halves(merge) for merge in vocabulary.merges],
-            ignore_merges=splits.ignore_merges,
+            vocabulary, merges=[_halves(merge) for merge in vocabulary.merges], ignore_merges=splits.ignore_merges
         ),
     }
 
@@ -152,10 +150,7 @@ def _scored(vocabulary: Vocabulary, specials: Specials, name: str) -> _Json:
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prefix, marks]},
         "pre_tokenizer": None,
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
-        },
+        "decoder": {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
         "model": _model(
             vocabulary,
             merges=_merges_of_scores(vocabulary),

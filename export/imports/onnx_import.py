@@ -40,7 +40,7 @@ from .imported_pack import Imported, ImportRequest, outside_file, outside_weight
 from .onnx_source import OnnxSource, open_onnx_source
 from .reference_graph import ContextLimit, Untouched, check_import, context_limit
 
-__all__ = ["ImportJob", "import_model", "import_pair"]
+__all__ = ["import_pair"]
 
 _BUILDER_CAPABILITIES = ("tree", "rows")
 
@@ -73,12 +73,7 @@ def import_pair(request: ImportRequest, stages: Stages) -> Manifest:
 
 
 def _job(
-    role: str,
-    source: OnnxSource,
-    *,
-    request: ImportRequest,
-    template: ChatTemplate | None,
-    generation: Generation,
+    role: str, source: OnnxSource, *, request: ImportRequest, template: ChatTemplate | None, generation: Generation
 ) -> ImportJob:
     limit = context_limit(source)
     if limit.context < LEAST_CONTEXT:

@@ -34,7 +34,7 @@ from .calibration import TOKENS, sample_texts
 from .pass_speeds import TURNS, Speeds
 from .scored_texts import ScoredText, Scores, read_texts, score_texts, whole_texts
 
-__all__ = ["RECIPES", "Comparison", "Result", "compare_model"]
+__all__ = ["Comparison", "Result", "compare_model"]
 
 
 def _plain_and_calibrated(recipe: Recipe) -> tuple[Recipe, Recipe]:
@@ -153,10 +153,7 @@ class _Bench:
 
     def written(self, pack: _Packed) -> Sequence[Sequence[int]]:
         texts = pack.job.texts
-        with (
-            self.stages.stage("calibration text", TOKENS) as advance,
-            opened(pack.entry, pack.folder, texts) as model,
-        ):
+        with self.stages.stage("calibration text", TOKENS) as advance, opened(pack.entry, pack.folder, texts) as model:
             return sample_texts(model, texts.prompts, ends=texts.ends, progress=advance)
 
     def timed(self, packs: Sequence[_Packed]) -> dict[Recipe, Speeds]:

@@ -24,7 +24,7 @@ from edgedecode.text.prompts import Prompt
 
 from .trim_texts import ScoredText
 
-__all__ = ["TEMPERATURE", "Answering", "KeptAnswers", "answer_prompts"]
+__all__ = ["Answering", "KeptAnswers", "answer_prompts"]
 
 TEMPERATURE = 0.8
 """Of all answers to a prompt but the first, which is greedy."""

@@ -20,16 +20,7 @@ from edgedecode.decoding.model import LanguageModel, State
 from .id_ranking import Ranking
 from .trim_texts import ScoredText
 
-__all__ = [
-    "LENGTHS",
-    "Acceptance",
-    "BoolArray",
-    "Nested",
-    "TextHits",
-    "accepted_by_round",
-    "forced_hits",
-    "measure_acceptance",
-]
+__all__ = ["LENGTHS", "Acceptance", "Nested", "accepted_by_round", "forced_hits", "measure_acceptance"]
 
 BoolArray = npt.NDArray[np.bool_]
 

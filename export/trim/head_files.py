@@ -21,7 +21,7 @@ from edgedecode.pack.token_map import write_token_ids
 from .pack_change import HEADS, Workplace
 from .timing import Forward
 
-__all__ = ["Heads", "OpenTrim", "make_heads", "opened_trim", "trimmed_head"]
+__all__ = ["make_heads", "opened_trim", "trimmed_head"]
 
 _BASE = "base"
 

@@ -23,7 +23,7 @@ from ..frameworks import reason_of
 from ..graph.passes.surgery import insert_before
 from .head_layout import FoundHead, StoredArray, find_head, is_wide
 
-__all__ = ["HEADS", "write_heads"]
+__all__ = ["write_heads"]
 
 HEADS = "heads"
 """The graph's name in a model's entry, and its file's in the model's folder."""

@@ -18,17 +18,7 @@ from edgedecode.text.prompts import Prompt
 from .forced_acceptance import LENGTHS, Acceptance
 from .timing import PassTimes, Speeds
 
-__all__ = [
-    "MARGIN",
-    "Costs",
-    "Prediction",
-    "Sweep",
-    "SweepRow",
-    "TrimRequest",
-    "TrimResult",
-    "bytes_ratio",
-    "predict",
-]
+__all__ = ["Costs", "Prediction", "Sweep", "SweepRow", "TrimRequest", "TrimResult", "bytes_ratio", "predict"]
 
 MARGIN = 1.005
 """So many times the whole draft's S a trimmed one's must be: less is nothing that can be measured."""

@@ -78,12 +78,7 @@ class HeadTimes:
     ratio: float
 
 
-def time_target(
-    target: LanguageModel,
-    tokens: Sequence[int],
-    *,
-    repetitions: int = REPETITIONS,
-) -> PassTimes:
+def time_target(target: LanguageModel, tokens: Sequence[int], *, repetitions: int = REPETITIONS) -> PassTimes:
     """Time passes over 1 to 9 tokens behind the same context, a sample of each width in turn."""
     widths = (1, *(length + 1 for length in LENGTHS))
     room = max(widths)

@@ -21,7 +21,6 @@ __all__ = [
     "CALIBRATION",
     "CategoryRow",
     "ScoredText",
-    "Split",
     "answered",
     "bundled_categories",
     "bundled_prompts",

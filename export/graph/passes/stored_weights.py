@@ -66,11 +66,7 @@ def _on_ids(node: ir.Node) -> bool:
 
 
 def stored_projections(
-    model: ir.Model,
-    recorded: Mapping[str, Recorded],
-    *,
-    weights: Weights,
-    scheme_of: Callable[[str], Scheme],
+    model: ir.Model, recorded: Mapping[str, Recorded], *, weights: Weights, scheme_of: Callable[[str], Scheme]
 ) -> None:
     """Replace every MatMul on a recorded weight; `scheme_of` is asked by the weight's name, `head` for the head."""
     for node in [node for node in model.graph if node.op_type == "MatMul"]:
@@ -152,12 +148,7 @@ def placed_weights(model: ir.Model, extents: Mapping[str, Extent], *, file: str)
         if extent is None or value.dtype is None:
             raise ExportError(f"the weight {name} of the graph has no place in {file}: this is a mistake in edgedecode")
         value.const_value = ir.ExternalTensor(
-            file,
-            extent.offset,
-            extent.spec.nbytes,
-            value.dtype,
-            shape=ir.Shape(extent.spec.shape),
-            name=name,
+            file, extent.offset, extent.spec.nbytes, value.dtype, shape=ir.Shape(extent.spec.shape), name=name
         )
 
 
