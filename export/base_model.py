@@ -11,11 +11,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedecode.errors import ExportError, ManifestError
+from edgedecode.errors import ExportError
 from edgedecode.pack.json_fields import Fields, JsonValue
 from edgedecode.text.tokenizer import Tokenizer
 
 from .download import WEIGHTS, fetch_files, find_snapshot
+from .frameworks import refused
 from .graph.architectures import Shape, read_shape
 from .graph.checkpoint import weight_files
 from .stages import Stages
@@ -82,10 +83,8 @@ def open_source(name: str) -> Source:
     """Find and check a model: a folder, or a hub id whose texts are downloaded. Raises ExportError with what to do."""
     texts = open_texts(name)
     title, folder, shape = texts.name, texts.folder, texts.shape
-    try:
+    with refused():
         tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
-    except ManifestError as error:
-        raise ExportError(str(error)) from None
     if tokenizer.size > shape.rows:
         raise ExportError(
             f"{title}: its tokenizer knows {tokenizer.size} ids, the vocab_size of its config.json is {shape.rows}: "
@@ -124,10 +123,8 @@ def open_texts(name: str) -> Texts:
     assert folder is not None
     title = local.resolve().name if local else name
     config = _config(folder)
-    try:
+    with refused():
         shape = read_shape(config, name=title)
-    except ManifestError as error:
-        raise ExportError(str(error)) from None
     commit, nbytes = (snapshot.commit, snapshot.weights_nbytes) if snapshot else (None, 0)
     return Texts(title, folder, config, shape, commit, nbytes)
 
@@ -170,10 +167,8 @@ def _config(folder: Path) -> Fields:
     value = read_json(path)
     if value is None:
         raise ExportError(f"{folder} is not a model folder: it has no config.json")
-    try:
+    with refused(folder):
         return Fields.of(value, str(path.name))
-    except ManifestError as error:
-        raise ExportError(f"{folder}: {error}") from None
 
 
 def read_license(folder: Path, config: Fields) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedecode.errors import ExportError, ManifestError
 from edgedecode.pack.new_folder import check_place
 
 from .base_model import Texts, open_texts
@@ -124,10 +123,7 @@ def time_class(seconds: float) -> str:
 
 def _check_engine(model: Texts, request: PairRequest) -> None:
     recipe = request.recipe
-    try:
-        check_engine(model.config, model.shape, name=model.name, body=recipe.body, head=recipe.head)
-    except ManifestError as error:
-        raise ExportError(f"{model.name}: {error}") from None
+    check_engine(model.config, model.shape, name=model.name, body=recipe.body, head=recipe.head)
 
 
 def _model(role: str, model: Texts, request: PairRequest, notes: tuple[str, ...]) -> ModelForecast:

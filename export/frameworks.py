@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 
-from edgedecode.errors import RuntimeUnavailable
+from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError, RuntimeUnavailable
 
-__all__ = ["reason_of", "require_frameworks"]
+__all__ = ["reason_of", "refused", "require_frameworks"]
 
 _NEEDED = {
     "export": ("onnx_ir", "onnxruntime", "onnxruntime_genai", "safetensors", "torch", "transformers"),
@@ -30,3 +33,12 @@ def require_frameworks(verb: str = "export", *, extra: str | None = None) -> Non
 def reason_of(error: Exception) -> str:
     """Return what a foreign error says, on one line and not too long."""
     return (" ".join(str(error).split()) or type(error).__name__)[:_REASON_LENGTH]
+
+
+@contextmanager
+def refused(where: str | Path = "") -> Iterator[None]:
+    """Raise as an ExportError, behind the name of what was read, whatever the core refuses of it."""
+    try:
+        yield
+    except (CapabilityError, InputError, ManifestError) as error:
+        raise ExportError(f"{where}: {error}" if where else str(error)) from None

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 import edgedecode
-from edgedecode.errors import ExportError, IncompatiblePair, ManifestError
+from edgedecode.errors import ExportError, IncompatiblePair
 from edgedecode.pack.adapter_entry import AdapterEntry
 from edgedecode.pack.entries import OutsideFile
 from edgedecode.pack.integrity import file_sha256
@@ -20,6 +20,7 @@ from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
 from .base_model import license_files, read_json
+from .frameworks import refused
 
 __all__ = [
     "NO_TEMPLATE",
@@ -64,7 +65,7 @@ def read_generation(source: GenerationSource, *, otherwise: Fields | None = None
     otherwise: taken for a generation_config.json that is not there.
     """
     name = "generation_config.json"
-    try:
+    with refused(source.name):
         found = read_json(source.folder / name)
         values = otherwise if found is None and otherwise is not None else Fields.of(found or {}, name)
         # transformers ignores these four unless do_sample is set, and so must we
@@ -81,8 +82,6 @@ def read_generation(source: GenerationSource, *, otherwise: Fields | None = None
             repetition_penalty=values.optional_number("repetition_penalty"),
             max_tokens=values.optional_integer("max_new_tokens"),
         )
-    except ManifestError as error:
-        raise ExportError(f"{source.name}: {error}") from None
 
 
 def read_chat_template(folder: Path) -> str | None:
@@ -105,10 +104,8 @@ def read_chat_template(folder: Path) -> str | None:
 
 
 def _token_config(folder: Path) -> Fields:
-    try:
+    with refused():
         return Fields.of(read_json(folder / "tokenizer_config.json") or {}, "tokenizer_config.json")
-    except ManifestError as error:
-        raise ExportError(str(error)) from None
 
 
 def _end_ids(source: GenerationSource, generation: Fields, tokens: Fields) -> tuple[int, ...]:
@@ -156,10 +153,8 @@ def open_template(source: Path, generation: Generation, *, name: str) -> ChatTem
 
 def compiled_template(text: str, generation: Generation, *, name: str) -> ChatTemplate:
     """Compile a chat template. Raises ExportError for a broken one."""
-    try:
+    with refused(name):
         return ChatTemplate(text, bos_token=generation.bos_token, eos_token=generation.eos_token)
-    except ManifestError as error:
-        raise ExportError(f"{name}: {error}") from None
 
 
 def copy_texts(source: Path, pack: Path, *, template: ChatTemplate | None) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgedecode.engines.kernel_noise import POSITIONS
-from edgedecode.errors import ExportError, ManifestError, RuntimeUnavailable
+from edgedecode.errors import ExportError, RuntimeUnavailable
 from edgedecode.pack.manifest import Generation, Manifest, ModelEntry
 from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.text.chat_template import ChatTemplate
@@ -138,10 +138,7 @@ def model_job(
     role: str, source: Source, *, request: PairRequest, template: ChatTemplate | None, generation: Generation
 ) -> ModelJob:
     """Say what becomes of `source`. Raises ExportError for what the engine cannot run."""
-    try:
-        check_engine(source.config, source.shape, name=source.name, body=request.recipe.body, head=request.recipe.head)
-    except ManifestError as error:
-        raise ExportError(f"{source.name}: {error}") from None
+    check_engine(source.config, source.shape, name=source.name, body=request.recipe.body, head=request.recipe.head)
     if role == "target":  # a draft may have less of both
         request.span.check(source.shape, name=source.name)
     request.graphs.check(source.shape.architecture, name=source.name)

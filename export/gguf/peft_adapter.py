@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgedecode.errors import ExportError, ManifestError
+from edgedecode.errors import ExportError
 from edgedecode.gguf.header import read_header
 from edgedecode.pack.adapter_entry import AdapterEntry
 from edgedecode.pack.json_fields import Fields
 from edgedecode.pack.manifest import ModelEntry
 
 from ..base_model import read_json
+from ..frameworks import refused
 from ..graph.architectures import Shape
 from ..graph.checkpoint import Checkpoint
 from ..imports.gguf_source import read_adapter
@@ -120,7 +121,7 @@ def _read_settings(folder: Path) -> _Settings:
     value = read_json(folder / _CONFIG)
     if value is None:
         raise ExportError(f"{folder} is not a PEFT adapter: it has no {_CONFIG}")
-    try:
+    with refused(folder.name):
         config = Fields.of(value, _CONFIG)
         if (kind := config.text("peft_type")) != "LORA":
             raise ExportError(f"the adapter {folder.name} is of type {kind}, only LORA is supported")
@@ -136,8 +137,6 @@ def _read_settings(folder: Path) -> _Settings:
             if config.values.get("alora_invocation_tokens")
             else (),
         )
-    except ManifestError as error:
-        raise ExportError(f"{folder.name}: {error}") from None
 
 
 def _pattern(config: Fields, key: str) -> Mapping[str, float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError
+from edgedecode.errors import ExportError
 from edgedecode.gguf.adapter import check_adapter
 from edgedecode.gguf.architectures import module_of
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
@@ -18,6 +18,7 @@ from edgedecode.pack.adapter_entry import AdapterEntry
 from edgedecode.pack.manifest import Generation
 from edgedecode.text.chat_template import ChatTemplate
 
+from ..frameworks import refused
 from ..gguf.specials import Specials
 from ..gguf.vocabulary import Vocabulary
 from ..pack_texts import compiled_template
@@ -107,10 +108,8 @@ def open_gguf_source(path: Path) -> GgufSource:
     contents = open_contents(path)
     metadata, name = Metadata(contents), path.name
     _check_kind(metadata, path)
-    try:
+    with refused():
         header = header_of(contents, path)
-    except ManifestError as error:
-        raise ExportError(str(error)) from None
     if not header.context:
         raise ExportError(f"{path} does not say how long its context is: convert it again")
     vocabulary = read_vocabulary(metadata, name=name)
@@ -134,10 +133,8 @@ def open_contents(path: Path) -> Contents:
         raise ExportError(f"there is no file {str(path)!r}: give a GGUF file")
     if not str(path.resolve()).isprintable() or {":", "\\"} & set(path.resolve().name):
         raise ExportError(f"{str(path)!r} has a name that a pack cannot hold: rename it")
-    try:
+    with refused():
         return read_contents(path, arrays=True)
-    except ManifestError as error:
-        raise ExportError(str(error)) from None
 
 
 def _check_kind(metadata: Metadata, path: Path) -> None:
@@ -235,10 +232,8 @@ def read_adapter(path: Path, header: Header, *, name: str, role: str) -> Adapter
     Raises ExportError: one line that says what to do.
     """
     contents = open_contents(path)
-    try:
+    with refused():
         adapter = check_adapter(contents, path, header, name=name)
-    except (CapabilityError, InputError, ManifestError) as error:
-        raise ExportError(str(error)) from None
     invocation = Metadata(contents).numbers("adapter.alora.invocation_tokens")
     return AdapterEntry(
         file="",

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.errors import ExportError, ManifestError
+from edgedecode.errors import ExportError
 from edgedecode.pack.json_fields import Fields
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..base_model import read_json, read_license
-from ..frameworks import reason_of
+from ..frameworks import reason_of, refused
 from ..pack_texts import TOKENIZER
 
 if TYPE_CHECKING:
@@ -54,10 +54,8 @@ def open_onnx_source(folder: Path) -> OnnxSource:
     """Find and check the one model in `folder`. Raises ExportError: one line that says what to do."""
     if not folder.is_dir():
         raise ExportError(f"there is no folder {str(folder)!r}: give the folder of an ONNX model")
-    try:
+    with refused(folder):
         return _open(folder)
-    except ManifestError as error:
-        raise ExportError(f"{folder}: {error}") from None
 
 
 def _open(folder: Path) -> OnnxSource:

@@ -11,10 +11,12 @@ import numpy as np
 
 from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.errors import ExportError, InputError, ManifestError
+from edgedecode.errors import ExportError
 from edgedecode.pack.json_fields import JsonValue
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
+
+from ..frameworks import refused
 
 __all__ = ["ScoredText", "Scores", "read_texts", "score_texts", "whole_texts"]
 
@@ -79,10 +81,8 @@ def _conversation(line: str, *, name: str, tokenizer: Tokenizer, template: ChatT
     if template is None:
         raise ExportError(f"{name} is a conversation, and the model has no chat template: give a text file")
     answer = row.get("answer")
-    try:
+    with refused(name):
         prompt = template.render(row["messages"], add_generation_prompt=isinstance(answer, str))  # type: ignore[arg-type]
-    except (InputError, ManifestError) as error:
-        raise ExportError(f"{name}: {error}") from None
     tokens = tokenizer.encode(prompt)
     if not isinstance(answer, str):
         return ScoredText(tuple(tokens), 1)
