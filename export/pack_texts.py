@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Protocol
 
 import edgedecode
@@ -188,7 +187,7 @@ def write_manifest(
     models: Mapping[str, ModelEntry],
     *,
     adapters: Mapping[str, AdapterEntry],
-    outside: Mapping[str, OutsideFile] = MappingProxyType({}),
+    outside: Mapping[str, OutsideFile] | None = None,
     verb: str = "",
 ) -> Manifest:
     """List everything that lies in `folder` and what stayed `outside`; the target's notes say if no template came."""
@@ -205,7 +204,7 @@ def write_manifest(
         generation=texts.generation,
         models={**models, "target": target},
         files=_list_files(folder),
-        outside=outside,
+        outside=dict(outside or {}),
         adapters=adapters,
     )
     (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")

@@ -116,7 +116,7 @@ def _export(request: PairRequest) -> Report:
 
 def _forecast(request: PairRequest, arguments: Namespace) -> Report:
     from ..forecast import forecast_pair
-    from .pack_tables import forecast_report, show_forecast
+    from .forecast_tables import forecast_report, show_forecast
 
     forecast = forecast_pair(request, out=arguments.out)
     show_forecast(forecast)

@@ -1,0 +1,87 @@
+"""What an export would do: tables, and the same as plain values."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from edgedecode.memory import format_nbytes
+
+from ..forecast import PairForecast, time_class
+from .display import Report
+
+__all__ = ["forecast_report", "show_forecast"]
+
+
+def show_forecast(forecast: PairForecast) -> None:
+    """Print stages, sizes, memory and time."""
+    console = Console(soft_wrap=True)
+    console.print(_stage_table(forecast))
+    console.print()
+    console.print(_model_table(forecast))
+    for model in forecast.models:
+        for note in model.notes:
+            console.print(f"{model.role}: {note}", highlight=False, markup=False)
+    console.print()
+    size, peak = format_nbytes(forecast.nbytes), format_nbytes(forecast.peak_nbytes)
+    if forecast.temporary_nbytes:
+        console.print(
+            f"while it is made, another {format_nbytes(forecast.temporary_nbytes)} of disk: the floats that llama.cpp "
+            f"quantizes, removed afterwards",
+            highlight=False,
+            markup=False,
+        )
+    console.print(
+        f"dry run: nothing was made. The pack would weigh about {size}; on two cores making it takes "
+        f"{time_class(forecast.seconds)} and about {peak} of memory at its peak",
+        highlight=False,
+        markup=False,
+    )
+
+
+def forecast_report(forecast: PairForecast) -> Report:
+    """Return the same as values for one JSON line; sizes are bytes, times classes."""
+    models: Report = {
+        model.role: {
+            "source": model.source,
+            "parameters": model.parameters,
+            "weights_nbytes": model.weights_nbytes,
+            "nbytes": model.nbytes,
+            "peak_nbytes": model.peak_nbytes,
+            "download_nbytes": model.download_nbytes,
+            "temporary_nbytes": model.temporary_nbytes,
+            "stages": {stage.title: time_class(stage.seconds) for stage in model.stages},
+            "notes": list(model.notes),
+        }
+        for model in forecast.models
+    }
+    return {
+        "dry_run": True,
+        "nbytes": forecast.nbytes,
+        "temporary_nbytes": forecast.temporary_nbytes,
+        "peak_nbytes": forecast.peak_nbytes,
+        "time_class": time_class(forecast.seconds),
+        "cores": 2,
+        "models": models,
+    }
+
+
+def _stage_table(forecast: PairForecast) -> Table:
+    table = Table("stage", "time on two cores", box=None, pad_edge=False)
+    for model in forecast.models:
+        if model.download_nbytes:
+            table.add_row(f"{model.role}: download", format_nbytes(model.download_nbytes))
+        for stage in model.stages:
+            table.add_row(stage.title, time_class(stage.seconds))
+    table.add_row("all", time_class(forecast.seconds))
+    return table
+
+
+def _model_table(forecast: PairForecast) -> Table:
+    table = Table("model", box=None, pad_edge=False)
+    for title in ("parameters", "weights file", "in the pack", "peak memory"):
+        table.add_column(title, justify="right")
+    for model in forecast.models:
+        sizes = (model.weights_nbytes, model.nbytes, model.peak_nbytes)
+        table.add_row(model.role, f"{model.parameters / 1e6:.1f}M", *(format_nbytes(size) for size in sizes))
+    return table
