@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -19,6 +20,7 @@ __all__ = [
     "aside",
     "cache_folder",
     "close_to_others",
+    "facts_key",
     "keep_json",
     "kept_json",
     "open_private",
@@ -95,6 +97,11 @@ def close_to_others(path: Path) -> None:
 def open_private(path: str, flags: int) -> int:
     """Open for this user alone: an `opener`."""
     return os.open(path, flags, 0o600)
+
+
+def facts_key(*facts: object) -> str:
+    """Name a file of the cache by all that determines what is in it: another fact, another name."""
+    return hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:24]
 
 
 @contextmanager

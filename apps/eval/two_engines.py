@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from edgedecode import Stats
-from edgedecode.decoding.loop import PREFILL_CHUNK, DecodeSetting, decode
+from edgedecode.decoding.loop import DecodeSetting, decode, prefill
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.weights import SamplingOptions
@@ -131,10 +131,7 @@ def _continuation(model: LanguageModel, prompt: Sequence[int], setting: Setting)
     sampler = Sampler(SamplingOptions(), vocabulary_size=model.card.vocabulary_size)
     greedy = DecodeSetting(sampler=sampler, noise=Noise(0), ends=setting.ends)
     try:
-        for start in range(0, len(prompt) - 1, PREFILL_CHUNK):
-            chunk = prompt[start : min(start + PREFILL_CHUNK, len(prompt) - 1)]
-            model.forward(chunk, state, rows="none")
-            state.keep(range(len(chunk)))
+        prefill(model, state, prompt[:-1])
         for _ in decode(model, state, tokens=tokens, max_tokens=setting.max_tokens, setting=greedy, stats=Stats()):
             pass
     finally:

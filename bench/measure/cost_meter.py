@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
-from edgedecode.decoding.loop import PREFILL_CHUNK
+from edgedecode.decoding.loop import prefill
 from edgedecode.decoding.model import LanguageModel, RowRequest, State
 
 from .timed import TimedHead, TimedModel, TimedPair
@@ -211,10 +211,7 @@ def _medians(samples: Sequence[dict[int, float]]) -> dict[int, float]:
 
 def _filled(model: LanguageModel, tokens: Sequence[int], *, room: int) -> State:
     state = model.new_state(len(tokens) + room, rows=room)
-    for start in range(0, len(tokens), PREFILL_CHUNK):
-        chunk = tokens[start : start + PREFILL_CHUNK]
-        model.forward(chunk, state, rows="none")
-        state.keep(range(len(chunk)))
+    prefill(model, state, tokens)
     return state
 
 

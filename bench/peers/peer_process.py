@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
-from signal import Signals
 from threading import Thread
 from typing import Any
 
 from edgedecode import RuntimeUnavailable
+from edgedecode.engines.child import child_command, signal_name
 
 from .peer import Answer
 
@@ -23,10 +22,6 @@ __all__ = ["PeerOrder", "PeerProcess"]
 
 OPEN_SECONDS = 600.0
 ANSWER_SECONDS = 300.0
-_CODE = (
-    "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
-    "from edgedecode.bench.peers.peer_child import main; main()"
-)
 _ENVIRONMENT = {
     "GGML_NO_BACKTRACE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -56,14 +51,14 @@ class PeerProcess:
     python: the command that serves on its standard input and output (tests use another one).
     """
 
-    def __init__(
-        self, order: PeerOrder, *, python: Sequence[str] = (sys.executable, "-c", _CODE), patience: float | None = None
-    ) -> None:
+    def __init__(self, order: PeerOrder, *, python: Sequence[str] | None = None, patience: float | None = None) -> None:
         self.name = order.name
         self._patience = patience
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        command = python or child_command(f"{__package__}.peer_child:main")
+        assert command is not None, "a bench is run by a Python"
         self._child = subprocess.Popen(
-            python,
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -129,9 +124,8 @@ class PeerProcess:
 
     def _death(self) -> str:
         code = self._child.wait()
-        if code < 0:
-            name = Signals(-code).name if -code in set(Signals) else f"signal {-code}"
-            return f"its process died with {name}"
+        if signal := signal_name(code):
+            return f"its native code died with {signal}"
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
         return f"its process ended with code {code}" + (f": {lines[-1]}" if lines else "")

@@ -5,7 +5,7 @@ Plain decoding is the same loop with empty drafts. The one long function of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -19,7 +19,7 @@ from .sampling import Noise, Sampler
 from .stats import Stats
 from .verify import Outcome, Rule, TargetRows, Verdict, verify
 
-__all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode"]
+__all__ = ["PREFILL_CHUNK", "DecodeSetting", "decode", "prefill"]
 
 PREFILL_CHUNK = 512
 """Prompt tokens read per pass: an interrupt waits for one chunk at most, and what was read stays read."""
@@ -48,6 +48,14 @@ class DecodeSetting:
     widths: tuple[int, ...] = ()
     pause: Callable[[], None] = _no_pause
     """Called between two passes over the prompt: others may use the models now, and what it raises ends it."""
+
+
+def prefill(model: LanguageModel, state: State, tokens: Sequence[int]) -> None:
+    """Append tokens whose logits nobody reads, some hundred a pass, and settle them."""
+    for start in range(0, len(tokens), PREFILL_CHUNK):
+        chunk = tokens[start : start + PREFILL_CHUNK]
+        model.forward(chunk, state, rows="none")
+        state.keep(range(len(chunk)))
 
 
 def decode(

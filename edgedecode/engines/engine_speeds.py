@@ -6,36 +6,28 @@ finding holds for these weights, engines, threads and this processor, whatever t
 
 from __future__ import annotations
 
-import hashlib
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from signal import Signals
 
 import edgedecode
-from edgedecode.cache import cache_folder, keep_json, kept_json
+from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
 from edgedecode.pack.manifest import Manifest
 from edgedecode.schedule.checked_numbers import amount, mapping, positive
 from edgedecode.user_notices import notice
 
+from .child import ask_child, child_command
 from .engine_choice import SLACK_NBYTES, Speeds, room
 from .hardware import cores, processor_facts
-from .interpreter import interpreter
 
-__all__ = ["MARK", "EngineRequest", "finding_path", "load_speeds", "measure_speeds", "store_speeds"]
+__all__ = ["EngineRequest", "finding_path", "load_speeds", "measure_speeds", "store_speeds"]
 
 FORMAT = 3
-MARK = "edgedecode-speed:"
 TIMEOUT_SECONDS = 300.0
 REFUSALS_LAST = timedelta(days=1)
 """An engine that refused, or did not fit, is asked again after this: the disk may have been full, a file unmade."""
-_CODE = (
-    "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
-    "from edgedecode.engines.speed_child import main; main(sys.argv[1])"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ def finding_path(manifest: Manifest, request: EngineRequest, *, versions: Mappin
     engines = [f"{name} {version}" for name, version in sorted(versions.items())]
     settings = [repr(value) for value in asdict(replace(request, memory=None, context=None, held=0)).values()]
     facts = [str(FORMAT), edgedecode.__version__, *digests, *engines, *settings, str(cores()), *processor_facts()]
-    return folder / f"speed-{hashlib.sha256(chr(10).join(facts).encode()).hexdigest()[:24]}.json"
+    return folder / f"speed-{facts_key(*facts)}.json"
 
 
 def load_speeds(path: Path | None) -> Speeds:
@@ -114,8 +106,7 @@ def measure_speeds(
     as its one argument (tests use another one).
     """
     speeds = known or Speeds({})
-    executable = interpreter()
-    command = python or (None if executable is None else (executable, "-c", _CODE))
+    command = python or child_command("edgedecode.engines.speed_child:main")
     if command is None:
         return speeds
     timed = set(names) - set(speeds.seconds)
@@ -163,20 +154,10 @@ def _with(speeds: Speeds, name: str, request: EngineRequest, answer: _Answer) ->
 
 def _ask_child(root: Path, name: str, request: EngineRequest, *, timed: bool, python: Sequence[str]) -> _Answer:
     order = json.dumps({"pack": str(root.absolute()), "engine": name, "timed": timed, **asdict(request)})
-    answer = _Answer()
-    try:
-        done = subprocess.run(
-            [*python, order], capture_output=True, timeout=TIMEOUT_SECONDS, check=False, stdin=subprocess.DEVNULL
-        )
-        printed, reason = done.stdout, _ending(done.returncode) if done.returncode else ""
-    except subprocess.TimeoutExpired as error:
-        printed, reason = error.stdout or b"", f"it took more than {TIMEOUT_SECONDS:g} s"
-    except OSError as error:
-        printed, reason = b"", f"it could not be measured: {error.strerror or error}"
-    for line in printed.decode("utf-8", "replace").splitlines():
-        if line.startswith(MARK):
-            _take(json.loads(line.removeprefix(MARK)), answer)
-    answer.reason = reason or answer.reason
+    answer, reply = _Answer(), ask_child(python, order, seconds=TIMEOUT_SECONDS)
+    for event in reply.told:
+        _take(event, answer)
+    answer.reason = reply.failure or answer.reason
     return answer
 
 
@@ -193,10 +174,3 @@ def _take(event: Mapping[str, object], answer: _Answer) -> None:
             answer.least = int(str(least))
         case {"refused": reason}:
             answer.reason = str(reason)
-
-
-def _ending(code: int) -> str:
-    try:
-        return f"its native code died with {Signals(-code).name}" if code < 0 else f"its process ended with {code}"
-    except ValueError:
-        return f"its process was ended by signal {-code}"

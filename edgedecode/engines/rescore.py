@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgedecode.decoding.loop import PREFILL_CHUNK
+from edgedecode.decoding.loop import prefill
 from edgedecode.decoding.model import LanguageModel
 
 __all__ = ["Rescore", "rescore"]
@@ -39,10 +39,7 @@ def rescore(model: LanguageModel, tokens: Sequence[int], *, prompt_tokens: int) 
     gaps: list[float] = []
     hits = 0
     try:
-        for start in range(0, prompt_tokens - 1, PREFILL_CHUNK):
-            chunk = tokens[start : min(start + PREFILL_CHUNK, prompt_tokens - 1)]
-            model.forward(chunk, state, rows="none")
-            state.keep(range(len(chunk)))
+        prefill(model, state, tokens[: prompt_tokens - 1])
         for index in range(prompt_tokens - 1, len(tokens) - 1):
             row = model.forward(tokens[index : index + 1], state).logits[0, : model.card.vocabulary_size]
             state.keep((0,))

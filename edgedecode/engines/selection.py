@@ -13,10 +13,10 @@ from edgedecode.memory import format_nbytes, peak_nbytes, resident_nbytes
 from edgedecode.pack.manifest import Manifest
 from edgedecode.user_notices import notice
 
+from .child import interpreter
 from .engine_choice import Candidate, Choice, Speeds, choose
 from .engine_factory import Refusal, RuntimeFactory
 from .engine_speeds import EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
-from .interpreter import interpreter
 from .registry import RUNTIMES, find_factory, installed
 
 __all__ = ["AUTO", "USUAL", "chosen_engines", "default_runtime", "engine_candidates", "engine_version", "known_choice"]

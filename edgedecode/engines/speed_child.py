@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -17,7 +16,7 @@ from edgedecode.options import SessionOptions
 from edgedecode.pair import PROCESS, Pair
 from edgedecode.user_notices import NOTICES
 
-from .engine_speeds import MARK
+from .child import tell_parent
 from .interface import NO_MMAP, NO_REPACK
 from .registry import find_runtime
 
@@ -102,5 +101,4 @@ def _step_seconds(pair: Pair) -> float:
 
 
 def _say(**event: object) -> None:
-    sys.stdout.write(MARK + json.dumps(event) + "\n")
-    sys.stdout.flush()
+    tell_parent(event)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
+from edgedecode.engines.child import ask_child, child_command
 from edgedecode.errors import ExportError, RuntimeUnavailable
 from edgedecode.pack.json_fields import JsonValue
 
@@ -17,7 +16,7 @@ __all__ = ["K_QUANTS", "engine_installed", "engine_tokens", "quantize_file", "re
 
 K_QUANTS = ("Q4_K_M", "Q5_K_M", "Q6_K")
 """The mixtures of llama.cpp's quantizer that can be asked for."""
-_LINES = 3
+_UNSUITED = ("SIGILL", "SIGSEGV")
 _LEAST_SECONDS = 180.0
 _READ_RATE, _QUANTIZE_RATE = 10e6, 2e6
 """Bytes a second below which llama.cpp is taken to hang; two busy cores quantize ten times as fast, and read faster."""
@@ -63,27 +62,19 @@ def patience(file: Path, *, rate: float) -> float:
 
 
 def _ask(order: Mapping[str, JsonValue], *, seconds: float) -> JsonValue:
-    command = [sys.executable, "-m", f"{__package__}.llama_child"]
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(order), capture_output=True, text=True, check=False, timeout=seconds
-        )
-    except subprocess.TimeoutExpired:
+    verb, command = order["verb"], child_command(f"{__package__}.llama_child:main")
+    if command is None:
+        raise ExportError(f"llama.cpp failed to {verb}: it runs in a child process, and a frozen application has none")
+    reply = ask_child(command, seconds=seconds, given=json.dumps(order))
+    if not reply.ended:
         raise ExportError(
-            f"llama.cpp did not {order['verb']} within {seconds:.0f} s and was stopped: export again when the machine "
-            f"is less busy, or without gguf among the --formats"
-        ) from None
-    if done.returncode:
-        raise ExportError(f"llama.cpp failed to {order['verb']}: {_reason(done.returncode, done.stderr)}")
-    answer: JsonValue = json.loads(done.stdout)
-    return answer
-
-
-def _reason(code: int, printed: str) -> str:
-    """Say how the child ended: by a signal or not, and its last words."""
-    words = " / ".join(printed.strip().splitlines()[-_LINES:])
-    if -code in (signal.SIGILL, signal.SIGSEGV):
-        return (
-            f"it was ended by {signal.Signals(-code).name}, as builds for another processor are: build it for this one"
+            f"llama.cpp did not {verb} within {seconds:.0f} s and was stopped: export again when the machine is less "
+            f"busy, or without gguf among the --formats"
         )
-    return f"it was ended by {signal.Signals(-code).name}: {words}" if code < 0 else words
+    if reply.failure:
+        why = f"{reply.failure}: {reply.words}" if reply.signal else reply.words or reply.failure
+        if reply.signal in _UNSUITED:
+            why = f"{reply.failure}, as builds for another processor do: build it for this one"
+        raise ExportError(f"llama.cpp failed to {verb}: {why}")
+    (answer,) = reply.told
+    return cast(JsonValue, answer)

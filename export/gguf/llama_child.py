@@ -1,6 +1,6 @@
 """The child's side of every use of llama.cpp: one order as JSON on standard input, one answer on standard output.
 
-Native code can end its process, by a signal or an assertion: only this one. Run as a module, never imported.
+Native code can end its process, by a signal or an assertion: only this one. Run as a child, never imported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgedecode.decoding.arrays import FloatArray
+from edgedecode.engines.child import tell_parent
 
 
 def main() -> None:
@@ -22,7 +23,7 @@ def main() -> None:
     order = json.load(sys.stdin)
     llama_cpp.llama_backend_init()
     answer = _tokenized(order) if order["verb"] == "tokenize" else _quantized(order)
-    sys.stdout.write(json.dumps(answer))
+    tell_parent(answer)
 
 
 def _tokenized(order: dict[str, Any]) -> list[list[int]]:
@@ -80,7 +81,3 @@ def _entries(columns: dict[str, FloatArray]) -> Any:  # noqa: ANN401  (a ctypes 
         entry.name, entry.size = name.encode(), values.size
         entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     return entries
-
-
-if __name__ == "__main__":
-    main()

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.decoding.arrays import FloatArray, IntArray
-from edgedecode.decoding.loop import PREFILL_CHUNK
-from edgedecode.decoding.model import LanguageModel, State
+from edgedecode.decoding.loop import prefill
+from edgedecode.decoding.model import LanguageModel
 
 from .id_ranking import Ranking
 from .trim_texts import ScoredText
@@ -90,7 +90,7 @@ def forced_hits(model: LanguageModel, text: ScoredText, nested: Nested) -> TextH
     width = max(1, min(_WIDEST, _LOGITS // model.card.rows))
     state = model.new_state(len(text.tokens), rows=width)
     try:
-        _read(model, state, text.tokens[: text.start - 1])
+        prefill(model, state, text.tokens[: text.start - 1])
         for start in range(0, len(expected), width):
             piece = text.tokens[text.start - 1 + start : text.start - 1 + min(start + width, len(expected))]
             logits = model.forward(piece, state, rows="all").logits
@@ -99,13 +99,6 @@ def forced_hits(model: LanguageModel, text: ScoredText, nested: Nested) -> TextH
     finally:
         state.close()
     return TextHits(hits, text.ended)
-
-
-def _read(model: LanguageModel, state: State, tokens: Sequence[int]) -> None:
-    for start in range(0, len(tokens), PREFILL_CHUNK):
-        chunk = tokens[start : start + PREFILL_CHUNK]
-        model.forward(chunk, state, rows="none")
-        state.keep(range(len(chunk)))
 
 
 @dataclass(frozen=True, slots=True)

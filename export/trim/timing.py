@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Protocol
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
-from edgedecode.decoding.loop import PREFILL_CHUNK
+from edgedecode.decoding.loop import prefill
 from edgedecode.decoding.model import LanguageModel, Output, RowRequest, State
 from edgedecode.text.prompts import Prompt
 
@@ -142,10 +142,7 @@ def _text(tokens: Sequence[int], length: int) -> list[int]:
 
 def _filled(model: LanguageModel, tokens: Sequence[int], *, room: int, rows: int) -> State:
     state = model.new_state(len(tokens) + room, rows=rows)
-    for start in range(0, len(tokens), PREFILL_CHUNK):
-        chunk = tokens[start : start + PREFILL_CHUNK]
-        model.forward(chunk, state, rows="none")
-        state.keep(range(len(chunk)))
+    prefill(model, state, tokens)
     return state
 
 

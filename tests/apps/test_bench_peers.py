@@ -123,7 +123,7 @@ def test_a_process_answers_whatever_its_native_code_prints(fake: Callable[..., P
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are a Unix matter")
 def test_a_process_that_dies_is_a_reason_and_no_crash(fake: Callable[..., PeerProcess]) -> None:
     peer = fake()
-    with pytest.raises(RuntimeUnavailable, match="its process died with SIGKILL"):
+    with pytest.raises(RuntimeUnavailable, match="its native code died with SIGKILL"):
         peer.answer("die", (1,), count=1)
     peer.close()
 

@@ -35,7 +35,7 @@ def test_a_hang_and_a_failure_are_reasons_too() -> None:
     (device,) = probe("onnx", python=(sys.executable, "-c", "raise OSError('no driver')"))
     assert "no driver" in device.reason
     (device,) = probe("onnx", python=("/no/such/python",))
-    assert "could not be probed" in device.reason
+    assert "could not be started" in device.reason
 
 
 def test_a_frozen_application_asks_and_tries_kernels_without_starting_itself(

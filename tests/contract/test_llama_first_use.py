@@ -149,16 +149,16 @@ def test_a_cache_that_cannot_be_written(bundled: Path, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("sys.stderr.write('No space left on device'); sys.exit(4)", r"in the cache \(No space left.*make room"),
-        ("sys.stderr.write('the plan is damaged'); sys.exit(3)", "can be made: the plan is damaged"),
-        ("import os; os.kill(os.getpid(), 9)", "can be made: exit code -9"),
+        ("tell_parent({'unwritten': 'No space left on device'})", r"in the cache \(No space left.*make room"),
+        ("tell_parent({'refused': 'the plan is damaged'})", "can be made: the plan is damaged"),
+        ("import os; os.kill(os.getpid(), 9)", "can be made: its native code died with SIGKILL"),
     ],
 )
 def test_a_child_that_fails_leaves_nothing(
     code: str, message: str, bundled: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = "import sys; open(sys.argv[3], 'wb').write(b'GGUF'); "
-    monkeypatch.setattr(first_use, "_CODE", half + code)
+    half = "import sys; from edgedecode.engines.child import tell_parent; open(sys.argv[3], 'wb').write(b'GGUF'); "
+    monkeypatch.setattr(first_use, "child_command", lambda function: [sys.executable, "-c", half + code])
     with pytest.raises(CapabilityError, match=message):
         path_of(bundled)
     assert list(cache.iterdir()) == []
@@ -166,19 +166,19 @@ def test_a_child_that_fails_leaves_nothing(
 
 def test_what_a_killed_maker_left_is_removed(cache: Path) -> None:
     cache.mkdir(parents=True)
-    old, young = cache / "one.abc.making", cache / "one.def.making"
+    old, young = cache / "one.gguf.00000abc.making", cache / "one.gguf.00000def.making"
     for path, seconds in ((old, 2 * 3600), (young, 60)):
         path.write_bytes(b"GGUF")
         os.utime(path, (time() - seconds,) * 2)
-    recipe = Recipe(name="draft", owner="test", nbytes=1, make=lambda out: None)
+    recipe = Recipe(name="draft", owner="test", nbytes=1, make=Path.touch)
     made = kept_file("two", recipe, budget=Budget())
     assert {path.name for path in cache.iterdir()} == {young.name, made.name, "two.json"}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_an_exit_code(bundled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert first_use.write_made(str(bundled), "draft", "/dev/full") == first_use._UNWRITTEN
-    assert capsys.readouterr().err == "No space left on device"
+def test_a_full_disk_is_told(bundled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first_use.write_made(str(bundled), "draft", "/dev/full")
+    assert capsys.readouterr().out.endswith('{"unwritten": "No space left on device"}\n')
 
 
 def test_a_budget_that_cannot_hold_the_making(bundled: Path, cache: Path, unmaking: None) -> None:

@@ -55,8 +55,8 @@ def test_a_crash_is_named_and_says_how_to_rebuild(name: str, cache: Path) -> Non
     [
         (killed("SIGKILL"), "SIGKILL"),
         (child("raise OSError('libgomp is missing')"), "OSError: libgomp is missing"),
-        (child("import time; time.sleep(60)"), "more than 0.5 s"),
-        (("/no/such/python",), "could not be tried"),
+        (child("import time; time.sleep(60)"), "within 0.5 s"),
+        (("/no/such/python",), "could not be started"),
     ],
     ids=["killed", "failed", "hung", "absent"],
 )

@@ -73,9 +73,9 @@ def no_room(*given: Any, **how: Any) -> Any:
     ("place", "what"),
     [
         ("buffers.np", NoRoom()),
-        ("model.Biases", no_room),
-        ("model.Heads", no_room),
-        ("model.Adapters", no_room),
+        ("onnx_model.Biases", no_room),
+        ("onnx_model.Heads", no_room),
+        ("onnx_model.Adapters", no_room),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from edgedecode.engines import selection as engines
+from edgedecode.engines.child import interpreter
 from edgedecode.engines.engine_choice import SLACK_NBYTES, Candidate, Choice, Speeds, choose
 from edgedecode.engines.engine_factory import Refusal
 from edgedecode.engines.engine_speeds import (
-    MARK,
     EngineRequest,
     finding_path,
     load_speeds,
@@ -26,7 +26,6 @@ from edgedecode.engines.engine_speeds import (
     store_speeds,
 )
 from edgedecode.engines.interface import NO_MMAP, Runtime
-from edgedecode.engines.interpreter import interpreter
 from edgedecode.engines.selection import default_runtime
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
 from edgedecode.open_pack import _first_opened
@@ -155,7 +154,7 @@ def test_a_refusal_is_asked_again_the_next_day(tmp_path: Path) -> None:
 def child(*lines: str) -> tuple[str, ...]:
     """Return a child that runs these lines, with `say(event)` and the engine it was asked for in `name`."""
     head = "import json, os, signal, sys; order = json.loads(sys.argv[1]); name = order['engine']"
-    say = f"def say(**event): print({MARK!r} + json.dumps(event), flush=True)"
+    say = "from edgedecode.engines.child import tell_parent; say = lambda **event: tell_parent(event)"
     return (sys.executable, "-c", "\n".join([head, say, *lines]))
 
 
@@ -264,9 +263,9 @@ def test_a_crash_costs_only_the_engine_whose_turn_it_was() -> None:
 def test_a_child_that_always_fails_ends_with_no_engine() -> None:
     speeds = measured("sys.exit(7)")
     assert speeds.seconds == {}
-    assert speeds.refused == dict.fromkeys(("fast", "slow"), "its process ended with 7")
+    assert speeds.refused == dict.fromkeys(("fast", "slow"), "it ended with exit code 7")
     absent = measure_speeds(Path(), ["fast"], EngineRequest(), python=("/no/such/python",), known=Speeds({"fast": 1.0}))
-    assert "could not be measured" in absent.refused["fast"]
+    assert "could not be started" in absent.refused["fast"]
     assert absent.seconds == {}, "what it took once says nothing any more"
 
 

@@ -7,20 +7,15 @@ processes which make it at once do no harm. It is made in a child process, whose
 
 from __future__ import annotations
 
-import hashlib
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter, time
+from time import perf_counter
 
 import edgedecode
-from edgedecode.cache import MAKING, cache_folder, keep_json, kept_json, user_cache
-from edgedecode.engines.interpreter import interpreter
+from edgedecode.cache import aside, cache_folder, facts_key, keep_json, kept_json, user_cache
+from edgedecode.engines.child import ask_child, child_command, tell_parent
 from edgedecode.engines.registry import find_maker
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, ManifestError
 from edgedecode.memory import Budget, Lease, size_option
@@ -32,16 +27,10 @@ from edgedecode.user_notices import notice
 __all__ = ["Recipe", "file_key", "gguf_path", "kept_file", "write_made"]
 
 FOLDER = "gguf"
-STALE_SECONDS = 3600
 CHILD_NBYTES = 44 * 2**20
 TOKEN_NBYTES = 1500
 """A child's memory: the interpreter with its libraries, and what a token and its merges take (measured: 56 MB with
 8,192 tokens)."""
-_REFUSED, _UNWRITTEN = 3, 4
-_CODE = (
-    "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
-    "from edgedecode.runtimes.llama.files.cached_gguf import write_made; sys.exit(write_made(*sys.argv[1:]))"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,41 +108,32 @@ def _kept(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Path:
     return kept_file(file_key(entry, root), recipe, budget=budget)
 
 
-def write_made(root: str, role: str, out: str) -> int:
-    """Make the file, as the child process does; a refusal is printed and becomes its exit code."""
+def write_made(root: str, role: str, out: str) -> None:
+    """Make the file, as the child process does, which tells why it could not."""
     try:
-        entry = Manifest.load(Path(root)).located(role)
-        find_maker("gguf").make(entry, Path(root), Path(out))
+        _write(Path(root), role, Path(out))
     except EdgeDecodeError as error:
-        sys.stderr.write(" ".join(str(error).split()))
-        return _REFUSED
+        tell_parent({"refused": " ".join(str(error).split())})
     except OSError as error:
-        sys.stderr.write(error.strerror or str(error))
-        return _UNWRITTEN
-    return 0
+        tell_parent({"unwritten": error.strerror or str(error)})
+
+
+def _write(root: Path, role: str, out: Path) -> None:
+    find_maker("gguf").make(Manifest.load(root).located(role), root, out)
 
 
 def _make(path: Path, recipe: Recipe, *, budget: Budget) -> None:
-    """Make the file aside and rename it: a process that reads the old one, or makes it too, does not notice."""
+    """Make the file where a process that reads the old one, or makes it too, does not notice."""
     started = perf_counter()
     name = recipe.name
-    _sweep(path.parent)
     try:
-        handle, title = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=MAKING)
-        os.close(handle)
-    except OSError as error:
-        raise _unkept(name, error.strerror or str(error)) from None
-    aside = Path(title)
-    try:
-        with _room(recipe, budget=budget):
-            recipe.make(aside)
-        sha256 = file_sha256(aside)
-        aside.replace(path)
+        with aside(path) as fresh:
+            with _room(recipe, budget=budget):
+                recipe.make(fresh)
+            sha256 = file_sha256(fresh)
         _store(path, _Record(recipe.owner, sha256, _stamp(path)))
     except OSError as error:
         raise _unkept(name, error.strerror or str(error)) from None
-    finally:
-        aside.unlink(missing_ok=True)
     _prune(path, recipe.owner)
     notice(f"made {name}.gguf from the pack's blocks in {perf_counter() - started:.1f} s, kept in {path.parent}")
 
@@ -168,17 +148,17 @@ def _room(recipe: Recipe, *, budget: Budget) -> Lease:
 
 
 def _run_child(root: Path, role: str, out: Path, *, name: str) -> None:
-    executable = interpreter()
-    if executable is None:  # a frozen application: what making it takes stays in this process
-        find_maker("gguf").make(Manifest.load(root).located(role), root, out)
+    command = child_command(f"{__name__}:{write_made.__name__}")
+    if command is None:  # a frozen application: what making it takes stays in this process
+        _write(root, role, out)
         return
-    command = [executable, "-c", _CODE, str(root.absolute()), role, str(out.absolute())]
-    done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        if done.returncode == _UNWRITTEN:
-            raise _unkept(name, said[-1])
-        raise CapabilityError(f"no GGUF file of the model {name} can be made: {said[-1]}")
+    reply = ask_child(command, str(root.absolute()), role, str(out.absolute()))
+    for told in reply.told:
+        if "unwritten" in told:
+            raise _unkept(name, told["unwritten"])
+        raise CapabilityError(f"no GGUF file of the model {name} can be made: {told['refused']}")
+    if reply.failure:
+        raise CapabilityError(f"no GGUF file of the model {name} can be made: {reply.failure}")
 
 
 def _unkept(name: str, reason: str) -> CapabilityError:
@@ -195,8 +175,7 @@ def file_key(entry: ModelEntry, root: Path) -> str:
         digests = [manifest.files[name].sha256 for name in (entry.weights, entry.gguf_plan, manifest.tokenizer)]
     except KeyError as error:
         raise ManifestError(f"the manifest of {root} does not list {error}: export the pack again") from None
-    facts = [str(VERSION), edgedecode.__version__, *digests]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
+    return facts_key(VERSION, edgedecode.__version__, *digests)
 
 
 def _role(entry: ModelEntry, root: Path) -> str:
@@ -226,14 +205,6 @@ def _stamp(path: Path) -> str:
 def _store(path: Path, record: _Record) -> None:
     """Keep the record; without one the file is made again."""
     keep_json(path.with_suffix(".json"), asdict(record))
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what killed makers left; one that is at work has written within the hour."""
-    for path in folder.glob(f"*{MAKING}"):
-        with suppress(OSError):
-            if time() - path.stat().st_mtime > STALE_SECONDS:
-                path.unlink()
 
 
 def _prune(path: Path, owner: str) -> None:

@@ -5,18 +5,14 @@ The finding is kept in the user's cache for this wheel, library and processor, s
 
 from __future__ import annotations
 
-import hashlib
-import os
-import signal
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from edgedecode.cache import cache_folder, keep_json, kept_json
+from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
+from edgedecode.engines.child import ask_child, child_command
 from edgedecode.engines.hardware import processor_facts
-from edgedecode.engines.interpreter import interpreter
 from edgedecode.schedule.checked_numbers import mapping
 
 from ..llama_engine import INSTALL, REINSTALL, Engine, Loading
@@ -29,10 +25,6 @@ TIMEOUT_SECONDS = 60.0
 REBUILD = f'CMAKE_ARGS="-DGGML_NATIVE=OFF" {REINSTALL}=='
 LASTING = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGABRT", "SIGFPE")
 """Signals that the same build sends again; others (memory ran out, a user's stop) are not remembered."""
-_CODE = (
-    "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
-    "from edgedecode.runtimes.llama.files.engine_probe import decode_tiny; decode_tiny(sys.argv[1])"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +45,10 @@ def probe_engine(version: str, *, python: Sequence[str] | None = None, timeout: 
     known = _load(path)
     if known is not None:
         return known
-    executable = interpreter()
-    if python is None and executable is None:
+    command = python or child_command(f"{__name__}:decode_tiny")
+    if command is None:
         return Finding(True)
-    finding, lasting = _ask_child(version, python or (str(executable), "-c", _CODE), timeout=timeout)
+    finding, lasting = _try(version, command, timeout=timeout)
     if lasting and path is not None:
         keep_json(path, asdict(finding))
     return finding
@@ -100,46 +92,22 @@ def decode_tiny(path: str) -> None:
     model.close()
 
 
-def _ask_child(version: str, python: Sequence[str], *, timeout: float) -> tuple[Finding, bool]:
+def _try(version: str, command: Sequence[str], *, timeout: float) -> tuple[Finding, bool]:
     """Return the finding, and whether it will be the same tomorrow."""
     with scratch_file("probe.gguf") as model:
         model.write_bytes(tiny_model())
-        try:
-            done = subprocess.run(
-                [*python, str(model)],
-                env=os.environ | {"GGML_NO_BACKTRACE": "1"},
-                capture_output=True,
-                timeout=timeout,
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
-        except subprocess.TimeoutExpired:
-            return Finding(False, f"its tiny test model took more than {timeout:g} s"), False
-        except OSError as error:
-            return Finding(False, f"it could not be tried: {error.strerror or error}"), False
-    if done.returncode == 0:
+        reply = ask_child(command, str(model), seconds=timeout, environment={"GGML_NO_BACKTRACE": "1"})
+    if not reply.failure:
         return Finding(True), True
-    if done.returncode < 0:
-        name = _signal_name(-done.returncode)
-        return Finding(False, f"its native code died with {name}; rebuild it: {REBUILD}{version}"), name in LASTING
-    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    said = lines[-1].removeprefix("edgedecode.errors.RuntimeUnavailable: ") if lines else f"exit code {done.returncode}"
+    if reply.signal:
+        return Finding(False, f"{reply.failure}; rebuild it: {REBUILD}{version}"), reply.signal in LASTING
+    said = reply.failure.removeprefix("edgedecode.errors.RuntimeUnavailable: ")
     return Finding(False, said if INSTALL in said or REINSTALL in said else f"{said} ({INSTALL})"), False
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _cache_path(version: str) -> Path | None:
     folder = cache_folder("engines")
-    if folder is None:
-        return None
-    facts = "\n".join([version, *_library(), *processor_facts()])
-    return folder / f"llama-{hashlib.sha256(facts.encode()).hexdigest()[:24]}.json"
+    return folder and folder / f"llama-{facts_key(version, *_library(), *processor_facts())}.json"
 
 
 def _library() -> list[str]:

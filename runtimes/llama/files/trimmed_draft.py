@@ -5,13 +5,13 @@ The file is the pack's; where the pack holds none it is sliced from the whole on
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 import edgedecode
+from edgedecode.cache import facts_key
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.gguf.architectures import gguf_name
@@ -102,8 +102,8 @@ def _made(
         nbytes=MAKING_NBYTES + TOKEN_NBYTES * entry.rows,
         make=make,
     )
-    facts = [edgedecode.__version__, _identity(entry, root), map_sha256(vocabulary.ids)]
-    return kept_file(hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24], recipe, budget=budget)
+    key = facts_key(edgedecode.__version__, _identity(entry, root), map_sha256(vocabulary.ids))
+    return kept_file(key, recipe, budget=budget)
 
 
 def _identity(entry: ModelEntry, root: Path) -> str:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
-from time import time
 
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.cache import MAKING, cache_folder, keep_json, kept_json
+from edgedecode.cache import aside, cache_folder, facts_key, keep_json, kept_json
 from edgedecode.errors import ManifestError
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import Manifest
@@ -45,7 +43,6 @@ INSPECTION = 2
 _LONG_NBYTES = 64 * 2**20
 """Making more than this takes long enough to say so."""
 _TILES, _FOUND = f".v{LAYOUT}.tiles", f".found{INSPECTION}"
-_STALE_SECONDS = 3600
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -120,11 +117,11 @@ def made_in_memory(
 
 
 def _key(stored: Sequence[Stored], digest: str) -> str:
-    facts = [str(LAYOUT), digest]
+    facts: list[object] = [LAYOUT, digest]
     for each in stored:
         matrix = each.matrix
-        facts.append(f"{each.offsets} {matrix.packed.shape} {matrix.bits} {matrix.block} {matrix.wide_scales}")
-    return sha256("\n".join(facts).encode()).hexdigest()[:32]
+        facts.append((each.offsets, matrix.packed.shape, matrix.bits, matrix.block, matrix.wide_scales))
+    return facts_key(*facts)
 
 
 def _is_sound(path: Path, nbytes: int) -> bool:
@@ -146,7 +143,6 @@ def _is_sound(path: Path, nbytes: int) -> bool:
 
 
 def _make(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, release: Callable[[], None]) -> None:
-    """Write the file under another name and rename it: two processes that make it at once do no harm."""
     nbytes = tiles_nbytes(library, stored)
     bar: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda amount: None)
     if nbytes > _LONG_NBYTES:
@@ -154,37 +150,26 @@ def _make(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, relea
         bar = work("preparing weights, MB", round(nbytes / 1e6))
     _remove_stale(path.parent)
     digest = sha256()
-    handle, name = tempfile.mkstemp(suffix=MAKING, dir=path.parent)
-    fresh = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file, bar as advance:
-            for each in stored:
-                tiles = made_in_memory(library, [each], release=release)
-                digest.update(tiles.data)
-                file.write(tiles.data)
-                advance(tiles.nbytes / 1e6)
-            file.flush()
-            os.fsync(file.fileno())
-            stamp = _stamp(fresh)
-        fresh.replace(path)
-    finally:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
+    with aside(path) as fresh, fresh.open("wb") as file, bar as advance:
+        for each in stored:
+            tiles = made_in_memory(library, [each], release=release)
+            digest.update(tiles.data)
+            file.write(tiles.data)
+            advance(tiles.nbytes / 1e6)
+        file.flush()
+        os.fsync(file.fileno())
+        stamp = _stamp(fresh)
     keep_json(path.with_suffix(".json"), {"sha256": digest.hexdigest(), "stamp": stamp})
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what crashed writers left, older than an hour, and what an edgedecode with another layout made."""
+    """Remove what an edgedecode with another layout made."""
     others = [path for path in folder.glob("*.tiles") if not path.name.endswith(_TILES)]
     others += [path for path in folder.glob("*.found*") if not path.name.endswith(_FOUND)]
     for path in others:
         with suppress(OSError):
             path.unlink()
             path.with_suffix(".json").unlink(missing_ok=True)
-    for path in folder.glob(f"*{MAKING}"):
-        with suppress(OSError):
-            if path.stat().st_mtime < time() - _STALE_SECONDS:
-                path.unlink()
 
 
 def _stamp(path: Path) -> str:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from time import perf_counter, time
 
-from edgedecode.cache import cache_folder, keep_json, kept_json
+from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
 from edgedecode.engines.hardware import cores, processor_facts
 from edgedecode.schedule.checked_numbers import finite, mapping, positive
 from edgedecode.user_notices import notice
@@ -34,8 +33,7 @@ CLOSE = 1.04
 def kept_choice(facts: Sequence[str]) -> Path | None:
     """Return the file that keeps the choice for a model with these facts; None where nothing can be kept."""
     folder = cache_folder(FOLDER)
-    known = [str(FORMAT), *facts, str(cores()), *processor_facts()]
-    return None if folder is None else folder / f"{sha256(chr(10).join(known).encode()).hexdigest()[:24]}.json"
+    return folder and folder / f"{facts_key(FORMAT, *facts, cores(), *processor_facts())}.json"
 
 
 def chosen_threads(run: Callable[[int], None], *, most: int, kept: Path | None) -> int:

@@ -7,15 +7,13 @@ each build and processor: native code that dies must not take a chat with it.
 from __future__ import annotations
 
 import os
-import subprocess
 from functools import lru_cache
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-from edgedecode.cache import cache_folder, keep_json, kept_json
+from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
+from edgedecode.engines.child import ChildReply, ask_child, child_command
 from edgedecode.engines.hardware import processor_facts
-from edgedecode.engines.interpreter import interpreter
 from edgedecode.errors import InputError, RuntimeUnavailable
 from edgedecode.schedule.checked_numbers import mapping
 from edgedecode.user_notices import notice
@@ -29,12 +27,6 @@ VARIABLE = "EDGEDECODE_KERNELS"
 CHOICES = ("auto", *INSTRUCTION_SETS, "engine")
 FOLDER = "kernels"
 TRY_SECONDS = 60
-_CODE = (
-    "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
-    "from edgedecode.runtimes.onnx.kernels.library import KernelLibrary; "
-    "from edgedecode.runtimes.onnx.kernels.self_check import run_once; "
-    "from pathlib import Path; run_once(KernelLibrary(Path(sys.argv[1]))); print('sound')"
-)
 
 
 def load_kernels() -> KernelLibrary | None:
@@ -107,46 +99,36 @@ def _reason_against(path: Path, *, engine: str) -> str:
     stamp = path.stat()
     facts = [str(path), str(stamp.st_size), str(stamp.st_mtime_ns), engine, *processor_facts()]
     folder = cache_folder(FOLDER)
-    kept = None if folder is None else folder / f"{sha256(chr(10).join(facts).encode()).hexdigest()[:24]}.json"
+    kept = None if folder is None else folder / f"{facts_key(*facts)}.json"
     try:
         if kept is not None:
             return str(mapping(kept_json(kept))["reason"])
     except (OSError, ValueError, KeyError):
         pass  # tried again
-    try:
-        reason = _try_in_child(path)
-    except (OSError, TypeError, subprocess.TimeoutExpired) as error:  # no finding: tried again next time
-        return f"the library {path.name} could not be tried ({error})"
+    reply = _try(path)
+    if not reply.ended:
+        return f"the library {path.name} could not be tried: {reply.failure}"
+    reason = reply.failure
+    if reason:
+        reason = f"the library {path.name} does not run here ({reason}): reinstall edgedecode on this machine"
     if kept is not None:
         keep_json(kept, {"reason": reason})
     return reason
 
 
-def _try_in_child(path: Path) -> str:
-    executable = interpreter()
-    if executable is None:
-        return _try_here(path)
-    child = subprocess.run(
-        [executable, "-c", _CODE, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=TRY_SECONDS,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    if child.returncode == 0 and child.stdout.strip().endswith("sound"):
-        return ""
-    last = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
-    died = f"signal {-child.returncode}" if child.returncode < 0 else last
-    return f"the library {path.name} does not run here ({died}): reinstall edgedecode on this machine"
+def try_library(path: str) -> None:
+    """Run every operator of a library once, as the child process does. Raises what goes wrong."""
+    library = KernelLibrary(Path(path))
+    run_once(library)
+    library.choose("auto")  # not the one that was tried last
 
 
-def _try_here(path: Path) -> str:
-    """Try it in this process, for want of another: who froze the application chose the build."""
-    try:
-        library = KernelLibrary(path)
-        run_once(library)
-        library.choose("auto")  # not the one that was tried last
+def _try(path: Path) -> ChildReply:
+    command = child_command(f"{__name__}:{try_library.__name__}")
+    if command is not None:
+        return ask_child(command, str(path), seconds=TRY_SECONDS)
+    try:  # in this process, for want of another: who froze the application chose the build
+        try_library(str(path))
     except Exception as error:  # the engine's own kinds too
-        return f"the library {path.name} does not run here ({error}): reinstall edgedecode on this machine"
-    return ""
+        return ChildReply(failure=str(error))
+    return ChildReply()

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 from edgedecode.cli import main
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
-from edgedecode.export.gguf import llama_calls as engine
 from edgedecode.export.gguf.imatrix import read_imatrix
 from edgedecode.export.gguf.llama_calls import quantize_file
 from edgedecode.export.pair_export import PairRequest, export_pair
@@ -294,7 +293,7 @@ def test_an_engine_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytes
         given.append(timeout)
         raise subprocess.TimeoutExpired("llama.cpp", timeout)
 
-    monkeypatch.setattr(engine.subprocess, "run", hang)
+    monkeypatch.setattr(subprocess, "run", hang)
     for nbytes in (0, 100 << 20):
         source = tmp_path / f"floats{nbytes}"
         with source.open("wb") as file:
