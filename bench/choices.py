@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -13,20 +13,16 @@ from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.engines.registry import drafter_names, find_drafter
 from edgedecode.text.prompts import Prompt, read_prompts
 
-from .conversations import mixed_conversations
 from .measure.cost_meter import READ
 from .measure.device_costs import CONTEXTS
-from .measure.synthetic import SYNTHETIC
-from .settings import Arm, Settings
+from .settings import Settings
 
 __all__ = ["Prompts", "choose", "read_choices", "settings_of"]
 
 CONTEXT = 1024
-MIXED_CONTEXT = 2048
 CALIBRATED_CONTEXT = CONTEXTS[2] + READ
 """By default; a bucket beyond takes minutes to fill, and is calibrated where --ctx-size asks for it."""
 QUICK_FAMILIES = ("story", "extract_json", "edit")
-SYNTHETIC_TOKENS = 256
 WARM_UP = 12
 """Prompts that the scheduler answers before anything is measured."""
 
@@ -46,11 +42,11 @@ def read_choices(arguments: Namespace) -> Prompts:
     prompts = bundled_prompts() if arguments.prompts is None else read_prompts(Path(arguments.prompts))
     families = arguments.families or ()
     short = _short(arguments)
-    if (short or arguments.synthetic is not None) and not families and arguments.prompts is None:
+    if short and not families and arguments.prompts is None:
         families = QUICK_FAMILIES
     per_family = arguments.per_family
     if per_family is None:
-        one = arguments.synthetic is not None or arguments.calibrate or (short and arguments.scale is not None)
+        one = arguments.calibrate or (short and arguments.scale is not None)
         per_family = 1 if one else 2 if short else 5
     measured = choose(prompts, families=families, per_family=per_family)
     return Prompts(tuple(measured), tuple(_others(measured, prompts)))
@@ -69,7 +65,7 @@ def choose(prompts: Sequence[Prompt], *, families: Iterable[str] = (), per_famil
 
 def settings_of(arguments: Namespace, pair: Pair, prompts: Prompts) -> Settings:
     """Return the settings for this pair. Raises InputError for numbers out of range, CapabilityError for drafters."""
-    settings = Settings(
+    return Settings(
         prompts=prompts.measured,
         drafters=_drafters(arguments, pair),
         lengths=_lengths(arguments),
@@ -80,21 +76,6 @@ def settings_of(arguments: Namespace, pair: Pair, prompts: Prompts) -> Settings:
         sampling=_sampling(arguments),
         seed=arguments.seed,
     )
-    if arguments.synthetic is not None:
-        family = f"{SYNTHETIC} {arguments.synthetic:g}"
-        return replace(
-            settings,
-            prompts=tuple(replace(prompt, family=family) for prompt in prompts.measured),
-            drafters=(SYNTHETIC,),
-            scheduled=Arm(SYNTHETIC, None),
-            ignore_eos=True,
-        )
-    if arguments.mixed:
-        joined = mixed_conversations(
-            prompts.measured, pair.tokenizer, max_tokens=settings.max_tokens, context=settings.context
-        )
-        return replace(settings, prompts=tuple(joined))
-    return settings
 
 
 def _others(measured: Sequence[Prompt], prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -111,19 +92,11 @@ def _short(arguments: Namespace) -> bool:
 
 
 def _fixed(arguments: Namespace) -> bool:
-    return bool(
-        arguments.fixed
-        or arguments.drafters
-        or arguments.lengths
-        or arguments.overhead
-        or arguments.mixed
-        or arguments.synthetic is not None
-    )
+    return bool(arguments.fixed or arguments.drafters or arguments.lengths or arguments.overhead)
 
 
 def _lengths(arguments: Namespace) -> tuple[int, ...]:
-    few = _short(arguments) or arguments.synthetic is not None
-    return tuple(sorted(set(arguments.lengths or ((2, 4) if few else (1, 2, 4, 8)))))
+    return tuple(sorted(set(arguments.lengths or ((2, 4) if _short(arguments) else (1, 2, 4, 8)))))
 
 
 def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:
@@ -147,16 +120,13 @@ def _serves(pair: Pair, name: str) -> bool:
 def _max_tokens(arguments: Namespace) -> int:
     if arguments.max_tokens is not None:
         return int(arguments.max_tokens)
-    if arguments.synthetic is not None:
-        return SYNTHETIC_TOKENS
-    return 48 if _short(arguments) or arguments.mixed or arguments.calibrate else 128
+    return 48 if _short(arguments) or arguments.calibrate else 128
 
 
 def _context(arguments: Namespace, pair: Pair) -> int:
     if arguments.ctx_size is not None:
         return int(arguments.ctx_size)
-    most = CALIBRATED_CONTEXT if arguments.calibrate else MIXED_CONTEXT if arguments.mixed else CONTEXT
-    return min(most, pair.target.card.context)
+    return min(CALIBRATED_CONTEXT if arguments.calibrate else CONTEXT, pair.target.card.context)
 
 
 def _sampling(arguments: Namespace) -> SamplingOptions:

@@ -8,7 +8,7 @@ from edgedecode.apps.verb_options import add_pack_options
 from edgedecode.commands import Command, name_list, positive_count, real_number, seed, whole_number
 from edgedecode.decoding.policy import MAX_DRAFT
 
-from .peers.peer_options import add_peer_options, check_peer_options
+from .peers.peer import PEERS
 
 __all__ = ["command"]
 
@@ -27,13 +27,6 @@ class BenchCommand:
         kinds = parser.add_argument_group("what is measured (default: plain decoding and the scheduler, by family)")
         kind = kinds.add_mutually_exclusive_group()
         kind.add_argument("--overhead", action="store_true", help="host work per token and round, and bare loops")
-        kind.add_argument("--mixed", action="store_true", help="conversations with another family at every turn")
-        kind.add_argument(
-            "--synthetic",
-            type=real_number,
-            metavar="A",
-            help="drafts that are the target's own answer, each token right with chance A (0: all are wrong)",
-        )
         kind.add_argument(
             "--calibrate", action="store_true", help="what passes cost here, in full, for each length of context"
         )
@@ -41,7 +34,7 @@ class BenchCommand:
             "--draws", action="store_true", help="drawing a token from a row of 151,936 logits, at its slowest"
         )
         kind.add_argument("--replay", metavar="TRACE", help="whether a recorded trace gives the same plans again")
-        add_peer_options(parser)
+        _add_peer_options(parser)
         parser.add_argument(
             "--scale",
             metavar="SIZE",
@@ -76,17 +69,14 @@ class BenchCommand:
         what.add_argument("--temp", type=real_number, metavar="T", help="sample at this temperature (default: greedy)")
         what.add_argument("--top-p", type=real_number, metavar="P", help="with --temp: the likeliest of this mass")
         what.add_argument("--seed", type=seed, default=0, metavar="N", help="of the draws (default: %(default)s)")
-        parser.add_argument("--plot", metavar="FILE.svg", help="draw c(n), and speed-ups by family")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         add_pack_options(parser)
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
-        check_peer_options(arguments)
+        _check_peer_options(arguments)
         if arguments.top_p is not None and not arguments.temp:
             arguments.usage_error("--top-p says what is drawn from: give --temp with it")
-        if arguments.plot is not None and (arguments.overhead or arguments.draws or arguments.replay is not None):
-            arguments.usage_error("--plot draws costs and speed-ups, which this does not measure")
         prompts = arguments.drafters, arguments.lengths, arguments.fixed, arguments.temp, arguments.families
         if arguments.draws and (any(prompts) or arguments.prompts is not None or arguments.scale is not None):
             arguments.usage_error("--draws measures rows of its own: leave out what chooses prompts, drafters or packs")
@@ -97,6 +87,45 @@ class BenchCommand:
         from .kinds import run
 
         return run(arguments)
+
+
+def _add_peer_options(parser: ArgumentParser) -> None:
+    """Add what names the peers, and where their own files lie."""
+    peers = parser.add_argument_group("other engines, in the same run")
+    peers.add_argument(
+        "--against",
+        type=name_list,
+        default=[],
+        metavar="A,B",
+        help=f"compare plain and scheduled decoding with other engines' plain and speculative decoding instead: "
+        f"{', '.join(PEERS)}",
+    )
+    peers.add_argument(
+        "--against-genai",
+        type=_folders,
+        default=[],
+        metavar="TARGET[,DRAFT]",
+        help="folders of onnxruntime-genai's builder (default: made of the pack's graphs and weights)",
+    )
+
+
+def _check_peer_options(arguments: Namespace) -> None:
+    """End with a usage error where options do not go together."""
+    if arguments.against and arguments.overhead:
+        arguments.usage_error("--against compares whole requests and --overhead bare loops: leave one of the two out")
+    if arguments.against and (arguments.drafters or arguments.lengths or arguments.fixed):
+        arguments.usage_error("--against compares what the scheduler chooses: leave --drafters and --lengths out")
+    if arguments.against and any((arguments.draws, arguments.calibrate, arguments.replay, arguments.temp)):
+        arguments.usage_error("--against measures greedy answers to prompts and nothing else: give it alone")
+    if arguments.against_genai and not arguments.overhead and "genai" not in arguments.against:
+        arguments.usage_error("--against-genai: give --against genai or --overhead with it")
+
+
+def _folders(text: str) -> list[str]:
+    folders = name_list(text)
+    if len(folders) > 2:
+        raise ArgumentTypeError(f"{text!r} names {len(folders)} folders: give the target's and perhaps the draft's")
+    return folders
 
 
 def _numbers(text: str) -> list[int]:

@@ -11,7 +11,10 @@ from pathlib import Path
 from edgedecode import Pair
 from edgedecode.apps.progress import progress
 from edgedecode.apps.verb_options import open_pair
-from edgedecode.svg import check_drawing, write_drawing
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.integrity import pack_digest
+from edgedecode.pack.manifest import Manifest
+from edgedecode.schedule.trace import replay
 from edgedecode.text.prompts import Prompt
 
 from .choices import read_choices, settings_of
@@ -20,18 +23,14 @@ from .loops.greedy_loop import open_loops
 from .measure.cost_meter import WIDEST, CostMeter, Costs
 from .measure.device_costs import bucket_contexts, learn, measure_buckets, measure_host
 from .measure.draws import draw_shapes, measure_draws
-from .measure.equal_requests import Requests
 from .measure.families import measure_family
 from .measure.family_results import ArmResult, FamilyResult
 from .measure.overhead import compare_loops, measure_host_work
-from .measure.synthetic import SyntheticSource
 from .measure.timed import TimedPair, TimedRuntime
-from .peers.against import against
-from .peers.opening import check_names
-from .replaying import replay_trace
+from .measure.timed_answers import Requests
+from .peers.against import against, check_names
 from .report.bench_tables import Report
 from .report.conditions import Conditions
-from .report.speed_plot import speed_svg
 from .scale.scaled import scaled_pack
 from .settings import Settings, arms_of
 
@@ -62,27 +61,20 @@ def run(arguments: Namespace) -> int:
     """Measure, show, and return the exit code."""
     if arguments.replay is not None:
         return _replay(arguments)
-    if arguments.plot is not None:
-        check_drawing(Path(arguments.plot))
     check_names(arguments.against)
-    synthetic = None if arguments.synthetic is None else SyntheticSource(arguments.synthetic, seed=arguments.seed)
     prompts = read_choices(arguments)
     if arguments.scale is not None:
         arguments.model = str(scaled_pack(arguments))
     with open_pair(arguments, wrap=TimedRuntime) as pair:
         if not arguments.calibrate:  # a measurement begins afresh, and prompts of a bench are nobody's experience
             pair.keep_experience(None)
-        if synthetic is not None:
-            pair.add_drafter_source(synthetic)
         settings = settings_of(arguments, pair, prompts)
-        timed = TimedPair(pair, with_draft=_runs_draft(pair, settings), drafters=settings.drafters)
-        if synthetic is not None:
-            synthetic.target = timed.target
+        timed = TimedPair(pair, with_draft="draft" in pair.manifest.models, drafters=settings.drafters)
         with one_at_a_time():
             conditions = Conditions.of(timed, settings, arguments=arguments, warm_up=len(prompts.others))
             report = Report(conditions)
             report.conditions()
-            requests = Requests(timed, settings, synthetic=synthetic)
+            requests = Requests(timed, settings)
             bench = _Bench(arguments, timed, settings, requests, prompts.others, report)
             figures = _measure(bench)
     if arguments.json:
@@ -107,7 +99,8 @@ def _families(bench: _Bench) -> Json:
     meter = CostMeter(bench.timed, tokens=_tokens(bench), widest=widest)
     if not settings.fixed:
         meter.sample(min(settings.repetitions, QUICK_SAMPLES if quick else COST_SAMPLES))
-    _prepare(bench, meter)
+    with progress("warming up", len(bench.others)) as advance:
+        bench.requests.warm_up(bench.others, advance=advance)
     runs = len(settings.prompts) * len(arms_of(settings)) * settings.repetitions
     with progress("measuring", runs) as advance:
         families = [
@@ -125,20 +118,7 @@ def _families(bench: _Bench) -> Json:
         report.best(families)
         report.arms(families)
     report.equality(families)
-    _plot(bench, [costs], families)
     return {"costs": _costs_json(costs), "families": [_family_json(family) for family in families]}
-
-
-def _prepare(bench: _Bench, meter: CostMeter) -> None:
-    """Let the scheduler know what it would know after some use; of synthetic drafts it may know costs only."""
-    if bench.arguments.synthetic is None:
-        with progress("warming up", len(bench.others)) as advance:
-            bench.requests.warm_up(bench.others, advance=advance)
-        return
-    if not meter.samples:
-        meter.sample(min(bench.settings.repetitions, QUICK_SAMPLES))
-    host = measure_host(bench.requests, bench.settings.prompts[:1])
-    learn(bench.timed.pair, [meter.costs()], host=host)
 
 
 def _calibrate(bench: _Bench) -> Json:
@@ -159,7 +139,6 @@ def _calibrate(bench: _Bench) -> Json:
     for measured in costs:
         bench.report.costs(measured)
     bench.report.host(host, step_seconds=costs[0].step_seconds)
-    _plot(bench, costs, [])
     return {"calibration": [_costs_json(measured) for measured in costs], "host_seconds": host}
 
 
@@ -195,16 +174,21 @@ def _draws(bench: _Bench) -> Json:
 
 
 def _replay(arguments: Namespace) -> int:
-    replayed = replay_trace(arguments)
-    print(replayed.line())
+    """Feed a recorded trace to a fresh scheduler, up to the first plan that comes out otherwise."""
+    plans, difference, line = 0, None, "{} plans, all equal"
+    for plans, step in enumerate(replay(Path(arguments.replay), pack=_digest(arguments.model)), start=1):
+        if step.plan != step.recorded:
+            difference = {"number": plans, "recorded": asdict(step.recorded), "planned": asdict(step.plan)}
+            line = f"plan {{}} differs: recorded {step.recorded}, a fresh scheduler plans {step.plan}"
+            break
+    print(line.format(plans))
     if arguments.json:
-        print(json.dumps(asdict(replayed)))
-    return 0 if replayed.difference is None else 1
+        print(json.dumps({"plans": plans, "difference": difference}))
+    return 0 if difference is None else 1
 
 
-def _plot(bench: _Bench, costs: Sequence[Costs], families: Sequence[FamilyResult]) -> None:
-    if bench.arguments.plot is not None:
-        write_drawing(Path(bench.arguments.plot), speed_svg(costs, families, title=bench.report.title))
+def _digest(pack: str | None) -> str:
+    return pack_digest(Manifest.load(find_pack(pack)))
 
 
 def _costs_json(costs: Costs) -> Json:
@@ -226,15 +210,6 @@ def _family_json(family: FamilyResult) -> Json:
 
 def _arm_json(arm: ArmResult) -> Json:
     return {**asdict(arm), "wasted": arm.wasted, "measured_over_predicted": arm.measured_over_predicted}
-
-
-def _runs_draft(pair: Pair, settings: Settings) -> bool:
-    """Tell whether some arm runs the draft model: then it is loaded, and under a stopwatch."""
-    if "draft" not in pair.manifest.models:
-        return False
-    return settings.scheduled.drafter is None or any(
-        pair.drafter_source(name).needs_model for name in settings.drafters
-    )
 
 
 def _tokens(bench: _Bench) -> list[int]:

@@ -45,10 +45,8 @@ class Settings:
     """Positions of every session's state."""
     fixed: bool = True
     """Whether fixed lengths are measured beside plain decoding and the scheduler."""
-    scheduled: Arm = SCHEDULED
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     seed: int = 0
-    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         for name, value, most in (
@@ -71,4 +69,4 @@ class Settings:
 def arms_of(settings: Settings) -> tuple[Arm, ...]:
     """Return plain decoding, the scheduler, and with `fixed` every drafter at every length."""
     fixed = [Arm(drafter, length) for drafter in settings.drafters for length in settings.lengths]
-    return PLAIN, settings.scheduled, *(fixed if settings.fixed else ())
+    return PLAIN, SCHEDULED, *(fixed if settings.fixed else ())

@@ -23,8 +23,8 @@ __all__ = ["LOOPS", "GreedyLoop", "LoopRun", "open_loops", "time_loop"]
 LOOPS: Mapping[str, str] = {
     "bare": f"{__package__}.onnx_loop:BareLoop",
     "genai": f"{__package__}.genai_loop:GenaiLoop",
-    "llama-bare": f"{__package__}.llama_loop:LlamaBareLoop",
-    "llama-cpp-python": f"{__package__}.llama_python_loop:HighLevelLoop",
+    "llama-bare": f"{__package__}.llama_loops:LlamaBareLoop",
+    "llama-cpp-python": f"{__package__}.llama_loops:HighLevelLoop",
 }
 """Where each `LoopFactory` is."""
 GENAI = "genai"

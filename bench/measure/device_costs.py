@@ -16,8 +16,8 @@ from edgedecode.text.prompts import Prompt
 
 from ..settings import PLAIN, Arm
 from .cost_meter import READ, WIDEST, CostMeter, Costs
-from .equal_requests import Requests
 from .timed import TimedPair
+from .timed_answers import Requests
 
 __all__ = ["CONTEXTS", "bucket_contexts", "learn", "measure_buckets", "measure_host"]
 

@@ -10,12 +10,11 @@ from statistics import median
 
 from edgedecode.decoding.stats import DrafterCount, TimeSplit
 
-from ..settings import PLAIN, Arm, Settings, arms_of
+from ..settings import PLAIN, SCHEDULED, Arm, Settings, arms_of
 from .cost_meter import CostMeter, Costs
-from .equal_requests import Requests
 from .family_results import ArmResult, FamilyResult, Hindsight
 from .survival import Host, Survival, predicted, predicted_at
-from .timed_answers import Run
+from .timed_answers import Requests, Run
 
 __all__ = ["measure_family"]
 
@@ -59,7 +58,7 @@ def measure_family(requests: Requests, family: str, *, meter: CostMeter, advance
 
 def _family(family: str, runs: dict[Arm, Runs], *, settings: Settings, costs: Costs) -> FamilyResult:
     plain = runs[PLAIN]
-    scheduled = _arm(settings.scheduled, runs[settings.scheduled], plain=plain, costs=costs)
+    scheduled = _arm(SCHEDULED, runs[SCHEDULED], plain=plain, costs=costs)
     arms = tuple(_arm(arm, runs[arm], plain=plain, costs=costs) for arm in arms_of(settings)[2:])
     bound, bound_arm = _bound(arms, runs, settings=settings, costs=costs) if arms else (None, "")
     result = FamilyResult(
@@ -84,7 +83,7 @@ def _hindsight(result: FamilyResult, runs: dict[Arm, Runs], *, settings: Setting
     best, speed_up = PLAIN, 1.0
     if result.best is not None and (result.best.speed_up or 0.0) > 1:
         best, speed_up = Arm(result.best.drafter, result.best.length), result.best.speed_up or 0.0
-    mine, rival, plain = runs[settings.scheduled], runs[best], runs[PLAIN]
+    mine, rival, plain = runs[SCHEDULED], runs[best], runs[PLAIN]
     same = [_same_text((*ours, *theirs), plainly) for ours, theirs, plainly in zip(mine, rival, plain, strict=True)]
     if not any(same):
         return None
@@ -106,7 +105,6 @@ def _arm(arm: Arm, runs: Runs, *, plain: Runs, costs: Costs) -> ArmResult:
         speed_ups=tuple(sorted(ratios)),
         whole_speed_up=median(wholes) if wholes else None,
         whole_speed_ups=tuple(sorted(wholes)),
-        later_speed_up=_later(kept) if kept.same else None,
         first_token_seconds=_first_token(kept.mine),
         predicted=_predicted(arm, survival, costs, host=host, drafters=drafters),
         tokens_per_second=_speed(kept.mine),
@@ -184,24 +182,6 @@ def _decoding(run: Run) -> float:
 
 def _whole(run: Run) -> float:
     return run.whole_seconds
-
-
-def _later(kept: _Kept) -> float | None:
-    """Return the speed-up per token after the first ones of each answer, since rounds do not end where plain's do."""
-    if not all(run.later_tokens for run in (*_all(kept.mine), *_all(kept.plain))):
-        return None
-    mine, plain = (
-        [
-            seconds / tokens
-            for seconds, tokens in zip(
-                _by_repetition(runs, lambda run: run.later_seconds),
-                _by_repetition(runs, lambda run: run.later_tokens),
-                strict=True,
-            )
-        ]
-        for runs in (kept.mine, kept.plain)
-    )
-    return median(theirs / ours for theirs, ours in zip(plain, mine, strict=True))
 
 
 def _first_token(runs: Runs) -> float:

@@ -27,8 +27,6 @@ class ArmResult:
     speed_ups: tuple[float, ...]
     whole_speed_up: float | None
     whole_speed_ups: tuple[float, ...]
-    later_speed_up: float | None
-    """Per token after the first `runs.LATER` of each answer; None where answers are shorter."""
     first_token_seconds: float
     """From the request to the first token, median of all turns' means."""
     predicted: float

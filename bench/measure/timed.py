@@ -24,10 +24,7 @@ from edgedecode.engines.interface import Device, Runtime
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import ModelEntry
 
-__all__ = ["Pass", "Script", "TimedModel", "TimedPair", "TimedRuntime"]
-
-
-_CERTAIN = 1e9
+__all__ = ["Pass", "TimedModel", "TimedPair", "TimedRuntime"]
 
 
 class Pass(NamedTuple):
@@ -42,20 +39,12 @@ class Pass(NamedTuple):
         return self.ended - self.started
 
 
-class Script(NamedTuple):
-    """What a model is made to say: `tokens` from the position `start` on."""
-
-    start: int
-    tokens: Sequence[int]
-
-
 class TimedModel:
-    """A model that records its passes. `script`: what it says whatever its logits are; its passes cost the same."""
+    """A model that records its passes."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self.passes: list[Pass] = []
-        self.script: Script | None = None
 
     @property
     def card(self) -> ModelCard:
@@ -73,12 +62,9 @@ class TimedModel:
         rows: RowRequest = "last",
         adapter: AdapterUse | None = None,
     ) -> Output:
-        place = state.length + state.pending
         started = perf_counter()
         output = self._model.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
         self.passes.append(Pass(started, perf_counter(), len(tokens)))
-        if self.script is not None:
-            _follow(self.script, output, [place + row + 1 for row in _wanted_rows(rows, len(tokens))])
         return output
 
     @property
@@ -88,20 +74,6 @@ class TimedModel:
 
     def close(self) -> None:
         self._model.close()
-
-
-def _wanted_rows(rows: RowRequest, count: int) -> Sequence[int]:
-    """Return the indices that a request for rows of `count` tokens means."""
-    if isinstance(rows, str):
-        return {"none": range(0), "last": range(count - 1, count), "all": range(count)}[rows]
-    return rows
-
-
-def _follow(script: Script, output: Output, places: Sequence[int]) -> None:
-    """Make each row's best token the script's for the place it predicts; rows of wrong drafts are not looked at."""
-    for row, place in zip(output.logits, places, strict=True):
-        if script.start <= place < script.start + len(script.tokens):
-            row[script.tokens[place - script.start]] = _CERTAIN
 
 
 class TimedHead:

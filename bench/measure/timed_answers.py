@@ -1,23 +1,27 @@
-"""One prompt answered once, measured: tokens, seconds with and without the prompt, and the host work between passes."""
+"""Prompts answered under the same conditions each time, and measured: tokens, seconds, host work between passes.
+
+A user's steady state is a pair that has learnt from earlier prompts. So the scheduler answers some other prompts first,
+unmeasured, and every measured request begins with what it knew then of drafts; what passes cost it goes on learning.
+The stores that drafters share are emptied before each request, so that no repetition drafts from the one before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
 
 from edgedecode import Session, SessionOptions, Stats
+from edgedecode.engines.registry import drafter_names
+from edgedecode.schedule.experience import Experience
 from edgedecode.text.prompts import Prompt
 
-from ..settings import Arm, Settings
+from ..settings import SCHEDULED, Arm, Settings
 from .timed import Pass, TimedPair
 
-__all__ = ["LATER", "HostGap", "Run", "answer", "host_gaps", "reading_seconds"]
-
-LATER = 64
-"""Tokens of an answer after which its speed is told apart: by then a scheduler knows what it deals with."""
+__all__ = ["HostGap", "Requests", "Run", "answer", "host_gaps", "reading_seconds"]
 
 
 class HostGap(NamedTuple):
@@ -38,17 +42,45 @@ class Run:
     """
 
     tokens: list[int] = field(default_factory=list)
-    turns: list[tuple[int, ...]] = field(default_factory=list)
-    """The same tokens, turn by turn."""
     seconds: float = 0.0
     whole_seconds: float = 0.0
     first_seconds: float = 0.0
     stats: list[Stats] = field(default_factory=list)
     host: list[HostGap] = field(default_factory=list)
     reading_seconds: float = 0.0
-    later_seconds: float = 0.0
-    """Of answers longer than `LATER` tokens, the seconds after these, and how many tokens came in them."""
-    later_tokens: int = 0
+
+
+class Requests:
+    """Answers prompts with an arm. The pair is this one's until the measurement ends."""
+
+    def __init__(self, timed: TimedPair, settings: Settings) -> None:
+        self.timed, self.settings = timed, settings
+        self._known = timed.pair.experience.as_dict()
+
+    def warm_up(self, prompts: Sequence[Prompt], *, advance: Callable[[], None] = lambda: None) -> None:
+        """Let the scheduler learn from these prompts; they should be none of the measured ones."""
+        for prompt in prompts:
+            self._forget_answers()
+            answer(self.timed, prompt, arm=SCHEDULED, settings=self.settings)
+            advance()
+        self._known = self.timed.pair.experience.as_dict()
+
+    def answer(self, prompt: Prompt, arm: Arm) -> Run:
+        """Answer a prompt as if it was never seen before."""
+        self._forget_answers()
+        if arm.scheduled:
+            self.restore()
+        return answer(self.timed, prompt, arm=arm, settings=self.settings)
+
+    def restore(self) -> None:
+        """Let the scheduler know of drafts what it knew after the warm-up, and of costs all it has learnt since."""
+        pair = self.timed.pair
+        known, pair.experience = pair.experience, Experience.from_dict(self._known)
+        pair.experience.costs = known.costs
+
+    def _forget_answers(self) -> None:
+        for name in drafter_names():
+            self.timed.pair.drafter_source(name).close()
 
 
 def answer(timed: TimedPair, prompt: Prompt, *, arm: Arm, settings: Settings) -> Run:
@@ -59,7 +91,6 @@ def answer(timed: TimedPair, prompt: Prompt, *, arm: Arm, settings: Settings) ->
         draft_max=arm.length,
         context=settings.context,
         seed=settings.seed,
-        ignore_eos=settings.ignore_eos,
     )
     run = Run()
     with timed.pair.session(options, messages=prompt.history) as session:
@@ -96,26 +127,17 @@ def reading_seconds(target: Sequence[Pass], draft: Sequence[Pass]) -> float:
 
 def _turn(timed: TimedPair, session: Session, turn: str, *, run: Run, arm: Arm, max_tokens: int) -> None:
     timed.clear()
-    tokens: list[int] = []
-    later, before = 0.0, 0
     started = perf_counter()
-    for chunk in session.stream(turn, max_tokens=max_tokens):
-        tokens += chunk.tokens
-        if not before and len(tokens) >= LATER:
-            later, before = perf_counter(), len(tokens)
+    tokens = [token for chunk in session.stream(turn, max_tokens=max_tokens) for token in chunk.tokens]
     ended = perf_counter()
     rounds = timed.target.passes[-session.stats.rounds :]
     run.tokens += tokens
-    run.turns.append(tuple(tokens))
     run.seconds += ended - rounds[0].ended
     run.whole_seconds += ended - started
     run.first_seconds += rounds[0].ended - started
     run.stats.append(session.stats)
     run.host += host_gaps(rounds, timed.draft_passes)
     run.reading_seconds += _reading(timed, rounds, arm)
-    if before and len(tokens) > before:
-        run.later_seconds += ended - later
-        run.later_tokens += len(tokens) - before
 
 
 def _reading(timed: TimedPair, rounds: Sequence[Pass], arm: Arm) -> float:

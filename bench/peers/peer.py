@@ -15,7 +15,6 @@ __all__ = ["PEERS", "PLAIN_MODE", "Answer", "Peer", "PeerFactory", "kind_of"]
 PEERS: Mapping[str, str] = {
     "genai": f"{__package__}.genai_peer:GenaiPeer",
     "llama": f"{__package__}.llama_peer:LlamaPeer",
-    "transformers": f"{__package__}.transformers_peer:TransformersPeer",
 }
 """Where each `PeerFactory` is."""
 PLAIN_MODE = "plain"

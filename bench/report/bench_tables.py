@@ -14,7 +14,6 @@ from ..measure.cost_meter import Costs
 from ..measure.draws import DrawCost
 from ..measure.family_results import ArmResult, FamilyResult
 from ..measure.overhead import HostWork, LoopRatio
-from ..measure.timed_answers import LATER
 from .conditions import Conditions
 from .table_cells import scheduled_row, speed_up_cell, summary_row
 
@@ -36,11 +35,6 @@ class Report:
 
         self._console: Console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
         self._conditions = conditions
-
-    @property
-    def title(self) -> str:
-        """What a drawing of these figures is called."""
-        return f"{self._conditions.pack} | {self._conditions.device} | {self._conditions.date}"
 
     def conditions(self) -> None:
         """Show every condition once, in full."""
@@ -72,16 +66,15 @@ class Report:
     def scheduled(self, families: Sequence[FamilyResult]) -> None:
         """Show the scheduler against plain decoding and, where fixed arms ran, against the best of them."""
         fixed = any(family.arms for family in families)
-        later = any(family.scheduled.later_speed_up is not None for family in families)
         table = self._table(
             "Scheduled over plain decoding: S after the first token, W whole requests; first token: plain, scheduled",
-            *("family", "plain tok/s", "S", f"S after {LATER}" if later else "S best, worst run", "S predicted", "W"),
+            *("family", "plain tok/s", "S", "S best, worst run", "S predicted", "W"),
             *("first token ms", "tokens/pass"),
             *(["best fixed", "its S", "S/best", "W/best"] if fixed else []),
             "differ",
         )
         for family in families:
-            table.add_row(*scheduled_row(family, fixed=fixed, later=later))
+            table.add_row(*scheduled_row(family, fixed=fixed))
         for name, pick in (("mean", mean), ("worst", min)) if len(families) > 1 else ():
             table.add_row(*summary_row(name, pick, families, fixed=fixed), style="bold")
         self._show(table)

@@ -95,8 +95,6 @@ def _scheduler(arguments: Namespace, settings: Settings, *, warm_up: int) -> str
     emptied = "stores of past outputs and recycled logits are emptied before each request"
     if arguments.overhead or arguments.draws or arguments.calibrate:
         return "not compared in this run"
-    if settings.scheduled.drafter is not None:
-        return f"knows what passes cost here, and nothing of these drafts when a request begins; {emptied}"
     return f"has answered {warm_up} other prompts, and begins each request with what it knew of drafts then; {emptied}"
 
 

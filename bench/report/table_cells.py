@@ -17,7 +17,7 @@ def speed_up_cell(value: float | None) -> str:
     return f"[{colour}]{value:.2f}[/]"
 
 
-def scheduled_row(family: FamilyResult, *, fixed: bool, later: bool) -> list[str]:
+def scheduled_row(family: FamilyResult, *, fixed: bool) -> list[str]:
     arm, best = family.scheduled, family.hindsight
     spread = "-" if not arm.speed_ups else f"{arm.speed_ups[-1]:.2f}, {arm.speed_ups[0]:.2f}"
     hindsight = ["-"] * 4
@@ -27,7 +27,7 @@ def scheduled_row(family: FamilyResult, *, fixed: bool, later: bool) -> list[str
         family.family,
         f"{family.plain_tokens_per_second:.1f}",
         speed_up_cell(arm.speed_up),
-        speed_up_cell(arm.later_speed_up) if later else spread,
+        spread,
         f"{arm.predicted:.2f}",
         speed_up_cell(arm.whole_speed_up),
         f"{1000 * family.plain_first_token_seconds:.1f}, {1000 * arm.first_token_seconds:.1f}",

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from edgedecode.svg import Axis, document, line, text
-
 from ..recipes.pass_speeds import CONTEXT, ROUNDS, TURNS, WIDTHS
 from ..stages import StageRecord
 from .display import Report, stage_table, timings
+from .svg import Axis, document, line, text
 
 if TYPE_CHECKING:
     from ..recipes.comparison import Comparison, Result

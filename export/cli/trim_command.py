@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.commands import Command, positive_count, real_number, seed
-from edgedecode.svg import check_drawing, write_drawing
 
 from .common import notices_shown, pack_is_there, quiet, refuse_others
+from .svg import check_drawing, write_drawing
 
 if TYPE_CHECKING:
     from ..trim.sweep import TrimRequest, TrimResult

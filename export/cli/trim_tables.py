@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from edgedecode.memory import format_nbytes
-from edgedecode.svg import Axis, document, line, polyline, text
 
 from ..trim.sweep import Prediction, Sweep, SweepRow, TrimResult
 from ..trim.timing import ANSWER_REPETITIONS, MAX_TOKENS
 from .display import Report
+from .svg import Axis, document, line, polyline, text
 
 __all__ = ["show_trim", "sweep_svg", "trim_report"]
 

@@ -17,11 +17,10 @@ from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.bench.choices import choose
 from edgedecode.bench.measure.cost_meter import CostMeter
 from edgedecode.bench.measure.draws import draw_shapes, measure_draws
-from edgedecode.bench.measure.equal_requests import Requests
 from edgedecode.bench.measure.families import measure_family
 from edgedecode.bench.measure.family_results import FamilyResult
 from edgedecode.bench.measure.timed import TimedPair
-from edgedecode.bench.measure.timed_answers import LATER, HostGap, answer
+from edgedecode.bench.measure.timed_answers import HostGap, Requests, answer
 from edgedecode.bench.measure.timed_answers import Run as AnswerRun
 from edgedecode.bench.report.conditions import Conditions
 from edgedecode.bench.settings import PLAIN, Arm, Settings
@@ -122,18 +121,7 @@ def test_a_run_counts_rounds_and_host_gaps(toy: Pair) -> None:
     assert any(gap.drafted for gap in drafted.host)
     assert not any(gap.drafted for gap in plain.host)
     assert drafted.reading_seconds > 0 == plain.reading_seconds
-    assert [token for turn in plain.turns for token in turn] == plain.tokens
     assert plain.whole_seconds == pytest.approx(plain.first_seconds + plain.seconds)
-    assert plain.later_tokens == 0
-
-
-def test_a_long_answer_is_timed_after_its_first_tokens_too(toy: Pair) -> None:
-    timed = TimedPair(toy, with_draft=False)
-    run = answer(
-        timed, Prompt("chat", (), ("hi",)), arm=PLAIN, settings=settings(max_tokens=LATER + 9, ignore_eos=True)
-    )
-    assert (len(run.tokens), run.later_tokens) == (LATER + 9, 9)
-    assert 0 < run.later_seconds < run.seconds
 
 
 def measure_lying(toy: Pair, *, lies: Callable[[Prompt], bool], prompts: int = 2) -> FamilyResult:
@@ -237,20 +225,13 @@ def test_draws_are_measured_on_every_shape_of_row() -> None:
     ("words", "code", "expected"),
     [
         (["--lengths", "1,x"], 2, "'x' is not a whole number"),
-        (["--synthetic", "2"], 1, "an acceptance is 0 to 1"),
-        (["--synthetic", "x"], 2, "'x' is not a number"),
-        (["--mixed", "--calibrate"], 2, "not allowed with"),
+        (["--draws", "--calibrate"], 2, "not allowed with"),
         (["--top-p", "0.9"], 2, "give --temp with it"),
         (["--temp", "-1"], 1, "temperature -1.0 is out of range"),
-        (["--plot", "x.png"], 1, "drawings are SVG"),
-        (["--plot", "/no/such/folder/x.svg"], 1, "there is no folder /no/such/folder"),
-        (["--plot", "x.svg", "--overhead"], 2, "does not measure"),
-        (["--plot", "x.svg", "--draws"], 2, "does not measure"),
         (["--draws", "--temp", "0.5"], 2, "rows of its own"),
         (["--draws", "--drafters", "tree"], 2, "rows of its own"),
         (["--draws", "--against", "genai"], 2, "give it alone"),
         (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
-        (["--mixed", "-c", "30"], 1, "raise --ctx-size"),
         (["--against-genai", "folder"], 2, "give --against genai or --overhead with it"),
         (["--lengths", "0"], 2, "'0' is too small: 1 is the least"),
         (["--families", "poetry"], 1, "no prompts of family poetry"),

@@ -15,8 +15,7 @@ import pytest
 
 from edgedecode import CapabilityError, Pair, RuntimeUnavailable, SamplingOptions, SessionOptions
 from edgedecode.bench.peers import peer_child as child
-from edgedecode.bench.peers.against import _answers
-from edgedecode.bench.peers.opening import open_peers
+from edgedecode.bench.peers.against import _answers, open_peers
 from edgedecode.bench.peers.peer import Answer, PeerFactory
 from edgedecode.bench.peers.peer_comparison import REHEARSED, compare
 from edgedecode.bench.peers.peer_process import PeerOrder, PeerProcess
@@ -83,7 +82,7 @@ def test_a_factory_that_fails_says_why(error: Exception, expected: str) -> None:
 def test_an_unknown_peer_is_refused_with_the_known_ones() -> None:
     answers = io.StringIO()
     child.serve(io.StringIO(json.dumps(asdict(ORDER)) + "\n"), answers, find=child._find)
-    assert "there is no peer 'fake'; there are: genai, llama, transformers" in answers.getvalue()
+    assert "there is no peer 'fake'; there are: genai, llama" in answers.getvalue()
 
 
 SERVING = """
@@ -146,10 +145,11 @@ def test_a_process_that_does_not_answer_is_ended(fake: Callable[..., PeerProcess
 
 
 def test_a_peer_without_its_files_is_left_out_with_the_flag_that_names_them(toy: Pair) -> None:
-    arguments = Namespace(against=["transformers"], threads=1, against_transformers=[], against_genai=[])
-    opened = open_peers(arguments, toy, capacity=128)
-    assert opened.peers == []
-    assert "transformers: no checkpoints given (--against-transformers TARGET[,DRAFT]" in opened.reasons[0]
+    pytest.importorskip("onnxruntime_genai")
+    arguments = Namespace(against=["genai"], threads=1, against_genai=["/no/such/folder"])
+    opened, (reason,) = open_peers(arguments, toy, capacity=128)
+    assert opened == []
+    assert reason.startswith("genai: /no/such/folder is not a folder of onnxruntime-genai's builder")
 
 
 @dataclass
@@ -281,7 +281,6 @@ def test_the_table_has_every_family_their_mean_and_the_worst(toy: Pair, says: Sa
         (["--against", "genai", "--overhead"], 2, "leave one of the two out"),
         (["--against", "genai", "--lengths", "2"], 2, "leave --drafters and --lengths out"),
         (["--against", ","], 2, "name at least one"),
-        (["--against-transformers", "a"], 2, "give --against transformers with it"),
         (["--against", "genai", "--against-genai", "a,b,c"], 2, "names 3 folders"),
         (["--against", "genai,nobody"], 1, "there is no peer nobody to compare with; there are: genai, llama"),
     ],
@@ -297,9 +296,9 @@ def test_bad_input(words: list[str], code: int, expected: str, capsys: pytest.Ca
 
 @pytest.mark.usefixtures("toy")
 def test_without_any_peer_the_reasons_are_the_result(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--quick", "--against", "transformers", "--json"]) == 0
+    assert main(["bench", "--quick", "--against", "genai", "--against-genai", "/no/such/folder", "--json"]) == 0
     out = capsys.readouterr().out
-    assert "Not compared: transformers: no checkpoints given" in out
+    assert "Not compared: genai: /no/such/folder is not a folder" in out
     value = json.loads(out.splitlines()[-1])
     assert value["families"] == []
     assert len(value["not_compared"]) == 1

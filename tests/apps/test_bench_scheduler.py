@@ -1,36 +1,26 @@
-"""How `bench` measures the scheduler: equal conditions, synthetic drafts, conversations, calibration, replay, plots."""
+"""How `bench` measures the scheduler: equal conditions, calibration, replay."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.bench.choices import choose
-from edgedecode.bench.conversations import MIXED, mixed_conversations
 from edgedecode.bench.measure.cost_meter import READ, Costs, DraftCosts
 from edgedecode.bench.measure.device_costs import CONTEXTS, bucket_contexts, learn, measure_host
-from edgedecode.bench.measure.equal_requests import Requests
-from edgedecode.bench.measure.synthetic import SYNTHETIC, SyntheticSource
 from edgedecode.bench.measure.timed import TimedPair
-from edgedecode.bench.report.speed_plot import speed_svg
+from edgedecode.bench.measure.timed_answers import Requests
 from edgedecode.bench.settings import PLAIN, SCHEDULED, Arm, Settings, arms_of
 from edgedecode.cli import main
 from edgedecode.decoding.policy import RoundCost, Score
-from edgedecode.errors import InputError
 from edgedecode.experience_file import load_experience
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.schedule.cost import CONTEXT_BUCKETS, context_bucket
-from edgedecode.svg import write_drawing
-from edgedecode.testing import byte_tokenizer
 from edgedecode.text.prompts import Prompt
 
 CURVE = Costs(
@@ -61,12 +51,7 @@ def line(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
 def test_the_arms_are_plain_scheduled_and_fixed_where_they_are_wanted() -> None:
     assert arms_of(settings()) == (PLAIN, SCHEDULED, Arm("suffix", 2))
     assert arms_of(settings(fixed=False)) == (PLAIN, SCHEDULED)
-    assert [str(arm) for arm in (PLAIN, SCHEDULED, Arm(SYNTHETIC, None), Arm("suffix", 2))] == [
-        "plain",
-        "scheduled",
-        "scheduled",
-        "suffix 2",
-    ]
+    assert [str(arm) for arm in (PLAIN, SCHEDULED, Arm("suffix", 2))] == ["plain", "scheduled", "suffix 2"]
 
 
 # -- equal conditions --------------------------------------------------------------------------------------------------
@@ -91,15 +76,13 @@ def test_every_request_begins_with_what_was_known_after_the_warm_up(toy: Pair) -
 
 def test_no_request_drafts_from_an_earlier_answer(toy: Pair) -> None:
     """A suffix drafter finds an answer it has seen in the store; between requests the store is emptied."""
-    timed, chosen = TimedPair(toy, with_draft=False), settings(max_tokens=30, ignore_eos=True)
+    timed, chosen = TimedPair(toy, with_draft=False), settings(max_tokens=30)
     requests = Requests(timed, chosen)
     arm = Arm("suffix", 8)
     runs = [requests.answer(PROMPT, arm) for _ in range(2)]
     counts = [[(stats.proposed, stats.accepted) for stats in run.stats] for run in runs]
     assert counts[0] == counts[1]
-    options = SessionOptions(
-        sampling=SamplingOptions(), drafter="suffix", draft_max=8, context=1024, seed=0, ignore_eos=True
-    )
+    options = SessionOptions(sampling=SamplingOptions(), drafter="suffix", draft_max=8, context=1024, seed=0)
     with toy.session(options) as session:  # without emptying, the same answer is found again
         session.generate(PROMPT.turns[0], max_tokens=30)
         assert session.stats.accepted > counts[0][0][1]
@@ -115,101 +98,16 @@ def test_scheduled_and_plain_say_the_same_when_they_draw(toy: Pair) -> None:
     assert other.tokens != plain.tokens
 
 
-# -- synthetic drafts --------------------------------------------------------------------------------------------------
-
-
-def accepted(toy: Pair, acceptance: float, *, length: int = 1) -> tuple[int, int]:
-    source = SyntheticSource(acceptance, seed=3)
-    toy.add_drafter_source(source)
-    chosen = settings(max_tokens=200, drafters=(SYNTHETIC,), ignore_eos=True, scheduled=Arm(SYNTHETIC, None))
-    requests = Requests(TimedPair(toy, with_draft=False), chosen, synthetic=source)
-    run = requests.answer(PROMPT, Arm(SYNTHETIC, length))
-    assert run.tokens == requests.answer(PROMPT, PLAIN).tokens
-    return sum(stats.accepted for stats in run.stats), sum(stats.proposed for stats in run.stats)
-
-
-def test_synthetic_drafts_are_accepted_as_often_as_asked(toy: Pair) -> None:
-    right, drafted = accepted(toy, 1.0, length=4)
-    assert right == drafted > 300
-    right, drafted = accepted(toy, 0.0, length=4)
-    assert (right, drafted > 1000) == (0, True)
-    right, drafted = accepted(toy, 0.7)
-    assert right / drafted == pytest.approx(0.7, abs=0.08)
-
-
-def test_while_synthetic_drafts_are_verified_the_target_says_what_was_recorded(toy: Pair) -> None:
-    """Whatever its kernels round: here the record is none of its own text. Afterwards it speaks freely again."""
-    source = SyntheticSource(1.0)
-    toy.add_drafter_source(source)
-    timed = TimedPair(toy, with_draft=False)
-    source.target = timed.target
-    chosen = settings(max_tokens=8, drafters=(SYNTHETIC,), ignore_eos=True, scheduled=Arm(SYNTHETIC, None))
-    requests = Requests(timed, chosen)
-    free = requests.answer(PROMPT, PLAIN).turns
-    record = [tuple((token + 7) % 200 + 20 for token in turn) for turn in free]
-    source.record(record)
-    for length in (1, 3, 5):
-        run = requests.answer(PROMPT, Arm(SYNTHETIC, length))
-        assert list(run.turns) == record
-        assert sum(stats.accepted for stats in run.stats) == sum(stats.proposed for stats in run.stats) > 0
-    assert requests.answer(PROMPT, PLAIN).turns == free
-
-
-@pytest.mark.usefixtures("toy")
-def test_a_synthetic_run_tells_the_speed_after_the_first_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--synthetic", "0", "--per-family", "1", "--families", "edit", "--repetitions", "1", "-n", "90"]
-    assert main(["bench", *words, "--lengths", "2", "--json"]) == 0
-    value = line(capsys)
-    [family] = value["families"]  # type: ignore[misc]
-    assert family["family"] == "synthetic 0"
-    assert family["tokens"] == 90
-    assert family["scheduled"]["accepted"] == 0
-    assert family["scheduled"]["later_speed_up"] > 0
-    assert [arm["drafter"] for arm in family["arms"]] == [SYNTHETIC]
-    assert family["arms"][0]["wasted"] == family["arms"][0]["proposed"] > 0
-
-
-# -- conversations -----------------------------------------------------------------------------------------------------
-
-
-def mixed(prompts: Sequence[Prompt], context: int = 1024) -> list[Prompt]:
-    return mixed_conversations(prompts, byte_tokenizer(), max_tokens=8, context=context)
-
-
-def test_a_mixed_conversation_changes_the_family_at_every_turn() -> None:
-    prompts = [Prompt(family, (), (f"{family} {number}",)) for family in "abc" for number in range(3)]
-    conversations = mixed(prompts)
-    assert [conversation.family for conversation in conversations] == [MIXED, MIXED]
-    assert conversations[0].turns == ("a 0", "b 0", "c 0", "a 1", "b 1", "c 1")
-    assert conversations[1].turns == ("a 2", "b 2", "c 2")
-    assert [len(conversation.turns) for conversation in mixed(prompts, context=60)] == [2, 2, 2, 2, 1]
-    with pytest.raises(InputError, match="raise --ctx-size"):
-        mixed(prompts, context=20)
-
-
-@pytest.mark.usefixtures("toy")
-def test_a_mixed_run_compares_with_every_fixed_arm(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--mixed", "--families", "edit,story", "--per-family", "1", "--repetitions", "1", "-n", "8"]
-    assert main(["bench", *words, "--lengths", "2", "--drafters", "suffix,model", "--json"]) == 0
-    [family] = line(capsys)["families"]  # type: ignore[misc]
-    assert (family["family"], family["prompts"]) == (MIXED, 1)
-    assert [(arm["drafter"], arm["length"], arm["divergent"]) for arm in family["arms"]] == [
-        ("suffix", 2, 0),
-        ("model", 2, 0),
-    ]
-    assert family["hindsight"]["ratio"] > 0
-
-
 # -- the default run ---------------------------------------------------------------------------------------------------
 
 
 def test_by_default_only_plain_and_scheduled_are_measured(
     toy: Pair, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    plot, kept = tmp_path / "bench.svg", tmp_path / "experience.json"
+    kept = tmp_path / "experience.json"
     toy.keep_experience(kept)
     words = ["--families", "edit,story", "--per-family", "1", "--repetitions", "1", "-n", "24", "--temp", "0.7"]
-    assert main(["bench", *words, "--plot", str(plot), "--json"]) == 0
+    assert main(["bench", *words, "--json"]) == 0
     out = capsys.readouterr().out
     value = json.loads(out.splitlines()[-1])
     for family in value["families"]:
@@ -222,8 +120,6 @@ def test_by_default_only_plain_and_scheduled_are_measured(
     assert "has answered 12 other prompts" in value["conditions"]["scheduler"]
     assert "Text: 2 of 2 speculative answers" in out
     assert {"mean", "worst"} <= {row.split("│")[1].strip() for row in out.splitlines() if row.startswith("│")}
-    ElementTree.fromstring(plot.read_text())
-    assert [file.name for file in tmp_path.iterdir() if "bench" in file.name] == ["bench.svg"]
     toy.save_experience()
     assert not kept.exists()  # what a bench's own prompts taught is kept nowhere
 
@@ -259,9 +155,9 @@ def test_host_work_is_told_by_drafter(toy: Pair) -> None:
 
 
 def test_a_calibration_ends_with_one_json_line(toy: Pair, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    plot, kept = tmp_path / "costs.svg", tmp_path / "experience.json"
+    kept = tmp_path / "experience.json"
     toy.keep_experience(kept)
-    words = ["--calibrate", "--families", "edit", "--repetitions", "1", "-n", "8", "--plot", str(plot)]
+    words = ["--calibrate", "--families", "edit", "--repetitions", "1", "-n", "8"]
     assert main(["bench", *words, "--json"]) == 0
     value = line(capsys)
     calibration = value["calibration"]
@@ -270,7 +166,6 @@ def test_a_calibration_ends_with_one_json_line(toy: Pair, capsys: pytest.Capture
     assert len(calibration[0]["c"]) == 17
     assert calibration[0]["read_seconds"] > 0
     assert toy.experience.costs.table(256).step == pytest.approx(calibration[0]["target_seconds"]["1"])
-    ElementTree.fromstring(plot.read_text())
     assert load_experience(kept).costs.as_dict() == toy.experience.costs.as_dict()
 
 
@@ -287,7 +182,7 @@ def test_a_trace_is_replayed(
     toy: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = pack_digest(toy.manifest)
-    monkeypatch.setattr("edgedecode.bench.replaying._digest", lambda pack: digest)
+    monkeypatch.setattr("edgedecode.bench.kinds._digest", lambda pack: digest)
     trace = recorded(toy, tmp_path / "trace.jsonl")
     lines = trace.read_text().splitlines()
     assert main(["bench", "--replay", str(trace), "--json"]) == 0
@@ -301,40 +196,11 @@ def test_a_trace_is_replayed(
     assert main(["bench", "--replay", str(trace)]) == 1
     assert capsys.readouterr().out.startswith("plan 5 differs: recorded Plan(")
 
-    monkeypatch.setattr("edgedecode.bench.replaying._digest", lambda pack: "another")
+    monkeypatch.setattr("edgedecode.bench.kinds._digest", lambda pack: "another")
     assert main(["bench", "--replay", str(trace)]) == 1
     message = capsys.readouterr().err
     assert "is of another pack" in message
     assert "not the head of a trace" not in message
-
-
-# -- the drawing -------------------------------------------------------------------------------------------------------
-
-
-def test_a_drawing_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    taken = tmp_path / "taken.svg"
-    taken.mkdir()
-    with pytest.raises(InputError, match="cannot be written"):
-        write_drawing(taken, speed_svg([CURVE], [], title="t"))
-    assert [file.name for file in tmp_path.iterdir()] == ["taken.svg"]
-
-
-def test_a_drawing_that_could_not_be_written_is_refused_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(**_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("edgedecode.svg.tempfile.TemporaryFile", full)
-    monkeypatch.setattr("edgedecode.bench.kinds.open_pair", None)  # nothing is opened
-    assert main(["bench", "--quick", "--plot", str(tmp_path / "x.svg")]) == 1
-    assert "x.svg cannot be written: No space left on device" in capsys.readouterr().err
-
-
-def test_a_curve_is_drawn_with_a_point_for_every_width() -> None:
-    root = ElementTree.fromstring(speed_svg([CURVE, replace(CURVE, context=1024)], [], title="a < b"))
-    curves = [element for element in root if element.tag.endswith("polyline")]
-    assert [len(curve.attrib["points"].split()) for curve in curves] == [17, 17]
 
 
 def test_the_bundled_prompts_leave_others_to_learn_from() -> None:

@@ -166,7 +166,7 @@ REFUSALS = {
     "bench --families ,": (2, "name at least one"),
     "bench --lengths 1,,2": (2, "'' is not a whole number"),
     "bench --lengths 99": (2, "'99' is too large: 64 is the most"),
-    "bench --synthetic nan": (2, "'nan' is not a number"),
+    "bench --temp nan": (2, "'nan' is not a number"),
     "bench --replay FOLDER": (1, "cannot be read: Is a directory"),
     "bench --replay LATIN": (1, "is not text"),
     "bench --prompts LATIN": (1, "is not valid UTF-8"),

@@ -11,7 +11,6 @@ import pytest
 from edgedecode import CapabilityError, ManifestError, RuntimeUnavailable, SamplingOptions, SessionOptions, load
 from edgedecode.bench.peers.peer_process import PeerOrder, PeerProcess
 from edgedecode.pack.manifest import Manifest
-from tests.shared_paths import SHARED, needs_shared
 
 CONTEXT = 192
 COUNT = 16
@@ -69,24 +68,10 @@ def test_llama_answers_as_ours_with_and_without_lookups(
         assert answer.first_tokens == 1
 
 
-@needs_shared
-@pytest.mark.slow
-def test_transformers_says_the_same_in_every_mode(opened: Open, said: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    pytest.importorskip("transformers")
-    pytest.importorskip("torch")
-    prompt, _ = said
-    peer = opened("transformers", SHARED / "demo-pair" / "target", SHARED / "demo-pair" / "draft")
-    answers = {mode: peer.answer(mode, prompt, count=COUNT) for mode in peer.modes}
-    assert {mode.split()[0] for mode in answers} == {"plain", "draft", "lookup"}
-    assert {answer.tokens[: COUNT // 2] for answer in answers.values()} == {answers["plain"].tokens[: COUNT // 2]}
-    assert all(answer.first_tokens >= 1 for answer in answers.values())
-
-
-@pytest.mark.parametrize("name", ["genai", "transformers"])
-def test_folders_that_hold_no_model_are_a_reason(opened: Open, name: str, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime_genai" if name == "genai" else "transformers")
+def test_folders_that_hold_no_model_are_a_reason(opened: Open, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime_genai")
     with pytest.raises(RuntimeUnavailable, match=str(tmp_path)):
-        opened(name, tmp_path)
+        opened("genai", tmp_path)
 
 
 def test_a_pack_that_vanished_is_a_reason(opened: Open, tmp_path: Path) -> None:

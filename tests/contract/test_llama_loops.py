@@ -16,8 +16,7 @@ from tests.contract.toy_graph import ToyShape
 
 pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
 
-from edgedecode.bench.loops.llama_loop import LlamaBareLoop
-from edgedecode.bench.loops.llama_python_loop import HighLevelLoop
+from edgedecode.bench.loops.llama_loops import HighLevelLoop, LlamaBareLoop
 
 LOOPS = [LlamaBareLoop, HighLevelLoop]
 PROMPT = list(range(40, 70)) * 5

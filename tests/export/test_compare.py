@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,8 +12,9 @@ import numpy as np
 import pytest
 
 from edgedecode.cli import main
-from edgedecode.errors import ExportError
+from edgedecode.errors import ExportError, InputError
 from edgedecode.export.cli.recipe_tables import Point, scatter_svg
+from edgedecode.export.cli.svg import check_drawing, document, write_drawing
 from edgedecode.export.recipes.scored_texts import ScoredText, Scores, read_texts, score_texts
 from edgedecode.testing import TableModel, toy_tables
 from edgedecode.text.chat_template import ChatTemplate
@@ -176,3 +179,25 @@ def test_a_drawing_is_sound_whatever_its_points() -> None:
         labels = [text for text in drawing.findall("{*}text") if text.text in {point.label for point in points}]
         assert len(labels) == len(points)
         assert len({label.get("y") for label in labels}) == len(points)  # none hides another
+
+
+def test_a_drawing_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    taken = tmp_path / "taken.svg"
+    taken.mkdir()
+    with pytest.raises(InputError, match="cannot be written"):
+        write_drawing(taken, document([], width=1, height=1))
+    assert [file.name for file in tmp_path.iterdir()] == ["taken.svg"]
+
+
+def test_the_place_of_a_drawing_is_checked_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name, expected in (("x.png", "drawings are SVG"), ("no/such/folder/x.svg", "there is no folder")):
+        with pytest.raises(InputError, match=expected):
+            check_drawing(tmp_path / name)
+    monkeypatch.setattr("edgedecode.export.cli.svg.tempfile.TemporaryFile", full)
+    with pytest.raises(InputError, match=r"x\.svg cannot be written: No space left on device"):
+        check_drawing(tmp_path / "x.svg")

@@ -12,7 +12,7 @@ from pathlib import Path
 from edgedecode.cache import aside
 from edgedecode.errors import InputError
 
-__all__ = ["Axis", "check_drawing", "document", "line", "polyline", "rectangle", "text", "write_drawing"]
+__all__ = ["Axis", "check_drawing", "document", "line", "polyline", "text", "write_drawing"]
 
 _DRAWING_NBYTES = 1 << 18
 """More than any drawing has."""
@@ -68,10 +68,6 @@ def line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
 def polyline(xs: Sequence[float], ys: Sequence[float], colour: str) -> str:
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
     return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
-
-
-def rectangle(x: float, y: float, *, width: float, height: float, colour: str) -> str:
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>'
 
 
 def check_drawing(path: Path) -> None:
