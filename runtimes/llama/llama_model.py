@@ -6,8 +6,10 @@ split. The outputs of one pass are read in place, those of several are gathered 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import TypeAlias
@@ -28,7 +30,6 @@ from .llama_adapters import Adapters
 from .llama_context import Context
 from .llama_engine import Weights
 from .llama_footprint import StatePlan, plan_state, row_nbytes
-from .pass_pieces import pieces_of, places
 from .states.llama_state import LlamaState
 from .states.recurrent_state import RecurrentState
 
@@ -178,13 +179,13 @@ class LlamaModel:
             logits = state.context.logits(len(ascending), rows=self._card.rows)
         else:
             logits = self._append_pieces(state, tokens, parents=parents, rows=ascending)
-        return logits if ascending is rows or ascending == list(rows) else logits[places(rows, ascending)]
+        return logits if ascending is rows or ascending == list(rows) else logits[_places(rows, ascending)]
 
     def _append_pieces(
         self, state: AnyState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
     ) -> FloatArray:
         """Run as many passes as the context's limits need; `rows` ascend."""
-        pieces = list(pieces_of(len(tokens), rows, width=state.width, outputs=state.context.plan.outputs))
+        pieces = list(_pieces_of(len(tokens), rows, width=state.width, outputs=state.context.plan.outputs))
         several = sum(bool(piece.rows) for piece in pieces) > 1
         logits = self._gather(len(rows) if several else 0)
         filled = 0
@@ -235,3 +236,31 @@ class LlamaModel:
 
 def _is_ascending(rows: Sequence[int]) -> bool:
     return len(rows) < 2 or (isinstance(rows, range) and rows.step > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One engine pass of a request: its rows, and those of them that are outputs, counted from the request's first."""
+
+    start: int
+    stop: int
+    rows: Sequence[int]
+
+
+def _pieces_of(count: int, ascending: Sequence[int], *, width: int, outputs: int) -> Iterator[_Piece]:
+    """Split `count` rows into passes of at most `width` rows and `outputs` outputs, whose rows are `ascending`."""
+    start = filled = 0
+    while start < count:
+        stop = min(start + width, count)
+        end = bisect_left(ascending, stop, filled)
+        if end - filled > outputs:
+            end = filled + outputs
+            stop = ascending[end]
+        yield _Piece(start, stop, ascending[filled:end])
+        start, filled = stop, end
+
+
+def _places(rows: Sequence[int], ascending: Sequence[int]) -> list[int]:
+    """Return where each of `rows` stands in `ascending`."""
+    place = {row: index for index, row in enumerate(ascending)}
+    return [place[row] for row in rows]

@@ -26,7 +26,7 @@ from .feeding import find_scale
 from .files.cached_gguf import gguf_path
 from .files.engine_probe import Finding, probe_engine
 from .files.trimmed_draft import TrimmedDraft, check_trim, find_trimmed
-from .gguf_projections import lora_modules, lora_projections
+from .llama_adapters import lora_modules, lora_projections
 from .llama_engine import EXACT, INSTALL, KV_TYPES, Engine, Loading, Weights, engine_version
 from .llama_footprint import ENGINE_NBYTES, loaded_nbytes, plan_snapshots, plan_state, session_nbytes, weights_nbytes
 from .llama_model import LlamaModel

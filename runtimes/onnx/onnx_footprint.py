@@ -5,12 +5,12 @@ Knows arithmetic only. Upper bounds: the figures beside the constants were measu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 
 from edgedecode.pack.manifest import ModelEntry
 
-__all__ = ["ENGINE_NBYTES", "Footprint", "plan_footprint", "plan_own_footprint", "rows_per_pass"]
+__all__ = ["ENGINE_NBYTES", "Footprint", "plan_footprint", "plan_own_footprint", "rows_per_pass", "widen_footprint"]
 
 MIB = 2**20
 FLOAT_NBYTES = 4
@@ -24,6 +24,12 @@ BIAS_NBYTES = 2 * MIB
 """Limit of one pass's attention bias. The engine's score buffers are as large, once for every query head."""
 ACTIVATION_NBYTES = 24 * MIB
 """Limit of one pass's other intermediate values; with wide MLPs it shortens the pass."""
+LOGITS_NBYTES = 16 * 2**20
+"""Limit of one pass's logits where the graph computes every row's."""
+SCORE_COPIES = 3
+"""Scores, masked scores and their softmax, beside the mask that the base plan counts once for every head."""
+SPREAD_COPIES = 4
+"""Keys and values repeated for every query head, each in two layouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +130,15 @@ def _row_nbytes(entry: ModelEntry, *, adapters: bool) -> int:
     body = max(0, entry.parameters - entry.rows * entry.hidden_size)
     mlp = body // (3 * entry.hidden_size * entry.layers)
     return FLOAT_NBYTES * ((6 if adapters else 5) * mlp + 8 * entry.hidden_size)
+
+
+def widen_footprint(base: Footprint, entry: ModelEntry) -> Footprint:
+    """Return the plan of a graph that joins past and present itself, from that of a base graph: its attention is made
+    of plain nodes, whose intermediate values all exist."""
+    rows = base.rows_per_pass
+    if "rows" not in entry.graphs["base"].capabilities:
+        rows = max(2, min(rows, LOGITS_NBYTES // (FLOAT_NBYTES * entry.rows)))
+    heads = -(-entry.hidden_size // entry.head_size)
+    spread = SPREAD_COPIES * heads * entry.head_size * entry.context * FLOAT_NBYTES
+    workspace = base.workspace_nbytes + SCORE_COPIES * heads * base.bias_nbytes + spread
+    return replace(base, workspace_nbytes=workspace, rows_per_pass=rows)

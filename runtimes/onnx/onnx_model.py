@@ -22,16 +22,15 @@ from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ..row_checks import LEAST_ROWS, check_capacity, check_tokens, wanted_rows
-from .biases import Biases
+from .biases import Biases, TreePaths
 from .buffers import Buffers
 from .graph_session import Untyped, cache_names, first_line
-from .heads.logits_outputs import Heads, Outlet
-from .heads.model_heads import TrimmedModelHead
 from .kernels.thread_choice import chosen_threads
+from .logits_outputs import Heads, Outlet
 from .onnx_adapters import Adapters
 from .onnx_footprint import Footprint
 from .onnx_state import OnnxState, state_nbytes
-from .tree_paths import TreePaths
+from .trimmed_head import TrimmedModelHead
 
 __all__ = ["OnnxModel"]
 

@@ -22,18 +22,17 @@ from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ..threads import default_threads, most_threads
-from .concat.concat_footprint import widen_footprint
 from .concat.concat_model import CONCAT, ConcatModel
 from .graph_choice import choose_graph, file_nbytes
 from .graph_session import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
-from .heads.model_heads import read_trimmed
 from .kernels.draw import NativeRowDraw
 from .kernels.serving import Served, explain, serve
 from .kernels.thread_choice import kept_choice
 from .kernels.trial import kernels_line, load_kernels
-from .onnx_footprint import ENGINE_NBYTES, plan_footprint, plan_own_footprint, rows_per_pass
+from .onnx_footprint import ENGINE_NBYTES, plan_footprint, plan_own_footprint, rows_per_pass, widen_footprint
 from .onnx_model import OnnxModel
 from .providers import PROVIDERS, Provider, choose_provider
+from .trimmed_head import read_trimmed
 
 __all__ = ["OnnxRuntime"]
 

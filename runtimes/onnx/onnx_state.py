@@ -13,6 +13,7 @@ from edgedecode.memory import Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ..row_checks import check_chain, check_crop, check_kept, check_room, continues
+from ..row_state import RowState
 from .ancestors import Ancestors
 
 __all__ = ["OnnxState", "state_nbytes"]
@@ -35,7 +36,7 @@ def _slots(capacity: int, tiled: bool) -> int:
     return -(-capacity // KEY_TILE) * KEY_TILE if tiled else capacity
 
 
-class OnnxState:
+class OnnxState(RowState):
     """Implements `State`: slots 0 to length are settled, the next `pending` hold pending rows in order of arrival.
 
     All layers' keys and values are one array of the graph's KV type, [2 · layers, 1, kv heads, capacity, head size];
@@ -55,7 +56,7 @@ class OnnxState:
         tiled: bool = False,
         busy: AbstractContextManager[object],
     ) -> None:
-        self.owner = owner
+        super().__init__(capacity=capacity, owner=owner)
         self._busy = busy
         """What the model enters for a pass: the engine writes to this memory then."""
         self.width = width
@@ -64,9 +65,6 @@ class OnnxState:
         """What the model's buffers hold for it: rows of logits, and whether the bias of trees."""
         self.on_close: Callable[[], None] | None = None
         self._lease = lease
-        self._capacity = capacity
-        self._length = 0
-        self._pending = 0
         self._tiled = tiled
         shape = (2 * entry.layers, 1, entry.kv_heads, _slots(capacity, tiled), entry.head_size)
         self.cache: npt.NDArray[np.float32 | np.int8] = np.zeros(shape, kv_type)
@@ -83,24 +81,8 @@ class OnnxState:
         self.bound_parents: object = None
 
     @property
-    def length(self) -> int:
-        return self._length
-
-    @property
-    def pending(self) -> int:
-        return self._pending
-
-    @property
-    def capacity(self) -> int:
-        return self._capacity
-
-    @property
     def nbytes(self) -> int:
         return self._lease.nbytes
-
-    @property
-    def oldest_crop(self) -> int:
-        return 0
 
     @property
     def closed(self) -> bool:
@@ -129,10 +111,6 @@ class OnnxState:
             self.tree.grow(parents, after=self._pending)
         elif self.tree is not None:
             self.tree.grow(range(self._pending - 1, self._pending - 1 + count), after=self._pending)
-
-    def commit(self, count: int) -> None:
-        """Count the rows of a finished pass as pending."""
-        self._pending += count
 
     def close(self) -> None:
         with self._busy:

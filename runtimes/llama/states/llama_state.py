@@ -7,50 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgedecode.errors import CapabilityError
-
-from ...row_checks import check_chain, check_crop, check_kept, check_room
+from ...row_checks import check_chain, check_kept, check_room
 from ..llama_context import Context
+from .context_state import ContextState
 from .sequences import Fork, Mark, Sequences
 
 __all__ = ["LlamaState"]
 
 
-class LlamaState:
+class LlamaState(ContextState):
     """Implements `State`. Sequence 0 holds what is settled, and the pending rows of a chain.
 
     window: positions that window layers see, 0 for none.
     """
 
     def __init__(self, context: Context, *, capacity: int, window: int, owner: object) -> None:
-        self.owner = owner
-        self.context = context
+        super().__init__(context, capacity=capacity, owner=owner)
         self._window = window
-        self._capacity = capacity
-        self._length = self._pending = 0
         self._branches: Sequences | None = None
         """The pending rows' shape; None: a chain."""
         self._held = [0] * context.plan.sequences
         """Per id but 0: how many settled positions it still holds from an earlier tree. The engine changes cells one by
         one, at a price: with this a tree of the next round costs its new positions, not the whole text."""
-        self._torn = False
-        """Whether the context may hold rows that are not counted: a pass failed or was interrupted."""
-
-    @property
-    def length(self) -> int:
-        return self._length
-
-    @property
-    def pending(self) -> int:
-        return self._pending
-
-    @property
-    def capacity(self) -> int:
-        return self._capacity
-
-    @property
-    def nbytes(self) -> int:
-        return self.context.lease.nbytes
 
     @property
     def oldest_crop(self) -> int:
@@ -59,10 +37,6 @@ class LlamaState:
             return 0
         first = self.context.first_position()  # window layers may have given old cells away
         return 0 if first <= 0 else first + self._window
-
-    @property
-    def closed(self) -> bool:
-        return self.context.closed
 
     @property
     def width(self) -> int:
@@ -83,21 +57,12 @@ class LlamaState:
                 self._cut(self._length + count)
         else:
             self._branches.check_path(path)
-            self._cut(self._length + count, id=self._branches.owner(path[-1]) if count else 0)
+            self._cut_to(self._length + count, id=self._branches.owner(path[-1]) if count else 0)
         self._settle(self._length + count)
-
-    def crop(self, length: int) -> None:
-        check_crop(length, settled=self._length)
-        if length == 0:
-            self._clear()
-        elif self._torn or self._pending or length < self._length:
-            self._cut(length)
-        self._torn = False
-        self._settle(length)
 
     def begin(self, count: int, parents: Sequence[int] | None) -> Mark | None:
         """Check that `count` rows fit, and return how the tree is now, for `undo`."""
-        if self._torn:
+        if self._dirty:
             self._mend()
         check_room(count, used=self._length + self._pending, capacity=self._capacity)
         mark = None if self._branches is None else self._branches.mark()
@@ -107,7 +72,7 @@ class LlamaState:
 
     def append(self, tokens: Sequence[int], *, start: int, parents: Sequence[int] | None, rows: Sequence[int]) -> None:
         """Run one pass of the pending rows from `start`; `rows` of it become outputs. Tree states need `parents`."""
-        self._torn = True
+        self._dirty = True
         if self._branches is None:
             self.context.batch.chain(tokens, position=self._length + start)
         else:
@@ -116,23 +81,14 @@ class LlamaState:
         self.context.batch.ask(rows)
         self.context.decode()
 
-    def commit(self, count: int) -> None:
-        """Count the rows of finished passes as pending."""
-        self._pending += count
-        self._torn = False
-
     def undo(self, mark: Mark | None) -> None:
         """Forget rows that were not committed; `mark` is what `begin` returned."""
         if mark is None:
             self._branches = None
         elif self._branches is not None:
             self._branches.undo(mark)
-        if self._torn:
+        if self._dirty:
             self._mend()
-
-    def close(self) -> None:
-        self.context.close()
-        self._settle(0)
 
     def _write_tree(self, branches: Sequences, tokens: Sequence[int], *, parents: Sequence[int]) -> None:
         plan = branches.grow(parents)
@@ -148,20 +104,19 @@ class LlamaState:
             start = 0
         self.context.copy(fork.source, fork.target, start=start, stop=fork.positions)
 
-    def _cut(self, length: int, *, id: int = 0) -> None:
+    def _cut(self, length: int) -> None:
+        self._cut_to(length, id=0)
+
+    def _cut_to(self, length: int, *, id: int) -> None:
         """Leave the first `length` positions of one branch, on sequence 0, and what is settled of the others."""
-        oldest = self.oldest_crop
-        if length < oldest:
-            raise CapabilityError(
-                f"this model's memory cannot go back to length {length}, only to {oldest} or 0: read it again from 0"
-            )
+        super()._cut(length)
         self.context.remove(0, self._length if id else length)
         if id:
             self.context.copy(id, 0, start=self._length, stop=length)
         floor = min(self._length, length)
         used = () if self._branches is None else self._branches.ids
         for other in range(1, len(self._held)):
-            if other in used or self._torn or self._held[other] > floor:
+            if other in used or self._dirty or self._held[other] > floor:
                 self._held[other] = floor if other in used else min(self._held[other], floor)
                 self.context.remove(other, self._held[other])
 
@@ -170,12 +125,12 @@ class LlamaState:
         branches = self._branches or Sequences(self._pending, most=1, settled=self._length)
         for id, held in enumerate(self._held):
             self.context.remove(id, branches.end(id) if id in branches.ids else held)
-        self._torn = False
+        self._dirty = False
 
     def _clear(self) -> None:
-        if not self.closed:
-            self.context.clear()
+        super()._clear()
         self._held = [0] * len(self._held)
 
     def _settle(self, length: int) -> None:
-        self._length, self._pending, self._branches = length, 0, None
+        super()._settle(length)
+        self._branches = None

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgedecode.errors import CapabilityError
-
-from ...row_checks import check_chain, check_crop, check_kept, check_room
+from ...row_checks import check_chain, check_kept, check_room
 from ..llama_context import Context
+from .context_state import ContextState
 from .snapshots import MOST_OWED, Snapshots
 
 __all__ = ["RecurrentState"]
 
 
-class RecurrentState:
+class RecurrentState(ContextState):
     """Implements `State`. Sequence 0 is the live one; snapshots: how many others hold an earlier memory.
 
     Without snapshots only whole passes may be kept, or everything be forgotten. With them rows that are kept of a pass
@@ -23,40 +22,15 @@ class RecurrentState:
     branched = False
 
     def __init__(self, context: Context, *, capacity: int, snapshots: int, owner: object) -> None:
-        self.owner = owner
-        self.context = context
-        self._capacity = capacity
-        self._length = self._pending = 0
+        super().__init__(context, capacity=capacity, owner=owner)
         self._snapshots = Snapshots(context, most=snapshots) if snapshots else None
-        self._torn = False
-        """Whether the context may hold rows that are not counted: a pass failed or was interrupted."""
-
-    @property
-    def length(self) -> int:
-        return self._length
-
-    @property
-    def pending(self) -> int:
-        return self._pending
-
-    @property
-    def capacity(self) -> int:
-        return self._capacity
-
-    @property
-    def nbytes(self) -> int:
-        return self.context.lease.nbytes
 
     @property
     def oldest_crop(self) -> int:
         """Beyond it only 0 is possible: forgetting everything."""
         if self._snapshots is not None:
             return self._snapshots.oldest
-        return self._length + self._pending + self._torn
-
-    @property
-    def closed(self) -> bool:
-        return self.context.closed
+        return self._length + self._pending + self._dirty
 
     @property
     def width(self) -> int:
@@ -70,21 +44,12 @@ class RecurrentState:
             self._cut(self._length + len(path))
         self._settle(self._length + len(path))
 
-    def crop(self, length: int) -> None:
-        check_crop(length, settled=self._length)
-        if length == 0:
-            self._clear()
-        elif self._torn or self._pending or length < self._length:
-            self._cut(length)
-        self._torn = False
-        self._settle(length)
-
     def begin(self, count: int, parents: Sequence[int] | None) -> None:
         """Check that `count` rows of a chain fit, and keep the memory as it is now."""
         assert parents is None, "trees are refused by the card"
-        if self._torn:
+        if self._dirty:
             self._cut(self._length + self._pending)
-            self._torn = False
+            self._dirty = False
         check_room(count, used=self._length + self._pending, capacity=self._capacity)
         if self._snapshots is None:
             return
@@ -95,7 +60,7 @@ class RecurrentState:
 
     def append(self, tokens: Sequence[int], *, start: int, parents: Sequence[int] | None, rows: Sequence[int]) -> None:
         """Run one pass of the pending rows from `start`; `rows` of it become outputs."""
-        self._torn = True
+        self._dirty = True
         if self._snapshots is None:
             self.context.batch.chain(tokens, position=self._length + start)
             self.context.batch.ask(rows)
@@ -104,20 +69,11 @@ class RecurrentState:
         owed = self._snapshots.owed
         self._read([*owed, *tokens], rows=[len(owed) + row for row in rows], new=tokens)
 
-    def commit(self, count: int) -> None:
-        """Count the rows of finished passes as pending."""
-        self._pending += count
-        self._torn = False
-
     def undo(self, mark: object) -> None:
         """Forget rows that were not committed; without snapshots nothing can, and the state stays torn."""
-        if self._torn and self._snapshots is not None:
+        if self._dirty and self._snapshots is not None:
             self._cut(self._length + self._pending)
-            self._torn = False
-
-    def close(self) -> None:
-        self.context.close()
-        self._settle(0)
+            self._dirty = False
 
     def _read(self, tokens: Sequence[int], *, rows: Sequence[int], new: Sequence[int] = ()) -> None:
         """Let the live sequence read `tokens`, of which `new` were not owed."""
@@ -129,20 +85,11 @@ class RecurrentState:
         self._snapshots.extend(new, read=len(tokens))
 
     def _cut(self, length: int) -> None:
-        """Leave the first `length` rows."""
-        oldest = self.oldest_crop
-        if length < oldest:
-            raise CapabilityError(
-                f"this model's memory cannot go back to length {length}, only to {oldest} or 0: read it again from 0"
-            )
+        super()._cut(length)
         if self._snapshots is not None:
             self._snapshots.cut(length)
 
     def _clear(self) -> None:
-        if not self.closed:
-            self.context.clear()
+        super()._clear()
         if self._snapshots is not None:
             self._snapshots.clear()
-
-    def _settle(self, length: int) -> None:
-        self._length, self._pending = length, 0

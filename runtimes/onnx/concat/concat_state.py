@@ -17,6 +17,7 @@ from edgedecode.memory import Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ...row_checks import check_chain, check_crop, check_kept, check_room, continues
+from ...row_state import RowState
 from ..onnx_footprint import FLOAT_NBYTES
 
 __all__ = ["ConcatState", "concat_state_nbytes"]
@@ -27,7 +28,7 @@ def concat_state_nbytes(entry: ModelEntry, capacity: int) -> int:
     return 2 * capacity * 2 * entry.layers * entry.kv_heads * entry.head_size * FLOAT_NBYTES
 
 
-class ConcatState:
+class ConcatState(RowState):
     """Implements `State` for chains. A buffer holds, for each layer's keys and values, [kv heads, rows, head size].
 
     `stored` rows lie in the buffer that is read. Rows that were cropped or not kept stay there until the next pass,
@@ -45,7 +46,7 @@ class ConcatState:
         binding: object,
         busy: AbstractContextManager[object],
     ) -> None:
-        self.owner = owner
+        super().__init__(capacity=capacity, owner=owner)
         self._busy = busy
         """What the model enters for a pass: the engine writes to this memory then."""
         self.width = width
@@ -54,9 +55,6 @@ class ConcatState:
         """How many rows of logits the model holds for it."""
         self.on_close: Callable[[], None] | None = None
         self._lease = lease
-        self._capacity = capacity
-        self._length = 0
-        self._pending = 0
         self._stored = 0
         self._heads, self._size = entry.kv_heads, entry.head_size
         values = 2 * entry.layers
@@ -65,24 +63,8 @@ class ConcatState:
         self.binding: Any = binding
 
     @property
-    def length(self) -> int:
-        return self._length
-
-    @property
-    def pending(self) -> int:
-        return self._pending
-
-    @property
-    def capacity(self) -> int:
-        return self._capacity
-
-    @property
     def nbytes(self) -> int:
         return self._lease.nbytes
-
-    @property
-    def oldest_crop(self) -> int:
-        return 0
 
     @property
     def closed(self) -> bool:
@@ -119,10 +101,6 @@ class ConcatState:
     def turn(self, rows: int) -> None:
         """Take what a finished pass wrote, `rows` in all, for the past of the next."""
         self._reading, self._stored = 1 - self._reading, rows
-
-    def commit(self, count: int) -> None:
-        """Count the rows of a finished forward as pending."""
-        self._pending += count
 
     def close(self) -> None:
         with self._busy:

@@ -14,9 +14,9 @@ from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import ModelCard
 
-from ..buffers import Buffers
-from ..graph_session import HEADS_INPUT, LOCAL_IDS, LOCAL_ROWS, TRIM_LOGITS, Untyped
-from ..onnx_footprint import FLOAT_NBYTES
+from .buffers import Buffers
+from .graph_session import HEADS_INPUT, LOCAL_IDS, LOCAL_ROWS, TRIM_LOGITS, Untyped
+from .onnx_footprint import FLOAT_NBYTES
 
 __all__ = ["Heads", "Outlet"]
 

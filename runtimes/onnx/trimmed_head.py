@@ -13,7 +13,7 @@ from edgedecode.errors import ManifestError
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.token_map import read_token_ids
 
-from ..graph_session import TRIM_LOGITS, Untyped
+from .graph_session import TRIM_LOGITS, Untyped
 from .logits_outputs import Outlet
 
 __all__ = ["TrimmedModelHead", "read_trimmed"]
