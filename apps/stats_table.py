@@ -27,7 +27,7 @@ def stats_table(stats: Stats, *, finish_reason: FinishReason) -> Table:
 
 def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
     """Return what chat shows below an answer."""
-    parts = [f"{stats.verified_tokens + stats.unverified_tokens} tokens", f"{stats.tokens_per_second:.0f} tok/s"]
+    parts = [f"{stats.verified_tokens} tokens", f"{stats.tokens_per_second:.0f} tok/s"]
     if stats.mode == "plain":
         parts.append("no drafts")
     else:
@@ -77,7 +77,7 @@ def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]
     if stats.seed is not None:
         yield "seed", f"{stats.seed}  (repeat with --seed)"
     yield "prompt", f"{stats.prompt_tokens} tokens, {stats.cached_tokens} of them cached"
-    yield "tokens", f"{stats.verified_tokens} verified by the target, {stats.unverified_tokens} unverified"
+    yield "tokens", f"{stats.verified_tokens}, all verified by the target"
     yield "target passes", f"{stats.rounds}, acceptance length {stats.acceptance_length:.2f} tokens a pass"
     if stats.proposed:
         yield "drafted", f"{stats.proposed}, accepted {stats.accepted} ({stats.accepted / stats.proposed:.0%})"

@@ -95,7 +95,7 @@ def widths_path(
     folder = cache_folder(FOLDER)
     if folder is None:
         return None
-    graph = (card.rows, card.context, card.tree, card.kv_types, card.hidden_size, card.lora_rank, card.lora_modules)
+    graph = (card.rows, card.context, card.tree, card.kv_type, card.hidden_size, card.lora_rank, card.lora_modules)
     use = None if adapter is None else (adapter.digest, adapter.scale)
     settings = map(repr, (provider, card.threads, card.kernels, graph, use, NARROW, WIDE))
     facts = [edgedecode.__version__, pack_digest(manifest), engine, version, *settings, str(cores())]

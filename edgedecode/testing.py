@@ -33,7 +33,6 @@ __all__ = [
     "TableRuntime",
     "TableState",
     "byte_tokenizer",
-    "hostile_drafter",
     "toy_pair",
     "toy_tables",
 ]
@@ -206,19 +205,6 @@ class ScriptedDrafter:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def hostile_drafter(target: TableModel, *, vocabulary: int) -> ScriptedDrafter:
-    """Return a drafter whose every token is the target's least likely one: everything is rejected."""
-
-    class Hostile(ScriptedDrafter):
-        name = "hostile"
-
-        def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
-            worst = int(target.logits_after(context)[:vocabulary].argmin())
-            return Draft((worst,) * limit, source=self.name)
-
-    return Hostile({})
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -117,5 +117,5 @@ def _folder(name: str, factory: LoopFactory, arguments: Namespace, pair: Pair) -
 
 
 def _open(factory: LoopFactory, folder: Path, *, arguments: Namespace, pair: Pair, context: int) -> GreedyLoop:
-    target, kv_type = pair.manifest.located("target"), pair.target.card.kv_types[0]
+    target, kv_type = pair.manifest.located("target"), pair.target.card.kv_type
     return factory(target, folder, threads=arguments.threads, capacity=context, kv_type=kv_type)

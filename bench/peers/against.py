@@ -93,7 +93,7 @@ def _order(name: str, arguments: Namespace, pair: Pair, *, capacity: int) -> Pee
         root=str(pair.root.resolve()),
         threads=threads,
         draft_threads=_threads(arguments, pair.draft) or threads,
-        kv_type=pair.target.card.kv_types[0],
+        kv_type=pair.target.card.kv_type,
         capacity=capacity,
         ends=tuple(pair.manifest.generation.end_token_ids),
         folders=tuple(os.path.abspath(folder) for folder in folders),

@@ -64,8 +64,8 @@ class Conditions:
 
 def _kv_type(timed: TimedPair) -> str:
     """Say how the target keeps keys and values where that is not in floats."""
-    kept = timed.target.card.kv_types
-    return "" if "float32" in kept else f", {kept[0]} keys and values (lossy)"
+    kept = timed.target.card.kv_type
+    return "" if kept == "float32" else f", {kept} keys and values (lossy)"
 
 
 def _threads(timed: TimedPair, *, asked: int | None) -> str:

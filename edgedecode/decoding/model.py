@@ -83,12 +83,10 @@ class ModelCard:
     """Ids the tokenizer knows; rows at and above it are padding and never sampled (unless `token_ids` maps rows)."""
     context: int
     """Most positions a state may hold."""
-    widths: tuple[int, ...] | None = None
-    """Pass widths of a static-shape provider; None: any width."""
     tree: bool = True
     rollback: bool = True
     """Whether a state can drop its newest rows; recurrent layers cannot, and without it nothing can be drafted."""
-    kv_types: tuple[str, ...] = ("float32",)
+    kv_type: str = "float32"
     hidden_size: int = 0
     """Size of the hidden output; 0: the graph has none."""
     token_ids: IntArray | None = field(default=None, compare=False)

@@ -1,12 +1,12 @@
 """From one row of logits to the distribution a token is drawn from. Rows are processed only when they are reached.
 
-The order is fixed: mask, penalties over context and path, temperature, top-k, top-p, min-p (that of transformers).
+The order is fixed: penalties over context and path, temperature, top-k, top-p, min-p (that of transformers).
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,7 @@ from .probs import Probs
 from .row_draw import NumpyRowDraw, RowDraw
 from .weights import SamplingOptions, largest, penalised, weighted
 
-__all__ = ["Mask", "Noise", "Sampler", "answer_seed"]
-
-Mask = Callable[[Sequence[int]], "npt.NDArray[np.bool_] | None"]
-"""path of drafted tokens → which ids are allowed after it (bool [vocabulary]); None allows all."""
+__all__ = ["Noise", "Sampler", "answer_seed"]
 
 _NOISE_BLOCK = 256
 _SEED_BITS = 53
@@ -99,20 +96,12 @@ class Sampler:
     row_draw: what draws a token from a row; None: numpy.
     """
 
-    __slots__ = ("_count", "_known", "_length", "_mask", "_row_draw", "_seen", "options", "vocabulary_size")
+    __slots__ = ("_count", "_known", "_length", "_row_draw", "_seen", "options", "vocabulary_size")
 
-    def __init__(
-        self,
-        options: SamplingOptions,
-        *,
-        vocabulary_size: int,
-        mask: Mask | None = None,
-        row_draw: RowDraw | None = None,
-    ) -> None:
+    def __init__(self, options: SamplingOptions, *, vocabulary_size: int, row_draw: RowDraw | None = None) -> None:
         self.options = options
         self._row_draw = row_draw or NumpyRowDraw()
         self.vocabulary_size = vocabulary_size
-        self._mask = mask
         self._known: set[int] = set()
         self._seen = np.empty(vocabulary_size if options.repetition_penalty != 1 else 0, dtype=np.int64)
         self._count = 0
@@ -138,7 +127,7 @@ class Sampler:
     @property
     def takes_largest(self) -> bool:
         """Whether it draws the arg-max of every row as it is."""
-        return self.options.greedy and self.options.repetition_penalty == 1 and self._mask is None
+        return self.options.greedy and self.options.repetition_penalty == 1
 
     def draw(self, row: FloatArray, path: Sequence[int] = (), *, key: int, ids: IntArray | None = None) -> int:
         """Draw a token with the noise of `key`: the one that `Noise.draw_at` draws from `probs`, without making these.
@@ -146,7 +135,7 @@ class Sampler:
         ids: int64, ascending, the ids that the row's elements are the logits of; None: their indices.
         Raises as `probs`.
         """
-        logits = self._allowed(row[: self.vocabulary_size if ids is None else len(ids)], path, ids)
+        logits = row[: self.vocabulary_size if ids is None else len(ids)]
         seen = self._seen_with(path)
         if ids is not None and len(seen):
             places = np.searchsorted(ids, seen)
@@ -161,10 +150,10 @@ class Sampler:
     def probs(self, row: FloatArray, path: Sequence[int] = ()) -> Probs:
         """Process one row of logits, [rows]; `path` are the drafted tokens between the sequence and this row.
 
-        Ids at and above the tokenizer's size are padding and get nothing. Raises InputError when the mask allows none,
-        CapabilityError for logits that are not numbers.
+        Ids at and above the tokenizer's size are padding and get nothing. Raises CapabilityError for
+        logits that are not numbers.
         """
-        logits = self._allowed(row[: self.vocabulary_size], path, None)
+        logits = row[: self.vocabulary_size]
         if self.options.repetition_penalty != 1:
             logits = penalised(logits, self._seen_with(path), self.options.repetition_penalty)
         if self.options.greedy:
@@ -173,16 +162,6 @@ class Sampler:
         p = weights.astype(np.float64)
         p /= p.sum()
         return Probs(np.arange(len(p)) if ids is None else ids, p)
-
-    def _allowed(self, logits: FloatArray, path: Sequence[int], ids: IntArray | None) -> FloatArray:
-        allowed = self._mask(path) if self._mask is not None else None
-        if allowed is None:
-            return logits
-        if ids is not None:
-            allowed = allowed[ids]
-        if not allowed.any():
-            raise InputError("the grammar allows no token here")
-        return np.where(allowed, logits, np.float32(-np.inf))
 
     def _seen_with(self, path: Sequence[int]) -> IntArray:
         """Return the ids that a penalty counts after `path`: those of the sequence once, then the path's."""

@@ -71,7 +71,6 @@ class Stats:
     bonuses: int = 0
     ended: int = 0
     verified_tokens: int = 0
-    unverified_tokens: int = 0
     time_to_first_token: float = 0.0
     prefill_seconds: float = 0.0
     time: TimeSplit = field(default_factory=TimeSplit)
@@ -150,7 +149,6 @@ class Stats:
             "bonuses": self.bonuses,
             "ended": self.ended,
             "verified_tokens": self.verified_tokens,
-            "unverified_tokens": self.unverified_tokens,
             "acceptance_length": round(self.acceptance_length, 4),
             "survival": list(self.survival),
             "reached": list(self.reached),

@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How to draw a token. temperature 0 is greedy: the arg-max of the masked, penalised row.
+    """How to draw a token. temperature 0 is greedy: the arg-max of the penalised row.
 
     top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. Raises InputError for values out of range.
     """

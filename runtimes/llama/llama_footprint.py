@@ -94,7 +94,7 @@ def plan_state(
 
     snapshots: how many earlier memories of recurrent layers it keeps beside the live one.
     """
-    kv_type, threads = card.kv_types[0], card.threads or 1
+    kv_type, threads = card.kv_type, card.threads or 1
     cells = capacity + -capacity % CELL_GRID
     outputs = max(LEAST_OUTPUTS, min(rows, MOST_OUTPUTS))
     sequences = outputs if card.tree else 1 + snapshots

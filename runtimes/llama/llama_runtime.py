@@ -119,7 +119,7 @@ class LlamaRuntime:
             rows=entry.rows if draft is None else len(draft.vocabulary),
             vocabulary_size=min(entry.rows, vocabulary_size),
             context=entry.context,
-            kv_types=(kv_type,),
+            kv_type=kv_type,
             token_ids=None if draft is None else draft.vocabulary.ids,
             kernel_noise=None if entry.graphs else entry.kernel_noise,  # an export's was measured on the graphs
             threads=threads,

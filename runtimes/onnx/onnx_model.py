@@ -93,7 +93,7 @@ class OnnxModel:
         self._states: WeakSet[OnnxState] = WeakSet()
         self._lock = RLock()  # closing the model closes its states, which give buffers back
         """Held for a pass, and while a state is closed: not both at once."""
-        (self._kv_type,) = card.kv_types
+        self._kv_type = card.kv_type
 
     @property
     def card(self) -> ModelCard:

@@ -189,7 +189,7 @@ class OnnxRuntime:
                 vocabulary_size=min(entry.rows, vocabulary_size),
                 context=entry.context,
                 tree="tree" in graph.capabilities,
-                kv_types=(graph.kv_type,),
+                kv_type=graph.kv_type,
                 hidden_size=entry.hidden_size if "hidden" in graph.capabilities else 0,
                 lora_rank=graph.lora_rank,
                 lora_modules=graph.lora_modules,

@@ -69,7 +69,7 @@ def opened(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> Open:
 
 def test_loops_on_the_pair_s_engine_open_with_its_conditions(opened: Open, toy: Pair) -> None:
     found, reasons = opened(bare=Loop, foreign=Elsewhere)
-    assert [loop.opened for loop in found] == [(toy.root, 3, 128, toy.target.card.kv_types[0])]
+    assert [loop.opened for loop in found] == [(toy.root, 3, 128, toy.target.card.kv_type)]
     assert reasons == []
 
 

@@ -21,7 +21,6 @@ STATS = {
     "corrections",
     "bonuses",
     "verified_tokens",
-    "unverified_tokens",
     "acceptance_length",
     "prompt_tokens",
     "cached_tokens",

@@ -232,7 +232,7 @@ def test_a_budget_without_room_for_weights_twice_has_them_read(
     entry, root = gguf_opener.entry(LARGE, quantization="Q4_0"), gguf_opener.root(LARGE, "qwen2", "Q4_0")
     header, file_nbytes = read_header(root / entry.gguf), (root / entry.gguf).stat().st_size
     card = ModelCard(name="target", rows=entry.rows, vocabulary_size=entry.rows, context=entry.context, threads=1)
-    card = replace(card, kv_types=("float16",))
+    card = replace(card, kv_type="float16")
     twice = weights_nbytes(entry, header, file_nbytes=file_nbytes, loading=Loading())
     room = ENGINE_NBYTES + twice + session_nbytes(entry, header, card=card)
     for limit, read in ((room, False), (room - MIB, True)):

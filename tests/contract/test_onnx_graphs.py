@@ -48,7 +48,7 @@ def test_the_smallest_graph_that_serves_is_opened(
 ) -> None:
     model = opener(SHAPE, needs=needs)
     card = model.card
-    assert (card.hidden_size, card.lora_rank, card.kv_types) == (hidden, rank, (kv_type,))
+    assert (card.hidden_size, card.lora_rank, card.kv_type) == (hidden, rank, kv_type)
     assert card.lora_modules == (LORA_MODULES if rank else ())
     model.close()
 

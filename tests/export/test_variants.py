@@ -218,7 +218,7 @@ def test_from_the_command_line_to_an_int8_answer(
     files = {path.name for path in (pack / "target").iterdir()}
     assert files == {"base.onnx", "kv8.onnx", "weights.bin", "gguf.json"}
     with edgedecode.load(pack, kv_type="int8") as pair:
-        assert pair.target.card.kv_types == ("int8",)
+        assert pair.target.card.kv_type == "int8"
     asked = ["generate", "-m", str(pack), "-p", "hello", "--max-tokens", "4", "--temp", "0"]
     assert main([*asked, "--kv-type", "int8"]) == 0
     export(llama, tmp_path / "plain")
@@ -230,7 +230,7 @@ def test_a_draft_without_an_int8_graph_keeps_floats(llama: Path, tmp_path: Path)
     manifest = export(llama, tmp_path / "pack", draft=llama, graphs=GraphRequest(("base", "kv8")))
     with edgedecode.load(tmp_path / "pack", kv_type="int8") as pair:
         assert pair.draft is not None
-        assert pair.draft.card.kv_types == ("int8",)
+        assert pair.draft.card.kv_type == "int8"
     draft = replace(manifest.models["draft"], graphs={"base": manifest.models["draft"].graphs["base"]})
     files = {name: entry for name, entry in manifest.files.items() if name != "draft/kv8.onnx"}
     changed = replace(manifest, models={**manifest.models, "draft": draft}, files=files)
@@ -238,7 +238,7 @@ def test_a_draft_without_an_int8_graph_keeps_floats(llama: Path, tmp_path: Path)
     (tmp_path / "pack/draft/kv8.onnx").unlink()
     with edgedecode.load(tmp_path / "pack", kv_type="int8") as pair:
         assert pair.draft is not None
-        assert (pair.target.card.kv_types, pair.draft.card.kv_types) == (("int8",), ("float32",))
+        assert (pair.target.card.kv_type, pair.draft.card.kv_type) == ("int8", "float32")
     with pytest.raises(InputError, match="no KV type"):
         edgedecode.load(tmp_path / "pack", kv_type="int4")
 

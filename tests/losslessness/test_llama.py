@@ -172,7 +172,7 @@ def test_a_pack_s_pair_says_what_it_says_plainly(tmp_path: Path, gguf_toys: Gguf
 
     root = write_pack(tmp_path / "pack", gguf_toys)
     with edgedecode.load(root, runtime="llama") as pair:
-        assert pair.target.card.kv_types == ("float32",)
+        assert pair.target.card.kv_type == "float32"
         texts = set()
         for drafter in ("none", "model", "suffix", "recycle", "tree"):
             options = edgedecode.SessionOptions(

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from edgedecode.decoding.drafter import Drafter
@@ -46,15 +45,7 @@ PLAIN = SamplingOptions(temperature=0.9)
 PENALTY = SamplingOptions(temperature=0.9, repetition_penalty=1.8)
 TRUNCATED = SamplingOptions(temperature=1.1, top_k=3, repetition_penalty=1.3)
 
-Grammar = Callable[[Sequence[int]], "npt.NDArray[np.bool_]"]
 Sequences = Counter[tuple[int, ...]]
-
-
-def grammar(tokens: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Forbids the successor of the last token: the whole sequence decides, not the position."""
-    allowed = np.ones(VOCABULARY, dtype=np.bool_)
-    allowed[(tokens[-1] + 1) % VOCABULARY] = False
-    return allowed
 
 
 def target() -> TableModel:
@@ -63,7 +54,7 @@ def target() -> TableModel:
     return TableModel(padded((first + np.float32(2.0), second, third)))
 
 
-def exact(options: SamplingOptions, *, rule: Grammar | None = None) -> dict[tuple[int, ...], float]:
+def exact(options: SamplingOptions) -> dict[tuple[int, ...], float]:
     """The probability of every sequence of LENGTH tokens after the prompt."""
     model = target()
     found: dict[tuple[int, ...], float] = {}
@@ -71,13 +62,7 @@ def exact(options: SamplingOptions, *, rule: Grammar | None = None) -> dict[tupl
         probability = 1.0
         for step, token in enumerate(sequence):
             tokens = [*PROMPT, *sequence[:step]]
-            row = reference_row(
-                model.logits_after(tokens),
-                vocabulary=VOCABULARY,
-                options=options,
-                seen=tokens,
-                allowed=None if rule is None else rule(tokens).tolist(),
-            )
+            row = reference_row(model.logits_after(tokens), vocabulary=VOCABULARY, options=options, seen=tokens)
             probability *= row[token]
         found[sequence] = probability
     assert math.isclose(sum(found.values()), 1.0, abs_tol=1e-9)
@@ -99,7 +84,6 @@ def draw(
     *,
     options: SamplingOptions,
     rule: Rule = Rule.MATCH,
-    mask: Grammar | None = None,
     draft_max: int = 2,
     draws: int = DRAWS,
     share: bool = False,
@@ -111,11 +95,8 @@ def draw(
     model, proposer = target(), drafter()
     sequences: Sequences = Counter()
     rejections = accepted = bonuses = 0
-    settled: list[int] = []
-    masked = None if mask is None else lambda path: mask([*settled, *path])
     for seed in range(draws):
         tokens, state = list(PROMPT), model.new_state(32)
-        settled[:] = tokens
         noise = Noise(seed)
         if share and isinstance(proposer, TreeDrafter):
             proposer._ranking._noise = noise
@@ -123,14 +104,13 @@ def draw(
             assert isinstance(proposer, ModelDrafter)
             proposer._setting = replace(proposer._setting, noise=noise)
         setting = DecodeSetting(
-            sampler=Sampler(options, vocabulary_size=VOCABULARY, mask=masked),
+            sampler=Sampler(options, vocabulary_size=VOCABULARY),
             noise=noise,
             drafting=Drafting.fixed(proposer, draft_max, noise=Noise(seed, stream=1)),
             rule=rule,
         )
         stats = Stats()
         for verdict in decode(model, state, tokens=tokens, max_tokens=LENGTH + 8, setting=setting, stats=stats):
-            settled[:] = tokens
             rejections += verdict.outcome is Outcome.CORRECTION
             accepted += verdict.accepted
             bonuses += verdict.outcome is Outcome.BONUS and len(verdict.draft) > 0
@@ -300,20 +280,9 @@ def test_match_is_exact(drafter: Callable[[], Drafter], draft_max: int, options:
     assert_exact(draw(drafter, options=options, draft_max=draft_max), exact(options))
 
 
-@SHAPES
-def test_match_is_exact_under_a_mask(drafter: Callable[[], Drafter], draft_max: int) -> None:
-    drawn = draw(drafter, options=PENALTY, mask=grammar, draft_max=draft_max)
-    assert_exact(drawn, exact(PENALTY, rule=grammar))
-
-
 @OPTIONS
 def test_ratio_is_exact(options: SamplingOptions) -> None:
     assert_exact(draw(sampling_model(options), options=options, rule=Rule.RATIO), exact(options))
-
-
-def test_ratio_is_exact_under_a_mask_the_draft_knows_nothing_of() -> None:
-    drawn = draw(sampling_model(PLAIN), options=PLAIN, rule=Rule.RATIO, mask=grammar)
-    assert_exact(drawn, exact(PLAIN, rule=grammar))
 
 
 def test_ratio_is_exact_where_the_draft_lacks_a_token() -> None:

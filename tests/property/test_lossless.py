@@ -5,7 +5,6 @@ Every row of the targets has padding that would win if it were looked at; every 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +19,7 @@ from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.policy import FixedTree
-from edgedecode.decoding.sampling import Mask, Noise, Sampler
+from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.decoding.weights import SamplingOptions
@@ -241,74 +240,6 @@ def _cycling(seed: int) -> tuple[npt.NDArray[np.float32], ...]:
     for token in range(4, 8):
         first[token, 0] += 2
     return first, 0.5 * rng.standard_normal((8, 8)).astype(np.float32), np.zeros((7, 8), dtype=np.float32)
-
-
-def only_some(path_blind: bool) -> Mask:
-    """A grammar: what may come depends on how far the path went, or on nothing."""
-
-    def mask(path: Sequence[int]) -> npt.NDArray[np.bool_]:
-        allowed = np.zeros(VOCABULARY, dtype=np.bool_)
-        last = -1 if path_blind or not path else path[-1]
-        allowed[[(last + step) % VOCABULARY for step in (1, 3, 4, 9, 10)]] = True
-        return allowed
-
-    return mask
-
-
-@pytest.mark.parametrize("name", ["greedy", "sampled, penalty", "everything"])
-@pytest.mark.parametrize("kind", ["chain", "bush", "model"])
-def test_a_mask_is_applied_before_every_row(kind: str, name: str) -> None:
-    """A mask that knows only the path, so it is the same for plain decoding: nothing drafted, path empty."""
-    options = PROCESSING[name]
-    mask = only_some(path_blind=True)
-    expected = plain(options, mask=mask).tokens
-    assert all(token in (0, 2, 3, 8, 9) for token in expected)
-    seen = Seen()
-    for quality in QUALITIES:
-        for length in LENGTHS:
-            proposer = drafter(kind, quality=quality, truth=PROMPT + expected, options=options)
-            found = plain(options, mask=mask, drafter=proposer, draft_max=length)
-            assert found.tokens == expected
-            seen.add(found)
-    assert seen.rejections > 0
-    assert seen.accepted > 0
-
-
-def test_a_mask_sees_the_drafted_path() -> None:
-    """The grammar consumes what was emitted by itself; within a draft the path tells it the rest."""
-    emitted: list[int] = []
-    inner = only_some(path_blind=False)
-
-    def mask(path: Sequence[int]) -> npt.NDArray[np.bool_] | None:
-        return inner([*emitted, *path])
-
-    def generate(proposer: Drafter | None = None) -> tuple[list[int], Seen]:
-        from edgedecode.decoding.drafting import Drafting
-        from edgedecode.decoding.loop import DecodeSetting, decode
-        from edgedecode.decoding.sampling import Sampler
-
-        emitted.clear()
-        model = target()
-        sampler = Sampler(PROCESSING["sampled"], vocabulary_size=VOCABULARY, mask=mask)
-        drafting = None if proposer is None else Drafting.fixed(proposer, 8, noise=Noise(SEED, stream=1))
-        parts = DecodeSetting(sampler, Noise(SEED), drafting)
-        tokens, stats, seen = list(PROMPT), Stats(), Seen()
-        verdicts = []
-        for verdict in decode(model, model.new_state(99), tokens=tokens, max_tokens=NEW, setting=parts, stats=stats):
-            emitted[:] = tokens[len(PROMPT) :]
-            verdicts.append(verdict)
-        seen.add(Run(tokens, verdicts, stats))
-        return tokens[len(PROMPT) :], seen
-
-    expected, _ = generate()
-    for before, after in itertools.pairwise(expected):
-        assert (after - before) % VOCABULARY in (1, 3, 4, 9, 10)
-    for kind in ("chain", "bush"):
-        proposer = drafter(kind, quality="differs", truth=PROMPT + expected, options=PROCESSING["sampled"])
-        found, seen = generate(proposer)
-        assert found == expected
-        assert seen.accepted > 0
-        assert seen.rejections > 0
 
 
 @given(

@@ -182,7 +182,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
 def test_engines_graphs_and_adapters_have_files_of_their_own(place: Path) -> None:
     pair = rounding_pair(even_pairs)
     card, uses = pair.target.card, [None, AdapterUse("a", "d"), AdapterUse("a", "d", 0.5)]
-    cards = [card, replace(card, threads=2), replace(card, kv_types=("int8",)), replace(card, tree=False)]
+    cards = [card, replace(card, threads=2), replace(card, kv_type="int8"), replace(card, tree=False)]
     paths = {
         widths_path(pair.manifest, each, engine=engine, version=version, provider="cpu", adapter=use)
         for each in cards

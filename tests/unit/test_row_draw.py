@@ -157,17 +157,6 @@ def test_a_row_of_some_ids_is_the_whole_row_without_the_others(options: Sampling
     assert noise.position == 0
 
 
-def test_a_mask_holds_for_draws() -> None:
-    allowed = np.zeros(VOCABULARY, dtype=np.bool_)
-    allowed[[4, 7]] = True
-    for options in (SamplingOptions(), SamplingOptions(temperature=2.0)):
-        sampler = Sampler(options, vocabulary_size=VOCABULARY, mask=lambda path: allowed)
-        drawn = {sampler.draw(random_row(seed=3), key=key) for key in range(50)}
-        assert drawn <= {4, 7}
-        ids = np.array([1, 4, 6])
-        assert sampler.draw(random_row(3, seed=3), key=0, ids=ids) == 4
-
-
 def test_the_likeliest_with_its_share() -> None:
     for seed in range(20):
         row = random_row(50, seed=seed)

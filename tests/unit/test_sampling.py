@@ -151,34 +151,6 @@ def test_a_row_is_not_written_to() -> None:
         np.testing.assert_array_equal(row, before)
 
 
-def test_the_mask_comes_before_everything_else() -> None:
-    rows = random_rows(20, seed=6)
-    allowed = np.zeros(VOCABULARY, dtype=np.bool_)
-    allowed[[7, 8, 30]] = True
-    paths: list[list[int]] = []
-
-    def mask(path: Sequence[int]) -> npt.NDArray[np.bool_]:
-        paths.append(list(path))
-        return allowed
-
-    for options in (SamplingOptions(), *COMBINATIONS[::9]):
-        masked = Sampler(options, vocabulary_size=VOCABULARY, mask=mask)
-        masked.begin([8])
-        for row in rows:
-            expected = reference_row(row, vocabulary=VOCABULARY, options=options, seen=[8, 9], allowed=allowed.tolist())
-            np.testing.assert_allclose(dense(masked.probs(row, [9])), expected, atol=2e-6)
-    assert paths[0] == [9]
-
-
-def test_a_mask_may_allow_everything_but_not_nothing() -> None:
-    row = random_rows(1, seed=7)[0]
-    free = Sampler(SamplingOptions(), vocabulary_size=VOCABULARY, mask=lambda path: None)
-    assert free.probs(row).argmax() == sampler(SamplingOptions()).probs(row).argmax()
-    none = Sampler(SamplingOptions(), vocabulary_size=VOCABULARY, mask=lambda path: np.zeros(VOCABULARY, dtype=bool))
-    with pytest.raises(InputError, match="allows no token"):
-        none.probs(row)
-
-
 def test_a_wide_nucleus_is_found_whole() -> None:
     """Flat rows need many more ids than the first look takes."""
     rng = np.random.default_rng(8)

@@ -17,7 +17,7 @@ ROWS = TargetRows(np.zeros((1, 4), dtype=np.float32), Sampler(SamplingOptions(),
 
 # item 2 names these; later tools read them
 SHOWN = [
-    *("mode", "rounds", "proposed", "accepted", "corrections", "bonuses", "verified_tokens", "unverified_tokens"),
+    *("mode", "rounds", "proposed", "accepted", "corrections", "bonuses", "verified_tokens"),
     *("acceptance_length", "prompt_tokens", "cached_tokens", "time_to_first_token", "prefill_tokens_per_second"),
     *("tokens_per_second", "time_seconds", "planned_nbytes", "peak_nbytes"),
 ]

@@ -13,7 +13,7 @@ from edgedecode.decoding.sampling import Noise
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
-from edgedecode.testing import ScriptedDrafter, TableModel, byte_tokenizer, hostile_drafter, toy_pair, toy_tables
+from edgedecode.testing import ScriptedDrafter, TableModel, byte_tokenizer, toy_pair, toy_tables
 from tests.toys import path_to, toy_model
 
 VOCABULARY = 12
@@ -144,12 +144,6 @@ def test_the_scripted_drafter_follows_its_script() -> None:
     scripted = ScriptedDrafter({3: Draft((1, 2))})
     assert scripted.propose([0, 0, 0], 4, Noise(0)).tokens == (1, 2)
     assert len(scripted.propose([0], 4, Noise(0))) == 0
-
-
-def test_the_hostile_drafter_proposes_the_worst() -> None:
-    table = model()
-    draft = hostile_drafter(table, vocabulary=VOCABULARY).propose([1, 2], 3, Noise(0))
-    assert draft.tokens == (int(table.logits_after([1, 2]).argmin()),) * 3
 
 
 def test_bytes_make_any_text() -> None:

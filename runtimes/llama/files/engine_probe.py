@@ -82,7 +82,7 @@ def decode_tiny(path: str) -> None:
         source="",
     )
     card = ModelCard(
-        name="probe", rows=entry.rows, vocabulary_size=entry.rows, context=entry.context, kv_types=("float16",)
+        name="probe", rows=entry.rows, vocabulary_size=entry.rows, context=entry.context, kv_type="float16"
     )
     weights = engine.load(Path(path), Loading())
     model = LlamaModel(weights, entry=entry, header=header, card=card, budget=Budget(), leases=[])

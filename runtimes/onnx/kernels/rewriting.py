@@ -334,10 +334,6 @@ class _Rewriting:
         self._file.nodes[index] = Node(kind, DOMAIN, node.name, list(inputs), list(outputs), dict(more))
 
 
-def _is(node: Node | None, op_type: str) -> bool:
-    return node is not None and node.op_type == op_type
-
-
 def _is_bias(tensor: Tensor, product: Node) -> bool:
     return tensor.data_type == FLOAT and tensor.dims == (product.attributes["columns"],)
 
