@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from tests.demo_pair import write_demo_pair
+from tests.made_once import made_once, run_folder
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("EDGEDECODE_RUNTIME", "onnx")  # else a measurement decides which engine a test runs on
@@ -15,3 +21,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("edgedecode", deadline=None, derandomize=True)
 settings.load_profile("edgedecode")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of the tests' own, for child processes too: the user's is neither read nor changed."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEDECODE_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def demo_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained float pair: a folder with `target` and `draft`, which tests that change them copy."""
+    pytest.importorskip("safetensors", reason="the export extras are not installed")
+    return made_once(run_folder(tmp_path_factory) / "demo-pair", write_demo_pair)

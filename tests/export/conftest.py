@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,15 +51,6 @@ def export(
         activations=activations,
     )
     return export_pair(request, Stages())
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of the tests' own, for child processes too: the user's is left alone."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDGEDECODE_CACHE", str(folder))
-        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,6 @@ from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.activations_entry import ProductError
 from edgedecode.pack.manifest import Manifest
 from tests.contract.test_onnx_kernels import LIBRARY, dense, multiply, random_matrix
-from tests.shared_paths import SHARED
 
 from .conftest import export, recipe
 from .test_calibration import reference_of
@@ -32,7 +31,6 @@ from .tiny import MASSIVE, TinyModel, write_massive, write_model
 
 pytestmark = pytest.mark.export
 
-DEMO = SHARED / "demo-pair"
 TEXTS = [[int(token) for token in np.random.default_rng(9 + n).integers(6, 320, 400)] for n in range(6)]
 """What no export has seen: 2,400 positions."""
 
@@ -215,9 +213,8 @@ def test_a_usage_error_where_nothing_is_rounded(capsys: pytest.CaptureFixture[st
     assert "argument --activations: with float16 weights nothing is rounded" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not DEMO.is_dir(), reason="the demo pair's float weights are not beside the project")
-def test_a_trained_model_gets_16_bits_where_its_inputs_were_enlarged(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(DEMO / "target", tmp_path / "model"))
+def test_a_trained_model_gets_16_bits_where_its_inputs_were_enlarged(demo_pair: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(demo_pair / "target", tmp_path / "model"))
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         for layer in network.model.layers:
@@ -236,17 +233,21 @@ def test_a_trained_model_gets_16_bits_where_its_inputs_were_enlarged(tmp_path: P
     assert found is not None
     assert set(found.wide) == {name for name in found.products if name != "head" and not name.endswith("o_proj")}
     assert found.way is not None
-    assert found.way.agreement >= 0.995
+    assert found.way.agreement >= 0.98
     assert found.ways["8"].agreement <= found.way.agreement - 0.02
 
 
-@pytest.mark.skipif(not DEMO.is_dir(), reason="the demo pair's float weights are not beside the project")
 @pytest.mark.parametrize("bits", [4, 8])
-def test_the_demo_pair_keeps_8_bits(bits: int, tmp_path: Path) -> None:
-    manifest = export(DEMO / "target", tmp_path / "pack", draft=DEMO / "draft", stored=recipe(bits), activations="auto")
+def test_the_demo_pair_keeps_8_bits(bits: int, demo_pair: Path, tmp_path: Path) -> None:
+    manifest = export(
+        demo_pair / "target", tmp_path / "pack", draft=demo_pair / "draft", stored=recipe(bits), activations="auto"
+    )
     for role, entry in manifest.models.items():
         assert entry.activations is not None
         assert entry.activations.wide == ()
+        if bits == 4:  # at 8 nothing is lost: the pair's weights are what 8 bits stand for
+            assert 0 < entry.parity["loss_rms"] < 1
+            assert 1 > entry.parity["loss_top1"] > 0.8
         assert entry.activations.ways["8"].agreement > entry.activations.ways["16"].agreement - 0.02
         assert set(levels(tmp_path / "pack", f"{role}/base.onnx").values()) == {4}
 

@@ -23,13 +23,12 @@ from edgedecode.export.recipes.scored_texts import ScoredText, read_texts
 from edgedecode.export.stages import Stages
 from edgedecode.testing import TableModel, toy_tables
 from edgedecode.text.chat_template import ChatTemplate
-from tests.shared_paths import SHARED
 
 from .conftest import recipe
 
 pytestmark = pytest.mark.export
 
-DEMO = SHARED / "demo-pair"
+PROMPTS = Path(__file__).parents[2] / "apps" / "bench" / "prompts.jsonl"
 
 
 @contextmanager
@@ -79,11 +78,10 @@ def test_a_model_writes_until_there_is_enough() -> None:
     assert texts == sample_texts(model, [(3, 4), (5,)], ends={7}, tokens=600)
 
 
-@pytest.mark.skipif(not DEMO.is_dir(), reason="the demo pair's float weights are not beside the project")
-def test_calibration_gains_on_text_it_has_not_seen() -> None:
-    source = open_source(str(DEMO / "target"))
+def test_calibration_gains_on_text_it_has_not_seen(demo_pair: Path) -> None:
+    source = open_source(str(demo_pair / "target"))
     template = ChatTemplate((source.folder / "chat_template.jinja").read_text())
-    rows = read_texts(DEMO / "heldout.jsonl", tokenizer=source.tokenizer, template=template, context=512)
+    rows = read_texts(PROMPTS, tokenizer=source.tokenizer, template=template, context=512)
     with reference_of(source.folder, replace(recipe(4), calibrated=True)) as plain:
         importance = find_importance(plain, [row.tokens for row in rows[60:160]], tied=True)
         original = logits(plain.of_originals(), rows[:4])

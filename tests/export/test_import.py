@@ -22,7 +22,6 @@ from edgedecode.export.imports.imported_pack import ImportRequest
 from edgedecode.export.imports.onnx_import import import_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
-from tests.shared_paths import SHARED
 from tests.small_tokenizers import byte_fallback
 from tests.toys import why_refused
 
@@ -31,7 +30,6 @@ from .tiny import TinyModel, write_model
 
 pytestmark = pytest.mark.export
 
-DEMO = SHARED / "demo-pair"
 GRAPH, WEIGHTS = "model.onnx", "model.onnx.data"
 
 
@@ -337,12 +335,11 @@ sys.exit(main(["import", "--onnx", {str(built)!r}, "--out", {str(tmp_path / "pac
     assert child.returncode == 0, child.stderr
 
 
-@pytest.mark.skipif(not DEMO.is_dir(), reason="the demo pair's float weights are not beside the project")
-def test_it_says_what_onnxruntime_genai_says(tmp_path: Path) -> None:
+def test_it_says_what_onnxruntime_genai_says(demo_pair: Path, tmp_path: Path) -> None:
     import onnxruntime_genai as genai
 
     for role in ("target", "draft"):
-        shutil.copytree(DEMO / role, tmp_path / role)
+        shutil.copytree(demo_pair / role, tmp_path / role)
         build(tmp_path / role, tmp_path / f"{role}-onnx")
     imported(tmp_path / "target-onnx", tmp_path / "pack", draft=tmp_path / "draft-onnx")
     model = genai.Model(str(tmp_path / "target-onnx"))

@@ -201,9 +201,8 @@ def test_a_killed_process_is_gone_on_with(own: Path, source: Path, tmp_path: Pat
     ]
     with subprocess.Popen([sys.executable, "-m", "edgedecode.cli", *words], stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
-        while "gguf plan" not in child.stderr.readline():
+        while "kernel noise" not in child.stderr.readline():  # the stage that would take for ever shows that it goes on
             assert child.poll() is None
-        time.sleep(0.1)
         child.send_signal(signal.SIGKILL)
     assert child.returncode == -signal.SIGKILL
     titles = export(source, tmp_path / "pack")

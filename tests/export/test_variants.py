@@ -22,7 +22,6 @@ from edgedecode.export.checks import variant_checks
 from edgedecode.export.graph.graph_request import GRAPHS, GraphRequest
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import Manifest
-from tests.shared_paths import SHARED
 from tests.toys import why_refused
 
 from .conftest import export, recipe
@@ -30,7 +29,6 @@ from .tiny import TinyModel, write_model
 
 pytestmark = pytest.mark.export
 
-DEMO = SHARED / "demo-pair"
 ALL = GraphRequest(GRAPHS, lora_rank=6)
 SHAPES = {
     "llama": TinyModel(),
@@ -249,9 +247,8 @@ def test_needs_that_the_pack_lacks(llama: Path, tmp_path: Path) -> None:
         open_graph(manifest, tmp_path / "pack", "hidden")
 
 
-@pytest.mark.skipif(not DEMO.is_dir(), reason="the demonstration pair is not here")
-def test_four_graphs_are_hardly_larger_than_one(tmp_path: Path) -> None:
-    manifest = export(DEMO / "target", tmp_path / "four", draft=DEMO / "draft", graphs=GraphRequest(GRAPHS))
+def test_four_graphs_are_hardly_larger_than_one(demo_pair: Path, tmp_path: Path) -> None:
+    manifest = export(demo_pair / "target", tmp_path / "four", draft=demo_pair / "draft", graphs=GraphRequest(GRAPHS))
     four = sum(path.stat().st_size for path in (tmp_path / "four").rglob("*") if path.is_file())
     more = [graph for entry in manifest.models.values() for name, graph in entry.graphs.items() if name != "base"]
     one = four - sum(manifest.files[graph.file].nbytes for graph in more)

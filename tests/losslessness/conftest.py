@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import edgedecode
 from edgedecode.pack.hub import BUNDLED_PACK
-from tests.shared_paths import SHARED
+from tests.made_once import made_once, run_folder
 
-DEMO_PAIR = SHARED / "demo-pair"
 PROMPTS = Path(__file__).parents[2] / "apps" / "bench" / "prompts.jsonl"
 
 
 @pytest.fixture(scope="session")
-def export_demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Export the demo pair at these bits and trim its draft, once a session, with the project's own commands."""
-    made: dict[int, Path] = {}
+def export_demo(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Export the demo pair at these bits and trim its draft, once a run, with the project's own commands."""
+
+    def make(bits: int, pack: Path) -> None:
+        from edgedecode.cli import main
+
+        words = ["export", "--target", str(demo_pair / "target"), "--draft", str(demo_pair / "draft")]
+        assert main([*words, "--bits", str(bits), "--out", str(pack)]) == 0
+        few = ["--prompts", "12", "--answers", "1", "--max-tokens", "24", "--per-category", "1"]
+        assert main(["trim", str(pack), "--size", "2048", *few]) == 0
 
     def export(bits: int) -> Path:
-        if bits not in made:
-            pytest.importorskip("torch", reason="the export extras are not installed")
-            if not DEMO_PAIR.is_dir():
-                pytest.skip("the demo pair's float weights are not beside the project")
-            from edgedecode.cli import main
-
-            made[bits] = tmp_path_factory.mktemp("packs") / f"demo{bits}"
-            words = ["export", "--target", str(DEMO_PAIR / "target"), "--draft", str(DEMO_PAIR / "draft")]
-            assert main([*words, "--bits", str(bits), "--out", str(made[bits])]) == 0
-            few = ["--prompts", "12", "--answers", "1", "--max-tokens", "24", "--per-category", "1"]
-            assert main(["trim", str(made[bits]), "--size", "2048", *few]) == 0
-        return made[bits]
+        pytest.importorskip("torch", reason="the export extras are not installed")
+        return made_once(run_folder(tmp_path_factory) / f"demo-pack-{bits}", partial(make, bits))
 
     return export
 

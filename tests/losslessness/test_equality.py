@@ -13,21 +13,17 @@ from edgedecode.cli import main
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 
-from .conftest import DEMO_PAIR
-
 PROMPTS = 36
 LIMITS = ["--limit", str(PROMPTS), "-n", "48", "--noise-positions", "300"]
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def both(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo pair's target at 4 bits, for both engines."""
     for package in ("torch", "llama_cpp", "gguf"):
         pytest.importorskip(package, reason="the export or llama extras are not installed")
-    if not DEMO_PAIR.is_dir():
-        pytest.skip("the demo pair's float weights are not beside the project")
     pack = tmp_path_factory.mktemp("packs") / "both"
-    words = ["export", "--target", str(DEMO_PAIR / "target"), "--bits", "4", "--formats", "onnx,gguf"]
+    words = ["export", "--target", str(demo_pair / "target"), "--bits", "4", "--formats", "onnx,gguf"]
     assert main([*words, "--noise-positions", "1000", "--out", str(pack)]) == 0
     return pack
 

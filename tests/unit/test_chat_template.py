@@ -12,6 +12,7 @@ import pytest
 
 from edgedecode.errors import EdgeDecodeError, InputError, ManifestError
 from edgedecode.memory import peak_nbytes
+from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.text import template_limits
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.messages import Message
@@ -100,9 +101,8 @@ def test_renders_as_transformers(source: str) -> None:
     assert_same(source)
 
 
-@needs_shared
-def test_renders_the_demo_pair_as_transformers() -> None:
-    assert_same((SHARED / "demo-pair/target/chat_template.jinja").read_text(encoding="utf-8"))
+def test_renders_the_bundled_pack_as_transformers() -> None:
+    assert_same((BUNDLED_PACK / "chat_template.jinja").read_text(encoding="utf-8"))
 
 
 @needs_shared
@@ -247,6 +247,7 @@ print(peak_nbytes() - before)
 """
 
 
+@pytest.mark.memory
 def test_a_template_cannot_take_more_than_a_rendering_may() -> None:
     """Not when it is compiled either, and not for long: most of these would take gigabytes, or hours."""
     done = subprocess.run(

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from edgedecode.errors import InputError, ManifestError
 from edgedecode.memory import peak_nbytes
+from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 from tests.shared_paths import SHARED, needs_shared
@@ -55,13 +56,16 @@ def test_golden_encodings(golden: str, folder: str) -> None:
     assert wrong == []
 
 
-@needs_shared
 @pytest.mark.parametrize(
-    ("name", "size", "specials"),
-    [("tokenizers/smollm2", 49152, 17), ("tokenizers/qwen2.5", 151665, 14), ("demo-pair/target", 8192, 3)],
+    ("folder", "size", "specials"),
+    [
+        pytest.param(SHARED / "tokenizers/smollm2", 49152, 17, marks=needs_shared, id="smollm2"),
+        pytest.param(SHARED / "tokenizers/qwen2.5", 151665, 14, marks=needs_shared, id="qwen2.5"),
+        pytest.param(BUNDLED_PACK, 8192, 3, id="bundled"),
+    ],
 )
-def test_sizes_and_specials_of_real_files(name: str, size: int, specials: int) -> None:
-    tokenizer = shared(name)
+def test_sizes_and_specials_of_real_files(folder: Path, size: int, specials: int) -> None:
+    tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
     assert (tokenizer.size, len(tokenizer.special_ids)) == (size, specials)
 
 
