@@ -10,6 +10,9 @@ LLAMA ?= yes
 # A build for this very processor dies on some virtual machines that hide a part of it: see `edgedecode devices`.
 LLAMA_CMAKE_ARGS ?= -DGGML_NATIVE=OFF
 
+# Two processes, which take whole stretches of the tests, so that each makes what a file's tests share once.
+PARALLEL ?= -n 2 --dist worksteal
+
 BIN := $(abspath $(VENV))/bin
 DEMO_BIN := $(abspath $(DEMO_VENV))/bin
 TEST_STAMP := $(VENV)/.installed-test
@@ -18,14 +21,16 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 STORY := Tell me a story about a fox and a lighthouse.
 PACK := edgedecode/packs/demo
 PACK_LIMIT_KIB := 15360
+FAST := tests/unit tests/property $(wildcard tests/test_*.py)
 MIRROR := build/typecheck/edgedecode
 
-.PHONY: help demo test lint pack clean
+.PHONY: help demo test test-fast lint pack clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo   the light runtime in $(DEMO_VENV), then generate and bench on the bundled pack, widened to 300 MB'
 	@echo 'make test   everything the tests need in $(VENV), then lint and all tests'
+	@echo 'make test-fast  the tests of the core and of the surface alone, about a minute'
 	@echo 'make lint   ruff and mypy'
 	@echo 'make pack   export the bundled pack again: make pack DEMO_PAIR=folder with target/ and draft/'
 	@echo 'make clean  remove what make made: environments made by make demo, build output, caches'
@@ -45,7 +50,11 @@ $(DEMO_STAMP): pyproject.toml
 
 test: $(TEST_STAMP)
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not serial'
+	$(BIN)/python -m pytest -m serial
+
+test-fast: $(TEST_STAMP)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not serial and not memory and not slow' $(FAST)
 
 # torch goes first and by its exact pin: a plain `torch` may bring gigabytes of CUDA libraries.
 $(TEST_STAMP): pyproject.toml

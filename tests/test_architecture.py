@@ -83,26 +83,33 @@ class Source:
     def ring(self) -> str:
         return self.path.parts[0]
 
-    def imports(self) -> Iterator[Import]:
-        package = self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
-        lazy = {id(child) for node in ast.walk(self.tree) if _is_lazy(node) for child in ast.walk(node)}
-        for node in ast.walk(self.tree):
-            on_import = id(node) not in lazy
-            if isinstance(node, ast.Import):
-                yield from (Import(alias.name, node.lineno, on_import) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                base = node.module or ""
-                if node.level:
-                    parents = package.split(".")
-                    base = ".".join(
-                        [*parents[: len(parents) - node.level + 1], *([node.module] if node.module else [])]
-                    )
-                # `from edgedecode import runtimes` reaches the module edgedecode.runtimes
-                yield from (Import(f"{base}.{alias.name}", node.lineno, on_import) for alias in node.names)
-            elif isinstance(node, ast.Call) and _called(node) in {"import_module", "__import__"}:
-                for argument in node.args[:1]:
-                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                        yield Import(argument.value, node.lineno, on_import)
+    def imports(self) -> tuple[Import, ...]:
+        return _imports(self)
+
+
+@cache
+def _imports(source: Source) -> tuple[Import, ...]:
+    return tuple(_found_imports(source))
+
+
+def _found_imports(source: Source) -> Iterator[Import]:
+    package = source.module if source.path.name == "__init__.py" else source.module.rpartition(".")[0]
+    lazy = {id(child) for node in ast.walk(source.tree) if _is_lazy(node) for child in ast.walk(node)}
+    for node in ast.walk(source.tree):
+        on_import = id(node) not in lazy
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno, on_import) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")
+                base = ".".join([*parents[: len(parents) - node.level + 1], *([node.module] if node.module else [])])
+            # `from edgedecode import runtimes` reaches the module edgedecode.runtimes
+            yield from (Import(f"{base}.{alias.name}", node.lineno, on_import) for alias in node.names)
+        elif isinstance(node, ast.Call) and _called(node) in {"import_module", "__import__"}:
+            for argument in node.args[:1]:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield Import(argument.value, node.lineno, on_import)
 
 
 def _is_lazy(node: ast.AST) -> bool:

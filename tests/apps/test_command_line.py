@@ -35,7 +35,7 @@ forward = TableModel.forward
 
 def slowly(self, *words, **options):
     time.sleep(0.02)
-    if self.passes == [] and "--debug-started" in sys.argv:
+    if len(self.passes) == 4 and "--debug-started" in sys.argv:  # some tokens were said
         print("started", file=sys.stderr, flush=True)
     return forward(self, *words, **options)
 
@@ -292,7 +292,6 @@ def test_ctrl_c_ends_with_the_json_line_all_the_same() -> None:
     child = slow("generate", "-p", "hello", "-n", "400", "--json", "--debug-started")
     assert child.stderr is not None
     assert child.stderr.readline() == b"started\n"
-    time.sleep(0.3)
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130
@@ -337,6 +336,7 @@ def test_chat_answers_piped_lines(run: Run, pack: Path, tmp_path: Path) -> None:
 
 
 @posix
+@pytest.mark.serial
 def test_ctrl_c_in_chat_stops_the_answer_not_the_program() -> None:
     import pty
 

@@ -52,8 +52,8 @@ for start in range(0, 1024, 256):
     model.forward([token % entry.rows for token in range(start, start + 256)], state)
     peak = max(peak, resident_nbytes())
 state.crop(0)
-for start in range(0, entry.rows, 128):  # every page of the embedding
-    model.forward([token % entry.rows for token in range(start, start + 128)], state, rows="none")
+for start in range(0, entry.rows, 256):  # every page of the embedding: it holds two rows or more
+    model.forward([token % entry.rows for token in range(start, start + 256, 2)], state, rows="none")
     state.crop(0)
 model.forward(list(range(16)), state, parents=[-1] * 16, rows="all")
 peak = max(peak, resident_nbytes())

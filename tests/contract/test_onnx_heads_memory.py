@@ -34,8 +34,8 @@ def step(head, tokens, **how):
 for start in range(0, 1024, 256):
     step(model, [token % entry.rows for token in range(start, start + 256)])
 state.crop(0)
-for start in range(0, entry.rows, 128):  # every page of the embedding
-    step(model, [token % entry.rows for token in range(start, start + 128)], rows="none")
+for start in range(0, entry.rows, 256):  # every page of the embedding: it holds two rows or more
+    step(model, [token % entry.rows for token in range(start, start + 256, 2)], rows="none")
     state.crop(0)
 step(model.trimmed, [1, 2, 3], parents=[-1, -1, 0], rows="all")
 print(json.dumps({"used": peak - before, "planned": budget.used_nbytes}))

@@ -30,7 +30,7 @@ from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.drafters.tree import TreeSource
 from edgedecode.drafters.trim import TrimSource
 from edgedecode.testing import TableModel
-from tests.toys import GREEDY, CallDrafter, Run, draft_setting, headed_model, near_model, run, toy_model
+from tests.toys import GREEDY, CallDrafter, Run, draft_setting, headed_model, near_model, quick_draw, run, toy_model
 
 VOCABULARY = 24
 LENGTHS = (1, 2, 4, 8, 16)
@@ -150,14 +150,16 @@ class Seen:
 
 
 @pytest.mark.parametrize("name", PROCESSING)
-@pytest.mark.parametrize("quality", QUALITIES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "quality"),
+    [(kind, quality) for kind in KINDS for quality in (QUALITIES if kind not in LOOKUPS else ("hostile",))],
+)
 def test_it_equals_plain_decoding_token_for_token(kind: str, quality: str, name: str) -> None:
     options = PROCESSING[name]
     expected = plain(options).tokens
     seen = Seen()
     for length in LENGTHS:
-        for widths in ((), (2, *range(4, 18, 2), 18)):
+        for widths in ((), (2, *range(4, 18, 2), 18)) if length in (2, 8) else ((),):
             proposer = drafter(kind, quality=quality, truth=PROMPT + expected, options=options)
             found = plain(options, drafter=proposer, draft_max=length, widths=widths)
             assert found.tokens == expected, (length, widths)
@@ -200,7 +202,8 @@ def test_accepted_siblings_change_nothing(name: str) -> None:
 
 def decoded(drafting: Drafting, options: SamplingOptions, *, max_tokens: int) -> list[Verdict]:
     model = target()
-    setting = DecodeSetting(sampler=Sampler(options, vocabulary_size=VOCABULARY), noise=Noise(SEED), drafting=drafting)
+    sampler = Sampler(options, vocabulary_size=VOCABULARY, row_draw=quick_draw())
+    setting = DecodeSetting(sampler=sampler, noise=Noise(SEED), drafting=drafting)
     state = model.new_state(model.card.context)
     return list(decode(model, state, tokens=list(PROMPT), max_tokens=max_tokens, setting=setting, stats=Stats()))
 

@@ -51,6 +51,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.memory
 @pytest.mark.parametrize("name", TEXTS)
 def test_its_memory_is_below_what_is_leased(name: str) -> None:
     text = TEXTS[name]

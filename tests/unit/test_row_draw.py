@@ -15,7 +15,7 @@ from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.counter_rng import exponentials, first_arrivals, mixed
 from edgedecode.decoding.row_draw import Leading, NumpyRowDraw, RowDraw, row_draw_of
 from edgedecode.decoding.sampling import Noise, Sampler
-from edgedecode.decoding.weights import SamplingOptions, exponent_scale, masses, unnormalised, weighted
+from edgedecode.decoding.weights import SamplingOptions, exponent_scale, masses, penalised, unnormalised, weighted
 from edgedecode.errors import CapabilityError
 from tests.toys import reference_row
 
@@ -114,6 +114,18 @@ def test_exponentials_are_the_negative_logarithms_of_the_hashes() -> None:
 
 
 @pytest.mark.parametrize("options", PROCESSING, ids=str)
+def test_weights_are_those_of_the_processed_row(options: SamplingOptions) -> None:
+    seen = [2, 5, 5]
+    for seed in range(20):
+        row = random_row(seed=seed)
+        indices, weights = weighted(penalised(row, np.array(seen), options.repetition_penalty), options)
+        found = np.zeros(VOCABULARY)
+        found[slice(None) if indices is None else indices] = weights / weights.sum(dtype=np.float64)
+        expected = reference_row(row, vocabulary=VOCABULARY, options=options, seen=seen)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [PROCESSING[0], PROCESSING[13], PROCESSING[-1]], ids=str)
 def test_draws_follow_the_processed_row(options: SamplingOptions) -> None:
     row, seen = random_row(seed=1), [2, 5, 5]
     expected = np.array(reference_row(row, vocabulary=VOCABULARY, options=options, seen=seen))
