@@ -28,7 +28,7 @@ from .conftest import recipe
 
 pytestmark = pytest.mark.export
 
-PROMPTS = Path(__file__).parents[2] / "apps" / "bench" / "prompts.jsonl"
+PROMPTS = Path(__file__).parents[2] / "apps" / "prompts.jsonl"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import edgedecode
 from edgedecode.pack.hub import BUNDLED_PACK
 from tests.made_once import made_once, run_folder
 
-PROMPTS = Path(__file__).parents[2] / "apps" / "bench" / "prompts.jsonl"
+PROMPTS = Path(__file__).parents[2] / "apps" / "prompts.jsonl"
 
 
 @pytest.fixture(scope="session")
