@@ -32,6 +32,7 @@ from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
 from edgedecode.runtimes.onnx.kernels.draw import INSTRUCTION_SETS, NativeRowDraw
 from edgedecode.testing import TableRuntime, byte_tokenizer, toy_pair, toy_tables
+from tests.made_once import made_once, run_folder
 
 ROOT = Path(__file__).parents[2]
 COMPILER = next((name for name in ("g++", "clang++") if shutil.which(name)), None)
@@ -52,10 +53,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The one file, compiled without the flag that forbids fused operations: the source itself forbids them."""
     if COMPILER is None:
         pytest.skip("neither g++ nor clang++ is here to compile draw.cpp")
-    made = tmp_path_factory.mktemp("draw") / "draw.so"
     source = ROOT / "runtimes" / "onnx" / "kernels" / "draw.cpp"
     warnings = ("-Wall", "-Wextra", "-Werror", *(("-Wno-pass-failed",) if COMPILER == "clang++" else ()))
-    subprocess.run([COMPILER, *FLAGS, *warnings, "-o", str(made), str(source)], check=True)
+    command = [COMPILER, *FLAGS, *warnings, str(source), "-o"]
+    made = made_once(
+        run_folder(tmp_path_factory) / "draw.so", lambda out: subprocess.run([*command, str(out)], check=True)
+    )
     return ctypes.CDLL(str(made))
 
 
