@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
 import shutil
-import sys
 from collections.abc import Sequence
-from ctypes import CDLL, create_string_buffer
-from ctypes.util import find_library
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 
 import edgedecode
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
-from edgedecode.errors import InputError, ManifestError, RuntimeUnavailable
-from edgedecode.onnx_format.graph_file import GraphFile, Node, RawAttribute, ValueInfo
-from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.errors import InputError, RuntimeUnavailable
 from edgedecode.runtimes.onnx.kernels import self_check
 from edgedecode.runtimes.onnx.kernels.library import INSTRUCTION_SETS, KernelLibrary, Matrix
 from edgedecode.runtimes.onnx.kernels.prepared import FOLDER
-from edgedecode.runtimes.onnx.kernels.products import DOMAIN, WeightsFile
-from edgedecode.runtimes.onnx.kernels.rewriting import Rewritten, rewrite
 from edgedecode.runtimes.onnx.kernels.trial import VARIABLE, load_kernels, tried
 from tests.contract.conftest import Opener
 from tests.contract.toy_graph import ToyShape
@@ -153,136 +143,6 @@ def test_every_instruction_set_gives_the_same_bits_for_a_whole_model(
     assert np.isfinite(first).all()
 
 
-def multiply(matrix: Matrix, x: FloatArray, *, planes: int = 1) -> FloatArray:
-    assert LIBRARY is not None
-    return self_check.multiply(LIBRARY, matrix, x, planes=planes, threads=2)
-
-
-def random_matrix(rng: np.random.Generator, *, bits: int, block: int, columns: int, inner: int, half: bool) -> Matrix:
-    blocks = -(-inner // block)
-    packed = rng.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8)
-    scales = rng.uniform(2.0**-12, 2.0**-6, (columns, blocks)).astype(np.float32)
-    if half:
-        scales = scales.astype(np.float16).astype(np.float32)
-    assert LIBRARY is not None
-    matrix = Matrix(packed, scales, bits, block)
-    found = LIBRARY.inspect(matrix)
-    return replace(matrix, wide_scales=bool(found & 1))
-
-
-def dense(matrix: Matrix, inner: int) -> np.ndarray:
-    """Return the matrix in float64, [columns, inner]."""
-    packed = matrix.packed.reshape(matrix.columns, -1)
-    if matrix.bits == 4:
-        packed = np.stack((packed & 15, packed >> 4), axis=-1).reshape(matrix.columns, -1)
-    values = packed.astype(np.float64) - (8 if matrix.bits == 4 else 128)
-    return (values.reshape(matrix.columns, -1, matrix.block) * matrix.scales[..., None]).reshape(matrix.columns, -1)[
-        :, :inner
-    ]
-
-
-@pytest.mark.parametrize("planes", [1, 2])
-@pytest.mark.parametrize("name", SETS)
-def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str, planes: int) -> None:
-    """A rounded activation is off by half a step, 1/254 of its block's largest, beside the rounding of float32 sums.
-
-    With two planes a step is 1/256 of that.
-    """
-    assert LIBRARY is not None
-    rng = np.random.default_rng(5)
-    for _ in range(25):
-        bits, block = SHAPES[rng.integers(len(SHAPES))]
-        columns, inner, rows = int(rng.integers(1, 70)), int(rng.integers(1, 300)), int(rng.integers(1, 20))
-        matrix = random_matrix(rng, bits=bits, block=block, columns=columns, inner=inner, half=bool(rng.integers(2)))
-        x = (rng.standard_normal((rows, inner)) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
-        weights = dense(matrix, inner)
-        LIBRARY.choose(name)
-        found = multiply(matrix, x, planes=planes)
-        padded = np.zeros((rows, -(-inner // 32) * 32))
-        padded[:, :inner] = np.abs(x)
-        steps = np.repeat(padded.reshape(rows, -1, 32).max(axis=2), 32, axis=1)[:, :inner] / (254 * 256 ** (planes - 1))
-        bound = 1.001 * (steps @ np.abs(weights).T) + 1e-6 * (np.abs(x) @ np.abs(weights).T)
-        assert (np.abs(found - x.astype(np.float64) @ weights.T) <= bound).all()
-
-
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("planes", [1, 2])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_value_that_is_not_finite_is_never_silent(name: str, bad: float, planes: int) -> None:
-    assert LIBRARY is not None
-    rng = np.random.default_rng(6)
-    matrix = random_matrix(rng, bits=4, block=32, columns=40, inner=96, half=True)
-    x = rng.standard_normal((3, 96)).astype(np.float32)
-    x[1, 50] = bad
-    LIBRARY.choose(name)
-    found = multiply(matrix, x, planes=planes)
-    assert np.isnan(found[1]).all()
-    assert np.isfinite(found[[0, 2]]).all()
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_zeros_and_denormals_give_zeros(name: str) -> None:
-    assert LIBRARY is not None
-    matrix = random_matrix(np.random.default_rng(7), bits=8, block=32, columns=20, inner=64, half=True)
-    LIBRARY.choose(name)
-    x = np.zeros((2, 64), np.float32)
-    x[1] = 1e-42
-    assert (multiply(matrix, x) == 0).all()
-    assert (multiply(matrix, x, planes=2) == 0).all()
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_16_bits_err_less_than_float16_would_however_large_one_input_is(name: str) -> None:
-    """Half a step of each of a sub-block's inputs is at most sqrt(32) / 65024 of their norm; float16 keeps 1 / 2048."""
-    assert LIBRARY is not None
-    rng = np.random.default_rng(8)
-    matrix = random_matrix(rng, bits=8, block=32, columns=64, inner=32, half=True)
-    x = rng.standard_normal((40, 32)).astype(np.float32)
-    x[:, 7] *= 10.0 ** rng.uniform(0, 4, 40)
-    LIBRARY.choose(name)
-    weights = dense(matrix, 32)
-    wrong = np.abs(multiply(matrix, x, planes=2) - x.astype(np.float64) @ weights.T)
-    norms = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
-    assert (wrong <= 1.01 * 32**0.5 / 65024 * norms).all()
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="sets the mode as glibc keeps it")
-@pytest.mark.parametrize("columns", [48, 4096])
-@pytest.mark.parametrize("engines_pool", [0, 1])
-def test_results_do_not_depend_on_the_threads_floating_point_mode(columns: int, engines_pool: int) -> None:
-    """Another library may have told this thread to take denormals for zeros, or to round upwards."""
-    assert LIBRARY is not None
-    attributes = {"threads": 2, "engines_pool": engines_pool}
-    file = GraphFile(
-        nodes=[Node("FloatProduct", DOMAIN, "", ["x", "w"], ["y"], dict(attributes))],
-        inputs=[ValueInfo("x", 1, ["R", 64]), ValueInfo("w", 1, [64, columns])],
-        outputs=[ValueInfo("y", 1, ["R", columns])],
-        opset={"": 21, DOMAIN: 1},
-        model_rest=[(1, b"\x08\x0a")],
-    )
-    options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(str(LIBRARY.path))
-    session = onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
-    rng = np.random.default_rng(3)
-    x, w = rng.random((3, 64), np.float32), rng.random((64, columns), np.float32)
-    x[0] *= 1e-40
-    (expected,) = session.run(None, {"x": x, "w": w})
-    assert expected[0].all()
-    mathematics = CDLL(find_library("m"))
-    before, other = create_string_buffer(64), create_string_buffer(64)
-    mathematics.fegetenv(before)
-    mathematics.fegetenv(other)
-    mode = int.from_bytes(other[28:32], "little")  # the last field of an x86-64 fenv_t
-    assert mode & 0x1F80 == 0x1F80
-    other[28:32] = (mode | 0xC040).to_bytes(4, "little")
-    mathematics.fesetenv(other)
-    try:
-        (found,) = session.run(None, {"x": x, "w": w})
-    finally:
-        mathematics.fesetenv(before)
-    assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
-
-
 def test_an_unknown_or_impossible_choice_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "avx1024")
     with pytest.raises(InputError, match=r"EDGEDECODE_KERNELS=avx1024: give one of auto, avx512"):
@@ -340,19 +200,6 @@ def test_float_models_have_our_attention_and_the_engines_products(
     monkeypatch.setenv(VARIABLE, "engine")
     expected = read(opener(shape(32, 32), threads=threads), width=5)
     assert np.abs(found - expected).max() < 1e-4 * expected.std()
-
-
-@pytest.mark.parametrize("mixed", [False, True])
-def test_our_operators_share_the_engines_threads_where_it_has_products(mixed: bool) -> None:
-    file = draft_graph()
-    if mixed:
-        first = next(node for node in file.nodes if node.op_type == "MatMulNBits")
-        first.attributes["accuracy_level"] = 1
-    found = rewritten(file)
-    assert found is not None
-    nodes = [node for node in GraphFile.parse(found.data).nodes if node.domain == DOMAIN]
-    assert {node.op_type for node in nodes} >= {"RowsProduct", "TreeAttention"}
-    assert {node.attributes.get("engines_pool", 0) for node in nodes} == {int(mixed)}
 
 
 @pytest.fixture
@@ -417,119 +264,3 @@ def test_weights_that_cannot_be_kept_are_prepared_in_memory(
 def test_weights_of_no_pack_leave_nothing_in_the_cache(opener: Opener, cache: Path) -> None:
     assert opener(shape(4, 32)).card.kernels
     assert list(cache.glob("*")) == []
-
-
-def test_a_pack_whose_graph_names_our_operators_is_refused(tmp_path: Path) -> None:
-    pack = tmp_path / "pack"
-    shutil.copytree(BUNDLED_PACK, pack)
-    manifest = json.loads((pack / "edgedecode.json").read_text(encoding="utf-8"))
-    for role in ("target", "draft"):
-        for path in (pack / role).glob("*.onnx"):
-            file = GraphFile.parse(path.read_bytes())
-            product = next(node for node in file.nodes if node.op_type == "MatMulNBits")
-            product.op_type, product.domain = "RowsProduct", DOMAIN
-            file.opset[DOMAIN] = 1
-            path.write_bytes(file.serialize())
-            entry = manifest["files"][f"{role}/{path.name}"]
-            entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-            entry["nbytes"] = path.stat().st_size
-    (pack / "edgedecode.json").write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(ManifestError, match="'RowsProduct' is of the unknown domain 'edgedecode'"):
-        edgedecode.load(pack, runtime="onnx")
-
-
-def draft_graph() -> GraphFile:
-    return GraphFile.parse((BUNDLED_PACK / "draft" / "base.onnx").read_bytes())
-
-
-def rewritten(file: GraphFile) -> Rewritten | None:
-    assert LIBRARY is not None
-    return rewrite(file, LIBRARY, WeightsFile(BUNDLED_PACK / "draft" / "weights.bin"), window=0, threads=1)
-
-
-def test_one_array_with_two_sets_of_scales_is_two_matrices() -> None:
-    file = draft_graph()
-    first, second = [node for node in file.nodes if "gate_proj" in node.name and node.op_type == "MatMulNBits"]
-    second.inputs[1] = first.inputs[1]
-    found, plain = rewritten(file), rewritten(draft_graph())
-    assert found is not None
-    assert plain is not None
-    assert len(found.stored) == len(plain.stored)
-
-
-def test_weights_of_another_file_stay_with_the_engine() -> None:
-    file = draft_graph()
-    name = next(node.inputs[1] for node in file.nodes if node.op_type == "MatMulNBits")
-    tensor = file.initializers[name]
-    assert tensor.external is not None
-    file.initializers[name] = replace(tensor, external=replace(tensor.external, location="other.bin"))
-    found = rewritten(file)
-    assert found is not None
-    assert not found.row_invariant
-    assert found.unserved == {"weights of another size than the node's": 1}
-
-
-@pytest.mark.parametrize("where", ["opset", "node", "inner graph", "function"])
-def test_a_graph_that_names_our_operators_anywhere_is_left_alone(where: str) -> None:
-    file = draft_graph()
-    if where == "opset":
-        file.opset[DOMAIN] = 1
-    elif where == "node":
-        file.nodes[0].domain = DOMAIN
-    elif where == "inner graph":
-        file.nodes[0].attributes["then_branch"] = RawAttribute(b"then_branch edgedecode")
-    else:
-        file.model_rest.append((25, b""))
-    assert rewritten(file) is None
-
-
-@pytest.mark.parametrize("attribute", ["local_window_size", "smooth_softmax"])
-def test_attention_of_another_meaning_stays_with_the_engine(attribute: str) -> None:
-    file = draft_graph()
-    for node in file.nodes:
-        if node.op_type == "GroupQueryAttention":
-            node.attributes[attribute] = 4
-    assert rewritten(file) is None
-
-
-def with_levels(*levels: int | None) -> GraphFile:
-    """Return the draft's graph whose products have these accuracy levels in turn; None: the attribute is not there."""
-    file = draft_graph()
-    products = [node for node in file.nodes if node.op_type == "MatMulNBits"]
-    for index, node in enumerate(products):
-        level = levels[index % len(levels)]
-        node.attributes.pop("accuracy_level")
-        if level is not None:
-            node.attributes["accuracy_level"] = level
-    return file
-
-
-@pytest.mark.parametrize("level", [None, 0, 2, 3])
-def test_products_that_do_not_allow_8_bits_get_16_from_the_same_tiles(level: int | None) -> None:
-    found, plain = rewritten(with_levels(level)), rewritten(draft_graph())
-    assert found is not None
-    assert plain is not None
-    assert found.row_invariant
-    assert found.stored.keys() == plain.stored.keys()
-    planes = [node.attributes["planes"] for node in GraphFile.parse(found.data).nodes if node.op_type == "RowsProduct"]
-    before = [node.attributes["planes"] for node in GraphFile.parse(plain.data).nodes if node.op_type == "RowsProduct"]
-    assert (set(planes), set(before)) == ({2}, {1})
-    assert len(planes) == len(before)
-
-
-def test_one_matrix_that_is_read_at_two_widths_is_one_set_of_tiles() -> None:
-    file = with_levels(2, 4)
-    first, second = [node for node in file.nodes if "gate_proj" in node.name and node.op_type == "MatMulNBits"]
-    second.inputs[1:3] = first.inputs[1:3]
-    first.attributes["accuracy_level"], second.attributes["accuracy_level"] = 2, 4
-    found, plain = rewritten(file), rewritten(draft_graph())
-    assert found is not None
-    assert plain is not None
-    assert len(found.stored) == len(plain.stored) - 1
-
-
-def test_products_that_ask_for_float32_stay_with_the_engine() -> None:
-    found = rewritten(with_levels(1))
-    assert found is not None
-    assert found.left.keys() == {"MatMulNBits"}
-    assert not found.unserved

@@ -22,7 +22,7 @@ from edgedecode.export.recipes.activation_errors import Measured, measure_produc
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.activations_entry import ProductError
 from edgedecode.pack.manifest import Manifest
-from tests.contract.test_onnx_kernels import LIBRARY, dense, multiply, random_matrix
+from tests.contract.test_kernel_products import LIBRARY, dense, multiply, random_matrix
 
 from .conftest import export, recipe
 from .test_calibration import reference_of

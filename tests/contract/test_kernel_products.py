@@ -1,0 +1,163 @@
+"""Our quantized products: within the bound of their rounding on every instruction set, and never silent about NaN."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from ctypes import CDLL, create_string_buffer
+from ctypes.util import find_library
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.onnx_format.graph_file import GraphFile, Node, ValueInfo
+from edgedecode.runtimes.onnx.kernels import self_check
+from edgedecode.runtimes.onnx.kernels.library import Matrix
+from edgedecode.runtimes.onnx.kernels.products import DOMAIN
+from edgedecode.runtimes.onnx.kernels.trial import tried
+
+LIBRARY, REASON = tried()
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason=f"no kernels: {REASON}")
+SETS = LIBRARY.instruction_sets if LIBRARY is not None else ()
+SHAPES = list(product((4, 8), (32, 64, 128)))
+
+
+@pytest.fixture(autouse=True)
+def _best_afterwards() -> None:
+    yield  # type: ignore[misc]
+    if LIBRARY is not None:
+        LIBRARY.choose("auto")
+
+
+def multiply(matrix: Matrix, x: FloatArray, *, planes: int = 1) -> FloatArray:
+    assert LIBRARY is not None
+    return self_check.multiply(LIBRARY, matrix, x, planes=planes, threads=2)
+
+
+def random_matrix(rng: np.random.Generator, *, bits: int, block: int, columns: int, inner: int, half: bool) -> Matrix:
+    blocks = -(-inner // block)
+    packed = rng.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8)
+    scales = rng.uniform(2.0**-12, 2.0**-6, (columns, blocks)).astype(np.float32)
+    if half:
+        scales = scales.astype(np.float16).astype(np.float32)
+    assert LIBRARY is not None
+    matrix = Matrix(packed, scales, bits, block)
+    found = LIBRARY.inspect(matrix)
+    return replace(matrix, wide_scales=bool(found & 1))
+
+
+def dense(matrix: Matrix, inner: int) -> np.ndarray:
+    """Return the matrix in float64, [columns, inner]."""
+    packed = matrix.packed.reshape(matrix.columns, -1)
+    if matrix.bits == 4:
+        packed = np.stack((packed & 15, packed >> 4), axis=-1).reshape(matrix.columns, -1)
+    values = packed.astype(np.float64) - (8 if matrix.bits == 4 else 128)
+    return (values.reshape(matrix.columns, -1, matrix.block) * matrix.scales[..., None]).reshape(matrix.columns, -1)[
+        :, :inner
+    ]
+
+
+@pytest.mark.parametrize("planes", [1, 2])
+@pytest.mark.parametrize("name", SETS)
+def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str, planes: int) -> None:
+    """A rounded activation is off by half a step, 1/254 of its block's largest, beside the rounding of float32 sums.
+
+    With two planes a step is 1/256 of that.
+    """
+    assert LIBRARY is not None
+    rng = np.random.default_rng(5)
+    for _ in range(25):
+        bits, block = SHAPES[rng.integers(len(SHAPES))]
+        columns, inner, rows = int(rng.integers(1, 70)), int(rng.integers(1, 300)), int(rng.integers(1, 20))
+        matrix = random_matrix(rng, bits=bits, block=block, columns=columns, inner=inner, half=bool(rng.integers(2)))
+        x = (rng.standard_normal((rows, inner)) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
+        weights = dense(matrix, inner)
+        LIBRARY.choose(name)
+        found = multiply(matrix, x, planes=planes)
+        padded = np.zeros((rows, -(-inner // 32) * 32))
+        padded[:, :inner] = np.abs(x)
+        steps = np.repeat(padded.reshape(rows, -1, 32).max(axis=2), 32, axis=1)[:, :inner] / (254 * 256 ** (planes - 1))
+        bound = 1.001 * (steps @ np.abs(weights).T) + 1e-6 * (np.abs(x) @ np.abs(weights).T)
+        assert (np.abs(found - x.astype(np.float64) @ weights.T) <= bound).all()
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("planes", [1, 2])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_is_never_silent(name: str, bad: float, planes: int) -> None:
+    assert LIBRARY is not None
+    rng = np.random.default_rng(6)
+    matrix = random_matrix(rng, bits=4, block=32, columns=40, inner=96, half=True)
+    x = rng.standard_normal((3, 96)).astype(np.float32)
+    x[1, 50] = bad
+    LIBRARY.choose(name)
+    found = multiply(matrix, x, planes=planes)
+    assert np.isnan(found[1]).all()
+    assert np.isfinite(found[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_zeros_and_denormals_give_zeros(name: str) -> None:
+    assert LIBRARY is not None
+    matrix = random_matrix(np.random.default_rng(7), bits=8, block=32, columns=20, inner=64, half=True)
+    LIBRARY.choose(name)
+    x = np.zeros((2, 64), np.float32)
+    x[1] = 1e-42
+    assert (multiply(matrix, x) == 0).all()
+    assert (multiply(matrix, x, planes=2) == 0).all()
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_16_bits_err_less_than_float16_would_however_large_one_input_is(name: str) -> None:
+    """Half a step of each of a sub-block's inputs is at most sqrt(32) / 65024 of their norm; float16 keeps 1 / 2048."""
+    assert LIBRARY is not None
+    rng = np.random.default_rng(8)
+    matrix = random_matrix(rng, bits=8, block=32, columns=64, inner=32, half=True)
+    x = rng.standard_normal((40, 32)).astype(np.float32)
+    x[:, 7] *= 10.0 ** rng.uniform(0, 4, 40)
+    LIBRARY.choose(name)
+    weights = dense(matrix, 32)
+    wrong = np.abs(multiply(matrix, x, planes=2) - x.astype(np.float64) @ weights.T)
+    norms = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
+    assert (wrong <= 1.01 * 32**0.5 / 65024 * norms).all()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="sets the mode as glibc keeps it")
+@pytest.mark.parametrize("columns", [48, 4096])
+@pytest.mark.parametrize("engines_pool", [0, 1])
+def test_results_do_not_depend_on_the_threads_floating_point_mode(columns: int, engines_pool: int) -> None:
+    """Another library may have told this thread to take denormals for zeros, or to round upwards."""
+    assert LIBRARY is not None
+    attributes = {"threads": 2, "engines_pool": engines_pool}
+    file = GraphFile(
+        nodes=[Node("FloatProduct", DOMAIN, "", ["x", "w"], ["y"], dict(attributes))],
+        inputs=[ValueInfo("x", 1, ["R", 64]), ValueInfo("w", 1, [64, columns])],
+        outputs=[ValueInfo("y", 1, ["R", columns])],
+        opset={"": 21, DOMAIN: 1},
+        model_rest=[(1, b"\x08\x0a")],
+    )
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(LIBRARY.path))
+    session = onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(3)
+    x, w = rng.random((3, 64), np.float32), rng.random((64, columns), np.float32)
+    x[0] *= 1e-40
+    (expected,) = session.run(None, {"x": x, "w": w})
+    assert expected[0].all()
+    mathematics = CDLL(find_library("m"))
+    before, other = create_string_buffer(64), create_string_buffer(64)
+    mathematics.fegetenv(before)
+    mathematics.fegetenv(other)
+    mode = int.from_bytes(other[28:32], "little")  # the last field of an x86-64 fenv_t
+    assert mode & 0x1F80 == 0x1F80
+    other[28:32] = (mode | 0xC040).to_bytes(4, "little")
+    mathematics.fesetenv(other)
+    try:
+        (found,) = session.run(None, {"x": x, "w": w})
+    finally:
+        mathematics.fesetenv(before)
+    assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))

@@ -1,0 +1,151 @@
+"""Which operators of a graph become ours, and which stay with the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import edgedecode
+from edgedecode.errors import ManifestError
+from edgedecode.onnx_format.graph_file import GraphFile, RawAttribute
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.runtimes.onnx.kernels.products import DOMAIN, WeightsFile
+from edgedecode.runtimes.onnx.kernels.rewriting import Rewritten, rewrite
+from edgedecode.runtimes.onnx.kernels.trial import tried
+
+LIBRARY, REASON = tried()
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason=f"no kernels: {REASON}")
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_our_operators_share_the_engines_threads_where_it_has_products(mixed: bool) -> None:
+    file = draft_graph()
+    if mixed:
+        first = next(node for node in file.nodes if node.op_type == "MatMulNBits")
+        first.attributes["accuracy_level"] = 1
+    found = rewritten(file)
+    assert found is not None
+    nodes = [node for node in GraphFile.parse(found.data).nodes if node.domain == DOMAIN]
+    assert {node.op_type for node in nodes} >= {"RowsProduct", "TreeAttention"}
+    assert {node.attributes.get("engines_pool", 0) for node in nodes} == {int(mixed)}
+
+
+def test_a_pack_whose_graph_names_our_operators_is_refused(tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, pack)
+    manifest = json.loads((pack / "edgedecode.json").read_text(encoding="utf-8"))
+    for role in ("target", "draft"):
+        for path in (pack / role).glob("*.onnx"):
+            file = GraphFile.parse(path.read_bytes())
+            product = next(node for node in file.nodes if node.op_type == "MatMulNBits")
+            product.op_type, product.domain = "RowsProduct", DOMAIN
+            file.opset[DOMAIN] = 1
+            path.write_bytes(file.serialize())
+            entry = manifest["files"][f"{role}/{path.name}"]
+            entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+            entry["nbytes"] = path.stat().st_size
+    (pack / "edgedecode.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(ManifestError, match="'RowsProduct' is of the unknown domain 'edgedecode'"):
+        edgedecode.load(pack, runtime="onnx")
+
+
+def draft_graph() -> GraphFile:
+    return GraphFile.parse((BUNDLED_PACK / "draft" / "base.onnx").read_bytes())
+
+
+def rewritten(file: GraphFile) -> Rewritten | None:
+    assert LIBRARY is not None
+    return rewrite(file, LIBRARY, WeightsFile(BUNDLED_PACK / "draft" / "weights.bin"), window=0, threads=1)
+
+
+def test_one_array_with_two_sets_of_scales_is_two_matrices() -> None:
+    file = draft_graph()
+    first, second = [node for node in file.nodes if "gate_proj" in node.name and node.op_type == "MatMulNBits"]
+    second.inputs[1] = first.inputs[1]
+    found, plain = rewritten(file), rewritten(draft_graph())
+    assert found is not None
+    assert plain is not None
+    assert len(found.stored) == len(plain.stored)
+
+
+def test_weights_of_another_file_stay_with_the_engine() -> None:
+    file = draft_graph()
+    name = next(node.inputs[1] for node in file.nodes if node.op_type == "MatMulNBits")
+    tensor = file.initializers[name]
+    assert tensor.external is not None
+    file.initializers[name] = replace(tensor, external=replace(tensor.external, location="other.bin"))
+    found = rewritten(file)
+    assert found is not None
+    assert not found.row_invariant
+    assert found.unserved == {"weights of another size than the node's": 1}
+
+
+@pytest.mark.parametrize("where", ["opset", "node", "inner graph", "function"])
+def test_a_graph_that_names_our_operators_anywhere_is_left_alone(where: str) -> None:
+    file = draft_graph()
+    if where == "opset":
+        file.opset[DOMAIN] = 1
+    elif where == "node":
+        file.nodes[0].domain = DOMAIN
+    elif where == "inner graph":
+        file.nodes[0].attributes["then_branch"] = RawAttribute(b"then_branch edgedecode")
+    else:
+        file.model_rest.append((25, b""))
+    assert rewritten(file) is None
+
+
+@pytest.mark.parametrize("attribute", ["local_window_size", "smooth_softmax"])
+def test_attention_of_another_meaning_stays_with_the_engine(attribute: str) -> None:
+    file = draft_graph()
+    for node in file.nodes:
+        if node.op_type == "GroupQueryAttention":
+            node.attributes[attribute] = 4
+    assert rewritten(file) is None
+
+
+def with_levels(*levels: int | None) -> GraphFile:
+    """Return the draft's graph whose products have these accuracy levels in turn; None: the attribute is not there."""
+    file = draft_graph()
+    products = [node for node in file.nodes if node.op_type == "MatMulNBits"]
+    for index, node in enumerate(products):
+        level = levels[index % len(levels)]
+        node.attributes.pop("accuracy_level")
+        if level is not None:
+            node.attributes["accuracy_level"] = level
+    return file
+
+
+@pytest.mark.parametrize("level", [None, 0, 2, 3])
+def test_products_that_do_not_allow_8_bits_get_16_from_the_same_tiles(level: int | None) -> None:
+    found, plain = rewritten(with_levels(level)), rewritten(draft_graph())
+    assert found is not None
+    assert plain is not None
+    assert found.row_invariant
+    assert found.stored.keys() == plain.stored.keys()
+    planes = [node.attributes["planes"] for node in GraphFile.parse(found.data).nodes if node.op_type == "RowsProduct"]
+    before = [node.attributes["planes"] for node in GraphFile.parse(plain.data).nodes if node.op_type == "RowsProduct"]
+    assert (set(planes), set(before)) == ({2}, {1})
+    assert len(planes) == len(before)
+
+
+def test_one_matrix_that_is_read_at_two_widths_is_one_set_of_tiles() -> None:
+    file = with_levels(2, 4)
+    first, second = [node for node in file.nodes if "gate_proj" in node.name and node.op_type == "MatMulNBits"]
+    second.inputs[1:3] = first.inputs[1:3]
+    first.attributes["accuracy_level"], second.attributes["accuracy_level"] = 2, 4
+    found, plain = rewritten(file), rewritten(draft_graph())
+    assert found is not None
+    assert plain is not None
+    assert len(found.stored) == len(plain.stored) - 1
+
+
+def test_products_that_ask_for_float32_stay_with_the_engine() -> None:
+    found = rewritten(with_levels(1))
+    assert found is not None
+    assert found.left.keys() == {"MatMulNBits"}
+    assert not found.unserved
