@@ -123,10 +123,14 @@ def aside(path: Path) -> Iterator[Path]:
             fresh.unlink(missing_ok=True)
 
 
-def keep_json(path: Path, value: object) -> None:
-    """Write a value to a file of the cache, in one piece; a full or read-only disk only means that it is made again."""
-    with suppress(OSError), aside(path) as fresh:
-        fresh.write_text(json.dumps(value), encoding="utf-8")
+def keep_json(path: Path, value: object, *, private: bool = False) -> None:
+    """Write a value to a file of the cache, in one piece; a full or read-only disk only means that it is made again.
+
+    private: for this user alone.
+    """
+    opener = open_private if private else None
+    with suppress(OSError), aside(path) as fresh, open(fresh, "w", encoding="utf-8", opener=opener) as file:
+        json.dump(value, file)
 
 
 def kept_json(path: Path) -> object:

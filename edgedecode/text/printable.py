@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from edgedecode.errors import InputError
 
-__all__ = ["checked_text", "decoded_text", "shown", "shown_answer", "shown_lines"]
+__all__ = ["checked_text", "decoded_text", "file_text", "shown", "shown_answer", "shown_lines"]
 
 _CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
 _NO_LINE = re.compile(rf"[{_CONTROL}\t\n\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """What moves a terminal's cursor, starts its commands, ends a line, or turns the direction of what follows."""
 _NO_ANSWER = re.compile(f"[{_CONTROL}]")
+_LARGEST_FILE = 64 << 20
 
 
 def shown(text: str) -> str:
@@ -41,6 +43,16 @@ def decoded_text(data: bytes, name: str) -> str:
         raise InputError(
             f"{name} is not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; convert it first"
         ) from None
+
+
+def file_text(path: Path) -> str:
+    """Read a file that must be text. Raises InputError, OSError."""
+    if path.is_file() and path.stat().st_size > _LARGEST_FILE:
+        raise InputError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB: give a part of it")
+    content = decoded_text(path.read_bytes(), str(path))
+    if "\0" in content:
+        raise InputError(f"{path} is not text: it has a zero byte at character {content.index(chr(0))}")
+    return content
 
 
 def checked_text(text: str, name: str) -> str:

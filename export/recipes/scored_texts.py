@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +11,9 @@ import numpy as np
 from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import ExportError
-from edgedecode.pack.json_fields import JsonValue
 from edgedecode.text.chat_template import ChatTemplate
+from edgedecode.text.printable import file_text
+from edgedecode.text.prompts import read_messages, read_object
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..frameworks import refused
@@ -21,7 +21,6 @@ from ..frameworks import refused
 __all__ = ["ScoredText", "Scores", "read_texts", "score_texts", "whole_texts"]
 
 _WINDOW = 512
-_LARGEST_FILE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,62 +43,46 @@ def read_texts(
     Plain text is cut into windows of 512 tokens, conversations longer than the context are cut. Raises ExportError for
     a file that cannot be read or in which there is nothing to score.
     """
-    text = _text_of(path)
+    try:
+        with refused():
+            text = file_text(path)
+    except OSError as error:
+        raise ExportError(f"{path} cannot be read: {error.strerror or error}") from None
     if path.suffix == ".jsonl":
-        rows = [line for line in text.splitlines() if line.strip()]
+        lines = [line for line in text.splitlines() if line.strip()]
         found = [
-            _conversation(line, name=f"{path}, line {number}", tokenizer=tokenizer, template=template)
-            for number, line in enumerate(rows, start=1)
+            _conversation(line, where=f"{path}, line {number}", tokenizer=tokenizer, template=template)
+            for number, line in enumerate(lines, start=1)
         ]
-        texts = tuple(ScoredText(text.tokens[:context], text.start) for text in found if text.start < context)
+        texts = tuple(ScoredText(text.tokens[:context], text.start) for text in found)
     else:
         texts = whole_texts([tokenizer.encode(text)], context=context)
-    if not sum(text.scored for text in texts):
+    if not (texts := tuple(text for text in texts if text.scored > 0)):
         raise ExportError(f"{path} holds no text to score: give a file with sentences, or with rows of messages")
-    return tuple(text for text in texts if text.scored > 0)
+    return texts
 
 
 def whole_texts(texts: Sequence[Sequence[int]], *, context: int) -> tuple[ScoredText, ...]:
     """Cut texts into windows, all of whose tokens but the first are scored."""
-    return tuple(ScoredText(tuple(window), 1) for text in texts for window in _windows(text, min(_WINDOW, context)))
+    size = min(_WINDOW, context)
+    windows = [text[start : start + size] for text in texts for start in range(0, len(text), size)]
+    return tuple(ScoredText(tuple(window), 1) for window in windows if len(window) > 1)
 
 
-def _windows(tokens: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for start in range(0, len(tokens), size):
-        if len(window := tokens[start : start + size]) > 1:
-            yield window
-
-
-def _conversation(line: str, *, name: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> ScoredText:
+def _conversation(line: str, *, where: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> ScoredText:
     """Encode a row as a chat does: the prompt through the template, the answer behind it."""
-    try:
-        row: JsonValue = json.loads(line)
-    except ValueError as error:
-        raise ExportError(f"{name} is not JSON: {error}") from None
-    if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
-        raise ExportError(f"{name} has no list of messages")
+    with refused():
+        row = read_object(line, where)
+        messages = read_messages(row.get("messages"), where)
     if template is None:
-        raise ExportError(f"{name} is a conversation, and the model has no chat template: give a text file")
+        raise ExportError(f"{where} is a conversation, and the model has no chat template: give a text file")
     answer = row.get("answer")
-    with refused(name):
-        prompt = template.render(row["messages"], add_generation_prompt=isinstance(answer, str))  # type: ignore[arg-type]
+    with refused(where):
+        prompt = template.render(messages, add_generation_prompt=isinstance(answer, str))
     tokens = tokenizer.encode(prompt)
     if not isinstance(answer, str):
         return ScoredText(tuple(tokens), 1)
     return ScoredText((*tokens, *tokenizer.encode(answer)), max(1, len(tokens)))
-
-
-def _text_of(path: Path) -> str:
-    try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ExportError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB: give a part of it")
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ExportError(f"there is no file {path}") from None
-    except OSError as error:
-        raise ExportError(f"{path} cannot be read as text: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ExportError(f"{path} cannot be read as text ({error})") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import time
+from typing import Any
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
-from edgedecode.cache import cache_folder, close_to_others, open_private
+from edgedecode.cache import cache_folder, close_to_others, keep_json, kept_json
 from edgedecode.decoding.stats import FinishReason
 from edgedecode.engines.selection import engine_version
 from edgedecode.errors import ContextExceeded
@@ -44,52 +45,40 @@ class Answering:
 
 
 class KeptAnswers:
-    """Finished answers of one pack on one engine, in the user's cache, a line each; without a cache they are not kept.
+    """Finished answers in the user's cache, a file each; without a cache they are not kept.
 
-    A line that a kill tore, or that anything else wrote, is as if it were not there.
+    A file that a kill or anything else damaged is as if it were not there.
     """
 
-    def __init__(self, path: Path | None, *, vocabulary_size: int) -> None:
-        self._path = path
+    def __init__(self, folder: Path | None, *, identity: str = "", vocabulary_size: int) -> None:
+        self._folder = folder
+        self._identity = identity
         self._vocabulary_size = vocabulary_size
-        self._torn = False
-        """Whether the file's last line lacks its end, so that a new one must not be joined to it."""
-        self._known = dict(self._read())
 
     @classmethod
     def of(cls, pair: Pair) -> KeptAnswers:
         folder = cache_folder("trim", private=True)
-        path = None if folder is None else folder / f"{_identity(pair)}.jsonl"
-        if path is not None:
-            _prune(path)
-        return cls(path, vocabulary_size=pair.tokenizer.size)
+        if folder is not None:
+            _prune(folder)
+        return cls(folder, identity=_identity(pair), vocabulary_size=pair.tokenizer.size)
 
     def get(self, key: str) -> list[ScoredText] | None:
         """Return an answer's texts, one for each turn; None: it was never finished."""
-        return self._known.get(key)
+        if self._folder is None:
+            return None
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            value: Any = kept_json(self._path(self._folder, key))
+            texts = [self._text(each) for each in value["texts"]]
+            os.utime(self._path(self._folder, key))  # in use today
+            return texts
+        return None
 
     def add(self, key: str, texts: Sequence[ScoredText]) -> None:
-        self._known[key] = list(texts)
-        if self._path is None:
-            return
-        try:
-            with open(self._path, "a", encoding="utf-8", opener=open_private) as file:
-                line = json.dumps({"key": key, "texts": [asdict(text) for text in texts]})
-                file.write(("\n" if self._torn else "") + line + "\n")
-            self._torn = False
-        except OSError:  # a full disk only means that it is answered again
-            self._path = None
+        if self._folder is not None:
+            keep_json(self._path(self._folder, key), {"texts": [asdict(text) for text in texts]}, private=True)
 
-    def _read(self) -> Iterator[tuple[str, list[ScoredText]]]:
-        try:
-            content = "" if self._path is None else self._path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return
-        self._torn = bool(content) and not content.endswith("\n")
-        for line in content.split("\n"):
-            with suppress(ValueError, KeyError, TypeError, RecursionError):
-                value = json.loads(line)
-                yield str(value["key"]), [self._text(each) for each in value["texts"]]
+    def _path(self, folder: Path, key: str) -> Path:
+        return folder / f"{self._identity}-{key}.json"
 
     def _text(self, value: dict[str, object]) -> ScoredText:
         tokens, start = value["tokens"], value["start"]
@@ -100,19 +89,17 @@ class KeptAnswers:
         return ScoredText(tuple(tokens), start, ended=value["ended"] is True, greedy=value["greedy"] is True)
 
 
-def _prune(current: Path) -> None:
+def _prune(folder: Path) -> None:
     """Remove what no trim used for a month, and the oldest until the rest is small; close the rest to other users."""
-    with suppress(OSError):
-        os.utime(current)
     found = []
-    for path in current.parent.glob("*.jsonl"):
+    for path in folder.iterdir():
         with suppress(OSError):
             close_to_others(path)
             found.append((path.stat().st_mtime, path.stat().st_size, path))
     room = _LARGEST_NBYTES
     for used, nbytes, path in sorted(found, reverse=True):
         room -= nbytes
-        if path != current and (room < 0 or time() - used > _OLDEST_SECONDS):
+        if room < 0 or time() - used > _OLDEST_SECONDS:
             with suppress(OSError):
                 path.unlink()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from edgedecode import Pair
 from edgedecode.errors import InputError
 from edgedecode.text.messages import Message
+from edgedecode.text.printable import file_text
 from edgedecode.text.prompts import Prompt, read_prompts
 
 from ..stages import Stages
@@ -25,7 +26,6 @@ from .trim_texts import (
     read_categories,
     read_text_file,
     split_texts,
-    text_of,
 )
 
 __all__ = ["Material", "gather"]
@@ -81,7 +81,7 @@ def _prompts(request: TrimRequest) -> list[Prompt]:
     if request.calibrate is None:
         prompts = bundled_prompts()
     else:
-        text_of(request.calibrate)  # no text at all is said plainer than "line 1 is not JSON"
+        file_text(request.calibrate)  # no text at all is said plainer than "line 1 is not JSON"
         prompts = read_prompts(request.calibrate, family="")
     mixed = in_turn(prompts, name=lambda prompt: prompt.family)
     return mixed[: request.prompts]

@@ -10,6 +10,7 @@ from edgedecode.engines.registry import find_drafter, find_runtime
 from edgedecode.errors import EdgeDecodeError, ExportError, InputError, ManifestError
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Manifest, TrimEntry
+from edgedecode.text.printable import file_text
 from edgedecode.text.prompts import read_prompts
 from edgedecode.user_notices import notice
 
@@ -31,7 +32,7 @@ from .pack_change import (
 )
 from .sweep import Sweep, SweepRow, TrimRequest, TrimResult
 from .timing import ANSWERS_PER_PROMPT, DRAFTER, measure_speeds
-from .trim_texts import check_text_file, read_categories, text_of
+from .trim_texts import check_text_file, read_categories
 
 __all__ = ["take_out", "time_answers", "trim_pack"]
 
@@ -144,7 +145,7 @@ def _require_frameworks(manifest: Manifest) -> None:
 def _check_files(request: TrimRequest) -> None:
     """Refuse files that cannot be used, before the pack is loaded. Raises InputError, OSError."""
     if request.calibrate is not None:
-        text_of(request.calibrate)  # no text at all is said plainer than "line 1 is not JSON"
+        file_text(request.calibrate)  # no text at all is said plainer than "line 1 is not JSON"
         read_prompts(request.calibrate, family="")
     if request.text is not None:
         check_text_file(request.text)

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgedecode.errors import InputError
 from edgedecode.text.messages import Message
-from edgedecode.text.printable import checked_text, decoded_text
+from edgedecode.text.printable import checked_text, decoded_text, file_text
 from edgedecode.text.prompts import Prompt, checked_prompt, parse_prompts, read_messages, read_object
 from edgedecode.text.tokenizer import Tokenizer
 
@@ -29,14 +29,12 @@ __all__ = [
     "read_categories",
     "read_text_file",
     "split_texts",
-    "text_of",
 ]
 
 _HELD_OUT = 4
 """One group of so many is held out."""
 _WINDOW = 256
 """Tokens of a piece that a plain text is cut into: the pieces are what can be held out."""
-_LARGEST = 64 << 20
 _Row = TypeVar("_Row")
 
 CALIBRATION = "calibration"
@@ -107,7 +105,7 @@ def read_text_file(path: Path, *, tokenizer: Tokenizer, context: int) -> list[Sc
 
     Raises InputError for a file that is no text, is empty, or has a line with neither; OSError as `open` does.
     """
-    content = text_of(path)
+    content = file_text(path)
     if path.suffix == ".jsonl":
         rows = _rows(path, content)
         found = [(group, text) for group, row in enumerate(rows) for text in _scored(row, tokenizer)]
@@ -123,7 +121,7 @@ def read_text_file(path: Path, *, tokenizer: Tokenizer, context: int) -> list[Sc
 
 def check_text_file(path: Path) -> None:
     """Refuse such a file for what can be seen without a tokenizer. Raises InputError, OSError."""
-    content = text_of(path)
+    content = file_text(path)
     if path.suffix == ".jsonl":
         _rows(path, content)
 
@@ -132,16 +130,6 @@ def answered(messages: Sequence[Message], answer: str, tokenizer: Tokenizer) -> 
     """Encode an answer behind the prompt that it answers."""
     prompt = tokenizer.encode(tokenizer.chat_template.render(messages, add_generation_prompt=True))
     return ScoredText((*prompt, *tokenizer.encode(answer)), max(1, len(prompt)))
-
-
-def text_of(path: Path) -> str:
-    """Read a file that must be text. Raises InputError, OSError."""
-    if path.is_file() and path.stat().st_size > _LARGEST:
-        raise InputError(f"{path} is larger than {_LARGEST >> 20} MiB: give a part of it")
-    content = decoded_text(path.read_bytes(), str(path))
-    if "\0" in content:
-        raise InputError(f"{path} is not text: it has a zero byte at character {content.index(chr(0))}")
-    return content
 
 
 def _rows(path: Path, content: str) -> list[str | list[Message]]:
@@ -197,7 +185,7 @@ def bundled_categories() -> list[CategoryRow]:
 
 def read_categories(path: Path) -> list[CategoryRow]:
     """Read a user's file; `family` serves as `category`. Raises InputError naming the line, OSError."""
-    return _parse(text_of(path), str(path))
+    return _parse(file_text(path), str(path))
 
 
 def bundled_prompts() -> list[Prompt]:

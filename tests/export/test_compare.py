@@ -142,9 +142,9 @@ def test_of_plain_text_all_but_the_first_token(llama: Path, text: Path) -> None:
         ("a.txt", "", "holds no text to score"),
         ("a.jsonl", "\n", "holds no text to score"),
         ("a.jsonl", "{", "line 1 is not JSON"),
-        ("a.jsonl", json.dumps(ROW) + "\n[]", "line 2 has no list of messages"),
+        ("a.jsonl", json.dumps(ROW) + "\n[]", "line 2 is not a JSON object"),
         ("a.jsonl", '{"messages": [{"role": "user"}]}', "line 1: a message has no content"),
-        ("a.txt", b"\xff\xfe", "cannot be read as text"),
+        ("a.txt", b"\xff\xfe", "is not valid UTF-8"),
     ],
 )
 def test_texts_that_are_none(name: str, content: str | bytes, message: str, llama: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The target's answers: deterministic for a seed, kept line by line, taken up again after an interruption."""
+"""The target's answers: deterministic for a seed, kept in a file each, taken up again after an interruption."""
 
 from __future__ import annotations
 
@@ -79,16 +79,16 @@ def test_an_interrupted_run_goes_on(pair: Pair, runtime: TrimRuntime) -> None:
     assert len(pair.target.passes) == passes + resumed, "now nothing is answered again"  # type: ignore[attr-defined]
 
 
-def test_a_torn_or_foreign_line_is_answered_again(pair: Pair, tmp_path: Path) -> None:
+def test_a_torn_or_foreign_file_is_answered_again(pair: Pair, tmp_path: Path) -> None:
     whole = answer_prompts(pair, PROMPTS, TWICE, kept=KeptAnswers.of(pair))
-    (file,) = (tmp_path / "cache" / "trim").iterdir()
-    lines = file.read_text().splitlines()
-    assert len(lines) == 8
-    foreign = ["{", "[]", '{"key": "x"}', '{"key": "x", "texts": [{"tokens": [99999], "start": 1}]}', lines[3][:40]]
-    file.write_text("\n".join([*foreign[:4], *lines[:3], foreign[4]]))
+    files = sorted((tmp_path / "cache" / "trim").iterdir())
+    assert len(files) == 8
+    kept = [file.read_text() for file in files]
+    foreign = ["{", "[]", '{"key": "x"}', '{"texts": [{"tokens": [99999], "start": 1}]}', kept[4][:40]]
+    for file, text in zip(files, foreign, strict=False):
+        file.write_text(text)
     assert answer_prompts(pair, PROMPTS, TWICE, kept=KeptAnswers.of(pair)) == whole
-    assert answer_prompts(pair, PROMPTS, TWICE, kept=KeptAnswers.of(pair)) == whole
-    assert len(file.read_text().splitlines()) == 4 + 3 + 1 + 5, "what was torn was written again, behind it"
+    assert [file.read_text() for file in files] == kept
 
 
 def test_a_prompt_that_does_not_fit_is_named(pair: Pair) -> None:
@@ -105,7 +105,7 @@ def test_kept_answers_are_for_this_user_alone_and_older_ones_are_closed(pair: Pa
     for path, mode in ((folder, 0o755), (folder / "older.jsonl", 0o644)):
         path.chmod(mode)
     answer_prompts(pair, PROMPTS[:1], TWICE, kept=KeptAnswers.of(pair))
-    (made,) = {*folder.iterdir()} - {folder / "older.jsonl"}
+    made = next(iter({*folder.iterdir()} - {folder / "older.jsonl"}))
     assert made.stat().st_size
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, made, folder / "older.jsonl")]
     assert modes == [0o700, 0o600, 0o600]
@@ -115,12 +115,13 @@ def test_answers_that_no_trim_used_for_long_go_and_so_do_the_oldest_of_many(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer_prompts(pair, PROMPTS[:1], TWICE, kept=KeptAnswers.of(pair))
-    (used,) = (tmp_path / "cache" / "trim").iterdir()
+    folder = tmp_path / "cache" / "trim"
+    made = {path.stem for path in folder.iterdir()}
     for name, days in (("old", 31), ("large", 20), ("small", 10), ("new", 0)):
-        path = used.with_name(f"{name}.jsonl")
+        path = folder / f"{name}.json"
         path.write_bytes(bytes(1000 if name == "large" else 10))
         os.utime(path, (time.time() - days * 86400,) * 2)
-    os.utime(used, (0, 0))
-    monkeypatch.setattr(answering, "_LARGEST_NBYTES", used.stat().st_size + 500)
+    kept = sum(path.stat().st_size for path in folder.iterdir() if path.stem in made)
+    monkeypatch.setattr(answering, "_LARGEST_NBYTES", kept + 500)
     KeptAnswers.of(pair)
-    assert {path.stem for path in used.parent.iterdir()} == {used.stem, "small", "new"}
+    assert {path.stem for path in folder.iterdir()} == {*made, "small", "new"}
