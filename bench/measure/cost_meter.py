@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from time import perf_counter
 
-from edgedecode.decoding.loop import prefill
-from edgedecode.decoding.model import LanguageModel, RowRequest, State
+from edgedecode.engines.pass_timing import filled_state, timed_pass
 
 from .timed import TimedHead, TimedModel, TimedPair
 
@@ -116,8 +114,9 @@ class CostMeter:
         self._next = text[self._context : self._context + widest]
         self._read = text[self._context : self._context + READ] if reading else []
         before = text[: self._context]
-        self._state = _filled(self._target, before, room=widest)
-        self._draft_states = [_filled(model, before, room=READ if reading else 1) for model in timed.drafts]
+        self._state = filled_state(self._target, before, room=widest, rows=widest)
+        rows = READ if reading else 1
+        self._draft_states = [filled_state(model, before, room=rows, rows=rows) for model in timed.drafts]
         opened = list(zip(timed.drafts, self._draft_states, strict=True))
         self._reader = next(((model, state) for model, state in opened if model is timed.draft), None)
         self._heads = {name: (head, state) for model, state in opened for name, head in _heads(model)}
@@ -140,7 +139,7 @@ class CostMeter:
                 self._time_round(width, sample)
             if self._read and self._reader is not None:
                 model, state = self._reader
-                sample.read.append(_pass(model, state, self._read, rows="last") / len(self._read))
+                sample.read.append(timed_pass(model, state, self._read, rows="last") / len(self._read))
             self._samples.append(sample)
 
     def costs(self, *, since: int = 0) -> Costs:
@@ -163,13 +162,13 @@ class CostMeter:
         """Settle, time a target pass, then a round with each head: two draft steps and a target pass."""
         tokens = self._next[:width]
         for _ in range(max(1, _LEAD_IN // width)):
-            _pass(self._target, self._state, tokens)
-        sample.target[width] = _pass(self._target, self._state, tokens)
+            timed_pass(self._target, self._state, tokens)
+        sample.target[width] = timed_pass(self._target, self._state, tokens)
         for name, (head, state) in self._heads.items():
             draft = sample.drafts.setdefault(name, _DraftSample())
-            draft.first.append(_pass(head, state, tokens[:1]))
-            draft.next.append(_pass(head, state, tokens[:1]))
-            draft.target[width] = _pass(self._target, self._state, tokens)
+            draft.first.append(timed_pass(head, state, tokens[:1]))
+            draft.next.append(timed_pass(head, state, tokens[:1]))
+            draft.target[width] = timed_pass(self._target, self._state, tokens)
 
 
 @dataclass(slots=True)
@@ -207,18 +206,3 @@ def _draft_costs(samples: Sequence[_DraftSample]) -> DraftCosts:
 
 def _medians(samples: Sequence[dict[int, float]]) -> dict[int, float]:
     return {width: median(sample[width] for sample in samples) for width in sorted(samples[0])}
-
-
-def _filled(model: LanguageModel, tokens: Sequence[int], *, room: int) -> State:
-    state = model.new_state(len(tokens) + room, rows=room)
-    prefill(model, state, tokens)
-    return state
-
-
-def _pass(model: LanguageModel | TimedHead, state: State, tokens: Sequence[int], *, rows: RowRequest = "all") -> float:
-    length = state.length
-    started = perf_counter()
-    model.forward(tokens, state, rows=rows)
-    seconds = perf_counter() - started
-    state.crop(length)
-    return seconds

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from time import perf_counter
 
-from edgedecode.decoding.model import LanguageModel, State
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.engines.pass_timing import filled_state, timed_pass
 
 __all__ = ["CONTEXT", "ROUNDS", "TURNS", "WIDTHS", "Speeds"]
 
@@ -42,38 +41,19 @@ class Speeds:
 
         A turn is a model's own: engines that are open together disturb each other's passes by spinning threads.
         """
-        state = _filled(model)
+        length = min(CONTEXT, model.card.context - max(WIDTHS))
+        state = filled_state(model, _tokens(model, length), room=max(WIDTHS), rows=max(WIDTHS))
         try:
             for number in range(-_WARM_UP, ROUNDS):
                 for width in WIDTHS:
-                    seconds = _timed(model, state, width)
+                    tokens = _tokens(model, width)
+                    for _ in range(_LEAD_IN // width):
+                        timed_pass(model, state, tokens)
+                    seconds = timed_pass(model, state, tokens)
                     if number >= 0:
                         self.samples[width].append(seconds)
         finally:
             state.close()
-
-
-def _filled(model: LanguageModel) -> State:
-    length = min(CONTEXT, model.card.context - max(WIDTHS))
-    state = model.new_state(length + max(WIDTHS), rows=max(WIDTHS))
-    model.forward(_tokens(model, length), state, rows="none")
-    state.keep(range(length))
-    return state
-
-
-def _timed(model: LanguageModel, state: State, width: int) -> float:
-    tokens = _tokens(model, width)
-    for _ in range(_LEAD_IN // width):
-        _pass(model, state, tokens)
-    started = perf_counter()
-    _pass(model, state, tokens)
-    return perf_counter() - started
-
-
-def _pass(model: LanguageModel, state: State, tokens: Sequence[int]) -> None:
-    length = state.length
-    model.forward(tokens, state, rows="all")
-    state.crop(length)
 
 
 def _tokens(model: LanguageModel, count: int) -> list[int]:

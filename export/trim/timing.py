@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from itertools import count
 from statistics import median
 from time import perf_counter
-from typing import Protocol
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
-from edgedecode.decoding.loop import prefill
-from edgedecode.decoding.model import LanguageModel, Output, RowRequest, State
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.engines.pass_timing import Forward, filled_state, timed_pass
 from edgedecode.text.prompts import Prompt
 
 from .forced_acceptance import LENGTHS
@@ -50,12 +49,6 @@ MAX_TOKENS = 64
 """Every answer has so many, whatever it says: arms are compared over the same text."""
 
 
-class Forward(Protocol):
-    """What a model and a head of it have in common."""
-
-    def forward(self, tokens: Sequence[int], state: State, *, rows: RowRequest = "last") -> Output: ...
-
-
 @dataclass(frozen=True, slots=True)
 class PassTimes:
     """Median seconds of the target's passes by width, behind a pass of the same width."""
@@ -84,12 +77,12 @@ def time_target(target: LanguageModel, tokens: Sequence[int], *, repetitions: in
     room = max(widths)
     text = _text(tokens, min(CONTEXT, target.card.context - room) + room)
     samples: dict[int, list[float]] = {width: [] for width in widths}
-    state = _filled(target, text[:-room], room=room, rows=room)
+    state = filled_state(target, text[:-room], room=room, rows=room)
     try:
         for repetition in _samples(repetitions):
             for width in widths:
-                _pass(target, state, text[-room : len(text) - room + width], rows="all")
-                seconds = _pass(target, state, text[-room : len(text) - room + width], rows="all")
+                timed_pass(target, state, text[-room : len(text) - room + width], rows="all")
+                seconds = timed_pass(target, state, text[-room : len(text) - room + width], rows="all")
                 if repetition >= 0:
                     samples[width].append(seconds)
     finally:
@@ -109,15 +102,15 @@ def time_heads(
     """Time draft steps behind target passes, in turns with the whole draft and with `head`, which `trimmed` states."""
     context = min(CONTEXT, *(model.card.context - _STEPS for model in (target, whole, trimmed)))
     text = _text(tokens, context + _STEPS)
-    behind = _filled(target, text[:context], room=1, rows=1)
-    mine = _filled(whole, text[:context], room=_STEPS, rows=1)
-    theirs = _filled(trimmed, text[:context], room=_STEPS, rows=1)
+    behind = filled_state(target, text[:context], room=1, rows=1)
+    mine = filled_state(whole, text[:context], room=_STEPS, rows=1)
+    theirs = filled_state(trimmed, text[:context], room=_STEPS, rows=1)
     samples: tuple[list[float], list[float]] = ([], [])
     try:
         for repetition in _samples(repetitions):
             for seconds, forward, state in ((samples[0], whole, mine), (samples[1], head, theirs)):
-                _pass(target, behind, text[context : context + 1], rows="all")
-                taken = sum(_pass(forward, state, [token], rows="last") for token in text[context:]) / _STEPS
+                timed_pass(target, behind, text[context : context + 1], rows="all")
+                taken = sum(timed_pass(forward, state, [token], rows="last") for token in text[context:]) / _STEPS
                 if repetition >= 0:
                     seconds.append(taken)
     finally:
@@ -138,21 +131,6 @@ def _samples(least: int) -> Iterator[int]:
 
 def _text(tokens: Sequence[int], length: int) -> list[int]:
     return (list(tokens) * (1 + length // len(tokens)))[:length]
-
-
-def _filled(model: LanguageModel, tokens: Sequence[int], *, room: int, rows: int) -> State:
-    state = model.new_state(len(tokens) + room, rows=rows)
-    prefill(model, state, tokens)
-    return state
-
-
-def _pass(model: Forward, state: State, tokens: Sequence[int], *, rows: RowRequest) -> float:
-    length = state.length
-    started = perf_counter()
-    model.forward(tokens, state, rows=rows)
-    seconds = perf_counter() - started
-    state.crop(length)
-    return seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,35 @@
+"""Times passes of an open model behind a filled state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Protocol
+
+from edgedecode.decoding.loop import prefill
+from edgedecode.decoding.model import LanguageModel, Output, RowRequest, State
+
+__all__ = ["Forward", "filled_state", "timed_pass"]
+
+
+class Forward(Protocol):
+    """What a model and a head of it have in common."""
+
+    def forward(self, tokens: Sequence[int], state: State, *, rows: RowRequest = "last") -> Output: ...
+
+
+def filled_state(model: LanguageModel, tokens: Sequence[int], *, room: int, rows: int) -> State:
+    """Return a state that holds `tokens` and has room for more; `rows` of a pass can have logits."""
+    state = model.new_state(len(tokens) + room, rows=rows)
+    prefill(model, state, tokens)
+    return state
+
+
+def timed_pass(model: Forward, state: State, tokens: Sequence[int], *, rows: RowRequest = "all") -> float:
+    """Return the seconds of a pass over `tokens`, which the state drops again."""
+    length = state.length
+    started = perf_counter()
+    model.forward(tokens, state, rows=rows)
+    seconds = perf_counter() - started
+    state.crop(length)
+    return seconds
