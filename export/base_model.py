@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from edgedecode.errors import ExportError
@@ -45,34 +45,27 @@ class Texts:
     """A model folder whose configuration has been read: enough to say how large its export becomes."""
 
     name: str
-    folder: Path
-    config: Fields
-    shape: Shape
-    commit: str | None
-    download_nbytes: int
-    """What the hub still has to send; 0 for a folder of one's own, and where the hub was not asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A model folder whose configuration and tokenizer have been found sound."""
-
-    name: str
     """Hub id, or the folder's name: never a path."""
     folder: Path
     config: Fields
     shape: Shape
-    tokenizer: Tokenizer
-    license: str
-    commit: str | None = None
+    commit: str | None
     """The hub's commit that was downloaded; None for a folder of one's own."""
-    download_nbytes: int = 0
-    """What its weights weigh on the hub, where that was asked."""
+    download_nbytes: int
+    """What the hub still has to send; 0 for a folder of one's own, and where the hub was not asked."""
 
     @property
     def origin(self) -> str:
         """The name, with the commit where there is one: what a manifest says of where a model came from."""
         return f"{self.name}@{self.commit}" if self.commit else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Texts):
+    """A model folder whose configuration and tokenizer have been found sound."""
+
+    tokenizer: Tokenizer
+    license: str
 
     @property
     def rows(self) -> int:
@@ -82,16 +75,15 @@ class Source:
 def open_source(name: str) -> Source:
     """Find and check a model: a folder, or a hub id whose texts are downloaded. Raises ExportError with what to do."""
     texts = open_texts(name)
-    title, folder, shape = texts.name, texts.folder, texts.shape
     with refused():
-        tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
-    if tokenizer.size > shape.rows:
+        tokenizer = Tokenizer.from_file(texts.folder / "tokenizer.json")
+    if tokenizer.size > texts.shape.rows:
         raise ExportError(
-            f"{title}: its tokenizer knows {tokenizer.size} ids, the vocab_size of its config.json is {shape.rows}: "
-            f"the files do not belong together"
+            f"{texts.name}: its tokenizer knows {tokenizer.size} ids, the vocab_size of its config.json is "
+            f"{texts.shape.rows}: the files do not belong together"
         )
-    license = read_license(folder, texts.config)
-    return Source(title, folder, texts.config, shape, tokenizer, license, texts.commit, texts.download_nbytes)
+    known = {field.name: getattr(texts, field.name) for field in fields(texts)}
+    return Source(**known, tokenizer=tokenizer, license=read_license(texts.folder, texts.config))
 
 
 def license_files(folder: Path) -> list[Path]:

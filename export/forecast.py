@@ -105,7 +105,7 @@ def forecast_pair(request: PairRequest, *, out: Path | None) -> PairForecast:
     names = {"target": request.target} | ({"draft": request.draft} if request.draft is not None else {})
     texts = {role: open_texts(name) for role, name in names.items()}
     for model in texts.values():
-        _check_engine(model, request)
+        check_engine(model.config, model.shape, name=model.name, body=request.recipe.body, head=request.recipe.head)
     notes: tuple[str, ...] = ()
     if all((model.folder / "tokenizer.json").is_file() for model in texts.values()):
         notes = plan_pair(request).notes
@@ -121,11 +121,6 @@ def time_class(seconds: float) -> str:
     return next((name for limit, name in _CLASSES if seconds < limit), "hours")
 
 
-def _check_engine(model: Texts, request: PairRequest) -> None:
-    recipe = request.recipe
-    check_engine(model.config, model.shape, name=model.name, body=recipe.body, head=recipe.head)
-
-
 def _model(role: str, model: Texts, request: PairRequest, notes: tuple[str, ...]) -> ModelForecast:
     context, kind = request.span.context_of(model.shape), request.gguf_kind if request.gguf else ""
     weights = weights_nbytes(model.shape, request.recipe.of(model.shape), context=context)
@@ -134,7 +129,7 @@ def _model(role: str, model: Texts, request: PairRequest, notes: tuple[str, ...]
     texts = tokenizer.stat().st_size if role == "target" and tokenizer.is_file() else 0
     return ModelForecast(
         role=role,
-        source=model.name if model.commit is None else f"{model.name}@{model.commit}",
+        source=model.origin,
         parameters=model.shape.parameters,
         weights_nbytes=weights,
         nbytes=weights + len(request.graphs.names) * graph + texts + (weights if request.gguf else 0),

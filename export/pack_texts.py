@@ -12,9 +12,9 @@ import edgedecode
 from edgedecode.errors import ExportError, IncompatiblePair
 from edgedecode.pack.adapter_entry import AdapterEntry
 from edgedecode.pack.entries import OutsideFile
-from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.json_fields import Fields, JsonValue
-from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Generation, Manifest, ModelEntry
+from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
@@ -191,6 +191,7 @@ def write_manifest(
     verb: str = "",
 ) -> Manifest:
     """List everything that lies in `folder` and what stayed `outside`; the target's notes say if no template came."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
     target = models["target"]
     if texts.template is None:
         target = replace(target, notes=(*target.notes, NO_TEMPLATE))
@@ -203,18 +204,9 @@ def write_manifest(
         chat_template=TEMPLATE if texts.template is not None else None,
         generation=texts.generation,
         models={**models, "target": target},
-        files=_list_files(folder),
+        files={path.relative_to(folder).as_posix(): file_entry(path) for path in files},
         outside=dict(outside or {}),
         adapters=adapters,
     )
     (folder / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return Manifest.load(folder)
-
-
-def _list_files(pack: Path) -> dict[str, FileEntry]:
-    """Hash every file that lies in the pack."""
-    paths = sorted(path for path in pack.rglob("*") if path.is_file())
-    return {
-        path.relative_to(pack).as_posix(): FileEntry(nbytes=path.stat().st_size, sha256=file_sha256(path))
-        for path in paths
-    }

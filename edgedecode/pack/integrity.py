@@ -13,7 +13,7 @@ from edgedecode.errors import CapabilityError, ManifestError
 
 from .manifest import FileEntry, Manifest, OutsideFile
 
-__all__ = ["check_files", "check_unchanged", "file_sha256", "pack_digest"]
+__all__ = ["check_files", "check_unchanged", "file_entry", "file_sha256", "pack_digest"]
 
 _CHUNK = 1 << 20
 _JUDGED = ""
@@ -32,6 +32,14 @@ def file_sha256(path: Path, *, progress: Callable[[int], None] | None = None) ->
     except OSError as error:
         raise ManifestError(f"{path} cannot be read: {error.strerror or error}") from None
     return digest.hexdigest()
+
+
+def file_entry(path: Path, *, flushed: bool = False) -> FileEntry:
+    """Return what a manifest says of a file; `flushed`: written through to the disk first."""
+    if flushed:
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+    return FileEntry(nbytes=path.stat().st_size, sha256=file_sha256(path))
 
 
 def pack_digest(manifest: Manifest) -> str:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from edgedecode.commands import Command, count
 
 from .common import add_prepare, finish, quiet
-from .compare_command import add_comparison, run_comparison
-from .optimum_command import add_optimum, run_optimum
+from .export_modes import add_comparison, add_optimum, run_comparison, run_optimum
 from .pack_options import add_gguf, add_graphs, add_recipe, check_gguf_options, read_graphs, read_recipe, read_span
 from .trim_command import add_trim, check_trim, trim_exported
 

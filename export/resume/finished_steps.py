@@ -7,7 +7,6 @@ no record speaks of is removed. So a unit that a kill, a crash or a full disk le
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -16,8 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from edgedecode.cache import aside, facts_key
 from edgedecode.errors import EdgeDecodeError, ExportError, ManifestError
-from edgedecode.pack.integrity import file_sha256
+from edgedecode.pack.integrity import file_entry, file_sha256
 from edgedecode.pack.json_fields import Fields, JsonValue
 from edgedecode.pack.manifest import FileEntry, ModelEntry
 
@@ -63,7 +63,7 @@ class Unit:
         steps, files = {**self._steps, step: entry}, dict(self._files)
         if self._kept:
             found = {path.relative_to(self.folder).as_posix(): path for path in self._present()}
-            files |= {name: _flushed(path) for name, path in found.items() if name not in files}
+            files |= {name: file_entry(path, flushed=True) for name, path in found.items() if name not in files}
             self._write(files, steps)
         self._files, self._steps = files, steps
         return entry
@@ -154,12 +154,10 @@ class Unit:
             "files": {name: asdict(entry) for name, entry in files.items()},
             "steps": {step: asdict(entry) for step, entry in steps.items()},
         }
-        fresh = self.folder / f"{_RECORD}.new"
-        with fresh.open("w", encoding="utf-8") as file:
+        with aside(self.folder / _RECORD) as fresh, fresh.open("w", encoding="utf-8") as file:
             json.dump({"sha256": _digest(body), "body": body}, file)
             file.flush()
             os.fsync(file.fileno())
-        fresh.replace(self.folder / _RECORD)
 
 
 def _link_or_copy(path: Path, place: Path) -> None:
@@ -170,11 +168,4 @@ def _link_or_copy(path: Path, place: Path) -> None:
 
 
 def _digest(body: JsonValue) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _flushed(path: Path) -> FileEntry:
-    """Write a file through to the disk and hash it."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-    return FileEntry(nbytes=path.stat().st_size, sha256=file_sha256(path))
+    return facts_key(json.dumps(body, sort_keys=True))

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import edgedecode
-from edgedecode.cache import cache_folder, user_cache
+from edgedecode.cache import cache_folder, facts_key, user_cache
 from edgedecode.locks import take_lock
 from edgedecode.pack.json_fields import JsonValue
 
@@ -173,7 +173,7 @@ def job_key(job: ModelJob, weights: Sequence[Path]) -> str:
         "code": [edgedecode.__version__, _code()],
         "packages": [_version(name) for name in _PACKAGES],
     }
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
+    return facts_key(json.dumps(values, sort_keys=True))
 
 
 def canonical(value: object) -> JsonValue:

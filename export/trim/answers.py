@@ -6,8 +6,6 @@ time, so prompts are answered one after the other; plainly, so that the text dep
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +15,7 @@ from time import time
 from typing import Any
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
-from edgedecode.cache import cache_folder, close_to_others, keep_json, kept_json
+from edgedecode.cache import cache_folder, close_to_others, facts_key, keep_json, kept_json
 from edgedecode.decoding.stats import FinishReason
 from edgedecode.engines.selection import engine_version
 from edgedecode.errors import ContextExceeded
@@ -152,7 +150,7 @@ def _key(prompt: Prompt, answering: Answering, number: int) -> str:
     """Return what an answer is kept under: a greedy one does not depend on the seed."""
     seed = answering.seed if number else 0
     value = [asdict(prompt), answering.max_tokens, number, seed, TEMPERATURE]
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
+    return facts_key(*value)
 
 
 def _identity(pair: Pair) -> str:
@@ -167,4 +165,4 @@ def _identity(pair: Pair) -> str:
     digests = sorted(known[name] for name in names if name in known)
     engine = [pair.runtime, engine_version(pair.runtime)]
     value = [_FORMAT, digests, manifest.tokenizer_digest, asdict(manifest.generation), engine]
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:24]
+    return facts_key(*value)

@@ -20,8 +20,8 @@ from time import time
 from edgedecode.errors import ManifestError
 from edgedecode.locks import take_lock
 from edgedecode.pack.gate import is_downloaded
-from edgedecode.pack.integrity import file_sha256
-from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, ModelEntry, TrimEntry
+from edgedecode.pack.integrity import file_entry
+from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry, TrimEntry
 from edgedecode.pack.new_folder import flush_folder
 from edgedecode.pack.pack_lock import changing, replace_manifest
 from edgedecode.pack.trim_report import TRIM_NAMES
@@ -192,7 +192,7 @@ def _change(
     if graph is not None:
         draft["graphs"][HEADS] = asdict(graph)
     draft["trim"] = None if entry is None else asdict(entry)
-    added = {name: asdict(_file_entry(made)) for made, name in moves.items()}
+    added = {name: asdict(file_entry(made, flushed=True)) for made, name in moves.items()}
     kept = {name: listed for name, listed in value["files"].items() if name not in gone}
     value["files"] = dict(sorted((kept | added).items()))
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
@@ -224,12 +224,6 @@ def _remove(root: Path, names: Sequence[str]) -> None:
     for name in names:
         with suppress(OSError):  # the next trim removes it
             (root / name).unlink(missing_ok=True)
-
-
-def _file_entry(path: Path) -> FileEntry:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-    return FileEntry(nbytes=path.stat().st_size, sha256=file_sha256(path))
 
 
 def _remove_abandoned(root: Path, folder: Path) -> None:

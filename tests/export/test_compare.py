@@ -79,7 +79,6 @@ def test_every_recipe_is_measured(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--compare", "--plot", "plot.png"), "must end in .svg"),
         (("--compare", "--bits", "4", "--mixed"), "leave out --bits, --mixed"),
         (("--compare", "--out", "pack"), "leave out --out"),
         (("--compare", "--dry-run", "--no-cache"), "leave out --dry-run, --no-cache"),
@@ -96,6 +95,11 @@ def test_usage(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixtu
         run("export", "--target", "x", *words)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_drawing_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("export", "--target", "x", "--compare", "--plot", "plot.png") == 1
+    assert "--plot plot.png: drawings are SVG" in capsys.readouterr().err
 
 
 def test_no_target(capsys: pytest.CaptureFixture[str]) -> None:

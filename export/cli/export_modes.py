@@ -1,0 +1,118 @@
+"""What `export` does instead of making a pack itself: `--compare` measures recipes, optimum exports other models."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgedecode.svg import check_drawing, write_drawing
+
+from ..frameworks import require_frameworks
+from .common import refuse_others
+from .pack_options import read_span
+
+if TYPE_CHECKING:
+    from ..recipes.comparison import Comparison
+    from .display import Report
+
+__all__ = ["add_comparison", "add_optimum", "run_comparison", "run_optimum"]
+
+_COMPARING = ("compare", "compare_text", "plot", "target", "draft", "context", "rope", "calibrate_text")
+_FOR_OPTIMUM = ("exporter", "make_environment", "target", "draft", "out", "name", "license", "noise_positions")
+"""What each mode takes; whatever else is given is refused by name."""
+
+
+def add_comparison(parser: ArgumentParser) -> None:
+    """Add the options of a comparison."""
+    group = parser.add_argument_group("comparing recipes")
+    group.add_argument(
+        "--compare",
+        action="store_true",
+        help="make no pack: measure every recipe on this model, and on the draft if there is one",
+    )
+    group.add_argument(
+        "--compare-text",
+        type=Path,
+        metavar="FILE",
+        help="score this .txt, or .jsonl with messages and answer (then the answers), instead of a built-in line",
+    )
+    group.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the target's comparison, size by agreement")
+
+
+def run_comparison(arguments: Namespace) -> Report:
+    """Compare the recipes on the target, then on the draft: print tables, write the drawing, return the values."""
+    refuse_others(arguments, _COMPARING, message="argument --compare: it measures recipes of its own, leave out {}")
+    text, calibration = arguments.compare_text, arguments.calibrate_text
+    if text is not None and calibration is not None and text.resolve() == calibration.resolve():
+        arguments.usage_error("argument --calibrate-text: scoring the text calibrated on would prove nothing")
+    if arguments.plot is not None:
+        check_drawing(arguments.plot)
+    require_frameworks()
+    from ..recipes.comparison import compare_model
+    from ..stages import Stages
+    from .display import LiveDisplay
+    from .recipe_tables import comparison_report, show_comparison
+
+    span = read_span(arguments)
+    models = {"target": arguments.target} | ({"draft": arguments.draft} if arguments.draft else {})
+    reports: Report = {}
+    for role, name in models.items():
+        with LiveDisplay() as display:
+            stages = Stages(display)
+            comparison = compare_model(name, text=text, calibration_text=calibration, span=span, stages=stages)
+        show_comparison(comparison, stages.records)
+        reports[role] = comparison_report(comparison, stages.records)
+        if role == "target" and arguments.plot is not None:
+            _draw(comparison, arguments.plot)
+    return reports
+
+
+def _draw(comparison: Comparison, path: Path) -> None:
+    from .recipe_tables import Point, scatter_svg
+
+    points = [
+        Point(result.nbytes / 1e6, 100 * result.agreement, result.recipe.name, marked=result.recipe.calibrated)
+        for result in comparison.results
+    ]
+    write_drawing(path, scatter_svg(points, title=f"{comparison.model}: recipes compared"))
+
+
+def add_optimum(parser: ArgumentParser) -> None:
+    """Add the options."""
+    group = parser.add_argument_group("other architectures")
+    group.add_argument(
+        "--exporter",
+        choices=("builder", "optimum"),
+        default="builder",
+        help="optimum: more architectures, in float, chains only, in an environment of its own (default builder)",
+    )
+    group.add_argument(
+        "--make-environment",
+        action="store_true",
+        help="let --exporter optimum make its environment in the cache folder: downloads some 300 MB",
+    )
+
+
+def run_optimum(arguments: Namespace) -> Report:
+    """Export with optimum, whose graphs hold floats, and import what it made."""
+    from ..frameworks import require_frameworks
+
+    refuse_others(arguments, _FOR_OPTIMUM, message="argument --exporter: optimum does not take {}")
+    if arguments.out is None:
+        arguments.usage_error("the following arguments are required: --out")
+    require_frameworks("import")
+    from ..imports.imported_pack import ImportRequest
+    from ..imports.optimum import OptimumRequest, export_with_optimum
+    from .pack_tables import shown
+
+    importing = ImportRequest(
+        target=Path(),
+        draft=None,
+        out=arguments.out,
+        name=arguments.name,
+        license=arguments.license,
+        noise_positions=arguments.noise_positions,
+    )
+    request = OptimumRequest(arguments.target, arguments.draft, arguments.make_environment, importing)
+    return shown(lambda stages: export_with_optimum(request, stages), out=arguments.out)
