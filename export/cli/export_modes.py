@@ -6,11 +6,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedecode.svg import check_drawing, write_drawing
-
 from ..frameworks import require_frameworks
 from .common import refuse_others
 from .pack_options import read_span
+from .svg import check_drawing, write_drawing
 
 if TYPE_CHECKING:
     from ..recipes.comparison import Comparison
