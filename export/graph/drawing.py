@@ -65,10 +65,6 @@ class Drawing:
 
         ir.save(self.model, folder / GRAPH_FILE)
 
-    def write_exact(self, folder: Path) -> None:
-        """Write the graph once more, for checking only: its products do not round activations."""
-        write_exact(self.model, folder / EXACT_FILE)
-
 
 def write_exact(model: ir.Model, path: Path) -> None:
     """Write a graph as it is, but for products that do not round activations."""

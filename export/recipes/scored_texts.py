@@ -13,7 +13,7 @@ from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import ExportError
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.printable import file_text
-from edgedecode.text.prompts import read_messages, read_object
+from edgedecode.text.prompts import read_object
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..frameworks import refused
@@ -73,7 +73,9 @@ def _conversation(line: str, *, where: str, tokenizer: Tokenizer, template: Chat
     """Encode a row as a chat does: the prompt through the template, the answer behind it."""
     with refused():
         row = read_object(line, where)
-        messages = read_messages(row.get("messages"), where)
+    messages = row.get("messages")
+    if not isinstance(messages, list):
+        raise ExportError(f"{where} has no list of messages")
     if template is None:
         raise ExportError(f"{where} is a conversation, and the model has no chat template: give a text file")
     answer = row.get("answer")

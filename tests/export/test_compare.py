@@ -111,7 +111,7 @@ def test_no_target(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--compare-text", "nowhere.txt"), "there is no file nowhere.txt"),
+        (("--compare-text", "nowhere.txt"), "nowhere.txt cannot be read"),
         (("--plot", "nowhere/plot.svg"), "there is no folder"),
     ],
 )

@@ -70,11 +70,11 @@ def test_the_ratio_is_of_steps_that_followed_one_another(monkeypatch) -> None:  
     """A machine that becomes slower and slower does not change it."""
     pace = [1.0]
 
-    def passing(model, state, tokens, *, rows):  # type: ignore[no-untyped-def]
+    def passing(model, state, tokens, *, rows="all"):  # type: ignore[no-untyped-def]
         pace[0] *= 1.01
         return pace[0] * (0.5 if isinstance(model, TrimmedTables) else 1.0)
 
-    monkeypatch.setattr(step_times, "_pass", passing)
+    monkeypatch.setattr(step_times, "timed_pass", passing)
     model = TableModel(toy_tables(40, seed=0))
     trimmed = TrimmedTables(model, np.arange(5))
     times = time_heads(model, model, trimmed, trimmed, tokens=TEXT, repetitions=15)
