@@ -1,4 +1,4 @@
-"""A base model as it comes: a Hugging Face folder or hub id, checked as far as reading JSON can. Loads no framework.
+"""A base model: a Hugging Face folder or hub id, checked as far as reading JSON can. Loads no framework.
 
 Of a hub id the texts are downloaded first; its weights come when every refusal that needs none is behind.
 """
@@ -50,9 +50,9 @@ class Texts:
     config: Fields
     shape: Shape
     commit: str | None
-    """The hub's commit that was downloaded; None for a folder of one's own."""
+    """The hub's commit that was downloaded; None for a local folder."""
     download_nbytes: int
-    """What the hub still has to send; 0 for a folder of one's own, and where the hub was not asked."""
+    """What the hub still has to send; 0 for a local folder, and where the hub was not reached."""
 
     @property
     def origin(self) -> str:

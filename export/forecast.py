@@ -165,7 +165,7 @@ def _stages(role: str, shape: Shape, weights: int, request: PairRequest) -> Iter
 
 
 def _unchecked(model: Texts) -> Iterator[str]:
-    """Name what is not there; weights of one's own that are there are looked at as far as their names go."""
+    """Name what is missing; of local weights only the file names are checked."""
     if not (model.folder / "tokenizer.json").is_file():
         yield "no tokenizer.json here: vocabulary, end ids, chat template and the pair's tokenizers were not compared"
     if model.commit is not None:

@@ -31,7 +31,7 @@ def require_frameworks(verb: str = "export", *, extra: str | None = None) -> Non
 
 
 def reason_of(error: Exception) -> str:
-    """Return what a foreign error says, on one line and not too long."""
+    """Return the message of a third-party error, on one line and shortened."""
     return (" ".join(str(error).split()) or type(error).__name__)[:_REASON_LENGTH]
 
 

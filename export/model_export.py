@@ -136,7 +136,7 @@ class _Making:
         return replace(entry, parity=parity)
 
     def with_variants(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
-        """Return the entry with the further graphs that were asked for, drawn and checked. Raises ExportError."""
+        """Return the entry with the further graphs that were asked for, built and checked. Raises ExportError."""
         job = self.job
         variants = VariantJob(job.role, self.unit.folder, job.graphs, self.drawing, reference, job.texts)
         for name in job.graphs.names[1:]:

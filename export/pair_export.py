@@ -137,7 +137,7 @@ def plan_pair(request: PairRequest) -> PairPlan:
 def model_job(
     role: str, source: Source, *, request: PairRequest, template: ChatTemplate | None, generation: Generation
 ) -> ModelJob:
-    """Say what becomes of `source`. Raises ExportError for what the engine cannot run."""
+    """Return the job that exports `source`. Raises ExportError for what the engine cannot run."""
     check_engine(source.config, source.shape, name=source.name, body=request.recipe.body, head=request.recipe.head)
     if role == "target":  # a draft may have less of both
         request.span.check(source.shape, name=source.name)
@@ -164,7 +164,7 @@ def model_job(
 def _gguf(
     request: PairRequest, source: Source, *, template: ChatTemplate | None, generation: Generation
 ) -> GgufRequest | None:
-    """Say what the GGUF file, or its plan, is made of; None: no file can be made of it, and none was asked for."""
+    """Return what the GGUF file, or its plan, is made of; None: no file can be made of it, and none was asked for."""
     gguf = GgufRequest(
         generation,
         template.source if template else None,

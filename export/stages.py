@@ -1,4 +1,4 @@
-"""The stages of a long job: how long each took and how much memory it held. Shows nothing; a display is told."""
+"""The stages of a long job: how long each took and how much memory it held. A display shows them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Stages:
 
 
 def _forget_peak() -> bool:
-    """Make Linux measure this process's highest resident memory anew; say whether it does."""
+    """Make Linux measure this process's highest resident memory from here on; return whether it does."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         return True

@@ -42,7 +42,7 @@ _PARENTS = (-1, 0, 0, 1, 1, 2, -1, 3)
 _FIRST, _SECOND = 3, 7
 _PATH = (0, 1, 3)
 _BRANCHES = 16
-"""Beside that tree, so many branches of two tokens: all first tokens are one pass, all second ones another."""
+"""Branches of two tokens besides that tree: all first tokens are one pass, all second ones another."""
 _NODES = (*_PARENTS, *(-1,) * _BRANCHES, *range(len(_PARENTS), len(_PARENTS) + _BRANCHES))
 NODES = len(_NODES)
 """Positions that a state needs beyond the text."""
@@ -135,7 +135,7 @@ def measure_loss(rounded: FloatArray, original: FloatArray) -> Mapping[str, floa
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The logits of one way to grow a state, and what they ought to be."""
+    """The logits of one way to grow a state, and the expected ones."""
 
     rows: FloatArray
     expected: FloatArray

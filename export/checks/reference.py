@@ -1,4 +1,4 @@
-"""What a model ought to compute: transformers' own modules, carrying the weights that the pack stands for.
+"""The reference that a model is checked against: transformers' own modules with the weights that the pack holds.
 
 One decoder layer is materialised at a time and the head in rows, so that the memory never follows the model's size.
 """

@@ -85,7 +85,7 @@ def _logits(entry: ModelEntry, pack: Path, texts: CheckTexts, *, needs: Sequence
 
 
 def _trial(reference: Reference, graph: Graph) -> Iterator[LowRank]:
-    """Draw an adapter for everything the graph may change, of its full rank and half of it in turns."""
+    """Draw an adapter for everything the graph may change, alternating between its full rank and half of it."""
     draw = np.random.default_rng(0)
     for place, projection in enumerate(reference.projections(graph.lora_modules)):
         rank = max(1, graph.lora_rank // (1 + place % 2))

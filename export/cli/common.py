@@ -98,7 +98,7 @@ def pack_is_there(line: str) -> Iterator[None]:
         said, *others = error.args
         error.args = (f"{line}: {said}", *others)
         raise
-    except BrokenPipeError:  # nobody listened
+    except BrokenPipeError:  # the output was closed
         raise
     except OSError as error:
         error.strerror = f"{line}: {error.strerror or error}"
@@ -124,7 +124,7 @@ def _prepare(out: Path) -> Report:
 
 
 def _prepared_line(kernels: Report) -> str:
-    """Say which kernels the weights were prepared for."""
+    """Return the line on which kernels the weights were prepared for."""
     found = sorted({str(name) for name in kernels.values() if name})
     if not found:
         return "nothing to prepare: ONNX Runtime's own kernels run this pack here (`edgedecode devices` says why)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rich.console import Console
 from rich.table import Table
 
@@ -43,13 +45,7 @@ def forecast_report(forecast: PairForecast) -> Report:
     """Return the same as values for one JSON line; sizes are bytes, times classes."""
     models: Report = {
         model.role: {
-            "source": model.source,
-            "parameters": model.parameters,
-            "weights_nbytes": model.weights_nbytes,
-            "nbytes": model.nbytes,
-            "peak_nbytes": model.peak_nbytes,
-            "download_nbytes": model.download_nbytes,
-            "temporary_nbytes": model.temporary_nbytes,
+            **{name: value for name, value in asdict(model).items() if name != "role"},
             "stages": {stage.title: time_class(stage.seconds) for stage in model.stages},
             "notes": list(model.notes),
         }

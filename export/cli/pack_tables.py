@@ -119,7 +119,7 @@ def _activations_line(role: str, found: ActivationsEntry) -> str:
 
 
 def _rounds(name: str) -> bool:
-    """Tell whether a parity number measures rounding that is meant."""
+    """Return whether a parity number measures rounding that is meant."""
     return name.startswith(("kernel", "kv8"))
 
 

@@ -96,7 +96,7 @@ def _conditions(comparison: Comparison) -> list[str]:
 
 
 def _warning(scored: int) -> list[str]:
-    """Say when a text is too short to tell recipes apart."""
+    """Warn when a text is too short to tell recipes apart."""
     if scored >= _ENOUGH:
         return []
     return [f"{scored} tokens tell nothing finer than {1 / scored:.1%} of top-1: give --compare-text for more"]

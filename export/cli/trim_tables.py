@@ -19,7 +19,7 @@ from .svg import Axis, document, line, polyline, text
 __all__ = ["show_trim", "sweep_svg", "trim_report"]
 
 _WIDTH = 150
-"""Columns where the output is not a terminal: a pasted table shall not be folded."""
+"""Columns where the output is not a terminal: a pasted table must not be folded."""
 _LEGEND = (
     "coverage: share of the tokens that are kept; a round: tokens a round, the target's own included, at the draft "
     "length that is best there; step: one token drafted; MBSU: speed-up where memory alone decides; S: times plain "
@@ -27,7 +27,7 @@ _LEGEND = (
 )
 _MEASURED = (
     f"; S measured: over whole answers of {MAX_TOKENS} tokens with their prompts, the median of {ANSWER_REPETITIONS} "
-    "repetitions, the arms in turns"
+    "repetitions, the arms interleaved"
 )
 _DRAWN_WIDTH, _PANEL = 900, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 160, 40, 40

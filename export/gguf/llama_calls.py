@@ -23,7 +23,7 @@ _READ_RATE, _QUANTIZE_RATE = 10e6, 2e6
 
 
 def engine_installed() -> bool:
-    """Tell whether llama-cpp-python is there, without importing it."""
+    """Return whether llama-cpp-python is installed, without importing it."""
     return find_spec("llama_cpp") is not None
 
 

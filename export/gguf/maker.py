@@ -1,6 +1,6 @@
 """A pack's GGUF file from its plan, its weights file and its tokenizer, as the export would have written it.
 
-Needs numpy, tokenizers and gguf: no training framework, no ONNX. Whoever runs a pack on llama.cpp finds it among the
+Needs numpy, tokenizers and gguf: no training framework, no ONNX. The llama.cpp runtime finds it among the
 entry points of `edgedecode.makers`, so that runtimes need not know the export, nor packs with a GGUF file this module.
 """
 
@@ -51,7 +51,7 @@ def _writer(plan: GgufPlan, vocabulary: Vocabulary) -> GGUFWriter:
         raise RuntimeUnavailable(
             f"a GGUF file is made with {error.name}, not installed: pip install 'edgedecode[llama]'"
         ) from None
-    told = {
+    arrays = {
         "tokens": list(vocabulary.tokens),
         "token_type": [int(kind) for kind in vocabulary.kinds],
         "scores": list(vocabulary.scores),
@@ -60,7 +60,7 @@ def _writer(plan: GgufPlan, vocabulary: Vocabulary) -> GGUFWriter:
     writer = gguf.GGUFWriter(None, plan.architecture)
     for name, key in plan.keys.items():
         if key is None:
-            writer.add_array(name, told[name.rpartition(".")[2]])
+            writer.add_array(name, arrays[name.rpartition(".")[2]])
             continue
         element = None if key.element is None else gguf.GGUFValueType(key.element)
         writer.kv_data[0].pop(name, None)  # the architecture's is there already, and keeps its place at the front

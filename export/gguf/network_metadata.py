@@ -168,7 +168,7 @@ def context_limit(windows: Windows, layout: Layout, *, context: int) -> int:
 
 
 def window_notes(windows: Windows, layout: Layout, *, context: int) -> tuple[str, ...]:
-    """Say what a user must know of the limit, a sentence each."""
+    """Return what a user must know of the limit, a sentence each."""
     if (limit := context_limit(windows, layout, context=context)) == context:
         return ()
     return (

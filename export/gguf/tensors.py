@@ -143,7 +143,7 @@ def _write(file: IO[bytes], tensor: Tensor, *, release: Callable[[], None]) -> N
 
 
 def woven(rows: RowArray, head: int) -> RowArray:
-    """Put the halves of each head's rows in turn, [whole heads, width]: row i of the second after row i of the first.
+    """Interleave the halves of each head's rows, [whole heads, width]: row i of the second after row i of the first.
 
     Llama's original rotary positions turn neighbours; transformers turns halves. Without `head` nothing changes.
     """

@@ -90,7 +90,7 @@ def compare_reading(file: Path, inner: tokenizers.Tokenizer, *, normal_form: str
 def _differing(
     inner: tokenizers.Tokenizer, texts: Sequence[str], ids: Sequence[Sequence[int]], *, special: bool
 ) -> list[str]:
-    """Say of each text that is read in two ways how it begins in both."""
+    """Describe each text that the two tokenize differently: its first ids in both."""
     found = []
     for text, theirs in zip(texts, ids, strict=True):
         ours = inner.encode(text, add_special_tokens=special).ids

@@ -176,7 +176,7 @@ def _normal_form(normalizer: _Steps, *, name: str) -> str:
 
 
 def _space_prefix(steps: _Steps, *, name: str) -> bool:
-    """Tell whether a space is put in front of a text. Raises ExportError for steps that are not SentencePiece's."""
+    """Return whether a space is put in front of a text. Raises ExportError for steps that are not SentencePiece's."""
     prefix = False
     for step in steps:
         match step:

@@ -26,7 +26,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def has_weights(folder: Path) -> bool:
-    """Say whether any weights lie in the folder, sound or not."""
+    """Return whether the folder has any weights, sound or not."""
     return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", *_PICKLES))
 
 
@@ -104,7 +104,7 @@ class Checkpoint:
         for name, entry in header.items():
             if (
                 entry.kind not in kinds
-            ):  # integer buffers of old checkpoints; a weight of a foreign type is missed later
+            ):  # integer buffers of old checkpoints; a weight of another type is reported as missing later
                 continue
             count = entry.nbytes // kinds[entry.kind].itemsize
             if count == 0:

@@ -18,7 +18,7 @@ DEFAULT_RANK = 16
 _PLAIN_MODULES = LORA_MODULES[:7]
 _FUSED_MODULES = ("o_proj", "down_proj", "qkv_proj", "gate_up_proj")
 LEAST_CONTEXT = 64
-"""The checks' text and branches need so many positions."""
+"""Positions that the checks' text and branches need."""
 DEFAULT_CONTEXT = 32768
 """Rotary tables cover every position: at 131,072 they would weigh more than some small models themselves."""
 
@@ -88,7 +88,7 @@ class Span:
             )
 
     def notes_on(self, shape: Shape) -> tuple[str, ...]:
-        """Say what a user must know of it, a sentence each."""
+        """Return what a user must know of it, a sentence each."""
         context, notes = self.context_of(shape), []
         if context < self._possible(shape):
             why = "as asked" if self.context else "export with --context for more"

@@ -163,7 +163,7 @@ def revive_rotary(network: PreTrainedModel, *, long: bool = False) -> None:
 
 
 def per_layer_rotary(network: PreTrainedModel) -> bool:
-    """Tell whether windowed and full layers rotate differently (Gemma 3)."""
+    """Return whether windowed and full layers rotate differently (Gemma 3)."""
     rotary: Any = network.model.rotary_emb
     return isinstance(rotary.rope_type, dict)
 
@@ -198,7 +198,7 @@ class Windows:
 
 
 def find_windows(network: PreTrainedModel, *, context: int) -> Windows:
-    """Read a network's windows from its configuration; one that the whole context fits in is none.
+    """Read a network's windows from its configuration; a window as long as the context counts as none.
 
     Configurations that name no types of layers (Mistral, Phi-3) mean every layer, as their modules do.
     """

@@ -1,4 +1,4 @@
-"""A model's further graphs over its one weights file: drawn from the finished base graph, written, and checked.
+"""A model's further graphs over its one weights file: built from the finished base graph, written, and checked.
 
 None of them has weights of its own: a graph is some kilobytes, and a runtime maps the file of the one it opens. The
 scales of an 8-bit KV cache come from what a float cache holds after texts of the model's own.
@@ -39,7 +39,7 @@ _LEAST = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class VariantJob:
-    """What the further graphs of one role are drawn from and checked against."""
+    """What the further graphs of one role are built from and checked against."""
 
     role: str
     pack: Path
@@ -98,7 +98,7 @@ class VariantJob:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A drawn graph and what the manifest will say of it."""
+    """A built graph and its entry in the manifest."""
 
     drawing: Drawing
     graph: Graph

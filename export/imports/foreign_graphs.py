@@ -34,7 +34,7 @@ _BY_PASS = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul", "MatMulIntegerToFl
 
 
 def has_builder_attention(source: OnnxSource) -> bool:
-    """Tell whether the graph attends as the builder's do. Raises ExportError for operators that only others run."""
+    """Return whether the graph attends as the builder's do. Raises ExportError for operators that only others run."""
     for node in source.model.graph:
         if node.op_type in _OTHER_ATTENTION or node.domain not in _DOMAINS:
             name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
@@ -147,7 +147,7 @@ def read_optimum_sizes(source: OnnxSource) -> GraphSizes:
 
 
 def rewrite_optimum_graph(model: ir.Model) -> tuple[str, ...]:
-    """Drop outputs that nobody reads and pick rows before the head; return the graph's capabilities."""
+    """Drop outputs that are not used and pick rows before the head; return the graph's capabilities."""
     for value in list(model.graph.outputs):
         if value.name != "logits" and not str(value.name).startswith("present."):
             model.graph.outputs.remove(value)

@@ -33,7 +33,7 @@ class Opening:
 
 
 def engine_fault() -> str | None:
-    """Say why llama.cpp cannot be asked here; None: it can. A child process tries it."""
+    """Return why llama.cpp cannot be used here; None: it can. A child process tries it."""
     try:
         device = next(iter(find_runtime(_RUNTIME).devices()))
     except RuntimeUnavailable as error:

@@ -75,7 +75,7 @@ def _read(path: Path) -> str:
 
 
 def _difference(text: str, vocabulary: Vocabulary) -> str | None:
-    """Say where the file's ids mean something else; padding, and how runs of spaces are spelled, are no difference."""
+    """Return where the file's ids differ; padding, and how runs of spaces are spelled, do not count."""
     tokenizer, size = Tokenizer(tokenizers.Tokenizer.from_str(text)), used_size(vocabulary)
     for id in range(max(tokenizer.size, size)):
         mine = tokenizer.token_text(id)

@@ -90,7 +90,7 @@ def used_size(vocabulary: Vocabulary) -> int:
 
 
 def first_difference(one: Vocabulary, other: Vocabulary) -> str | None:
-    """Say where two vocabularies first differ, None where their ids mean the same; padding is no difference."""
+    """Return where two vocabularies first differ, None where their ids mean the same; padding is no difference."""
     for id, (mine, theirs) in enumerate(zip_longest(_used(one), _used(other))):
         if mine != theirs:
             return f"id {id} is {_named(mine)} in one and {_named(theirs)} in the other"

@@ -157,7 +157,7 @@ def _within(window: int, context: int, reason: str) -> ContextLimit:
 
 
 def _honours_window(source: OnnxSource) -> bool | None:
-    """Tell whether a token that no window reaches leaves the last row's logits alone; None: too long to try.
+    """Return whether a token that no window reaches leaves the last row's logits alone; None: too long to try.
 
     A layer sees window - 1 positions back, so all layers together layers · (window - 1).
     """

@@ -139,7 +139,7 @@ class _Trials:
     def timed(
         self, ways: Mapping[str, ActivationsWay], choices: Mapping[str, Collection[str]]
     ) -> dict[str, ActivationsWay]:
-        """Return the ways with what passes of one and several rows take, measured in turns."""
+        """Return the ways with the times of passes over one and several rows, measured interleaved."""
         speeds = {name: Speeds() for name in choices}
         for name in [*choices] * _TURNS:
             with self.open(choices[name]) as model:

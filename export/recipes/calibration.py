@@ -44,7 +44,7 @@ def sample_texts(
     tokens: int = TOKENS,
     progress: Callable[[int], None] = lambda amount: None,
 ) -> list[tuple[int, ...]]:
-    """Return prompts in turn with what the model says to them, until it has said `tokens` tokens.
+    """Return prompts, one after another, with the model's replies, until these have `tokens` tokens.
 
     Sampled at temperature 1 with a fixed seed; a reply ends with an end-of-sequence token, included, or after 250.
     """

@@ -157,7 +157,7 @@ class _Bench:
             return sample_texts(model, texts.prompts, ends=texts.ends, progress=advance)
 
     def timed(self, packs: Sequence[_Packed]) -> dict[Recipe, Speeds]:
-        """Time one pack of each layout, in turns."""
+        """Time one pack of each layout, interleaved."""
         distinct = {_layout(pack): pack for pack in reversed(packs)}
         speeds = {layout: Speeds() for layout in distinct}
         with self.stages.stage("speed", TURNS * len(distinct)) as advance:

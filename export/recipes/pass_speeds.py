@@ -1,4 +1,4 @@
-"""How long passes of one and several tokens take. Of several models: in turns, so that all see the same machine."""
+"""Times passes of one and several tokens. Several models are interleaved, so that all see the same machine load."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One role's model while it is made: a folder laid out as in a pack, and a record of the steps that are whole.
 
 A step counts once its files are on disk and its record, written in one piece, says so with sizes and digests; whatever
-no record speaks of is removed. So a unit that a kill, a crash or a full disk left behind is gone on with or made anew.
+no record names is removed. A unit that a kill, a crash or a full disk interrupted is resumed or rebuilt.
 """
 
 from __future__ import annotations

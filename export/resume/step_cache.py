@@ -216,7 +216,7 @@ def _header(path: Path) -> str:
 
 
 def _code() -> str:
-    """Digest of the export's own sources: whoever changes them starts anew."""
+    """Digest of the export's own sources: a change starts the export from the beginning."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -227,5 +227,5 @@ def _code() -> str:
 def _version(name: str) -> str:
     try:
         return version(name)
-    except PackageNotFoundError:  # installed under another name, such as torch's builds of one's own
+    except PackageNotFoundError:  # installed under another name, such as private builds of torch
         return "unknown"

@@ -1,4 +1,4 @@
-"""What the target says to prompts: the text that drafts are calibrated on. An interrupted run goes on where it was.
+"""The target's answers to prompts: the text that drafts are calibrated on. An interrupted run is resumed.
 
 Answers are kept for a while, for this user alone: the prompts may be a user's own. The engines decode one sequence at a
 time, so prompts are answered one after the other; plainly, so that the text depends on pack, prompt and seed alone.
@@ -110,7 +110,7 @@ def answer_prompts(
     kept: KeptAnswers,
     advance: Callable[[int], None] = lambda amount: None,
 ) -> list[list[ScoredText]]:
-    """Return each prompt's texts: every turn's answer behind what led to it. `advance` is told of finished answers.
+    """Return each prompt's texts: every turn's answer behind what led to it. `advance` gets 1 for each.
 
     Raises ContextExceeded for a conversation that does not fit the target.
     """
@@ -130,7 +130,7 @@ def answer_prompts(
 
 
 def _answer(pair: Pair, prompt: Prompt, answering: Answering, *, number: int, key: str) -> list[ScoredText]:
-    """Answer a prompt's turns. A session of its own: what was asked before shall not change a rounding."""
+    """Answer a prompt's turns. Each gets its own session: an earlier prompt must not change a rounding."""
     sampling = SamplingOptions(temperature=TEMPERATURE if number else 0.0)
     options = SessionOptions(sampling=sampling, drafter="none", seed=int(key[:12], 16))
     texts = []
@@ -154,7 +154,7 @@ def _key(prompt: Prompt, answering: Answering, number: int) -> str:
 
 
 def _identity(pair: Pair) -> str:
-    """Return a digest of all that an answer depends on beside the prompt; what a trim changes of a pack is none of it.
+    """Return a digest of all that an answer depends on beside the prompt; not on what a trim changes.
 
     The engine's thread count is left out: another only turns near ties.
     """

@@ -1,6 +1,6 @@
 """The files of a draft's smaller head: the graph "heads", the map, the trimmed GGUF file. Measures nothing.
 
-They are drawn by `graph` and cut by `edgedecode.gguf.trim`; nothing else here knows of these two.
+`heads_graph` builds the graph, `edgedecode.gguf.trim` cuts the GGUF file.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def find_head(model: ir.Model, *, name: str, weights: PurePath) -> FoundHead:
 
 
 def is_wide(value: ir.Value, rows: int) -> bool:
-    """Tell whether a constant holds a number for each id."""
+    """Return whether a constant holds a number for each id."""
     producer = value.producer()
     if producer is not None and "value" in producer.attributes:
         shape = tuple(producer.attributes["value"].as_tensor().shape)

@@ -77,7 +77,7 @@ def gather(pair: Pair, request: TrimRequest, stages: Stages) -> Material:
 
 
 def _prompts(request: TrimRequest) -> list[Prompt]:
-    """Return the prompts to calibrate on, families in turn."""
+    """Return the prompts to calibrate on, interleaved by family."""
     if request.calibrate is None:
         prompts = bundled_prompts()
     else:

@@ -64,7 +64,7 @@ class Bench:
     def with_covering(
         self, sizes: Sequence[int], ranking: Ranking, material: Material, *, bound: float
     ) -> tuple[int, ...]:
-        """Return the sizes, and those that just cover enough of another held-out text than the one they are told by."""
+        """Return the sizes, and those that just cover enough of another held-out text than the one that is reported."""
         tokens = [token for text in material.choosing for token in text.scored]
         found = (ranking.size_covering(tokens, share) for share in (bound, bound + _SPARE * (1 - bound)))
         return tuple(sorted({*sizes, *(size for size in found if size is not None)}))

@@ -46,7 +46,7 @@ _WORK = re.compile(r"\.?\.trim-(?P<run>\w+)(-\d+\.\w+(\.\d+)?|\.lock)")
 """A file of a workplace, perhaps while it is written, and the one whose lock shows that its run goes on."""
 _GRAPH_NBYTES = 1 << 20
 _STALE_SECONDS = 24 * 3600
-"""What nobody wrote to for so long is nobody's, where no lock can tell."""
+"""Files unchanged for longer belong to a crashed run, where there are no locks."""
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ def check_room(root: Path, manifest: Manifest, *, size: int) -> None:
 def save_trim(place: Workplace, *, graph: Graph | None, entry: TrimEntry) -> Manifest:
     """Put made files into the pack in the place of its former trim, and return the manifest as it is then.
 
-    graph, entry: as the manifest shall have them, but with the names of files in `place`; no graph: the pack has none.
+    graph, entry: as they go into the manifest, but with the names of files in `place`; no graph: the pack has none.
     Raises ManifestError or OSError, and then the pack is as it was.
     """
     with changing(place.root):
@@ -183,7 +183,7 @@ def trim_files(entry: ModelEntry) -> list[str]:
 def _change(
     root: Path, old: Manifest, *, graph: Graph | None, entry: TrimEntry | None, moves: Mapping[Path, str]
 ) -> Manifest:
-    """Move the made files to their names and write the manifest; then the old trim's files are nobody's any more."""
+    """Move the made files to their names and write the manifest; then remove the old trim's files."""
     path = root / MANIFEST_NAME
     value = json.loads(path.read_text(encoding="utf-8"))  # as it stands: keys that only a newer version knows stay
     gone = trim_files(old.models[_ROLE])
@@ -245,7 +245,7 @@ def _remove_abandoned(root: Path, folder: Path) -> None:
 
 
 def _goes_on(mark: Path, files: Sequence[Path]) -> bool:
-    """Tell whether a run may be alive: its mark's lock says it, else how old its files are."""
+    """Return whether a run may be alive: by the lock of its mark, else by the age of its files."""
     with suppress(OSError):
         if mark.exists():
             if (lock := take_lock(mark)) is not None:

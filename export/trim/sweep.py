@@ -77,7 +77,7 @@ class Sweep:
         return max(able, key=lambda row: (row.categories[self.main].speed_up, -row.size), default=None)
 
     def wins(self, row: SweepRow) -> bool:
-        """Tell whether a size has enough coverage and promises more than the whole draft."""
+        """Return whether a size has enough coverage and promises more than the whole draft."""
         found = row.categories[self.main]
         whole = self.whole.categories[self.main]
         if found.acceptance.tokens < LEAST_TOKENS:
@@ -85,7 +85,7 @@ class Sweep:
         return found.acceptance.coverage >= self.bound and found.speed_up > MARGIN * whole.speed_up
 
     def reason(self) -> str:
-        """Say why no size wins."""
+        """Return why no size wins."""
         tokens = self.whole.categories[self.main].acceptance.tokens
         if tokens < LEAST_TOKENS:
             return f"{tokens} held-out tokens are too few to tell, {LEAST_TOKENS} are not: give more prompts or text"
@@ -111,9 +111,9 @@ class Sweep:
         """Say, a sentence each, where a category loses, and what."""
         entries = self.entries(row)
         few = [f"{name} ({entry.tokens})" for name, entry in entries.items() if entry.tokens < LEAST_TOKENS]
-        told = [f"{name} {lost}" for name, entry in entries.items() if (lost := _losses(entry, self.bound))]
+        losing = [f"{name} {lost}" for name, entry in entries.items() if (lost := _losses(entry, self.bound))]
         return (
-            *told,
+            *losing,
             *([f"fewer than {LEAST_TOKENS} tokens say little of a category: {', '.join(few)}"] if few else []),
         )
 
@@ -157,7 +157,7 @@ def _speed_up(acceptance: Acceptance, costs: Costs, target: PassTimes, length: i
 
 
 def _losses(entry: TrimCategory, bound: float) -> str:
-    """Say what a category loses; empty: nothing worth a warning."""
+    """Return what a category loses; empty: not enough for a warning."""
     lost = []
     if entry.acceptance < _HELD_ACCEPTANCE * entry.acceptance_full:
         lost.append(f"falls to {entry.acceptance:.2f} tokens a round from {entry.acceptance_full:.2f}")

@@ -46,7 +46,7 @@ DRAFTER = "trim"
 ANSWER_REPETITIONS = 5
 ANSWERS_PER_PROMPT = 3 * ANSWER_REPETITIONS
 MAX_TOKENS = 64
-"""Every answer has so many, whatever it says: arms are compared over the same text."""
+"""Length of every answer: the arms are compared over the same text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def time_heads(
     tokens: Sequence[int],
     repetitions: int = REPETITIONS,
 ) -> HeadTimes:
-    """Time draft steps behind target passes, in turns with the whole draft and with `head`, which `trimmed` states."""
+    """Time draft steps behind target passes, interleaved: with the whole draft and with a `head` of `trimmed`."""
     context = min(CONTEXT, *(model.card.context - _STEPS for model in (target, whole, trimmed)))
     text = _text(tokens, context + _STEPS)
     behind = filled_state(target, text[:context], room=1, rows=1)
@@ -120,7 +120,7 @@ def time_heads(
 
 
 def _samples(least: int) -> Iterator[int]:
-    """Yield the numbers of samples to take, those below 0 to warm up; fewer than usual are just so many."""
+    """Yield the numbers of samples to take, those below 0 to warm up; fewer than REPETITIONS are not exceeded."""
     started = perf_counter()
     for number in count(-_WARM_UP):
         enough = least < REPETITIONS or number >= _MOST or perf_counter() - started > _SECONDS
@@ -159,7 +159,7 @@ def measure_speeds(
     """Answer each category's prompts greedily with each arm in turn, and compare the sums of each repetition.
 
     The median of the repetitions counts: what slows the machine for a while slows all arms of one.
-    `advance` is told of every answer, `ANSWERS_PER_PROMPT` of them with these repetitions.
+    `advance` is called for every answer, `ANSWERS_PER_PROMPT` times a prompt with these repetitions.
     """
     arms = (
         _Arm("plain", _options("none", None)),

@@ -102,12 +102,12 @@ def time_answers(request: TrimRequest, result: TrimResult, *, stages: Stages) ->
         return result
     measured = entry = result.entry
     if measured is not None and measured.categories is not None:
-        told = {
+        timed = {
             name: replace(found, measured=speeds[name].trimmed, measured_full=speeds[name].whole)
             for name, found in measured.categories.items()
             if name in speeds
         }
-        entry = replace(measured, categories={**measured.categories, **told})
+        entry = replace(measured, categories={**measured.categories, **timed})
         try:
             save_entry(result.root, entry, measured=measured)
         except (ManifestError, OSError) as error:

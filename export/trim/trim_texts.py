@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _HELD_OUT = 4
-"""One group of so many is held out."""
+"""One group in N is held out."""
 _WINDOW = 256
 """Tokens of a piece that a plain text is cut into: the pieces are what can be held out."""
 _Row = TypeVar("_Row")
@@ -73,7 +73,7 @@ class Split:
     held_out: tuple[ScoredText, ...]
 
     def halves(self) -> tuple[tuple[ScoredText, ...], tuple[ScoredText, ...]]:
-        """Return the held-out texts by groups in turn: those a size is chosen on, and those that tell what it covers.
+        """Split the held-out texts by alternating groups: some to choose a size on, some to measure its coverage.
 
         A size that was chosen on a text covers it by construction. Where one group is held out both are that one.
         """
@@ -194,7 +194,7 @@ def bundled_prompts() -> list[Prompt]:
 
 
 def in_turn(rows: Sequence[_Row], *, name: Callable[[_Row], str], most: int | None = None) -> list[_Row]:
-    """Return at most `most` rows of each name, the names in turn: then the first few hold some of each."""
+    """Return at most `most` rows of each name, interleaved by name: the first few then hold some of each."""
     groups: dict[str, list[_Row]] = {}
     for row in rows:
         groups.setdefault(name(row), []).append(row)

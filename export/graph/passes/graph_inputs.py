@@ -46,7 +46,7 @@ def tree_bias(model: ir.Model, *, windowed: Sequence[bool] = ()) -> None:
     """Add input `attention_bias`, float32 [1, 1, S, T], and wire it to every attention node without a window.
 
     A large negative value hides a slot, which tells a tree from a chain. The engine's window attribute counts slots,
-    which is wrong for the branches of a tree: it is taken off, and whoever fills the bias counts positions.
+    which is wrong for the branches of a tree: it is removed, and the caller that fills the bias counts positions.
 
     windowed[i] says that layer i has one: it gets input `window_bias` of the same shape. Each input is there only if a
     layer uses it; () means no windows at all.

@@ -155,7 +155,7 @@ def placed_weights(model: ir.Model, extents: Mapping[str, Extent], *, file: str)
 def viewed_tables(model: ir.Model) -> None:
     """Replace each Reshape of an external initializer by an initializer of the new shape over the same bytes.
 
-    The engine would fold the Reshape into a copy of the whole table, which nobody planned.
+    The engine would fold the Reshape into a copy of the whole table, which the memory plan does not have.
     """
     for node in [node for node in model.graph if node.op_type == "Reshape"]:
         source, output = node.inputs[0], node.outputs[0]
