@@ -17,7 +17,7 @@ from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError, ManifestError
 
 from ..graph.quantize import Blocks, ByteArray, Scheme
-from ..graph.weight_bytes import BlockWeight, FloatWeight, TransposedWeight
+from ..graph.weight_bytes import BlockWeight, FloatWeight
 from ..graph.weights_file import Weights
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 RowArray: TypeAlias = "npt.NDArray[np.uint8] | npt.NDArray[np.float16] | npt.NDArray[np.float32]"
-AnyWeight: TypeAlias = BlockWeight | FloatWeight | TransposedWeight
+AnyWeight: TypeAlias = BlockWeight | FloatWeight
 BLOCK = 32
 """Columns that share a scale, in Q4_0 and in Q8_0."""
 _SIGN = np.uint8(0x80)

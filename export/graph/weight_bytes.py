@@ -20,7 +20,7 @@ from .quantize import Scheme, quantize
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BlockWeight", "FloatWeight", "Matrix", "Stacked", "TensorSpec", "TransposedWeight", "matrix_of"]
+__all__ = ["BlockWeight", "FloatWeight", "Matrix", "Stacked", "TensorSpec", "matrix_of"]
 
 _CHUNK_ELEMENTS = 1 << 22
 """16 MiB of float32 at a time."""
@@ -147,39 +147,26 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class FloatWeight:
-    """A weight as it is, [rows, columns] or the vector it was, in float32 or float16."""
+    """A weight as it is, [rows, columns] or the vector it was, in float32 or float16.
+
+    transposed: as MatMul wants a projection's, [columns, rows].
+    """
 
     name: str
     source: Matrix
     shape: tuple[int, ...]
     bits: int = 32
+    transposed: bool = False
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
         return (TensorSpec(self.name, f"float{self.bits}", self.shape),)
 
     def pieces(self) -> Iterator[Piece]:
-        for chunk in self.source.chunks():
+        width = self.source.rows if self.transposed else self.source.columns
+        for chunk in self.source.column_chunks() if self.transposed else self.source.chunks():
             values = _as_float(chunk.values, self.name, bits=self.bits)
-            yield Piece(self.name, chunk.start * self.source.columns * values.itemsize, values)
-
-
-@dataclass(frozen=True, slots=True)
-class TransposedWeight:
-    """A projection's weight as MatMul wants it, [columns, rows], in float32 or float16."""
-
-    name: str
-    source: Matrix
-    bits: int = 32
-
-    @property
-    def tensors(self) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(self.name, f"float{self.bits}", (self.source.columns, self.source.rows)),)
-
-    def pieces(self) -> Iterator[Piece]:
-        for chunk in self.source.column_chunks():
-            values = _as_float(chunk.values, self.name, bits=self.bits)
-            yield Piece(self.name, chunk.start * self.source.rows * values.itemsize, values)
+            yield Piece(self.name, chunk.start * width * values.itemsize, values)
 
 
 @dataclass(frozen=True, slots=True)

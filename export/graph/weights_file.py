@@ -16,7 +16,7 @@ from edgedecode.decoding.arrays import FloatArray
 
 from .quantize import Scheme
 from .recipe import projection_name
-from .weight_bytes import BlockWeight, FloatWeight, Matrix, TensorSpec, TransposedWeight
+from .weight_bytes import BlockWeight, FloatWeight, Matrix, TensorSpec
 
 __all__ = ["Extent", "Weights"]
 
@@ -36,7 +36,7 @@ class Weights:
     """The stored weights of a file, each kept once however often a graph asks for it."""
 
     def __init__(self) -> None:
-        self._stored: dict[object, BlockWeight | FloatWeight | TransposedWeight] = {}
+        self._stored: dict[object, BlockWeight | FloatWeight] = {}
         self._aliases: dict[TensorSpec, TensorSpec] = {}
 
     def plain(self, name: str, source: Matrix, *, shape: tuple[int, ...], bits: int = 32) -> TensorSpec:
@@ -47,7 +47,9 @@ class Weights:
     def transposed(self, name: str, source: Matrix, *, bits: int = 32) -> TensorSpec:
         """Add a projection's float weight, [columns, rows]."""
         key = ("transposed", source.identity, bits)
-        return self._stored.setdefault(key, TransposedWeight(name, source, bits)).tensors[0]
+        return self._stored.setdefault(
+            key, FloatWeight(name, source, (source.columns, source.rows), bits, transposed=True)
+        ).tensors[0]
 
     def blocks(self, name: str, source: Matrix, *, scheme: Scheme) -> BlockWeight:
         """Add a quantized weight; the same source again gives the first one's weight."""
@@ -70,7 +72,7 @@ class Weights:
                 self._stored[key] = replace(weight, importance=importance.get(projection_name(weight.name)))
 
     @property
-    def stored(self) -> Collection[BlockWeight | FloatWeight | TransposedWeight]:
+    def stored(self) -> Collection[BlockWeight | FloatWeight]:
         """The weights that produce the file's bytes, each once."""
         return self._stored.values()
 
