@@ -17,8 +17,8 @@ from edgedecode.text.tokenizer import Tokenizer
 
 from .download import WEIGHTS, fetch_files, find_snapshot
 from .frameworks import refused
-from .graph.architectures import Shape, read_shape
 from .graph.checkpoint import weight_files
+from .graph.model_shape import Shape, read_shape
 from .stages import Stages
 
 __all__ = [

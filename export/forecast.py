@@ -14,8 +14,8 @@ from edgedecode.pack.new_folder import check_place
 
 from .base_model import Texts, open_texts
 from .gguf.model_file import floats_nbytes, mixture_notes
-from .graph.architectures import Shape, check_engine
 from .graph.checkpoint import has_weights, weight_files
+from .graph.model_shape import Shape, check_engine
 from .job import weights_nbytes
 from .pair_export import PairRequest, plan_pair
 

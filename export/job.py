@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from .base_model import Source
 from .checks.model_checks import CheckTexts
 from .gguf.model_file import GgufRequest
-from .graph.architectures import Shape
 from .graph.graph_request import BASE_ONLY, GraphRequest, Span
+from .graph.model_shape import Shape
 from .graph.recipe import Recipe
 from .recipes.calibration import Tokens
 

@@ -17,9 +17,9 @@ from .checks.reference import Reference
 from .gguf.model_file import GGUF_FILE, GgufRequest, check_gguf_network, write_gguf, write_plan
 from .gguf.plan import PLAN_FILE
 from .gguf.row_source import StoredRows
-from .graph.architectures import ARCHITECTURES
 from .graph.checkpoint import Checkpoint
 from .graph.drawing import EXACT_FILE, WEIGHTS_FILE, Drawing, draw, write_exact
+from .graph.model_shape import ARCHITECTURES
 from .graph.network import Windows, find_windows, open_network
 from .graph.passes.stored_weights import set_activations
 from .graph.variants import VariantJob

@@ -17,8 +17,8 @@ from .base_model import Source, find_weights, open_source
 from .checks.model_checks import CheckTexts
 from .gguf.model_file import GgufRequest, check_gguf
 from .gguf.peft_adapter import adapter_entries, check_adapters, write_adapters
-from .graph.architectures import check_engine
 from .graph.graph_request import BASE_ONLY, LEAST_CONTEXT, WHOLE, GraphRequest, Span
+from .graph.model_shape import check_engine
 from .graph.recipe import Recipe
 from .job import ModelJob
 from .model_export import export_model

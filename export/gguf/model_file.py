@@ -15,7 +15,7 @@ from edgedecode.errors import ExportError, RuntimeUnavailable
 from edgedecode.pack.manifest import Generation
 
 from ..base_model import Source
-from ..graph.architectures import Shape
+from ..graph.model_shape import Shape
 from ..graph.network import Windows
 from ..graph.recipe import UNROUNDED, Recipe
 from ..graph.weights_file import Weights

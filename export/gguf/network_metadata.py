@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgedecode.errors import ExportError
 
-from ..graph.architectures import Shape
+from ..graph.model_shape import Shape
 from ..graph.network import SLIDING, Windows
 from .layouts import Layout, Rotation
 

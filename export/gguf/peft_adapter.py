@@ -22,8 +22,8 @@ from edgedecode.pack.manifest import ModelEntry
 
 from ..base_model import read_json
 from ..frameworks import refused
-from ..graph.architectures import Shape
 from ..graph.checkpoint import Checkpoint
+from ..graph.model_shape import Shape
 from ..imports.gguf_source import read_adapter
 from .layouts import LAYOUTS
 from .row_source import ArrayRows

@@ -14,7 +14,7 @@ import numpy as np
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
 
-from ..graph.architectures import Shape
+from ..graph.model_shape import Shape
 from .layouts import Layout, Rotation
 from .row_source import ArrayRows, FloatRows, RowArray, Rows, StoredRows
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgedecode.errors import ExportError, InputError
 
-from .architectures import FUSED, Shape
+from .model_shape import FUSED, Shape
 
 __all__ = ["BASE_ONLY", "GRAPHS", "LEAST_CONTEXT", "LORA_MODULES", "WHOLE", "GraphRequest", "Span"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from .architectures import Shape
+from .model_shape import Shape
 from .quantize import Scheme
 
 __all__ = ["EMBEDDING", "HEAD", "UNROUNDED", "Recipe", "projection_name"]

@@ -16,8 +16,8 @@ import edgedecode
 from edgedecode import SessionOptions
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
-from edgedecode.export.graph.architectures import ARCHITECTURES
 from edgedecode.export.graph.graph_request import Span
+from edgedecode.export.graph.model_shape import ARCHITECTURES
 from edgedecode.export.pair_export import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest

@@ -10,8 +10,8 @@ import pytest
 
 from edgedecode.errors import ExportError
 from edgedecode.export.gguf.layouts import LAYOUTS
-from edgedecode.export.graph.architectures import ARCHITECTURES
 from edgedecode.export.graph.graph_request import Span
+from edgedecode.export.graph.model_shape import ARCHITECTURES
 from tests.export.test_architectures import LONG, SHAPES, random_tokens
 from tests.export.test_parity import framework_logits
 from tests.export.tiny import TinyModel, write_model
