@@ -20,7 +20,7 @@ SOURCES = [
 ]
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-w"]
 DRAW = "draw-"
-SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+SANITIZERS = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
 def build(compiler: str, out: Path, *flags: str) -> Path:
@@ -49,7 +49,7 @@ def compiler(name: str) -> str:
 @pytest.mark.slow
 def test_sanitizers_find_nothing_and_all_instruction_sets_agree(tmp_path: Path) -> None:
     program = build(compiler("g++"), tmp_path / "check", *SANITIZERS)
-    found, drawn = digests([str(program), "60"])
+    found, drawn = digests([str(program), "30"])
     assert "generic" in found
     assert "plain" in drawn
     assert len(set(found.values())) == len(set(drawn.values())) == 1

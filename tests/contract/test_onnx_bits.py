@@ -30,7 +30,7 @@ from tests.contract.toy_graph import ToyShape
 from tests.toys import CallDrafter
 
 BLOCKS = [(4, 32), (4, 64), (4, 128), (8, 32), (8, 128)]
-TOKENS = [int(token) for token in np.random.default_rng(2).integers(0, 259, 300)]
+TOKENS = [int(token) for token in np.random.default_rng(2).integers(0, 259, 220)]
 MODES = {"greedy": SamplingOptions(), "sampled": SamplingOptions(temperature=0.9)}
 
 
@@ -135,7 +135,7 @@ class HalfTrue:
 def answer(pair: Pair, sampling: SamplingOptions, **options: object) -> Session:
     whole = SessionOptions(sampling=sampling, seed=3, ignore_eos=True, reproducible=True, **options)  # type: ignore[arg-type]
     with pair.session(whole) as session:
-        session.generate("a prompt of no particular length", max_tokens=90)
+        session.generate("a prompt of no particular length", max_tokens=50)
     return session
 
 
