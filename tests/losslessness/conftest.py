@@ -37,13 +37,13 @@ def export_demo(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
 
 @pytest.fixture(scope="session")
 def float_pair(export_demo: Callable[[int], Path]) -> Iterator[edgedecode.Pair]:
-    with edgedecode.load(export_demo(32)) as pair:
+    with edgedecode.load(export_demo(32), threads=1) as pair:
         yield pair
 
 
 @pytest.fixture(scope="session")
 def int4_pair(export_demo: Callable[[int], Path]) -> Iterator[edgedecode.Pair]:
-    with edgedecode.load(export_demo(4)) as pair:
+    with edgedecode.load(export_demo(4), threads=1) as pair:
         yield pair
 
 

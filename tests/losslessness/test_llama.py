@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,12 @@ def say(
     return tokens[len(PROMPT) :], stats
 
 
+@cache
+def plainly(model: LanguageModel, sampling: SamplingOptions) -> list[int]:
+    """Decode without drafts, once for all that must say the same."""
+    return say(model, sampling)[0]
+
+
 def setting(model: LanguageModel | None, sampling: SamplingOptions) -> DraftSetting:
     return DraftSetting(
         budget=Budget(),
@@ -83,7 +90,7 @@ def setting(model: LanguageModel | None, sampling: SamplingOptions) -> DraftSett
 def test_chains_of_a_draft_model(
     target: LanguageModel, gguf_toys: GgufOpener, quality: str, length: int, sampling: SamplingOptions
 ) -> None:
-    plain, _ = say(target, sampling)
+    plain = plainly(target, sampling)
     draft = gguf_toys(DRAFTS[quality])
     drafter = ModelSource().open(setting(draft, sampling))
     found, stats = say(target, sampling, drafter=drafter, draft_max=length)
@@ -101,7 +108,7 @@ def test_chains_of_a_draft_model(
 def test_chains_that_are_looked_up(
     target: LanguageModel, source: type[DrafterSource], length: int, sampling: SamplingOptions
 ) -> None:
-    plain, _ = say(target, sampling)
+    plain = plainly(target, sampling)
     drafter = source().open(setting(None, sampling))
     found, stats = say(target, sampling, drafter=drafter, draft_max=length)
     assert found == plain
@@ -111,7 +118,7 @@ def test_chains_that_are_looked_up(
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("length", [2, 4, 8, 16])
 def test_trees_of_scattered_truth(target: LanguageModel, length: int, sampling: SamplingOptions) -> None:
-    plain, _ = say(target, sampling)
+    plain = plainly(target, sampling)
     truth, rng = [*PROMPT, *plain], np.random.default_rng(length)
 
     def bush(context: Sequence[int], limit: int, _: UniformSource) -> Draft:
@@ -140,7 +147,7 @@ def test_grown_trees(
     target: LanguageModel, gguf_toys: GgufOpener, quality: str, nodes: int, sampling: SamplingOptions
 ) -> None:
     """Both models hold their trees as sequences; what was accepted of a tree stays in the draft's state too."""
-    plain, _ = say(target, sampling)
+    plain = plainly(target, sampling)
     draft = None if quality == "recycled" else gguf_toys(DRAFTS[quality])
     source = RecycleSource() if draft is None else TreeSource()
     drafter = source.open(replace(setting(draft, sampling), tree=True))
