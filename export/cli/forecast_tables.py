@@ -17,27 +17,23 @@ __all__ = ["forecast_report", "show_forecast"]
 
 def show_forecast(forecast: PairForecast) -> None:
     """Print stages, sizes, memory and time."""
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(_stage_table(forecast))
     console.print()
     console.print(_model_table(forecast))
     for model in forecast.models:
         for note in model.notes:
-            console.print(f"{model.role}: {note}", highlight=False, markup=False)
+            console.print(f"{model.role}: {note}")
     console.print()
     size, peak = format_nbytes(forecast.nbytes), format_nbytes(forecast.peak_nbytes)
     if forecast.temporary_nbytes:
         console.print(
             f"while it is made, another {format_nbytes(forecast.temporary_nbytes)} of disk: the floats that llama.cpp "
-            f"quantizes, removed afterwards",
-            highlight=False,
-            markup=False,
+            f"quantizes, removed afterwards"
         )
     console.print(
         f"dry run: nothing was made. The pack would weigh about {size}; on two cores making it takes "
-        f"{time_class(forecast.seconds)} and about {peak} of memory at its peak",
-        highlight=False,
-        markup=False,
+        f"{time_class(forecast.seconds)} and about {peak} of memory at its peak"
     )
 
 

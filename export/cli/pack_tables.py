@@ -35,26 +35,26 @@ def shown(make: Callable[[Stages], Manifest], *, out: Path) -> Report:
 
 def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) -> None:
     """Print what was made and how it went."""
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(stage_table(records))
     console.print()
     console.print(_model_table(manifest))
     for role, entry in manifest.models.items():
         if entry.quantization:
-            console.print(f"{role}: {entry.quantization}", highlight=False, markup=False)
+            console.print(f"{role}: {entry.quantization}")
         if entry.activations is not None and entry.activations.wide:
-            console.print(_activations_line(role, entry.activations), highlight=False, markup=False)
-    console.print(_LEGEND, style="dim", highlight=False)
+            console.print(_activations_line(role, entry.activations))
+    console.print(_LEGEND, style="dim")
     for role, entry in manifest.models.items():
         if len(entry.graphs) > 1:
-            console.print(_graph_line(role, entry), highlight=False)
+            console.print(_graph_line(role, entry))
         for note in entry.notes:
-            console.print(f"{role}: {note}", highlight=False, markup=False)
+            console.print(f"{role}: {note}")
     console.print()
     size = format_nbytes(sum(entry.nbytes for entry in manifest.files.values()))
-    console.print(f"{out}: {size}, {len(manifest.files)} files", highlight=False, markup=False)
+    console.print(f"{out}: {size}, {len(manifest.files)} files")
     for name, outside in manifest.outside.items():
-        console.print(f"{name} stays at {outside.path}", highlight=False, markup=False)
+        console.print(f"{name} stays at {outside.path}")
 
 
 def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) -> Report:

@@ -29,12 +29,12 @@ _COLOURS = {False: "#1f77b4", True: "#d95f02"}
 
 def show_comparison(comparison: Comparison, records: Sequence[StageRecord]) -> None:
     """Print the recipes' table and what it rests on."""
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(stage_table(records))
     console.print()
     console.print(_table(comparison))
     for remark in _conditions(comparison):
-        console.print(remark, style="dim", highlight=False, markup=False)
+        console.print(remark, style="dim")
 
 
 def comparison_report(comparison: Comparison, records: Sequence[StageRecord]) -> Report:

@@ -36,14 +36,14 @@ _COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#666666")
 
 def show_trim(result: TrimResult) -> None:
     """Print what was found, and what the pack has now."""
-    console = Console() if Console().is_terminal else Console(width=_WIDTH)
+    console = Console(width=None if Console().is_terminal else _WIDTH, highlight=False, markup=False)
     sweep = result.sweep
-    console.print(f"{result.root} on {result.runtime}; counted: {result.calibration}", highlight=False, markup=False)
+    console.print(f"{result.root} on {result.runtime}; counted: {result.calibration}")
     console.print(_table(result))
     legend = _LEGEND + _MEASURED if result.speeds else _LEGEND
-    console.print(legend, style="dim", highlight=False, markup=False)
+    console.print(legend, style="dim")
     for remark in _conclusion(result, sweep):
-        console.print(remark, highlight=False, markup=False, soft_wrap=True)
+        console.print(remark, soft_wrap=True)
 
 
 def trim_report(result: TrimResult) -> Report:

@@ -36,14 +36,6 @@ class Heads:
     paths: tuple[Path, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTrim:
-    """A draft that was opened with a trimmed head."""
-
-    model: LanguageModel
-    head: Forward
-
-
 def make_heads(place: Workplace, manifest: Manifest, *, vocabulary: TrimmedVocabulary) -> Heads:
     """Make the head of this vocabulary. Raises ExportError for a draft whose head cannot be cut."""
     entry = manifest.located("draft")
@@ -66,7 +58,7 @@ def make_heads(place: Workplace, manifest: Manifest, *, vocabulary: TrimmedVocab
 @contextmanager
 def opened_trim(
     runtime: Runtime, heads: Heads, place: Workplace, manifest: Manifest, *, vocabulary_size: int, threads: int | None
-) -> Iterator[OpenTrim]:
+) -> Iterator[LanguageModel]:
     """Open the draft with made heads as a session would. Raises what `Runtime.open` does."""
     entry = manifest.located("draft")
     model = runtime.open(
@@ -80,7 +72,7 @@ def opened_trim(
         needs=("trim",),
     )
     try:
-        yield OpenTrim(model, trimmed_head(model))
+        yield model
     finally:
         model.close()
 

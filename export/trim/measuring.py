@@ -14,7 +14,7 @@ from edgedecode.errors import ExportError
 
 from ..stages import Stages
 from .forced_acceptance import Acceptance, Nested, measure_acceptance
-from .head_files import make_heads, opened_trim
+from .head_files import make_heads, opened_trim, trimmed_head
 from .id_ranking import Ranking, always_kept, rank_ids, sweep_sizes
 from .material import Material
 from .pack_change import Workplace
@@ -107,18 +107,12 @@ class Bench:
     def _times(self, vocabulary: TrimmedVocabulary, *, tokens: Sequence[int], repetitions: int) -> HeadTimes:
         """Make the heads of a size, time a draft step with them, and remove them."""
         heads = make_heads(self.place, self.pair.manifest, vocabulary=vocabulary)
-        opened = opened_trim(
-            self.runtime,
-            heads,
-            self.place,
-            self.pair.manifest,
-            vocabulary_size=self.pair.tokenizer.size,
-            threads=self.threads,
-        )
+        size, manifest = self.pair.tokenizer.size, self.pair.manifest
+        opened = opened_trim(self.runtime, heads, self.place, manifest, vocabulary_size=size, threads=self.threads)
         try:
             with opened as trim:
-                target = self.pair.target
-                return time_heads(target, self.draft, trim.model, trim.head, tokens=tokens, repetitions=repetitions)
+                target, head = self.pair.target, trimmed_head(trim)
+                return time_heads(target, self.draft, trim, head, tokens=tokens, repetitions=repetitions)
         finally:
             self.place.remove(heads.paths)
 
