@@ -17,7 +17,7 @@ from .peer import PEERS, PLAIN_MODE, kind_of
 from .peer_comparison import REHEARSED, closing, compare
 from .peer_process import PeerOrder, PeerProcess
 from .peer_results import Comparison
-from .peer_table import notes, peer_table
+from .peer_table import notes, show_peer
 
 __all__ = ["against", "check_names", "open_peers"]
 
@@ -35,7 +35,7 @@ def against(
     with closing(peers), progress("against peers", _answers(peers, settings)) as advance:
         comparison = compare(pair, peers, settings=settings, reasons=reasons, advance=advance)
     for name in comparison.settings:
-        report.show(peer_table(comparison, name))
+        show_peer(report, comparison, name)
     report.lines(notes(comparison))
     return {
         "families": [asdict(family) for family in comparison.families],

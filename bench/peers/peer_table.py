@@ -2,51 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from ..report.bench_tables import Report, ratio_cell
 from .peer import PLAIN_MODE
 from .peer_results import OURS, SCHEDULED, Comparison, PeerFamily, Summary, WayResult
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-__all__ = ["notes", "peer_table"]
-
-_COLUMNS = (
-    "family",
-    "ours plain",
-    "its plain",
-    "ours/its",
-    "ours scheduled",
-    "its draft, lookup at their best setting",
-    "ours/its best, whole",
-    "decode",
-    "same text",
-)
+__all__ = ["notes", "show_peer"]
 
 
-def peer_table(comparison: Comparison, peer: str) -> Table:
-    """Return the families against one peer, with their mean and worst."""
-    from rich.table import Table
+def show_peer(report: Report, comparison: Comparison, peer: str) -> None:
+    """Show the families against one peer, with their mean and worst."""
 
-    table = Table(
-        title=f"Against {peer}: tokens a second of whole requests, prompt reading included; "
-        f"ours/its of whole requests and, last, of decoding alone",
-        title_justify="left",
-    )
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column in _COLUMNS[:1] + _COLUMNS[5:6] else "right")
-    for family in comparison.families:
-        table.add_row(*_row(family, peer))
+    def speed(name: str, mode: str) -> Callable[[PeerFamily], str]:
+        return lambda family: "-" if (way := family.way(name, mode)) is None else f"{way.whole:.1f}"
+
+    def ratio(way: WayResult | None, field: str) -> str:
+        return "-" if way is None else ratio_cell(getattr(way, field))
+
+    columns: dict[str, Callable[[PeerFamily], str]] = {
+        "family": lambda family: family.family,
+        "ours plain": speed(OURS, PLAIN_MODE),
+        "its plain": speed(peer, PLAIN_MODE),
+        "ours/its": lambda family: ratio(family.way(peer, PLAIN_MODE), "whole_speed_up"),
+        "ours scheduled": speed(OURS, SCHEDULED),
+        "its draft, lookup at their best setting": lambda family: (
+            ", ".join(f"{way.mode}: {way.whole:.1f}" for way in family.of(peer) if way.mode != PLAIN_MODE) or "-"
+        ),
+        "ours/its best, whole": lambda family: ratio(family.best_speculative(peer), "whole_speed_up"),
+        "decode": lambda family: ratio(family.best_speculative(peer), "decode_speed_up"),
+        "same text": lambda family: " ".join(str(way.same_texts) for way in family.of(peer)) + f" of {family.prompts}",
+    }
     plain, best = comparison.plain(peer), comparison.speculative(peer)
-    table.add_section()
-    for name in ("mean", "worst"):
-        table.add_row(
-            *(name, "", "", _summed(plain, f"{name}_whole"), "", ""),
-            *(_summed(best, f"{name}_whole"), _summed(best, f"{name}_decode"), ""),
-        )
-    return table
+    report.table(
+        f"Against {peer}: tokens a second of whole requests, prompt reading included; "
+        f"ours/its of whole requests and, last, of decoding alone",
+        columns,
+        comparison.families,
+        summaries=[
+            (name, "", "", _of(plain, f"{name}_whole"), "", "", _of(best, f"{name}_whole"), _of(best, f"{name}_decode"))
+            for name in ("mean", "worst")
+        ],
+    )
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -70,31 +67,5 @@ def _all_peers(best: Summary) -> str:
     )
 
 
-def _row(family: PeerFamily, peer: str) -> Sequence[str]:
-    ours, scheduled = family.way(OURS, PLAIN_MODE), family.way(OURS, SCHEDULED)
-    plain, best = family.way(peer, PLAIN_MODE), family.best_speculative(peer)
-    others = [way for way in family.of(peer) if way.mode != PLAIN_MODE]
-    return (
-        family.family,
-        _speed(ours),
-        _speed(plain),
-        _ratio(plain.whole_speed_up) if plain else "-",
-        _speed(scheduled),
-        ", ".join(f"{way.mode}: {way.whole:.1f}" for way in others) or "-",
-        _ratio(best.whole_speed_up) if best else "-",
-        _ratio(best.decode_speed_up) if best else "-",
-        " ".join(f"{way.same_texts}" for way in family.of(peer)) + f" of {family.prompts}",
-    )
-
-
-def _speed(way: WayResult | None) -> str:
-    return "-" if way is None else f"{way.whole:.1f}"
-
-
-def _summed(summary: Summary | None, field: str) -> str:
-    return "-" if summary is None else _ratio(getattr(summary, field))
-
-
-def _ratio(value: float) -> str:
-    colour = "red" if value < 1 else "green"
-    return f"[{colour}]{value:.2f}[/]"
+def _of(summary: Summary | None, field: str) -> str:
+    return "-" if summary is None else ratio_cell(getattr(summary, field))

@@ -1,30 +1,34 @@
-"""Bench figures as tables for people."""
+"""Bench figures as tables for people: each column is a title and what it shows of a row's object."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TypeAlias, TypeVar
 
 from edgedecode.text.printable import shown_lines
 
 from ..measure.cost_meter import Costs
 from ..measure.draws import DrawCost
-from ..measure.family_results import ArmResult, FamilyResult
+from ..measure.family_results import ArmResult, FamilyResult, Hindsight
 from ..measure.overhead import HostWork, LoopRatio
 from .conditions import Conditions
-from .table_cells import scheduled_row, speed_up_cell, summary_row
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-__all__ = ["Report"]
+__all__ = ["Report", "ratio_cell"]
 
 WIDTH = 150
 """Columns where the output is not a terminal: a table that is pasted somewhere shall not be folded."""
+_TEXT = {
+    *("family", "arm", "best", "best fixed", "bound", "drafter", "other loop"),
+    *("accepted up to position 1, 2, …", "rounds by drafter", "plain rounds and why"),
+    "its draft, lookup at their best setting",
+}
+"""Columns of words, on the left of their place."""
+
+_Row = TypeVar("_Row")
+_FamilyColumns: TypeAlias = dict[str, Callable[[FamilyResult], str]]
 
 
 class Report:
@@ -38,248 +42,257 @@ class Report:
 
     def conditions(self) -> None:
         """Show every condition once, in full."""
-        for field in fields(self._conditions):
-            self._line(f"{field.name:<13} {getattr(self._conditions, field.name)}")
-        self._line("")
+        self.lines(f"{field.name:<13} {getattr(self._conditions, field.name)}" for field in fields(self._conditions))
+        self.lines([""])
+
+    def table(
+        self,
+        title: str,
+        columns: Mapping[str, Callable[[_Row], str]],
+        rows: Iterable[_Row],
+        *,
+        summaries: Iterable[Sequence[str]] = (),
+        note: str = "",
+    ) -> None:
+        """Show a table, and the conditions below it. summaries: rows that are text already, behind the others."""
+        from rich.table import Table
+
+        table = Table(title=title, title_justify="left")
+        for column in columns:
+            table.add_column(column, justify="left" if column in _TEXT else "right")
+        for row in rows:
+            table.add_row(*(cell(row) for cell in columns.values()))
+        for summary in summaries:
+            table.add_row(*summary, style="bold")
+        self._console.print(table)
+        self.lines([f"{note}{self._conditions.line()}\n"])
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """Show text as it is."""
+        for line in lines:
+            self._console.print(shown_lines(line), highlight=False, markup=False, soft_wrap=True)
 
     def costs(self, costs: Costs) -> None:
         """Show the cost curve."""
-        table = self._table(
-            f"Cost of a target pass at {costs.context} tokens of context, medians of {costs.samples}, "
-            f"one token = {1000 * costs.step_seconds:.3f} ms",
-            "n",
-            *map(str, costs.target_seconds),
+        widths = costs.target_seconds
+        curves = {"c(n)": [costs.c(n) for n in widths]}
+        curves |= {f"behind {head} steps": [costs.c(n, head) for n in widths] for head in costs.drafts}
+        curves["1/c(n)"] = [1 / costs.c(n) for n in widths]
+        note = "".join(
+            f"{head}: d = {costs.d(head):.3f}, a draft step behind a target pass is {_ms(draft.first_seconds)} ms, "
+            f"behind another step {_ms(draft.next_seconds)} ms\n"
+            for head, draft in costs.drafts.items()
         )
-        table.add_row("c(n)", *(f"{costs.c(width):.2f}" for width in costs.target_seconds))
-        for head in costs.drafts:
-            table.add_row(f"behind {head} steps", *(f"{costs.c(width, head):.2f}" for width in costs.target_seconds))
-        table.add_row("1/c(n)", *(f"{1 / costs.c(width):.2f}" for width in costs.target_seconds))
-        note = ""
-        for head, draft in costs.drafts.items():
-            note += f"{head}: d = {costs.d(head):.3f}, a draft step behind a target pass is "
-            note += f"{1000 * draft.first_seconds:.3f} ms, behind another step {1000 * draft.next_seconds:.3f} ms\n"
         if costs.read_seconds is not None:
             share = costs.read_seconds / costs.step_seconds
             note += f"the draft model reads a token in {1000 * costs.read_seconds:.4f} ms ({share:.4f} plain steps)\n"
-        self._show(table, note=note)
+        self.table(
+            f"Cost of a target pass at {costs.context} tokens of context, medians of {costs.samples}, "
+            f"one token = {_ms(costs.step_seconds)} ms",
+            {"n": str, **dict.fromkeys(map(str, widths), str)},
+            (),
+            summaries=[(name, *(f"{value:.2f}" for value in curve)) for name, curve in curves.items()],
+            note=note,
+        )
 
     def scheduled(self, families: Sequence[FamilyResult]) -> None:
         """Show the scheduler against plain decoding and, where fixed arms ran, against the best of them."""
         fixed = any(family.arms for family in families)
-        table = self._table(
+        columns: _FamilyColumns = {
+            "family": lambda family: family.family,
+            "plain tok/s": lambda family: f"{family.plain_tokens_per_second:.1f}",
+            "S": lambda family: ratio_cell(family.scheduled.speed_up),
+            "S best, worst run": lambda family: _spread(family.scheduled.speed_ups),
+            "S predicted": lambda family: f"{family.scheduled.predicted:.2f}",
+            "W": lambda family: ratio_cell(family.scheduled.whole_speed_up),
+            "first token ms": lambda family: (
+                f"{1000 * family.plain_first_token_seconds:.1f}, {1000 * family.scheduled.first_token_seconds:.1f}"
+            ),
+            "tokens/pass": lambda family: f"{family.scheduled.acceptance_length:.2f}",
+            **(_hindsight_columns() if fixed else {}),
+            "differ": lambda family: f"{family.scheduled.divergent} of {family.prompts}",
+        }
+        summaries = [_summary(name, pick, families, columns) for name, pick in (("mean", mean), ("worst", min))]
+        self.table(
             "Scheduled over plain decoding: S after the first token, W whole requests; first token: plain, scheduled",
-            *("family", "plain tok/s", "S", "S best, worst run", "S predicted", "W"),
-            *("first token ms", "tokens/pass"),
-            *(["best fixed", "its S", "S/best", "W/best"] if fixed else []),
-            "differ",
+            columns,
+            families,
+            summaries=summaries if len(families) > 1 else (),
         )
-        for family in families:
-            table.add_row(*scheduled_row(family, fixed=fixed))
-        for name, pick in (("mean", mean), ("worst", min)) if len(families) > 1 else ():
-            table.add_row(*summary_row(name, pick, families, fixed=fixed), style="bold")
-        self._show(table)
 
     def served(self, families: Sequence[FamilyResult]) -> None:
         """Show which drafts the scheduler used, what they gave, and why there were none."""
-        table = self._table(
-            "What the scheduler did, all repetitions",
-            *("family", "rounds", "drafted", "accepted", "wasted", "rounds by drafter", "plain rounds and why"),
-        )
-        for family in families:
-            arm = family.scheduled
-            plain = sum(arm.plain_rounds.values())
-            table.add_row(
-                family.family,
-                *map(str, (arm.rounds, arm.proposed, arm.accepted, arm.wasted)),
-                ", ".join(f"{name} {count.rounds}" for name, count in arm.drafters.items()) or "none",
-                f"{plain}: " + ", ".join(f"{_why(reason)} {rounds}" for reason, rounds in arm.plain_rounds.items()),
-            )
-        self._show(table)
+        columns: _FamilyColumns = {
+            "family": lambda family: family.family,
+            "rounds": lambda family: str(family.scheduled.rounds),
+            "drafted": lambda family: str(family.scheduled.proposed),
+            "accepted": lambda family: str(family.scheduled.accepted),
+            "wasted": lambda family: str(family.scheduled.wasted),
+            "rounds by drafter": lambda family: (
+                ", ".join(f"{name} {count.rounds}" for name, count in family.scheduled.drafters.items()) or "none"
+            ),
+            "plain rounds and why": lambda family: _plain_rounds(family.scheduled.plain_rounds),
+        }
+        self.table("What the scheduler did, all repetitions", columns, families)
 
     def host(self, seconds: Mapping[str, float], *, step_seconds: float) -> None:
         """Show the host's work in a round of each drafter."""
-        table = self._table("Host work in a round", "drafter", "median ms", "o, in plain steps")
-        for name, value in seconds.items():
-            table.add_row(_host_name(name), f"{1000 * value:.3f}", f"{value / step_seconds:.4f}")
-        self._show(table)
+        columns: dict[str, Callable[[str], str]] = {
+            "drafter": lambda name: "none (plain decoding)" if name == "none" else name,
+            "median ms": lambda name: _ms(seconds[name]),
+            "o, in plain steps": lambda name: f"{seconds[name] / step_seconds:.4f}",
+        }
+        self.table("Host work in a round", columns, seconds)
 
     def best(self, families: Sequence[FamilyResult]) -> None:
         """Show the best arm of every family, losses included."""
-        table = self._table(
-            "Best drafter and length of each family, speed-up S over plain decoding of the same run",
-            *(
-                "family",
-                "plain tok/s",
-                "best",
-                "S measured",
-                "S predicted",
-                "ratio",
-                "tokens/pass",
-                "bound",
-                "S/bound",
-                "differ",
-            ),
-        )
-        for family in families:
-            best, bound = family.best, family.bound or 1.0
-            if best is None:
-                table.add_row(
-                    family.family, f"{family.plain_tokens_per_second:.1f}", "-", "-", "-", "-", "-", "-", "-", "most"
-                )
-                continue
-            table.add_row(
-                family.family,
-                f"{family.plain_tokens_per_second:.1f}",
-                best.name,
-                speed_up_cell(best.speed_up),
-                f"{best.predicted:.2f}",
-                f"{best.measured_over_predicted or 0:.2f}",
-                f"{best.acceptance_length:.2f}",
-                f"{bound:.2f} {family.bound_arm}",
-                f"{(best.speed_up or 0) / bound:.2f}",
-                f"{best.divergent} of {family.prompts}",
-            )
-        self._show(table)
+
+        def of_best(cell: Callable[[ArmResult], str]) -> Callable[[FamilyResult], str]:
+            return lambda family: "-" if family.best is None else cell(family.best)
+
+        columns: _FamilyColumns = {
+            "family": lambda family: family.family,
+            "plain tok/s": lambda family: f"{family.plain_tokens_per_second:.1f}",
+            "best": of_best(lambda arm: arm.name),
+            "S measured": of_best(lambda arm: ratio_cell(arm.speed_up)),
+            "S predicted": of_best(lambda arm: f"{arm.predicted:.2f}"),
+            "ratio": of_best(lambda arm: f"{arm.measured_over_predicted or 0:.2f}"),
+            "tokens/pass": of_best(lambda arm: f"{arm.acceptance_length:.2f}"),
+            "bound": lambda family: f"{family.bound or 1:.2f} {family.bound_arm}",
+            "S/bound": lambda family: of_best(lambda arm: f"{(arm.speed_up or 0) / (family.bound or 1):.2f}")(family),
+            "differ": lambda family: of_best(lambda arm: f"{arm.divergent} of {family.prompts}")(family),
+        }
+        title = "Best drafter and length of each family, speed-up S over plain decoding of the same run"
+        self.table(title, columns, families)
 
     def arms(self, families: Sequence[FamilyResult]) -> None:
         """Show S measured / S predicted of every arm on every family."""
-        names = [arm.name for arm in families[0].arms] if families else []
-        table = self._table("S measured / S predicted, every arm; losses in red", "family", *names)
-        for family in families:
-            table.add_row(family.family, *(_measured_and_predicted(arm) for arm in family.arms))
-        self._show(table)
+
+        def of(index: int) -> Callable[[FamilyResult], str]:
+            return lambda family: f"{ratio_cell(family.arms[index].speed_up)}/{family.arms[index].predicted:.2f}"
+
+        arms = families[0].arms if families else ()
+        columns: _FamilyColumns = {
+            "family": lambda family: family.family,
+            **{arm.name: of(index) for index, arm in enumerate(arms)},
+        }
+        self.table("S measured / S predicted, every arm; losses in red", columns, families)
 
     def acceptance(self, families: Sequence[FamilyResult]) -> None:
         """Show, for each drafter's longest length, what was accepted by position, and where the time went."""
-        table = self._table(
-            "At the longest draft: accepted up to each position, and the time's split",
-            *(
-                "family",
-                "arm",
-                "drafted",
-                "accepted up to position 1, 2, …",
-                "draft",
-                "verify",
-                "sample",
-                "host",
-                "prompt read",
+        rows = [(family.family, arm) for family in families for arm in family.arms]
+        longest = max((arm.length or 0 for _, arm in rows), default=0)
+
+        def share(part: str) -> Callable[[tuple[str, ArmResult]], str]:
+            return lambda row: f"{getattr(row[1].time, part) / (row[1].time.total or 1.0):.0%}"
+
+        columns: dict[str, Callable[[tuple[str, ArmResult]], str]] = {
+            "family": lambda row: row[0],
+            "arm": lambda row: row[1].name,
+            "drafted": lambda row: str(row[1].proposed),
+            "accepted up to position 1, 2, …": lambda row: (
+                " ".join(f"{each:.0%}" for each in row[1].acceptance_per_position) or "nothing drafted"
             ),
-        )
-        for family in families:
-            for arm in _longest_arms(family):
-                total = arm.time.total or 1.0
-                parts = (arm.time.draft, arm.time.verify, arm.time.sample, arm.time.host)
-                table.add_row(
-                    family.family,
-                    arm.name,
-                    str(arm.proposed),
-                    " ".join(f"{share:.0%}" for share in arm.acceptance_per_position) or "nothing drafted",
-                    *(f"{part / total:.0%}" for part in parts),
-                    f"{arm.reading_share:.0%}",
-                )
-        self._show(table)
+            **{part: share(part) for part in ("draft", "verify", "sample", "host")},
+            "prompt read": lambda row: f"{row[1].reading_share:.0%}",
+        }
+        title = "At the longest draft: accepted up to each position, and the time's split"
+        self.table(title, columns, [row for row in rows if row[1].length == longest])
 
     def equality(self, families: Sequence[FamilyResult]) -> None:
         """Say how many texts differ from plain decoding's: never silently lossy."""
         texts = sum(family.prompts * len(family.all_arms) for family in families)
         differ = sum(arm.divergent for family in families for arm in family.all_arms)
-        unstable = sum(family.plain_unstable for family in families)
-        self._line(
-            f"Text: {texts - differ} of {texts} speculative answers (prompts × arms) equal plain decoding's, {differ} "
-            f"differ (near ties that turn with the width of a pass; left out of S)."
+        self.lines(
+            [
+                f"Text: {texts - differ} of {texts} speculative answers (prompts × arms) equal plain decoding's, "
+                f"{differ} differ (near ties that turn with the width of a pass; left out of S)."
+            ]
         )
-        if unstable:
-            self._line(f"Plain decoding itself was not the same in every repetition on {unstable} prompts.")
+        if unstable := sum(family.plain_unstable for family in families):
+            self.lines([f"Plain decoding itself was not the same in every repetition on {unstable} prompts."])
 
     def host_work(self, works: Sequence[HostWork]) -> None:
         """Show the host's work a round."""
-        table = self._table(
-            "Host work per token (plain) and per verified round", "arm", "rounds", "median ms", "90% below ms"
-        )
-        for work in works:
-            table.add_row(
-                work.arm, str(work.rounds), f"{1000 * work.median_seconds:.3f}", f"{1000 * work.p90_seconds:.3f}"
-            )
-        self._show(table)
+        columns: dict[str, Callable[[HostWork], str]] = {
+            "arm": lambda work: work.arm,
+            "rounds": lambda work: str(work.rounds),
+            "median ms": lambda work: _ms(work.median_seconds),
+            "90% below ms": lambda work: _ms(work.p90_seconds),
+        }
+        self.table("Host work per token (plain) and per verified round", columns, works)
 
     def draws(self, costs: Sequence[DrawCost]) -> None:
         """Show what drawing from each shape of row costs."""
-        table = self._table(
-            "Drawing a token from a row of 151,936 logits, median ms", "row", "greedy", "slowest", "its options"
-        )
-        for cost in costs:
-            options = ", ".join(f"{name} {value:g}" for name, value in cost.worst.items())
-            table.add_row(cost.shape, f"{1000 * cost.greedy_seconds:.3f}", f"{1000 * cost.worst_seconds:.3f}", options)
-        self._show(table)
+        columns: dict[str, Callable[[DrawCost], str]] = {
+            "row": lambda cost: cost.shape,
+            "greedy": lambda cost: _ms(cost.greedy_seconds),
+            "slowest": lambda cost: _ms(cost.worst_seconds),
+            "its options": lambda cost: ", ".join(f"{name} {value:g}" for name, value in cost.worst.items()),
+        }
+        self.table("Drawing a token from a row of 151,936 logits, median ms", columns, costs)
 
     def loops(self, ratios: Sequence[LoopRatio], reasons: Sequence[str]) -> None:
         """Show our plain loop against others, and why others are missing."""
+        columns: dict[str, Callable[[LoopRatio], str]] = {
+            "other loop": lambda ratio: ratio.loop,
+            "ratio": lambda ratio: f"{ratio.ratio:.3f}",
+            "lowest": lambda ratio: f"{ratio.ratios[0]:.3f}",
+            "highest": lambda ratio: f"{ratio.ratios[-1]:.3f}",
+            "our tok/s": lambda ratio: f"{ratio.our_tokens_per_second:.1f}",
+            "its tok/s": lambda ratio: f"{ratio.tokens_per_second:.1f}",
+            "same tokens": lambda ratio: f"{ratio.same_tokens} of {ratio.tokens}",
+        }
         if ratios:
-            table = self._table(
-                "Plain decoding: our loop's speed / the other loop's, same prompt and tokens, interleaved",
-                *("other loop", "ratio", "lowest", "highest", "our tok/s", "its tok/s", "same tokens"),
-            )
-            for ratio in ratios:
-                table.add_row(
-                    ratio.loop,
-                    f"{ratio.ratio:.3f}",
-                    f"{ratio.ratios[0]:.3f}",
-                    f"{ratio.ratios[-1]:.3f}",
-                    f"{ratio.our_tokens_per_second:.1f}",
-                    f"{ratio.tokens_per_second:.1f}",
-                    f"{ratio.same_tokens} of {ratio.tokens}",
-                )
-            self._show(table)
-        for ratio in ratios:
-            self._line(f"{ratio.loop}: {ratio.setting}")
-        for reason in reasons:
-            self._line(f"Not compared: {reason}")
-
-    def show(self, table: Table, *, lines: Sequence[str] = ()) -> None:
-        """Show a table that was made elsewhere, with its conditions, and lines behind it."""
-        self._show(table)
-        self.lines(lines)
-
-    def lines(self, lines: Sequence[str]) -> None:
-        """Show text as it is."""
-        for line in lines:
-            self._line(line)
-
-    def _table(self, title: str, *columns: str) -> Table:
-        from rich.table import Table
-
-        table = Table(title=title, title_justify="left")
-        for column in columns:
-            table.add_column(column, justify="left" if column in _TEXT_COLUMNS else "right")
-        return table
-
-    def _show(self, table: Table, *, note: str = "") -> None:
-        self._console.print(table)
-        self._line(f"{note}{self._conditions.line()}\n")
-
-    def _line(self, text: str) -> None:
-        self._console.print(shown_lines(text), highlight=False, markup=False, soft_wrap=True)
+            title = "Plain decoding: our loop's speed / the other loop's, same prompt and tokens, interleaved"
+            self.table(title, columns, ratios)
+        self.lines(f"{ratio.loop}: {ratio.setting}" for ratio in ratios)
+        self.lines(f"Not compared: {reason}" for reason in reasons)
 
 
-_TEXT_COLUMNS = (
-    *("family", "arm", "best", "best fixed", "bound", "drafter", "other loop"),
-    *("accepted up to position 1, 2, …", "rounds by drafter", "plain rounds and why"),
-)
+def ratio_cell(value: float | None) -> str:
+    """Return a speed-up, losses in red."""
+    return "-" if value is None else f"[{'red' if value < 1 else 'green'}]{value:.2f}[/]"
 
 
-def _why(reason: str) -> str:
-    """Return why a round was plain; where a draft was planned, because the drafter stopped before its first token."""
-    return "nothing drafted" if reason in ("pays", "probe") else reason
+def _hindsight_columns() -> _FamilyColumns:
+    def of(cell: Callable[[Hindsight], str]) -> Callable[[FamilyResult], str]:
+        return lambda family: "-" if family.hindsight is None else cell(family.hindsight)
+
+    return {
+        "best fixed": of(lambda best: best.arm),
+        "its S": of(lambda best: f"{best.speed_up:.2f}"),
+        "S/best": of(lambda best: ratio_cell(best.ratio)),
+        "W/best": of(lambda best: ratio_cell(best.whole_ratio)),
+    }
 
 
-def _host_name(drafter: str) -> str:
-    return "none (plain decoding)" if drafter == "none" else drafter
+def _summary(
+    name: str, pick: Callable[[list[float]], float], families: Sequence[FamilyResult], columns: Iterable[str]
+) -> list[str]:
+    """Return a row over all families of what can be summed up."""
+    bests = [family.hindsight for family in families if family.hindsight is not None]
+    values: dict[str, list[float | None]] = {
+        "S": [family.scheduled.speed_up for family in families],
+        "W": [family.scheduled.whole_speed_up for family in families],
+        "S/best": [best.ratio for best in bests],
+        "W/best": [best.whole_ratio for best in bests],
+    }
+    known = {column: [each for each in given if each is not None] for column, given in values.items()}
+    cells = {column: ratio_cell(pick(given) if given else None) for column, given in known.items()}
+    differ = str(sum(family.scheduled.divergent for family in families)) if pick is mean else ""
+    return [({"family": name, "differ": differ} | cells).get(column, "") for column in columns]
 
 
-def _measured_and_predicted(arm: ArmResult) -> str:
-    return f"{speed_up_cell(arm.speed_up)}/{arm.predicted:.2f}"
+def _plain_rounds(rounds: Mapping[str, int]) -> str:
+    """Say how many rounds were plain and why; where a draft was planned the drafter stopped before its first token."""
+    named = {reason: "nothing drafted" if reason in ("pays", "probe") else reason for reason in rounds}
+    return f"{sum(rounds.values())}: " + ", ".join(f"{named[reason]} {count}" for reason, count in rounds.items())
 
 
-def _longest_arms(family: FamilyResult) -> list[ArmResult]:
-    longest = max(arm.length or 0 for arm in family.arms) if family.arms else 0
-    return [arm for arm in family.arms if arm.length == longest]
+def _spread(speed_ups: Sequence[float]) -> str:
+    return f"{speed_ups[-1]:.2f}, {speed_ups[0]:.2f}" if speed_ups else "-"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3f}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,7 +21,7 @@ from edgedecode.bench.peers.peer import Answer, PeerFactory
 from edgedecode.bench.peers.peer_comparison import REHEARSED, compare
 from edgedecode.bench.peers.peer_process import PeerOrder, PeerProcess
 from edgedecode.bench.peers.peer_results import OURS, SCHEDULED
-from edgedecode.bench.peers.peer_table import notes, peer_table
+from edgedecode.bench.peers.peer_table import notes, show_peer
 from edgedecode.bench.settings import Settings
 from edgedecode.cli import main
 from edgedecode.text.prompts import Prompt
@@ -264,9 +265,13 @@ def test_a_peer_that_dies_on_the_way_leaves_the_others(toy: Pair, says: Says, di
 def test_the_table_has_every_family_their_mean_and_the_worst(toy: Pair, says: Says) -> None:
     peer = Rehearsed("a", {"plain": 10.0, "lookup 2": 20.0}, says)
     result = compare(toy, [cast(PeerProcess, peer)], settings=SETTINGS, reasons=["b: gone"], advance=lambda: None)
-    table = peer_table(result, "a")
-    assert list(table.columns[0].cells) == ["one", "two", "mean", "worst"]
-    assert list(table.columns[5].cells)[:2] == ["lookup 2: 20.0"] * 2
+    report = Mock()
+    show_peer(report, result, "a")
+    ((_, columns, families), shown) = report.table.call_args
+    cells = [[cell(family) for cell in columns.values()] for family in families]
+    assert [row[0] for row in (*cells, *shown["summaries"])] == ["one", "two", "mean", "worst"]
+    assert [row[5] for row in cells] == ["lookup 2: 20.0"] * 2
+    assert {len(row) for row in shown["summaries"]} == {len(columns) - 1}
     assert notes(result)[0].startswith(
         "Against whichever peer's speculation is the fastest, by family: whole requests "
     )

@@ -24,7 +24,7 @@ from edgedecode.pack.manifest import VERSION, Manifest, ModelEntry
 from edgedecode.schedule.checked_numbers import mapping
 from edgedecode.user_notices import notice
 
-__all__ = ["Recipe", "file_key", "gguf_path", "kept_file", "write_made"]
+__all__ = ["Recipe", "gguf_key", "gguf_path", "kept_file", "write_made"]
 
 FOLDER = "gguf"
 CHILD_NBYTES = 44 * 2**20
@@ -62,7 +62,7 @@ class Recipe:
 
 
 def gguf_path(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Path:
-    """Return a model's GGUF file: the pack's, or the one made from its plan, now if it has not been made yet.
+    """Return the GGUF file of the role `name`: the pack's, or one made from its plan, now if it has not been made yet.
 
     With the target's the draft's is made too, while nothing is loaded yet beside the child's own memory.
     Raises CapabilityError where there is neither, or the cache cannot be written; BudgetExceeded, ManifestError.
@@ -74,11 +74,12 @@ def gguf_path(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Pa
             f"the pack holds no GGUF file of the model {name} and cannot make one: export it with blocks of 32 or "
             f"with --formats onnx,gguf, or use --runtime onnx"
         )
-    path = _kept(entry, root, name=name, budget=budget)
+    manifest = Manifest.load(root)
+    path = _kept(manifest, root, name, budget=budget)
     if name == "target":
-        for role, other in Manifest.load(root).models.items():
+        for role, other in manifest.models.items():
             if role != name and other.gguf_plan and not other.gguf:
-                _kept(other, root, name=role, budget=budget)
+                _kept(manifest, root, role, budget=budget)
     return path
 
 
@@ -96,16 +97,15 @@ def kept_file(key: str, recipe: Recipe, *, budget: Budget) -> Path:
     return path
 
 
-def _kept(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Path:
+def _kept(manifest: Manifest, root: Path, role: str, *, budget: Budget) -> Path:
     """Return the file made from a plan, whole."""
-    role = _role(entry, root)
     recipe = Recipe(
-        name=name,
+        name=role,
         owner=f"{root.resolve()}:{role}",
-        nbytes=CHILD_NBYTES + TOKEN_NBYTES * entry.rows,
-        make=lambda out: _run_child(root, role, out, name=name),
+        nbytes=CHILD_NBYTES + TOKEN_NBYTES * manifest.models[role].rows,
+        make=lambda out: _run_child(root, role, out),
     )
-    return kept_file(file_key(entry, root), recipe, budget=budget)
+    return kept_file(gguf_key(manifest, root, role), recipe, budget=budget)
 
 
 def write_made(root: str, role: str, out: str) -> None:
@@ -147,7 +147,7 @@ def _room(recipe: Recipe, *, budget: Budget) -> Lease:
         raise BudgetExceeded(error.reason, advice, table=error.table, needed_nbytes=error.needed_nbytes) from None
 
 
-def _run_child(root: Path, role: str, out: Path, *, name: str) -> None:
+def _run_child(root: Path, role: str, out: Path) -> None:
     command = child_command(f"{__name__}:{write_made.__name__}")
     if command is None:  # a frozen application: what making it takes stays in this process
         _write(root, role, out)
@@ -155,10 +155,10 @@ def _run_child(root: Path, role: str, out: Path, *, name: str) -> None:
     reply = ask_child(command, str(root.absolute()), role, str(out.absolute()))
     for told in reply.told:
         if "unwritten" in told:
-            raise _unkept(name, told["unwritten"])
-        raise CapabilityError(f"no GGUF file of the model {name} can be made: {told['refused']}")
+            raise _unkept(role, told["unwritten"])
+        raise CapabilityError(f"no GGUF file of the model {role} can be made: {told['refused']}")
     if reply.failure:
-        raise CapabilityError(f"no GGUF file of the model {name} can be made: {reply.failure}")
+        raise CapabilityError(f"no GGUF file of the model {role} can be made: {reply.failure}")
 
 
 def _unkept(name: str, reason: str) -> CapabilityError:
@@ -168,19 +168,18 @@ def _unkept(name: str, reason: str) -> CapabilityError:
     )
 
 
-def file_key(entry: ModelEntry, root: Path) -> str:
-    """Name what determines the file made from a plan: weights, plan, tokenizer, and whose code makes it."""
-    manifest = Manifest.load(root)
+def gguf_key(manifest: Manifest, root: Path, role: str) -> str:
+    """Name what determines a role's file: what the pack says of its own, else what it is made of and whose code does.
+
+    Raises ManifestError where the manifest does not list these files.
+    """
+    entry = manifest.models[role]
+    names = (entry.gguf,) if entry.gguf else (entry.weights, entry.gguf_plan, manifest.tokenizer)
     try:
-        digests = [manifest.files[name].sha256 for name in (entry.weights, entry.gguf_plan, manifest.tokenizer)]
+        digests = [(manifest.outside.get(name) or manifest.files[name]).sha256 for name in names]
     except KeyError as error:
         raise ManifestError(f"the manifest of {root} does not list {error}: export the pack again") from None
     return facts_key(VERSION, edgedecode.__version__, *digests)
-
-
-def _role(entry: ModelEntry, root: Path) -> str:
-    models = Manifest.load(root).models
-    return next(role for role, found in models.items() if found.gguf_plan == entry.gguf_plan)
 
 
 def _is_whole(path: Path) -> bool:

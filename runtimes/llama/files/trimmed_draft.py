@@ -23,7 +23,7 @@ from edgedecode.pack.gguf_check import check_header
 from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.pack.token_map import read_token_ids
 
-from .cached_gguf import Recipe, file_key, gguf_path, kept_file
+from .cached_gguf import Recipe, gguf_key, gguf_path, kept_file
 
 __all__ = ["TrimmedDraft", "check_trim", "find_trimmed"]
 
@@ -102,20 +102,8 @@ def _made(
         nbytes=MAKING_NBYTES + TOKEN_NBYTES * entry.rows,
         make=make,
     )
-    key = facts_key(edgedecode.__version__, _identity(entry, root), map_sha256(vocabulary.ids))
+    key = facts_key(edgedecode.__version__, gguf_key(Manifest.load(root), root, name), map_sha256(vocabulary.ids))
     return kept_file(key, recipe, budget=budget)
-
-
-def _identity(entry: ModelEntry, root: Path) -> str:
-    """Name the content of the whole draft's file."""
-    if not entry.gguf:
-        return file_key(entry, root)
-    manifest = Manifest.load(root)
-    for model in manifest.models.values():
-        listed = manifest.files.get(model.gguf) or manifest.outside.get(model.gguf)
-        if model.trim == entry.trim and listed is not None:
-            return listed.sha256
-    raise ManifestError(f"the manifest of {root} does not list {entry.gguf}: export the pack again")
 
 
 def _check_belongs(path: Path, whole: Path, contents: Contents, vocabulary: TrimmedVocabulary) -> None:
