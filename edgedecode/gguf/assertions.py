@@ -11,8 +11,8 @@ from pathlib import Path
 
 from edgedecode.errors import ManifestError
 
-from .architectures import CLASSES
 from .contents import Contents
+from .gguf_names import CLASSES
 
 __all__ = ["check_assertions"]
 

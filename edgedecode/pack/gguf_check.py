@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgedecode.errors import ManifestError
-from edgedecode.gguf.architectures import gguf_name
+from edgedecode.gguf.gguf_names import gguf_name
 from edgedecode.gguf.header import Header
 from edgedecode.pack.manifest import ModelEntry
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
-from edgedecode.gguf.architectures import CLASSES, INTERLEAVED
+from edgedecode.gguf.gguf_names import CLASSES, INTERLEAVED
 
 from ..graph.network import FULL, SLIDING
 

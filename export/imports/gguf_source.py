@@ -11,8 +11,8 @@ from pathlib import Path
 
 from edgedecode.errors import ExportError
 from edgedecode.gguf.adapter import check_adapter
-from edgedecode.gguf.architectures import module_of
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
+from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import EMBEDDING, OUTPUT, Header, header_of
 from edgedecode.pack.adapter_entry import AdapterEntry
 from edgedecode.pack.manifest import Generation

@@ -1,6 +1,6 @@
 """The files of a draft's smaller head: the graph "heads", the map, the trimmed GGUF file. Measures nothing.
 
-`heads_graph` builds the graph, `edgedecode.gguf.trim` cuts the GGUF file.
+`heads_graph` builds the graph, `edgedecode.gguf.trimmed_gguf` cuts the GGUF file.
 """
 
 from __future__ import annotations
@@ -91,6 +91,6 @@ def _drawn(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: IntArr
 
 
 def _cut(whole: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
-    from edgedecode.gguf.trim import trim_gguf
+    from edgedecode.gguf.trimmed_gguf import trim_gguf
 
     trim_gguf(whole, out, vocabulary)

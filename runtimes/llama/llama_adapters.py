@@ -16,9 +16,9 @@ from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.gguf.adapter import check_adapter
-from edgedecode.gguf.architectures import CLASSES, INTERLEAVED, LayerModule, module_of, tensor_name
 from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
+from edgedecode.gguf.gguf_names import CLASSES, INTERLEAVED, LayerModule, module_of, tensor_name
 from edgedecode.gguf.header import Header
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import STACKS, ModelEntry

@@ -19,7 +19,7 @@ from edgedecode.decoding.model import ModelCard
 from edgedecode.engines.interface import NO_MMAP, NO_REPACK
 from edgedecode.errors import BudgetExceeded
 from edgedecode.gguf.header import read_header
-from edgedecode.gguf.trim import trim_gguf
+from edgedecode.gguf.trimmed_gguf import trim_gguf
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import TrimEntry
 from edgedecode.pack.token_map import write_token_ids

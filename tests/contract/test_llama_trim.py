@@ -29,7 +29,7 @@ from edgedecode.errors import (
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
 from edgedecode.gguf.encoding import F32
 from edgedecode.gguf.header import EMBEDDING
-from edgedecode.gguf.trim import trim_gguf
+from edgedecode.gguf.trimmed_gguf import trim_gguf
 from edgedecode.memory import Budget
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import file_sha256

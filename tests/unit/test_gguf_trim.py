@@ -13,13 +13,13 @@ import pytest
 
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError, EdgeDecodeError, ExportError, ManifestError
-from edgedecode.gguf import trim
+from edgedecode.gguf import trimmed_gguf as trim
 from edgedecode.gguf.contents import BLOCKS, Contents, read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_encoded
 from edgedecode.gguf.fields import ARRAY, FLOAT32, TEXT, UINT32, Truncated
 from edgedecode.gguf.header import read_header
-from edgedecode.gguf.trim import TRIM_KEY, map_sha256, trim_gguf
 from edgedecode.gguf.trimmed_fields import trimmed_fields
+from edgedecode.gguf.trimmed_gguf import TRIM_KEY, map_sha256, trim_gguf
 from edgedecode.pack.token_map import write_token_ids
 
 INT32 = 5

@@ -14,10 +14,10 @@ import edgedecode
 from edgedecode.cache import facts_key
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError, ManifestError
-from edgedecode.gguf.architectures import gguf_name
 from edgedecode.gguf.contents import Contents, Tensor, read_contents
+from edgedecode.gguf.gguf_names import gguf_name
 from edgedecode.gguf.header import EMBEDDING, header_of
-from edgedecode.gguf.trim import FED, TRIM_KEY, map_sha256, write_trimmed
+from edgedecode.gguf.trimmed_gguf import FED, TRIM_KEY, map_sha256, write_trimmed
 from edgedecode.memory import Budget
 from edgedecode.pack.gguf_check import check_header
 from edgedecode.pack.manifest import Manifest, ModelEntry

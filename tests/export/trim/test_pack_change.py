@@ -22,7 +22,7 @@ from edgedecode.export.trim import head_files as heads
 from edgedecode.export.trim import pack_change
 from edgedecode.export.trim.head_files import make_heads
 from edgedecode.export.trim.pack_change import check_writable, remove_trim, save_entry, save_trim, trim_files, workplace
-from edgedecode.gguf import trim as gguf_trim
+from edgedecode.gguf import trimmed_gguf as gguf_trim
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pack.pack_lock import changing, opening

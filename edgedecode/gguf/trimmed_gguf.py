@@ -20,10 +20,10 @@ from edgedecode.decoding.arrays import IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError, ExportError, ManifestError
 
-from .architectures import CLASSES
 from .contents import Contents, Tensor, read_contents
 from .encoding import WrittenTensor, encoded_field, write_encoded
 from .fields import Truncated
+from .gguf_names import CLASSES
 from .header import EMBEDDING, OUTPUT, header_of
 from .trimmed_fields import trimmed_fields
 
