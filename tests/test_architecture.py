@@ -40,6 +40,7 @@ ROOMS = {  # of the core: what a room may import beside itself, from rooms and f
     },
 }
 MAX_LINES = 400
+TWICE = {"__init__", "command", "model", "tree"}  # the last two: in decoding and in drafters
 
 CORE = {"numpy", "tokenizers", "jinja2"}
 TRAINING = {"gguf", "onnx", "onnx_ir", "onnxruntime_genai", "optimum", "peft", "safetensors", "torch", "transformers"}
@@ -278,6 +279,15 @@ def _with_parents(module: str) -> list[str]:
 def test_files_stay_short() -> None:
     long = [f"{source.path}: {source.lines} lines" for source in sources() if source.lines > MAX_LINES]
     assert not long, "\n".join(long)
+
+
+def test_a_name_is_that_of_one_module() -> None:
+    """An editor's "go to file", a traceback and a reader's memory know modules by their last name."""
+    places: dict[str, list[str]] = {}
+    for source in sources():
+        places.setdefault(source.path.stem, []).append(str(source.path))
+    wrong = [" and ".join(paths) for name, paths in places.items() if len(paths) > 1 and name not in TWICE]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_only_programs_print() -> None:

@@ -7,7 +7,6 @@ the pack's digest and the size, so that it is made once; it appears there whole 
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from edgedecode import CapabilityError, InputError
 from edgedecode.apps.progress import progress
-from edgedecode.cache import cache_folder, user_cache
+from edgedecode.cache import cache_folder, facts_key, user_cache
 from edgedecode.errors import ManifestError
 from edgedecode.memory import format_nbytes, parse_nbytes
 from edgedecode.onnx_format.graph_file import GraphFile
@@ -74,7 +73,7 @@ def scaled_pack(arguments: Namespace) -> Path:
     folder = cache_folder(FOLDER)
     if folder is None:
         raise CapabilityError(f"the cache {user_cache()} cannot be written: set EDGEDECODE_CACHE to another folder")
-    key = hashlib.sha256(json.dumps([manifest.to_json(), nbytes, FORMAT]).encode()).hexdigest()[:24]
+    key = facts_key(manifest.to_json(), nbytes, FORMAT)
     with one_at_a_time():  # two that make the same pack would be in each other's way
         remove_abandoned(folder)
         if not _is_whole(folder / key):
