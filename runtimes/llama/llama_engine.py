@@ -125,7 +125,7 @@ class Weights:
         self.rows = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(native)))
         self.window = int(api.llama_model_n_swa(native))
         """Positions that window layers see; 0: every layer sees everything."""
-        self.rigid = bool(api.llama_model_is_recurrent(native) or api.llama_model_is_hybrid(native))
+        self.recurrent = bool(api.llama_model_is_recurrent(native) or api.llama_model_is_hybrid(native))
         """Whether recurrent layers make it impossible to drop its newest rows."""
         self.decoder = bool(api.llama_model_has_decoder(native) and not api.llama_model_has_encoder(native))
         self._free = finalize(self, _free, engine, native)

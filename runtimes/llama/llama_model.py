@@ -164,7 +164,7 @@ class LlamaModel:
         except BaseException:
             context.close()
             raise
-        if self._weights.rigid:
+        if self._weights.recurrent:
             return RecurrentState(context, capacity=capacity, snapshots=self._snapshots, owner=self)
         return LlamaState(context, capacity=capacity, window=self._weights.window, owner=self)
 

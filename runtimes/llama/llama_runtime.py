@@ -163,13 +163,13 @@ class LlamaRuntime:
             _check_kind(weights, header, name=name, needs=needs)
             copied = engine.log.sizes().get("model", 0)
             lease.resize(loaded_nbytes(entry, file_nbytes=file_nbytes, loading=loading, copied_nbytes=copied))
-            snapshots = plan_snapshots(header, file_nbytes=file_nbytes) if weights.rigid else 0
+            snapshots = plan_snapshots(header, file_nbytes=file_nbytes) if weights.recurrent else 0
             modules = _adapted(header, name=name, needs=needs)
             card = replace(
                 card,
                 context=min(card.context, header.context or card.context),
-                tree=not weights.rigid,
-                rollback=not weights.rigid or snapshots > 0,
+                tree=not weights.recurrent,
+                rollback=not weights.recurrent or snapshots > 0,
                 lora_rank=entry.hidden_size if modules else 0,  # any: a larger one would say no more
                 lora_modules=modules,
                 notes=(*entry.notes, *_recurrent_notes(weights, header, name=name, snapshots=snapshots)),
@@ -251,13 +251,13 @@ def _check_kind(weights: Weights, header: Header, *, name: str, needs: Collectio
         )
     if not weights.decoder:
         raise CapabilityError(f"the model {name} ({header.architecture}) is not a decoder: it cannot be run here")
-    if weights.rigid and "tree" in needs:
+    if weights.recurrent and "tree" in needs:
         raise CapabilityError(f"the model {name} ({header.architecture}) has recurrent layers: it reads no trees")
 
 
 def _recurrent_notes(weights: Weights, header: Header, *, name: str, snapshots: int) -> tuple[str, ...]:
     """Say how a model with recurrent layers goes back, or that it cannot."""
-    if not weights.rigid:
+    if not weights.recurrent:
         return ()
     if snapshots:
         size = format_nbytes(header.recurrent_nbytes)

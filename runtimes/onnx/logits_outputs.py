@@ -18,14 +18,14 @@ from .buffers import Buffers
 from .graph_session import HEADS_INPUT, LOCAL_IDS, LOCAL_ROWS, TRIM_LOGITS, Untyped
 from .onnx_footprint import FLOAT_NBYTES
 
-__all__ = ["Heads", "Outlet"]
+__all__ = ["HeadBinding", "Heads"]
 
 WHOLE, TRIMMED = range(2)
 """Places in the input that says how many of a pass's rows go to which head."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outlet:
+class HeadBinding:
     """A head as a pass leaves through it."""
 
     place: int
@@ -54,8 +54,8 @@ class Heads:
         value = engine.OrtValue.ortvalue_from_numpy
         self._buffers = buffers
         self._hidden_size = card.hidden_size
-        self.whole = Outlet(WHOLE, "logits", card.rows)
-        self.trimmed = None if trimmed is None else Outlet(TRIMMED, TRIM_LOGITS, len(trimmed))
+        self.whole = HeadBinding(WHOLE, "logits", card.rows)
+        self.trimmed = None if trimmed is None else HeadBinding(TRIMMED, TRIM_LOGITS, len(trimmed))
         self._fixed = [outlet for outlet in (self.whole, self.trimmed) if outlet is not None]
         self._counts: IntArray = np.zeros(3 if LOCAL_ROWS in inputs else 2, np.int64)
         further = {
@@ -70,7 +70,7 @@ class Heads:
         for name, given in self._inputs.items():
             binding.bind_ortvalue_input(name, given)
 
-    def bind(self, binding: Untyped, outlet: Outlet, *, rows: int, slot: int) -> None:
+    def bind(self, binding: Untyped, outlet: HeadBinding, *, rows: int, slot: int) -> None:
         """Bind passes of so many rows through a head; their logits go to the buffer's rows from `slot`."""
         binding.bind_ortvalue_input("rows", self._buffers.picked_value(rows))
         for head in self._fixed:
@@ -80,23 +80,23 @@ class Heads:
             _, hidden = self.places(outlet, slot)
             binding.bind_output("hidden", "cpu", 0, np.float32, (rows, width), hidden)
 
-    def share(self, outlet: Outlet, rows: int) -> None:
+    def share(self, outlet: HeadBinding, rows: int) -> None:
         """Send all rows of the coming pass through one head."""
         self._counts.fill(0)
         self._counts[outlet.place] = rows
 
-    def places(self, outlet: Outlet, slot: int) -> tuple[int, int]:
+    def places(self, outlet: HeadBinding, slot: int) -> tuple[int, int]:
         """Return where the logits and the hidden states of the buffer's row `slot` lie: one may move alone."""
         row_nbytes = slot * FLOAT_NBYTES
         logits = self._buffers.logits_pointer + row_nbytes * outlet.width
         return logits, self._buffers.hidden_pointer + row_nbytes * self._hidden_size
 
-    def logits(self, outlet: Outlet, count: int) -> FloatArray:
+    def logits(self, outlet: HeadBinding, count: int) -> FloatArray:
         """Return the buffer's first rows as a head has written them."""
         if outlet is self.whole:
             return self._buffers.logits[:count]
         return self._buffers.logits.reshape(-1)[: count * outlet.width].reshape(count, outlet.width)
 
-    def _bind_logits(self, binding: Untyped, outlet: Outlet, *, rows: int, slot: int) -> None:
+    def _bind_logits(self, binding: Untyped, outlet: HeadBinding, *, rows: int, slot: int) -> None:
         place, _ = self.places(outlet, slot)
         binding.bind_output(outlet.output, "cpu", 0, np.float32, (rows, outlet.width), place)

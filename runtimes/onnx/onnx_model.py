@@ -9,33 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import RLock
-from weakref import WeakSet, finalize
 
 import numpy as np
 import numpy.typing as npt
 
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import AdapterUse, Head, LowRank, ModelCard, Output, RowRequest, State
-from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
+from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, RuntimeUnavailable
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
-from ..row_checks import LEAST_ROWS, check_capacity, check_tokens, wanted_rows
+from ..row_checks import LEAST_ROWS, check_tokens, wanted_rows
 from .biases import Biases, TreePaths
 from .buffers import Buffers
 from .graph_session import Untyped, cache_names, first_line
 from .kernels.thread_choice import chosen_threads
-from .logits_outputs import Heads, Outlet
+from .logits_outputs import HeadBinding, Heads
 from .onnx_adapters import Adapters
 from .onnx_footprint import Footprint
 from .onnx_state import OnnxState, state_nbytes
+from .session_model import SessionModel, split_rows
 from .trimmed_head import TrimmedModelHead
 
 __all__ = ["OnnxModel"]
 
 
-class OnnxModel:
+class OnnxModel(SessionModel[OnnxState]):
     """Implements `LanguageModel`, and `HeadedModel` with `trimmed` ids, over one open session.
 
     It owns the session and the `leases` given. tiles: the weights that our products read, by the graph's
@@ -57,13 +56,9 @@ class OnnxModel:
         tiled: bool,
         use_threads: Callable[[int], None] | None,
     ) -> None:
+        super().__init__(session, entry=entry, card=card, footprint=footprint, budget=budget, leases=leases)
         self._engine = engine
-        self._session = session
-        self._entry = entry
-        self._card = card
         self._use_threads = use_threads
-        self._footprint = footprint
-        self._budget = budget
         self._buffers = Buffers(
             engine,
             name=card.name,
@@ -89,15 +84,7 @@ class OnnxModel:
         except BaseException:
             self._buffers.close()
             raise
-        self._leases = list(leases)
-        self._states: WeakSet[OnnxState] = WeakSet()
-        self._lock = RLock()  # closing the model closes its states, which give buffers back
-        """Held for a pass, and while a state is closed: not both at once."""
         self._kv_type = card.kv_type
-
-    @property
-    def card(self) -> ModelCard:
-        return self._card
 
     def choose_threads(self, kept: Path | None, *, otherwise: int) -> None:
         """Use as many of the card's threads as are fastest, where our kernels run: kept at `kept`, or measured now.
@@ -125,34 +112,24 @@ class OnnxModel:
         self._card = replace(self._card, threads=threads)
 
     def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
-        check_capacity(capacity, self._card)
+        def make(lease: Lease, held: int) -> OnnxState:
+            self._buffers.hold_rows(held)
+            self._biases.plan(capacity, tree=tree and self._card.tree)
+            state = OnnxState(
+                self._entry,
+                capacity=capacity,
+                lease=lease,
+                owner=self,
+                kv_type=self._kv_type,
+                tiled=self._tiled,
+                busy=self._lock,
+            )
+            state.plans_tree = tree
+            state.binding = self._bind(state)
+            return state
+
         nbytes = state_nbytes(self._entry, capacity, kv_type=self._kv_type, tiled=self._tiled)
-        with self._lock:  # the buffers that grow may be those that a pass is writing
-            if self._session is None:
-                raise CapabilityError(f"the model {self._card.name} is closed")
-            lease = self._budget.reserve(f"kv:{self._card.name}", nbytes)
-            try:
-                self._buffers.hold_rows(rows + LEAST_ROWS)
-                self._biases.plan(capacity, tree=tree and self._card.tree)
-                state = OnnxState(
-                    self._entry,
-                    capacity=capacity,
-                    lease=lease,
-                    owner=self,
-                    width=self._footprint.rows_after(capacity),
-                    kv_type=self._kv_type,
-                    tiled=self._tiled,
-                    busy=self._lock,
-                )
-                state.rows, state.plans_tree, state.on_close = rows + LEAST_ROWS, tree, self._give_back
-                finalize(state, lease.release)  # a state that is dropped, not closed
-                state.binding = self._bind(state)
-            except BaseException:
-                lease.release()
-                self._give_back()
-                raise
-            self._states.add(state)
-        return state
+        return self._new_state(capacity, nbytes, rows=rows, make=make)
 
     def forward(
         self,
@@ -174,7 +151,7 @@ class OnnxModel:
 
     def _forward(
         self,
-        outlet: Outlet,
+        outlet: HeadBinding,
         tokens: Sequence[int],
         state: State,
         *,
@@ -186,7 +163,7 @@ class OnnxModel:
         count = len(tokens)
         wanted = wanted_rows(rows, count=count)
         with self._lock:
-            own = self._own(state)
+            own = self._own(state, OnnxState)
             check_tokens(tokens, self._card)
             tree = own.tree
             try:
@@ -209,26 +186,18 @@ class OnnxModel:
         with self._lock:
             self._adapters.remove(digest)
 
-    def close(self) -> None:
-        """Close every state and give the memory back; waits for a pass that is running. Idempotent."""
-        with self._lock:
-            for state in list(self._states):
-                state.close()
-            self._session = None
-            self._tiles.clear()
-            self._buffers.close()
-            self._adapters.close()
-            for lease in self._leases:
-                lease.release()
+    def _drop(self) -> None:
+        self._tiles.clear()
+        self._buffers.close()
+        self._adapters.close()
 
     def _give_back(self) -> None:
-        """Shrink the buffers to what the open states need."""
         with self._lock:
-            states = [state for state in self._states if not state.closed]
+            states = self._open_states()
             rows = max((state.rows for state in states), default=0)
             self._buffers.shrink(rows, tree=any(state.plans_tree for state in states))
 
-    def _append(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: Outlet) -> Output:
+    def _append(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: HeadBinding) -> Output:
         """Run the passes that append `tokens` and return what `rows` gave."""
         if state.tree is not None and not self._card.tree:
             raise CapabilityError(f"{self._card.name} has no tree attention: its graph reads chains only")
@@ -244,7 +213,7 @@ class OnnxModel:
             raise RuntimeUnavailable(what) from error
         return self._output(outlet, len(rows))
 
-    def _output(self, outlet: Outlet, count: int) -> Output:
+    def _output(self, outlet: HeadBinding, count: int) -> Output:
         """Return the first `count` rows of the buffers."""
         hidden = self._buffers.hidden[:count] if self._card.hidden_size else None
         return Output(self._heads.logits(outlet, count), hidden)
@@ -265,22 +234,14 @@ class OnnxModel:
         self._heads.bind_counts(binding)
         return binding
 
-    def _passes(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: Outlet) -> Output:
-        """Append `tokens` in several passes, none of one row without need, and compute each row where it falls."""
+    def _passes(self, state: OnnxState, tokens: Sequence[int], *, rows: Sequence[int], outlet: HeadBinding) -> Output:
+        """Append `tokens` in several passes and compute each row where it falls."""
         order = sorted(range(len(rows)), key=rows.__getitem__)
         ascending = [rows[index] for index in order]
         self._buffers.hold_rows(len(rows) + LEAST_ROWS)
-        start = filled = 0
-        while start < len(tokens):
-            left = len(tokens) - start
-            width = min(left, self._rows_next(state, state.pending + start))
-            if left - width == 1 and width > 2:
-                width -= 1
-            here = [row - start for row in ascending[filled:] if row < start + width]
-            chunk = tokens[start : start + width]
-            self._pass(state, chunk, start=state.pending + start, rows=here, outlet=outlet, slot=filled)
-            filled += len(here)
-            start += width
+        pieces = split_rows(len(tokens), ascending, most=lambda row: self._rows_next(state, state.pending + row))
+        for start, stop, here, filled in pieces:
+            self._pass(state, tokens[start:stop], start=state.pending + start, rows=here, outlet=outlet, slot=filled)
         output = self._output(outlet, len(rows))
         if ascending == list(rows):
             return output
@@ -297,7 +258,14 @@ class OnnxModel:
         return 1 if alone else self._footprint.rows_after(total)
 
     def _pass(
-        self, state: OnnxState, tokens: Sequence[int], *, start: int, rows: Sequence[int], outlet: Outlet, slot: int = 0
+        self,
+        state: OnnxState,
+        tokens: Sequence[int],
+        *,
+        start: int,
+        rows: Sequence[int],
+        outlet: HeadBinding,
+        slot: int = 0,
     ) -> None:
         """Run one pass over the pending rows from `start`; the logits of `rows` go to the buffer's rows from `slot`."""
         buffers, binding = self._buffers, state.binding
@@ -339,10 +307,3 @@ class OnnxModel:
         state.bound_adapter = ()  # an interrupt in the middle must look like neither
         self._adapters.bind(state.binding, matrices)
         state.bound_adapter = matrices
-
-    def _own(self, state: State) -> OnnxState:
-        if not isinstance(state, OnnxState) or state.owner is not self:
-            raise InputError(f"the state was not made by {self._card.name}'s new_state")
-        if self._session is None or state.closed:
-            raise CapabilityError(f"{self._card.name} or its state is closed")
-        return state

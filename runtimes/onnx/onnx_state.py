@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +12,8 @@ from edgedecode.memory import Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ..row_checks import check_chain, check_crop, check_kept, check_room, continues
-from ..row_state import RowState
 from .ancestors import Ancestors
+from .session_model import SessionState
 
 __all__ = ["OnnxState", "state_nbytes"]
 
@@ -36,7 +35,7 @@ def _slots(capacity: int, tiled: bool) -> int:
     return -(-capacity // KEY_TILE) * KEY_TILE if tiled else capacity
 
 
-class OnnxState(RowState):
+class OnnxState(SessionState):
     """Implements `State`: slots 0 to length are settled, the next `pending` hold pending rows in order of arrival.
 
     All layers' keys and values are one array of the graph's KV type, [2 · layers, 1, kv heads, capacity, head size];
@@ -51,42 +50,26 @@ class OnnxState(RowState):
         capacity: int,
         lease: Lease,
         owner: object,
-        width: int,
         kv_type: str = "float32",
         tiled: bool = False,
         busy: AbstractContextManager[object],
     ) -> None:
-        super().__init__(capacity=capacity, owner=owner)
-        self._busy = busy
-        """What the model enters for a pass: the engine writes to this memory then."""
-        self.width = width
-        """How many rows one pass may have at any length of the state; wider ones are split."""
-        self.rows, self.plans_tree = 0, False
-        """What the model's buffers hold for it: rows of logits, and whether the bias of trees."""
-        self.on_close: Callable[[], None] | None = None
-        self._lease = lease
+        super().__init__(capacity=capacity, owner=owner, lease=lease, busy=busy)
+        self.plans_tree = False
+        """Whether the model's buffers hold the bias of trees for it."""
         self._tiled = tiled
         shape = (2 * entry.layers, 1, entry.kv_heads, _slots(capacity, tiled), entry.head_size)
         self.cache: npt.NDArray[np.float32 | np.int8] = np.zeros(shape, kv_type)
         self.tree: Ancestors | None = None
         """The pending rows' shape; None: a chain."""
-        self.binding: Any = None
-        """The engine's binding; below, what it is bound to now."""
         self.bound_width = 0
+        """What the binding is bound to now, here and below."""
         self.bound_rows = -1
         self.bound_places = (0, 0)
         self.bound_outlet: object = None
         self.bound_adapter: object = None
         self.bound_chain = False
         self.bound_parents: object = None
-
-    @property
-    def nbytes(self) -> int:
-        return self._lease.nbytes
-
-    @property
-    def closed(self) -> bool:
-        return self.binding is None
 
     def keep(self, path: Sequence[int]) -> None:
         count = len(path)
@@ -112,15 +95,9 @@ class OnnxState(RowState):
         elif self.tree is not None:
             self.tree.grow(range(self._pending - 1, self._pending - 1 + count), after=self._pending)
 
-    def close(self) -> None:
-        with self._busy:
-            self.binding = None
-            self.tree = None
-            self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
-            self._length = self._pending = 0
-            self._lease.release()
-            if self.on_close is not None:
-                self.on_close()
+    def _drop(self) -> None:
+        self.tree = None
+        self.cache = np.zeros((0, 1, 1, 0, 1), np.float32)
 
     def _gather(self, path: Sequence[int]) -> None:
         """Move the path's rows to the first pending slots, all layers at once; nothing moves when they are there."""

@@ -14,7 +14,7 @@ from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.pack.token_map import read_token_ids
 
 from .graph_session import TRIM_LOGITS, Untyped
-from .logits_outputs import Outlet
+from .logits_outputs import HeadBinding
 
 __all__ = ["TrimmedModelHead", "read_trimmed"]
 
@@ -24,7 +24,7 @@ class Passes(Protocol):
 
     def __call__(
         self,
-        outlet: Outlet,
+        outlet: HeadBinding,
         tokens: Sequence[int],
         state: State,
         *,
@@ -37,7 +37,7 @@ class Passes(Protocol):
 class TrimmedModelHead:
     """Implements `Head` for the trimmed vocabulary."""
 
-    def __init__(self, passes: Passes, outlet: Outlet, token_ids: IntArray) -> None:
+    def __init__(self, passes: Passes, outlet: HeadBinding, token_ids: IntArray) -> None:
         self._passes, self._outlet, self._token_ids = passes, outlet, token_ids
 
     @property

@@ -6,20 +6,19 @@ Knows no text, drafting or sampling.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import RLock
-from weakref import WeakSet, finalize
 
 import numpy as np
 
 from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
-from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
+from edgedecode.errors import CapabilityError, EdgeDecodeError, RuntimeUnavailable
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
-from ...row_checks import LEAST_ROWS, check_capacity, check_tokens, wanted_rows
+from ...row_checks import LEAST_ROWS, check_tokens, wanted_rows
 from ..graph_session import Untyped, cache_names, first_line
 from ..onnx_footprint import FLOAT_NBYTES, Footprint
+from ..session_model import SessionModel, split_rows
 from .concat_state import ConcatState, concat_state_nbytes
 
 __all__ = ["CONCAT", "ConcatModel"]
@@ -29,7 +28,7 @@ CONCAT = "concat"
 INDEX_NBYTES = 8
 
 
-class ConcatModel:
+class ConcatModel(SessionModel[ConcatState]):
     """Implements `LanguageModel` over one open session, which it owns with the `leases` given."""
 
     def __init__(
@@ -43,11 +42,7 @@ class ConcatModel:
         budget: Budget,
         leases: Sequence[Lease],
     ) -> None:
-        self._session = session
-        self._entry = entry
-        self._card = card
-        self._footprint = footprint
-        self._budget = budget
+        super().__init__(session, entry=entry, card=card, footprint=footprint, budget=budget, leases=leases)
         names = {value.name for value in session.get_inputs()}
         self._picks, self._positioned = "rows" in names, "position_ids" in names
         scratch = 0 if self._picks else footprint.rows_per_pass
@@ -57,46 +52,23 @@ class ConcatModel:
         except BaseException:
             buffers.release()
             raise
-        self._leases = [*leases, buffers]
+        self._leases += [buffers, self._logits_lease]
         self._scratch: FloatArray = np.empty((scratch, card.rows), np.float32)
         self._logits: FloatArray = np.empty((0, card.rows), np.float32)
         self._ones: IntArray = np.ones((1, card.context), np.int64)
         self._counter: IntArray = np.arange(card.context, dtype=np.int64)[None]
         self._past = cache_names("past_key_values", entry.layers)
         self._present = cache_names("present", entry.layers)
-        self._states: WeakSet[ConcatState] = WeakSet()
-        self._lock = RLock()
-        """Held for a pass, and while a state is made or closed: one of these at a time."""
-
-    @property
-    def card(self) -> ModelCard:
-        return self._card
 
     def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
-        check_capacity(capacity, self._card)
-        with self._lock:  # the logits that grow may be those that a pass is writing
-            if self._session is None:
-                raise CapabilityError(f"the model {self._card.name} is closed")
-            lease = self._budget.reserve(f"kv:{self._card.name}", concat_state_nbytes(self._entry, capacity))
-            try:
-                self._reserve_logits(rows + LEAST_ROWS)
-                state = ConcatState(
-                    self._entry,
-                    capacity=capacity,
-                    lease=lease,
-                    owner=self,
-                    width=self._footprint.rows_after(capacity),
-                    binding=self._session.io_binding(),
-                    busy=self._lock,
-                )
-                state.rows, state.on_close = rows + LEAST_ROWS, self._give_back
-                finalize(state, lease.release)  # a state that is dropped, not closed
-            except BaseException:
-                lease.release()
-                self._give_back()
-                raise
-            self._states.add(state)
-        return state
+        def make(lease: Lease, held: int) -> ConcatState:
+            self._reserve_logits(held)
+            binding = self._session.io_binding()
+            return ConcatState(
+                self._entry, capacity=capacity, lease=lease, owner=self, binding=binding, busy=self._lock
+            )
+
+        return self._new_state(capacity, concat_state_nbytes(self._entry, capacity), rows=rows, make=make)
 
     def forward(
         self,
@@ -111,7 +83,7 @@ class ConcatModel:
             raise CapabilityError(f"{self._card.name} has no adapter inputs: {adapter.name!r} cannot be applied")
         wanted = wanted_rows(rows, count=len(tokens))
         with self._lock:
-            own = self._own(state)
+            own = self._own(state, ConcatState)
             check_tokens(tokens, self._card)
             own.check(len(tokens), parents=parents, name=self._card.name)
             try:
@@ -124,42 +96,27 @@ class ConcatModel:
             own.commit(len(tokens))
         return Output(logits)
 
-    def close(self) -> None:
-        """Close every state and give the memory back; waits for a pass that is running. Idempotent."""
-        with self._lock:
-            for state in list(self._states):
-                state.close()
-            self._session = None
-            self._scratch = self._logits = np.empty((0, self._card.rows), np.float32)
-            for lease in (*self._leases, self._logits_lease):
-                lease.release()
+    def _drop(self) -> None:
+        self._scratch = self._logits = np.empty((0, self._card.rows), np.float32)
 
     def _give_back(self) -> None:
-        """Shrink the logits to the rows that the open states need."""
         with self._lock:
-            count = max((state.rows for state in self._states if not state.closed), default=0)
+            count = max((state.rows for state in self._open_states()), default=0)
             if len(self._logits) > count:
                 self._logits = np.empty((0, self._card.rows), np.float32)
                 self._logits = np.empty((count, self._card.rows), np.float32)
                 self._logits_lease.resize((len(self._scratch) + count) * self._card.rows * FLOAT_NBYTES)
 
     def _append(self, state: ConcatState, tokens: Sequence[int], *, rows: Sequence[int]) -> FloatArray:
-        """Append `tokens` in one pass or several, none of one row without need; compute each row where it falls."""
+        """Append `tokens` in one pass or several and compute each row where it falls."""
         order = sorted(range(len(rows)), key=rows.__getitem__)
         ascending = [rows[index] for index in order]
         logits = self._reserve_logits(len(rows) + LEAST_ROWS)
         before = state.length + state.pending
-        start = filled = 0
-        while start < len(tokens):
-            left = len(tokens) - start
-            width = min(left, self._footprint.rows_after(before + start))
-            if left - width == 1 and width > 2:
-                width -= 1
-            here = [row - start for row in ascending[filled:] if row < start + width]
+        rows_after = self._footprint.rows_after
+        for start, stop, here, filled in split_rows(len(tokens), ascending, most=lambda row: rows_after(before + row)):
             state.trim(before + start)
-            self._pass(state, tokens[start : start + width], past=before + start, rows=here, out=logits[filled:])
-            filled += len(here)
-            start += width
+            self._pass(state, tokens[start:stop], past=before + start, rows=here, out=logits[filled:])
         logits = logits[: len(rows)]
         return logits if ascending == list(rows) else logits[np.argsort(order)]
 
@@ -205,10 +162,3 @@ class ConcatModel:
             self._logits = np.empty((0, self._card.rows), np.float32)  # gives the old rows back first
             self._logits = np.empty((count, self._card.rows), np.float32)
         return self._logits
-
-    def _own(self, state: State) -> ConcatState:
-        if not isinstance(state, ConcatState) or state.owner is not self:
-            raise InputError(f"the state was not made by {self._card.name}'s new_state")
-        if self._session is None or state.closed:
-            raise CapabilityError(f"{self._card.name} or its state is closed")
-        return state

@@ -5,9 +5,8 @@ Such a graph cannot write into its past, so there are two buffers that take turn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 
@@ -17,8 +16,8 @@ from edgedecode.memory import Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ...row_checks import check_chain, check_crop, check_kept, check_room, continues
-from ...row_state import RowState
 from ..onnx_footprint import FLOAT_NBYTES
+from ..session_model import SessionState
 
 __all__ = ["ConcatState", "concat_state_nbytes"]
 
@@ -28,7 +27,7 @@ def concat_state_nbytes(entry: ModelEntry, capacity: int) -> int:
     return 2 * capacity * 2 * entry.layers * entry.kv_heads * entry.head_size * FLOAT_NBYTES
 
 
-class ConcatState(RowState):
+class ConcatState(SessionState):
     """Implements `State` for chains. A buffer holds, for each layer's keys and values, [kv heads, rows, head size].
 
     `stored` rows lie in the buffer that is read. Rows that were cropped or not kept stay there until the next pass,
@@ -42,33 +41,16 @@ class ConcatState(RowState):
         capacity: int,
         lease: Lease,
         owner: object,
-        width: int,
         binding: object,
         busy: AbstractContextManager[object],
     ) -> None:
-        super().__init__(capacity=capacity, owner=owner)
-        self._busy = busy
-        """What the model enters for a pass: the engine writes to this memory then."""
-        self.width = width
-        """How many rows one pass may have at any length of the state; wider ones are split."""
-        self.rows = 0
-        """How many rows of logits the model holds for it."""
-        self.on_close: Callable[[], None] | None = None
-        self._lease = lease
+        super().__init__(capacity=capacity, owner=owner, lease=lease, busy=busy)
+        self.binding = binding
         self._stored = 0
         self._heads, self._size = entry.kv_heads, entry.head_size
         values = 2 * entry.layers
         self._buffers: FloatArray = np.zeros((2, values, entry.kv_heads * capacity * entry.head_size), np.float32)
         self._reading = 0
-        self.binding: Any = binding
-
-    @property
-    def nbytes(self) -> int:
-        return self._lease.nbytes
-
-    @property
-    def closed(self) -> bool:
-        return self.binding is None
 
     def keep(self, path: Sequence[int]) -> None:
         check_kept(path, pending=self._pending)
@@ -102,14 +84,9 @@ class ConcatState(RowState):
         """Take what a finished pass wrote, `rows` in all, for the past of the next."""
         self._reading, self._stored = 1 - self._reading, rows
 
-    def close(self) -> None:
-        with self._busy:
-            self.binding = None
-            self._buffers = np.zeros((2, 1, 0), np.float32)
-            self._length = self._pending = self._stored = 0
-            self._lease.release()
-            if self.on_close is not None:
-                self.on_close()
+    def _drop(self) -> None:
+        self._buffers = np.zeros((2, 1, 0), np.float32)
+        self._stored = 0
 
     def _view(self, buffer: int, rows: int) -> FloatArray:
         """Return [values, kv heads, rows, head size] over a buffer."""
