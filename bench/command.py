@@ -90,7 +90,7 @@ class BenchCommand:
 
 
 def _add_peer_options(parser: ArgumentParser) -> None:
-    """Add what names the peers, and where their own files lie."""
+    """Add what names the peers."""
     peers = parser.add_argument_group("other engines, in the same run")
     peers.add_argument(
         "--against",
@@ -99,13 +99,6 @@ def _add_peer_options(parser: ArgumentParser) -> None:
         metavar="A,B",
         help=f"compare plain and scheduled decoding with other engines' plain and speculative decoding instead: "
         f"{', '.join(PEERS)}",
-    )
-    peers.add_argument(
-        "--against-genai",
-        type=_folders,
-        default=[],
-        metavar="TARGET[,DRAFT]",
-        help="folders of onnxruntime-genai's builder (default: made of the pack's graphs and weights)",
     )
 
 
@@ -117,15 +110,6 @@ def _check_peer_options(arguments: Namespace) -> None:
         arguments.usage_error("--against compares what the scheduler chooses: leave --drafters and --lengths out")
     if arguments.against and any((arguments.draws, arguments.calibrate, arguments.replay, arguments.temp)):
         arguments.usage_error("--against measures greedy answers to prompts and nothing else: give it alone")
-    if arguments.against_genai and not arguments.overhead and "genai" not in arguments.against:
-        arguments.usage_error("--against-genai: give --against genai or --overhead with it")
-
-
-def _folders(text: str) -> list[str]:
-    folders = name_list(text)
-    if len(folders) > 2:
-        raise ArgumentTypeError(f"{text!r} names {len(folders)} folders: give the target's and perhaps the draft's")
-    return folders
 
 
 def _numbers(text: str) -> list[int]:

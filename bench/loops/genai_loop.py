@@ -1,18 +1,17 @@
-"""onnxruntime-genai's own greedy loop on a folder that its builder made: a reference for `bench --overhead`.
-
-It lives here because this ring alone knows onnxruntime-genai; the bench finds it through `edgedecode.loops`.
-"""
+"""onnxruntime-genai's own greedy loop over the pack's graph and weights: a reference for `bench --overhead`."""
 
 from __future__ import annotations
 
-import json
+import tempfile
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
-from edgedecode.errors import CapabilityError, RuntimeUnavailable
-from edgedecode.export.frameworks import reason_of
+from edgedecode.cache import cache_folder
+from edgedecode.errors import CapabilityError
 from edgedecode.pack.manifest import ModelEntry
+from edgedecode.runtimes.threads import default_threads
+
+from ..peers.genai_folder import GenaiFolder, import_genai, open_genai
 
 __all__ = ["GenaiLoop"]
 
@@ -20,29 +19,23 @@ KV_TYPE = "float32"
 
 
 class GenaiLoop:
-    """A Generator, arg-max, at most `capacity` tokens. Raises RuntimeUnavailable with the reason."""
+    """A Generator, arg-max, at most `capacity` tokens. Raises RuntimeUnavailable or CapabilityError with the reason."""
 
     name = "onnxruntime-genai Generator"
     runtime = "onnx"
 
     def __init__(
-        self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int, kv_type: str = KV_TYPE
+        self, entry: ModelEntry, root: Path, *, threads: int | None, capacity: int, kv_type: str = KV_TYPE
     ) -> None:
         if kv_type != KV_TYPE:
             raise CapabilityError(f"it keeps keys and values in {KV_TYPE}, this run in {kv_type}")
-        self.setting = f"at most {capacity} tokens, {threads or 'its own choice of'} threads, as its folder says"
-        try:
-            self._genai = import_module("onnxruntime_genai")
-        except ImportError:
-            raise RuntimeUnavailable("onnxruntime-genai is missing: pip install 'edgedecode[export]'") from None
-        try:
-            config = self._genai.Config(str(folder))
-            if threads is not None:
-                options = {"intra_op_num_threads": threads}
-                config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
-            self._model = self._genai.Model(config)
-        except Exception as error:  # the bindings raise RuntimeError, and kinds of their own
-            raise RuntimeUnavailable(f"onnxruntime-genai does not open {folder}: {reason_of(error)}") from None
+        self._genai = import_genai()
+        threads = threads or default_threads((root / entry.weights).stat().st_size)
+        self.setting = f"at most {capacity} tokens, {threads} threads, {KV_TYPE} keys and values"
+        with tempfile.TemporaryDirectory(dir=cache_folder("peers"), ignore_cleanup_errors=True) as name:
+            folder = GenaiFolder(Path(name), context=capacity, ends=())
+            folder.add_model("target", entry, root, threads=threads)
+            self._model = open_genai(self._genai, folder.path)
         self._options = self._genai.GeneratorParams(self._model)
         self._options.set_search_options(do_sample=False, max_length=capacity)
         self._generator = self._genai.Generator(self._model, self._options)

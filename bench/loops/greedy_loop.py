@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from time import perf_counter
 from typing import Protocol, cast
 
-from edgedecode import CapabilityError, EdgeDecodeError, Pair, RuntimeUnavailable
+from edgedecode import EdgeDecodeError, Pair
 from edgedecode.pack.manifest import ModelEntry
 
 from ..settings import Settings
@@ -27,7 +27,6 @@ LOOPS: Mapping[str, str] = {
     "llama-cpp-python": f"{__package__}.llama_loops:HighLevelLoop",
 }
 """Where each `LoopFactory` is."""
-GENAI = "genai"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +89,16 @@ def open_loops(arguments: Namespace, pair: Pair, *, settings: Settings) -> tuple
     for name, place in LOOPS.items():
         try:
             factory = cast(LoopFactory, resolve_name(place))
-            if (folder := _folder(name, factory, arguments, pair)) is None:
-                continue
-            loops.append(_open(factory, folder, arguments=arguments, pair=pair, context=settings.context))
+            if factory.runtime == pair.runtime:
+                loops.append(
+                    factory(
+                        pair.manifest.located("target"),
+                        pair.root,
+                        threads=arguments.threads,
+                        capacity=settings.context,
+                        kv_type=pair.target.card.kv_type,
+                    )
+                )
         except ImportError as error:
             reasons.append(f"{name}: {error.name or error} is not installed")
         except OSError as error:
@@ -100,22 +106,3 @@ def open_loops(arguments: Namespace, pair: Pair, *, settings: Settings) -> tuple
         except EdgeDecodeError as error:
             reasons.append(f"{name}: {' '.join(str(error).split())}")
     return loops, reasons or ([] if loops else [f"there are no other loops on {pair.runtime}"])
-
-
-def _folder(name: str, factory: LoopFactory, arguments: Namespace, pair: Pair) -> Path | None:
-    """Return where the loop's files lie; None for a loop on another engine, which nobody asked for."""
-    asked: str | None = arguments.against_genai[0] if name == GENAI and arguments.against_genai else None
-    if factory.runtime != pair.runtime:
-        if asked:
-            raise CapabilityError(f"it decodes on {factory.runtime} and this run on {pair.runtime}")
-        return None
-    if name != GENAI:
-        return pair.root
-    if asked is None:
-        raise RuntimeUnavailable("no folder given (--against-genai FOLDER, made by its builder on the same weights)")
-    return Path(asked)
-
-
-def _open(factory: LoopFactory, folder: Path, *, arguments: Namespace, pair: Pair, context: int) -> GreedyLoop:
-    target, kv_type = pair.manifest.located("target"), pair.target.card.kv_type
-    return factory(target, folder, threads=arguments.threads, capacity=context, kv_type=kv_type)

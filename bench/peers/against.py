@@ -87,7 +87,6 @@ def open_peers(arguments: Namespace, pair: Pair, *, capacity: int) -> tuple[list
 
 def _order(name: str, arguments: Namespace, pair: Pair, *, capacity: int) -> PeerOrder:
     threads = _threads(arguments, pair.target) or os.cpu_count() or 1
-    folders: Sequence[str] = getattr(arguments, f"against_{name}", None) or ()
     return PeerOrder(
         name=name,
         root=str(pair.root.resolve()),
@@ -96,7 +95,6 @@ def _order(name: str, arguments: Namespace, pair: Pair, *, capacity: int) -> Pee
         kv_type=pair.target.card.kv_type,
         capacity=capacity,
         ends=tuple(pair.manifest.generation.end_token_ids),
-        folders=tuple(os.path.abspath(folder) for folder in folders),
     )
 
 

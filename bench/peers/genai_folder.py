@@ -1,4 +1,4 @@
-"""A folder that onnxruntime-genai opens, made of a pack's own graphs and weights, or of folders of its builder.
+"""A folder that onnxruntime-genai opens, made of a pack's own graphs and weights, and how it is opened.
 
 A pack's base graph is the builder's with other inputs: the lengths come from an attention mask again, positions and
 biases are left to the attention itself, and every row is scored. Weights are linked, not copied, where they can be.
@@ -10,17 +10,20 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from edgedecode.errors import CapabilityError, ManifestError
+from edgedecode.errors import CapabilityError, RuntimeUnavailable
+from edgedecode.export.frameworks import reason_of
 from edgedecode.export.graph.passes.surgery import attention_nodes, input_named
 from edgedecode.pack.manifest import Graph, ModelEntry
 
-__all__ = ["GenaiFolder", "builder_graph"]
+__all__ = ["GenaiFolder", "import_genai", "open_genai"]
 
 CONFIG = "genai_config.json"
 BASE = "base"
@@ -62,7 +65,7 @@ class GenaiFolder:
         """Add a role of a pack. Raises CapabilityError for a graph that the builder would not have made."""
         graph = _base_graph(entry, role)
         model = ir.load(root / graph.file)
-        heads = builder_graph(model, rows=entry.rows)
+        heads = _builder_graph(model, rows=entry.rows)
         folder = self.path / role
         folder.mkdir()
         ir.save(model, folder / "model.onnx")
@@ -82,21 +85,6 @@ class GenaiFolder:
             "outputs": _NAMES["outputs"],
         }
         self._add(role, decoder, rows=entry.rows, threads=threads)
-
-    def add_folder(self, role: str, source: Path, *, threads: int) -> None:
-        """Add a folder of the builder. Raises ManifestError for another kind of folder."""
-        try:
-            model = json.loads((source / CONFIG).read_text(encoding="utf-8"))["model"]
-            decoder, rows = dict(model["decoder"]), int(model["vocab_size"])
-            decoder["filename"] = f"{role}/{decoder['filename']}"
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ManifestError(f"{source} is not a folder of onnxruntime-genai's builder: {error!r}") from None
-        folder = self.path / role
-        folder.mkdir()
-        for file in source.iterdir():
-            if file.is_file():
-                _link(file, folder / file.name)
-        self._add(role, decoder, rows=rows, threads=threads)
 
     def _add(self, role: str, decoder: dict[str, object], *, rows: int, threads: int) -> None:
         options = {"log_id": "onnxruntime-genai", "provider_options": [], "intra_op_num_threads": threads}
@@ -118,7 +106,7 @@ class GenaiFolder:
         (self.path / CONFIG).write_text(text, encoding="utf-8")
 
 
-def builder_graph(model: ir.Model, *, rows: int) -> int:
+def _builder_graph(model: ir.Model, *, rows: int) -> int:
     """Turn a pack's base graph back into the builder's; return its number of attention heads.
 
     Raises CapabilityError for one with other inputs of its own.
@@ -143,8 +131,7 @@ def _base_graph(entry: ModelEntry, role: str) -> Graph:
     whole = graph is not None and {"rows", "input_ids"} <= {*graph.inputs} and "concat" not in graph.capabilities
     if graph is None or not whole or entry.window:
         raise CapabilityError(
-            f"the {role} has no graph that onnxruntime-genai can run: make folders with its builder on the same "
-            f"weights and give --against-genai TARGET,DRAFT"
+            f"the {role} has no graph that onnxruntime-genai can run: one that has no window and writes into its past"
         )
     return graph
 
@@ -197,3 +184,22 @@ def _link(source: Path, target: Path) -> None:
         os.link(source.resolve(), target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+def import_genai() -> Any:  # noqa: ANN401  (its bindings are untyped)
+    """Import onnxruntime-genai. Raises RuntimeUnavailable with the line that installs it."""
+    try:
+        return import_module("onnxruntime_genai")
+    except ImportError:
+        raise RuntimeUnavailable("onnxruntime-genai is missing: pip install 'edgedecode[export]'") from None
+
+
+def open_genai(genai: Any, folder: Path, overlay: Mapping[str, object] | None = None) -> Any:  # noqa: ANN401
+    """Open a folder's models, `overlay` over its configuration. Raises RuntimeUnavailable with the reason."""
+    try:
+        config = genai.Config(str(folder))
+        if overlay:
+            config.overlay(json.dumps(overlay))
+        return genai.Model(config)
+    except Exception as error:  # the bindings raise RuntimeError, and kinds of their own
+        raise RuntimeUnavailable(f"onnxruntime-genai does not open the models: {reason_of(error)}") from None

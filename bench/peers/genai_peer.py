@@ -6,20 +6,16 @@ plain decoding and lookups run on the target alone.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from edgedecode.cache import cache_folder
-from edgedecode.errors import CapabilityError, RuntimeUnavailable
-from edgedecode.export.frameworks import reason_of
+from edgedecode.errors import CapabilityError
 from edgedecode.pack.manifest import Manifest
 
-from .genai_folder import GenaiFolder
+from .genai_folder import GenaiFolder, import_genai, open_genai
 
 __all__ = ["GenaiPeer"]
 
@@ -43,7 +39,7 @@ _DRAFTS: dict[str, dict[str, object]] = {
 
 
 class GenaiPeer:
-    """Answers with a `Generator`, arg-max, over the pack's own ONNX weights, or over folders of its builder."""
+    """Answers with a `Generator`, arg-max, over the pack's own graphs and weights."""
 
     def __init__(
         self,
@@ -54,28 +50,25 @@ class GenaiPeer:
         kv_type: str,
         capacity: int,
         ends: Sequence[int],
-        folders: Sequence[Path],
     ) -> None:
         if kv_type not in (KV_TYPE, "float16"):  # float16: ours is llama.cpp's default there, not what was asked for
             raise CapabilityError(f"it keeps keys and values in {KV_TYPE}, this run in {kv_type}")
-        try:
-            self._genai: Any = import_module("onnxruntime_genai")
-        except ImportError:
-            raise RuntimeUnavailable("onnxruntime-genai is missing: pip install 'edgedecode[export]'") from None
+        self._genai = import_genai()
         self._capacity = capacity
         with tempfile.TemporaryDirectory(dir=cache_folder("peers"), ignore_cleanup_errors=True) as name:
             folder = GenaiFolder(Path(name), context=capacity, ends=ends)
+            manifest = Manifest.load(root)
             for role, count in (("target", threads), ("draft", draft_threads)):
-                self._add(folder, role, root=root, folders=folders, threads=count)
-            self._target = self._opened(folder.path, {})
-            self._pair = self._opened(folder.path, folder.speculative) if folder.has_draft else None
+                if role in manifest.models:
+                    folder.add_model(role, manifest.located(role), root, threads=count)
+            self._target = open_genai(self._genai, folder.path)
+            self._pair = open_genai(self._genai, folder.path, folder.speculative) if folder.has_draft else None
         drafts = _DRAFTS if self._pair is not None else {}
         self._options = _PLAIN | drafts | _LOOKUPS
         self.modes = tuple(self._options)
         self.setting = (
-            f"onnxruntime-genai {version('onnxruntime-genai')}, Generator over "
-            f"{'folders of its builder' if folders else 'the graphs and weights of the pack'}, threads: target "
-            f"{threads}, draft {draft_threads if drafts else 'none'}, {KV_TYPE} keys and values"
+            f"onnxruntime-genai {version('onnxruntime-genai')}, Generator over the graphs and weights of the pack, "
+            f"threads: target {threads}, draft {draft_threads if drafts else 'none'}, {KV_TYPE} keys and values"
         )
 
     def answer(self, mode: str, prompt: Sequence[int], *, count: int, read: Callable[[int], None]) -> Sequence[int]:
@@ -93,22 +86,3 @@ class GenaiPeer:
             generator.generate_next_token()
             tokens.append(int(generator.get_next_tokens()[0]))
         return tokens
-
-    def _add(self, folder: GenaiFolder, role: str, *, root: Path, folders: Sequence[Path], threads: int) -> None:
-        if folders:
-            mine = dict(zip(("target", "draft"), folders, strict=False))
-            if role in mine:
-                folder.add_folder(role, mine[role], threads=threads)
-            return
-        manifest = Manifest.load(root)
-        if role in manifest.models:
-            folder.add_model(role, manifest.located(role), root, threads=threads)
-
-    def _opened(self, folder: Path, overlay: dict[str, object]) -> Any:  # noqa: ANN401  (its bindings are untyped)
-        try:
-            config = self._genai.Config(str(folder))
-            if overlay:
-                config.overlay(json.dumps(overlay))
-            return self._genai.Model(config)
-        except Exception as error:  # the bindings raise RuntimeError, and kinds of their own
-            raise RuntimeUnavailable(f"onnxruntime-genai does not open the models: {reason_of(error)}") from None

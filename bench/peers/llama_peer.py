@@ -35,7 +35,6 @@ class LlamaPeer:
         kv_type: str,
         capacity: int,
         ends: Sequence[int],
-        folders: Sequence[Path],
     ) -> None:
         if kv_type not in KV_TYPES:
             raise CapabilityError(f"llama.cpp keeps no keys and values in {kv_type}")

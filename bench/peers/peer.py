@@ -74,9 +74,8 @@ class PeerFactory(Protocol):
         kv_type: str,
         capacity: int,
         ends: Sequence[int],
-        folders: Sequence[Path],
     ) -> Peer:
-        """Open the pack at `root`, or the target's and the draft's `folders` in the peer's own format.
+        """Open the pack at `root`.
 
         kv_type: how our runtime keeps keys and values. ends: the ids that end a sequence.
         """

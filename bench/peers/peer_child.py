@@ -57,7 +57,6 @@ def _opened(order: dict[str, Any], find: Callable[[str], PeerFactory]) -> Peer:
         kv_type=order["kv_type"],
         capacity=order["capacity"],
         ends=order["ends"],
-        folders=[Path(folder) for folder in order["folders"]],
     )
 
 

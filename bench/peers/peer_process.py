@@ -42,7 +42,6 @@ class PeerOrder:
     kv_type: str
     capacity: int
     ends: tuple[int, ...]
-    folders: tuple[str, ...]
 
 
 class PeerProcess:

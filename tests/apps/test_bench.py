@@ -232,7 +232,6 @@ def test_draws_are_measured_on_every_shape_of_row() -> None:
         (["--draws", "--drafters", "tree"], 2, "rows of its own"),
         (["--draws", "--against", "genai"], 2, "give it alone"),
         (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
-        (["--against-genai", "folder"], 2, "give --against genai or --overhead with it"),
         (["--lengths", "0"], 2, "'0' is too small: 1 is the least"),
         (["--families", "poetry"], 1, "no prompts of family poetry"),
         (["--drafters", "psychic"], 1, "no drafter 'psychic'"),

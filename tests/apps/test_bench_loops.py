@@ -51,7 +51,7 @@ Open = Callable[..., Opened]
 def opened(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> Open:
     """Open these loops for the toy pair."""
 
-    def open_them(folder: str | None = None, **factories: type[Loop] | Exception) -> Opened:
+    def open_them(**factories: type[Loop] | Exception) -> Opened:
         def resolve(name: str) -> type[Loop]:
             factory = factories[name]
             if isinstance(factory, Exception):
@@ -61,7 +61,7 @@ def opened(toy: Pair, monkeypatch: pytest.MonkeyPatch) -> Open:
         monkeypatch.setattr(loops, "LOOPS", {name: name for name in factories})
         monkeypatch.setattr(loops, "resolve_name", resolve)
         monkeypatch.setattr(toy, "runtime", "toy")
-        arguments = Namespace(threads=3, against_genai=[folder] if folder else [])
+        arguments = Namespace(threads=3)
         return cast(Opened, open_loops(arguments, toy, settings=SETTINGS))
 
     return open_them
@@ -82,17 +82,3 @@ def test_one_that_cannot_run_leaves_the_others(opened: Open) -> None:
     assert len(found) == 1
     assert reasons[0].startswith("a: it has no float")
     assert reasons[1:] == ["b: engine is not installed"]
-
-
-def test_the_loop_over_a_folder_wants_one(opened: Open) -> None:
-    found, reasons = opened(genai=Loop)
-    assert found == []
-    assert "genai: no folder given (--against-genai FOLDER" in reasons[0]
-    found, reasons = opened("folder", genai=Loop)
-    assert [loop.opened[0] for loop in found] == [Path("folder")]
-    assert reasons == []
-
-
-def test_a_folder_for_another_engine_is_not_passed_over(opened: Open) -> None:
-    assert opened(genai=Elsewhere)[1] == ["there are no other loops on toy"]
-    assert opened("folder", genai=Elsewhere)[1] == ["genai: it decodes on another engine and this run on toy"]

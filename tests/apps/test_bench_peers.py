@@ -24,9 +24,10 @@ from edgedecode.bench.peers.peer_results import OURS, SCHEDULED
 from edgedecode.bench.peers.peer_table import notes, show_peer
 from edgedecode.bench.settings import Settings
 from edgedecode.cli import main
+from edgedecode.pack.manifest import MANIFEST_NAME
 from edgedecode.text.prompts import Prompt
 
-ORDER = PeerOrder("fake", "/pack", 2, 1, "float32", 64, (0,), ())
+ORDER = PeerOrder("fake", "/pack", 2, 1, "float32", 64, (0,))
 ONE = tuple(Prompt("one", (), (f"say {letter}",)) for letter in "abc")
 PROMPTS = (*ONE, Prompt("two", (), ("say d",)))
 SETTINGS = Settings(prompts=PROMPTS, drafters=(), lengths=(), repetitions=2, max_tokens=6, context=128)
@@ -40,8 +41,8 @@ class Echo:
 
     modes = ("plain", "wide 2")
 
-    def __init__(self, root: Path, *, threads: int, folders: Sequence[Path], **others: object) -> None:
-        self.setting = f"{root} with {threads} threads, {len(folders)} folders"
+    def __init__(self, root: Path, *, threads: int, **others: object) -> None:
+        self.setting = f"{root} with {threads} threads"
 
     def answer(self, mode: str, prompt: Sequence[int], *, count: int, read: Callable[[int], None]) -> Sequence[int]:
         read(2 if mode == "wide 2" else 1)
@@ -59,7 +60,7 @@ def served(factory: object, *requests: dict[str, object]) -> list[dict[str, Any]
 def test_the_child_opens_what_is_ordered_and_answers_line_by_line() -> None:
     requests = [{"mode": mode, "prompt": [5, 6, 7], "count": 2} for mode in Echo.modes]
     opened, plain, wide = served(Echo, *requests)
-    assert opened == {"setting": "/pack with 2 threads, 0 folders", "modes": ["plain", "wide 2"]}
+    assert opened == {"setting": "/pack with 2 threads", "modes": ["plain", "wide 2"]}
     assert plain["tokens"] == wide["tokens"] == [5, 6]
     assert (plain["first_tokens"], wide["first_tokens"]) == (1, 2)
     assert 0 <= plain["first_seconds"] <= plain["seconds"]
@@ -145,12 +146,11 @@ def test_a_process_that_does_not_answer_is_ended(fake: Callable[..., PeerProcess
     peer.close()
 
 
-def test_a_peer_without_its_files_is_left_out_with_the_flag_that_names_them(toy: Pair) -> None:
+def test_a_peer_that_cannot_open_the_pack_is_left_out_with_its_reason(toy: Pair) -> None:
     pytest.importorskip("onnxruntime_genai")
-    arguments = Namespace(against=["genai"], threads=1, against_genai=["/no/such/folder"])
-    opened, (reason,) = open_peers(arguments, toy, capacity=128)
+    opened, (reason,) = open_peers(Namespace(against=["genai"], threads=1), toy, capacity=128)
     assert opened == []
-    assert reason.startswith("genai: /no/such/folder is not a folder of onnxruntime-genai's builder")
+    assert reason.startswith(f"genai: {toy.root / MANIFEST_NAME}")
 
 
 @dataclass
@@ -286,7 +286,6 @@ def test_the_table_has_every_family_their_mean_and_the_worst(toy: Pair, says: Sa
         (["--against", "genai", "--overhead"], 2, "leave one of the two out"),
         (["--against", "genai", "--lengths", "2"], 2, "leave --drafters and --lengths out"),
         (["--against", ","], 2, "name at least one"),
-        (["--against", "genai", "--against-genai", "a,b,c"], 2, "names 3 folders"),
         (["--against", "genai,nobody"], 1, "there is no peer nobody to compare with; there are: genai, llama"),
     ],
 )
@@ -301,9 +300,9 @@ def test_bad_input(words: list[str], code: int, expected: str, capsys: pytest.Ca
 
 @pytest.mark.usefixtures("toy")
 def test_without_any_peer_the_reasons_are_the_result(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--quick", "--against", "genai", "--against-genai", "/no/such/folder", "--json"]) == 0
+    assert main(["bench", "--quick", "--against", "genai", "--json"]) == 0
     out = capsys.readouterr().out
-    assert "Not compared: genai: /no/such/folder is not a folder" in out
+    assert "Not compared: genai: " in out
     value = json.loads(out.splitlines()[-1])
     assert value["families"] == []
     assert len(value["not_compared"]) == 1

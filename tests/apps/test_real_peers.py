@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode import CapabilityError, ManifestError, RuntimeUnavailable, SamplingOptions, SessionOptions, load
+from edgedecode import CapabilityError, RuntimeUnavailable, SamplingOptions, SessionOptions, load
 from edgedecode.bench.peers.peer_process import PeerOrder, PeerProcess
 from edgedecode.pack.manifest import Manifest
 
@@ -32,10 +32,9 @@ def said(pack: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def opened(pack: Path) -> Iterator[Open]:
     running: list[PeerProcess] = []
 
-    def open_peer(name: str, *folders: Path, root: Path = pack) -> PeerProcess:
+    def open_peer(name: str, root: Path = pack) -> PeerProcess:
         ends = Manifest.load(pack).generation.end_token_ids
-        texts = tuple(map(str, folders))
-        running.append(PeerProcess(PeerOrder(name, str(root), 1, 1, "float32", CONTEXT, ends, texts)))
+        running.append(PeerProcess(PeerOrder(name, str(root), 1, 1, "float32", CONTEXT, ends)))
         return running[-1]
 
     yield open_peer
@@ -68,12 +67,6 @@ def test_llama_answers_as_ours_with_and_without_lookups(
         assert answer.first_tokens == 1
 
 
-def test_folders_that_hold_no_model_are_a_reason(opened: Open, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime_genai")
-    with pytest.raises(RuntimeUnavailable, match=str(tmp_path)):
-        opened("genai", tmp_path)
-
-
 def test_a_pack_that_vanished_is_a_reason(opened: Open, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime_genai")
     with pytest.raises(RuntimeUnavailable, match="is not a pack"):
@@ -88,8 +81,6 @@ def test_graphs_that_genai_cannot_run_are_refused_before_it_sees_them(pack: Path
     folder = GenaiFolder(tmp_path, context=CONTEXT, ends=[0])
     joined = {name: replace(graph, capabilities=("concat",)) for name, graph in entry.graphs.items()}
     for odd in (replace(entry, window=64), replace(entry, graphs={}), replace(entry, graphs=joined)):
-        with pytest.raises(CapabilityError, match="give --against-genai TARGET,DRAFT"):
+        with pytest.raises(CapabilityError, match="has no graph that onnxruntime-genai can run"):
             folder.add_model("target", odd, pack, threads=1)
-    with pytest.raises(ManifestError, match="is not a folder of onnxruntime-genai's builder"):
-        folder.add_folder("target", pack, threads=1)
     assert list(tmp_path.iterdir()) == []
