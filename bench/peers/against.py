@@ -13,9 +13,9 @@ from edgedecode.decoding.model import LanguageModel
 
 from ..report.bench_tables import Report
 from ..settings import Settings
-from .peer import PEERS, PLAIN_MODE, kind_of
+from .peer import PEERS, PLAIN_MODE, PeerOrder, kind_of
 from .peer_comparison import REHEARSED, closing, compare
-from .peer_process import PeerOrder, PeerProcess
+from .peer_process import PeerProcess
 from .peer_results import Comparison
 from .peer_table import notes, show_peer
 

@@ -16,6 +16,7 @@ from edgedecode.errors import CapabilityError
 from edgedecode.pack.manifest import Manifest
 
 from .genai_folder import GenaiFolder, import_genai, open_genai
+from .peer import PeerOrder
 
 __all__ = ["GenaiPeer"]
 
@@ -41,24 +42,19 @@ _DRAFTS: dict[str, dict[str, object]] = {
 class GenaiPeer:
     """Answers with a `Generator`, arg-max, over the pack's own graphs and weights."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        threads: int,
-        draft_threads: int,
-        kv_type: str,
-        capacity: int,
-        ends: Sequence[int],
-    ) -> None:
-        if kv_type not in (KV_TYPE, "float16"):  # float16: ours is llama.cpp's default there, not what was asked for
-            raise CapabilityError(f"it keeps keys and values in {KV_TYPE}, this run in {kv_type}")
+    def __init__(self, order: PeerOrder) -> None:
+        if order.kv_type not in (
+            KV_TYPE,
+            "float16",
+        ):  # float16: ours is llama.cpp's default there, not what was asked for
+            raise CapabilityError(f"it keeps keys and values in {KV_TYPE}, this run in {order.kv_type}")
         self._genai = import_genai()
-        self._capacity = capacity
+        self._capacity = order.capacity
         with tempfile.TemporaryDirectory(dir=cache_folder("peers"), ignore_cleanup_errors=True) as name:
-            folder = GenaiFolder(Path(name), context=capacity, ends=ends)
+            folder = GenaiFolder(Path(name), context=order.capacity, ends=order.ends)
+            root = Path(order.root)
             manifest = Manifest.load(root)
-            for role, count in (("target", threads), ("draft", draft_threads)):
+            for role, count in (("target", order.threads), ("draft", order.draft_threads)):
                 if role in manifest.models:
                     folder.add_model(role, manifest.located(role), root, threads=count)
             self._target = open_genai(self._genai, folder.path)
@@ -68,7 +64,8 @@ class GenaiPeer:
         self.modes = tuple(self._options)
         self.setting = (
             f"onnxruntime-genai {version('onnxruntime-genai')}, Generator over the graphs and weights of the pack, "
-            f"threads: target {threads}, draft {draft_threads if drafts else 'none'}, {KV_TYPE} keys and values"
+            f"threads: target {order.threads}, draft {order.draft_threads if drafts else 'none'}, "
+            f"{KV_TYPE} keys and values"
         )
 
     def answer(self, mode: str, prompt: Sequence[int], *, count: int, read: Callable[[int], None]) -> Sequence[int]:

@@ -16,6 +16,8 @@ from edgedecode.runtimes.llama.files.cached_gguf import gguf_path
 from edgedecode.runtimes.llama.llama_engine import EXACT, KV_TYPES, Engine
 from edgedecode.runtimes.llama.llama_log import Untyped
 
+from .peer import PeerOrder
+
 __all__ = ["LlamaPeer"]
 
 PLAIN = "plain"
@@ -26,16 +28,8 @@ LOOKUP_LENGTHS = (2, 4, 8, 10)
 class LlamaPeer:
     """Answers with `Llama.generate` at temperature 0 on the pack's GGUF file."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        threads: int,
-        draft_threads: int,
-        kv_type: str,
-        capacity: int,
-        ends: Sequence[int],
-    ) -> None:
+    def __init__(self, order: PeerOrder) -> None:
+        root, kv_type = Path(order.root), order.kv_type
         if kv_type not in KV_TYPES:
             raise CapabilityError(f"llama.cpp keeps no keys and values in {kv_type}")
         path = gguf_path(Manifest.load(root).located("target"), root, name="target", budget=Budget())
@@ -46,9 +40,9 @@ class LlamaPeer:
         def opened(draft_model: Untyped) -> Untyped:
             return llama_cpp.Llama(
                 str(path),
-                n_ctx=capacity + LOOKUP_LENGTHS[-1] + 1,
-                n_threads=threads,
-                n_threads_batch=threads,
+                n_ctx=order.capacity + LOOKUP_LENGTHS[-1] + 1,
+                n_threads=order.threads,
+                n_threads_batch=order.threads,
                 type_k=KV_TYPES[kv_type],
                 type_v=KV_TYPES[kv_type],
                 flash_attn=kv_type != EXACT,
@@ -57,7 +51,7 @@ class LlamaPeer:
                 verbose=False,
             )
 
-        self._ends = frozenset(ends)
+        self._ends = frozenset(order.ends)
         self._lookup = LlamaPromptLookupDecoding()
         try:
             self._plain, self._speculative = opened(None), opened(self._lookup)
@@ -65,7 +59,7 @@ class LlamaPeer:
             raise RuntimeUnavailable(f"the class Llama does not open {path}: {error}") from None
         self.modes = (PLAIN, *(f"lookup {length}" for length in LOOKUP_LENGTHS))
         self.setting = (
-            f"llama-cpp-python {llama_cpp.__version__}, class Llama on the pack's GGUF file, {threads} threads, "
+            f"llama-cpp-python {llama_cpp.__version__}, class Llama on the pack's GGUF file, {order.threads} threads, "
             f"{kv_type} keys and values; speculation by prompt lookup only, it carries no draft model"
         )
 

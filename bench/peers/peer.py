@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-__all__ = ["PEERS", "PLAIN_MODE", "Answer", "Peer", "PeerFactory", "kind_of"]
+__all__ = ["PEERS", "PLAIN_MODE", "Answer", "Peer", "PeerFactory", "PeerOrder", "kind_of"]
 
 PEERS: Mapping[str, str] = {
     "genai": f"{__package__}.genai_peer:GenaiPeer",
@@ -62,24 +61,23 @@ class Peer(Protocol):
         ...
 
 
-class PeerFactory(Protocol):
-    """Opens a peer. Raises RuntimeUnavailable, CapabilityError or ManifestError with the reason."""
+@dataclass(frozen=True, slots=True)
+class PeerOrder:
+    """Which peer is opened, on which pack, with our threads."""
 
-    def __call__(
-        self,
-        root: Path,
-        *,
-        threads: int,
-        draft_threads: int,
-        kv_type: str,
-        capacity: int,
-        ends: Sequence[int],
-    ) -> Peer:
-        """Open the pack at `root`.
+    name: str
+    root: str
+    threads: int
+    draft_threads: int
+    kv_type: str
+    """How our runtime keeps keys and values."""
+    capacity: int
+    ends: tuple[int, ...]
+    """The ids that end a sequence."""
 
-        kv_type: how our runtime keeps keys and values. ends: the ids that end a sequence.
-        """
-        ...
+
+PeerFactory: TypeAlias = Callable[[PeerOrder], Peer]
+"""Opens a peer. Raises RuntimeUnavailable, CapabilityError or ManifestError with the reason."""
 
 
 def kind_of(mode: str) -> str:

@@ -9,14 +9,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from pkgutil import resolve_name
 from time import perf_counter
 from typing import Any, TextIO, cast
 
 from edgedecode import EdgeDecodeError, InputError
 
-from .peer import PEERS, Peer, PeerFactory
+from .peer import PEERS, Peer, PeerFactory, PeerOrder
 
 __all__ = ["main", "serve"]
 
@@ -31,7 +30,8 @@ def main() -> None:
 def serve(requests: TextIO, answers: TextIO, *, find: Callable[[str], PeerFactory]) -> None:
     """Open what the first line orders and answer each further line; one that fails says why and ends it."""
     try:
-        peer = _opened(json.loads(requests.readline()), find)
+        order = PeerOrder(**json.loads(requests.readline()))
+        peer = find(order.name)(order)
         _say(answers, setting=peer.setting, modes=list(peer.modes))
         for line in requests:
             _say(answers, **_answered(peer, json.loads(line)))
@@ -47,17 +47,6 @@ def _find(name: str) -> PeerFactory:
     if name not in PEERS:
         raise InputError(f"there is no peer {name!r}; there are: {', '.join(PEERS)}")
     return cast(PeerFactory, resolve_name(PEERS[name]))
-
-
-def _opened(order: dict[str, Any], find: Callable[[str], PeerFactory]) -> Peer:
-    return find(order["name"])(
-        Path(order["root"]),
-        threads=order["threads"],
-        draft_threads=order["draft_threads"],
-        kv_type=order["kv_type"],
-        capacity=order["capacity"],
-        ends=order["ends"],
-    )
 
 
 def _answered(peer: Peer, request: dict[str, Any]) -> dict[str, object]:

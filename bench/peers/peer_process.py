@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -16,32 +16,13 @@ from typing import Any
 from edgedecode import RuntimeUnavailable
 from edgedecode.engines.child import child_command, signal_name
 
-from .peer import Answer
+from .peer import Answer, PeerOrder
 
-__all__ = ["PeerOrder", "PeerProcess"]
+__all__ = ["PeerProcess"]
 
 OPEN_SECONDS = 600.0
 ANSWER_SECONDS = 300.0
-_ENVIRONMENT = {
-    "GGML_NO_BACKTRACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "PYTHONWARNINGS": "ignore",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TRANSFORMERS_VERBOSITY": "error",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class PeerOrder:
-    """Which peer is opened, on what: see `PeerFactory`."""
-
-    name: str
-    root: str
-    threads: int
-    draft_threads: int
-    kv_type: str
-    capacity: int
-    ends: tuple[int, ...]
+_ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "PYTHONWARNINGS": "ignore"}
 
 
 class PeerProcess:

@@ -8,7 +8,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -17,9 +16,9 @@ import pytest
 from edgedecode import CapabilityError, Pair, RuntimeUnavailable, SamplingOptions, SessionOptions
 from edgedecode.bench.peers import peer_child as child
 from edgedecode.bench.peers.against import _answers, open_peers
-from edgedecode.bench.peers.peer import Answer, PeerFactory
+from edgedecode.bench.peers.peer import Answer, PeerFactory, PeerOrder
 from edgedecode.bench.peers.peer_comparison import REHEARSED, compare
-from edgedecode.bench.peers.peer_process import PeerOrder, PeerProcess
+from edgedecode.bench.peers.peer_process import PeerProcess
 from edgedecode.bench.peers.peer_results import OURS, SCHEDULED
 from edgedecode.bench.peers.peer_table import notes, show_peer
 from edgedecode.bench.settings import Settings
@@ -41,8 +40,8 @@ class Echo:
 
     modes = ("plain", "wide 2")
 
-    def __init__(self, root: Path, *, threads: int, **others: object) -> None:
-        self.setting = f"{root} with {threads} threads"
+    def __init__(self, order: PeerOrder) -> None:
+        self.setting = f"{order.root} with {order.threads} threads"
 
     def answer(self, mode: str, prompt: Sequence[int], *, count: int, read: Callable[[int], None]) -> Sequence[int]:
         read(2 if mode == "wide 2" else 1)
@@ -92,7 +91,7 @@ import os, sys, time
 from edgedecode.bench.peers import peer_child as child
 class Peer:
     setting, modes = "fake", ("plain", "die", "stop", "sleep")
-    def __init__(self, root, **options): os.write(1, b"native noise\\n")
+    def __init__(self, order): os.write(1, b"native noise\\n")
     def answer(self, mode, prompt, *, count, read):
         if mode == "die": os.kill(os.getpid(), 9)
         if mode == "stop": sys.stderr.write("first\\nlast words\\n"); sys.stderr.flush(); os._exit(3)

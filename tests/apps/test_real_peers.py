@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from edgedecode import CapabilityError, RuntimeUnavailable, SamplingOptions, SessionOptions, load
-from edgedecode.bench.peers.peer_process import PeerOrder, PeerProcess
+from edgedecode.bench.peers.peer import PeerOrder
+from edgedecode.bench.peers.peer_process import PeerProcess
 from edgedecode.pack.manifest import Manifest
 
 CONTEXT = 192
