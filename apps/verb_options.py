@@ -18,7 +18,7 @@ from edgedecode.pack.manifest import Generation
 from edgedecode.text.printable import checked_text
 
 from .interrupts import leaving_at_once
-from .notices import show_notices
+from .terminal import show_notices
 
 __all__ = ["add_pack_options", "add_session_options", "open_pair", "session_options", "system_messages"]
 

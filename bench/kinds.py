@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgedecode import Pair
-from edgedecode.apps.progress import progress
+from edgedecode.apps.terminal import progress
 from edgedecode.apps.verb_options import open_pair
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.integrity import pack_digest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -16,17 +15,12 @@ from edgedecode.memory import format_nbytes
 from edgedecode.text.printable import shown
 
 from ..machine import Machine, versions
-from ..notices import show_notices
+from ..terminal import show_notices, table_console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from .kernels import ModelKernels
+    from .pack_engines import ModelKernels
 
 __all__ = ["command"]
-
-PASTED_WIDTH = 150
-"""Columns where the output is not a terminal: a pasted table shall not be folded."""
 
 
 class DevicesCommand:
@@ -49,8 +43,7 @@ class DevicesCommand:
 
     def run(self, arguments: Namespace) -> int:
         from .device_probe import probe
-        from .engine_choices import explain
-        from .kernels import pack_kernels
+        from .pack_engines import explain, pack_kernels
 
         names = list(installed(RUNTIMES))
         if arguments.runtime is not None:
@@ -77,12 +70,6 @@ class DevicesCommand:
         return 0
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console() if sys.stdout.isatty() else Console(width=PASTED_WIDTH)
-
-
 def _show(machine: Machine, devices: list[Device], found: dict[str, str]) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -91,7 +78,7 @@ def _show(machine: Machine, devices: list[Device], found: dict[str, str]) -> Non
     for device in devices:
         available = Text("yes", style="green") if device.available else Text("no", style="red")
         table.add_row(device.runtime, device.provider, available, Text(device.reason or device.description))
-    console = _console()
+    console = table_console()
     console.print(table)
     console.print()
     console.print(f"{machine.processor}, {machine.cores} cores, {_memory(machine)}", highlight=False, markup=False)
@@ -113,7 +100,7 @@ def _show_kernels(kernels: list[ModelKernels]) -> None:
         bits = "the same at every width" if graph.row_invariant else "depend on the width"
         cells = (each.role, graph.graph, own, str(graph.matrices), bits, each.rest)
         table.add_row(*(Text(shown(cell)) for cell in cells))
-    console = _console()
+    console = table_console()
     console.print()
     console.print(table)
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 from edgedecode.pack.engine_equality import EXPECTED_BEYOND, Equality
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.text.printable import shown
 
+from ..terminal import table_console
 from .tally import noisier
 from .two_engines import Comparison
 
 __all__ = ["show_equality"]
 
-WIDTH = 150
-"""Columns where the output is not a terminal: a table that is pasted somewhere shall not be folded."""
 NAMED = 10
 """Prompts beyond the noise that are named."""
 _NAME_LENGTH = 60
@@ -22,10 +19,9 @@ _NAME_LENGTH = 60
 
 def show_equality(role: str, entry: ModelEntry, equality: Equality, comparison: Comparison) -> None:
     """Print what was found of one model: conditions, counts, and the prompts whose gap exceeds the noise."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    console = table_console()
     engines = ", ".join(f"{name} ({versions})" for name, versions in equality.engines.items())
     console.print(shown(f"{role}, {quantization(entry)}: {engines}"), highlight=False, markup=False)
     table = Table(box=None, pad_edge=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,23 +13,24 @@ from pathlib import Path
 
 from edgedecode import InputError, Message, load
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.errors import CapabilityError
+from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.pack.engine_equality import Equality
-from edgedecode.pack.hub import find_pack
-from edgedecode.pack.manifest import Manifest
+from edgedecode.pack.gate import is_downloaded
+from edgedecode.pack.hub import BUNDLED_PACK, find_pack
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.pack.pack_lock import changing, replace_manifest
 from edgedecode.text.prompts import Prompt, read_prompts
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..bundled_prompts import bundled_prompts
 from ..interrupts import leaving_at_once
 from ..machine import engine_versions
-from ..progress import progress
+from ..terminal import progress
 from .equality_report import show_equality
-from .saving import save_equality, saves_by_itself
 from .tally import equality_of
 from .two_engines import EncodedPrompt, Opener, Setting, compare_engines
 
-__all__ = ["run_equality"]
+__all__ = ["run_equality", "save_equality"]
 
 EQUAL, DIFFERENT = 0, 1
 
@@ -41,7 +43,7 @@ def run_equality(arguments: Namespace) -> int:
     roles = _roles(arguments.role, manifest)
     encoded = _encoded(prompts, arguments)
     found = {role: _compared(role, encoded, manifest=manifest, arguments=arguments) for role in roles}
-    saves = saves_by_itself(root) if arguments.save is None else arguments.save
+    saves = _saves_by_itself(root) if arguments.save is None else arguments.save
     if saves:
         save_equality(root, found)
     equal = all(equality.equal for equality in found.values())
@@ -49,6 +51,27 @@ def run_equality(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps(_json(found, root=root, saved=saves)))
     return EQUAL if equal else DIFFERENT
+
+
+def _saves_by_itself(root: Path) -> bool:
+    """Tell whether a pack's manifest is the user's own to write: not the package's, not another's from the hub."""
+    ours = root.resolve() == BUNDLED_PACK.resolve() or is_downloaded(root)
+    return not ours and os.access(root, os.W_OK) and os.access(root / MANIFEST_NAME, os.W_OK)
+
+
+def save_equality(root: Path, found: Mapping[str, Equality]) -> None:
+    """Write what was found of each role into the manifest. Raises ManifestError where that cannot be written."""
+    path = root / MANIFEST_NAME
+    try:
+        with changing(root):
+            value = json.loads(path.read_text(encoding="utf-8"))  # keys that only a newer version knows stay
+            for role, equality in found.items():
+                value["models"][role]["equality"] = asdict(equality)
+            replace_manifest(root, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise ManifestError(
+            f"the result cannot be kept in {path} ({error.strerror or error}): give --no-save"
+        ) from None
 
 
 def _compared(role: str, prompts: Sequence[EncodedPrompt], *, manifest: Manifest, arguments: Namespace) -> Equality:

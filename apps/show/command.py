@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -13,12 +12,9 @@ from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
 
-from ..progress import progress
+from ..terminal import progress, table_console
 
 __all__ = ["command"]
-
-_PASTED_WIDTH = 150
-"""Columns where the output is not a terminal: a pasted table shall not be folded."""
 
 
 class ShowCommand:
@@ -47,11 +43,9 @@ class ShowCommand:
 
 
 def _show(manifest: Manifest, root: Path) -> None:
-    from rich.console import Console
-
     from .manifest_tables import adapter_table, file_table, graph_table, model_table, pack_table
 
-    console = Console() if sys.stdout.isatty() else Console(width=_PASTED_WIDTH)
+    console = table_console()
     console.print(pack_table(manifest, root))
     for role, entry in manifest.models.items():
         console.print()

@@ -11,10 +11,9 @@ from rich.text import Text
 from edgedecode.memory import format_nbytes
 from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay
 from edgedecode.pack.engine_equality import Equality
-from edgedecode.pack.manifest import Graph, Manifest, ModelEntry
+from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimEntry
+from edgedecode.pack.trim_report import TrimCategory
 from edgedecode.text.printable import shown
-
-from .trim_table import trim_rows
 
 __all__ = ["adapter_table", "file_table", "graph_table", "model_table", "pack_table"]
 
@@ -76,7 +75,7 @@ def model_table(manifest: Manifest, role: str) -> Table:
             **({} if entry.activations is None else dict(_activations(entry.activations))),
             "kernel noise": _noise(entry),
             **({} if entry.equality is None else {"engines": _equality(entry.equality)}),
-            **({} if entry.trim is None else dict(trim_rows(entry.trim, rows=entry.rows))),
+            **({} if entry.trim is None else dict(_trim(entry.trim, rows=entry.rows))),
             **{f"note {number}": note for number, note in enumerate(entry.notes, start=1)},
         }
     )
@@ -159,6 +158,31 @@ def _activations(found: ActivationsEntry) -> Iterator[tuple[str, str]]:
         yield "same token", f"leads as with float activations: {same}"
     if times := [f"{title} {_times(way)}" for title, way in ways.items() if way.step_ms is not None]:
         yield "one row", ", ".join(times)
+
+
+def _trim(trim: TrimEntry, *, rows: int) -> Iterator[tuple[str, str]]:
+    """Yield title and content: its size, what it was worth on each category, and where it loses."""
+    advice = "recommended" if trim.recommended else "not recommended"
+    measured = f" on {trim.runtime}" if trim.runtime else ""
+    step = "" if trim.step_share is None else f", a draft step takes {1 - trim.step_share:.1%} less"
+    counted = f", counted: {trim.calibration}" if trim.calibration else ""
+    yield "trim", f"{trim.size} of {rows} ids, {advice}{measured}{step}{counted}"
+    for name, found in (trim.categories or {}).items():
+        yield f"trim: {name}", _category(found, length=trim.length)
+    for number, warning in enumerate(trim.warnings, start=1):
+        yield f"trim warning {number}", warning
+
+
+def _category(found: TrimCategory, *, length: int) -> str:
+    speeds = ""
+    if found.speed_up is not None and found.speed_up_full is not None:
+        speeds = f"; S {found.speed_up:.2f}, whole {found.speed_up_full:.2f}"
+    if found.measured is not None and found.measured_full is not None:
+        speeds += f" (measured {found.measured:.2f}, {found.measured_full:.2f})"
+    return (
+        f"{found.coverage:.1%} of {found.tokens} tokens kept; drafts of {length}: {found.acceptance:.2f} tokens a "
+        f"round, whole {found.acceptance_full:.2f}{speeds}"
+    )
 
 
 def _times(way: ActivationsWay) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from statistics import mean
 from typing import TypeAlias, TypeVar
 
+from edgedecode.apps.terminal import table_console
 from edgedecode.text.printable import shown_lines
 
 from ..measure.cost_meter import Costs
@@ -18,8 +18,6 @@ from .conditions import Conditions
 
 __all__ = ["Report", "ratio_cell"]
 
-WIDTH = 150
-"""Columns where the output is not a terminal: a table that is pasted somewhere shall not be folded."""
 _TEXT = {
     *("family", "arm", "best", "best fixed", "bound", "drafter", "other loop"),
     *("accepted up to position 1, 2, …", "rounds by drafter", "plain rounds and why"),
@@ -35,9 +33,7 @@ class Report:
     """Writes tables to standard output, each with its conditions."""
 
     def __init__(self, conditions: Conditions) -> None:
-        from rich.console import Console
-
-        self._console: Console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+        self._console = table_console()
         self._conditions = conditions
 
     def conditions(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode import CapabilityError, InputError
-from edgedecode.apps.progress import progress
+from edgedecode.apps.terminal import progress
 from edgedecode.cache import cache_folder, facts_key, user_cache
 from edgedecode.errors import ManifestError
 from edgedecode.memory import format_nbytes, parse_nbytes

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.apps.notices import show_notices
-from edgedecode.apps.progress import progress
+from edgedecode.apps.terminal import progress, show_notices
 from edgedecode.cli import main
 from edgedecode.user_notices import NOTICES, work
 

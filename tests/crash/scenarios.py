@@ -112,7 +112,7 @@ def timed(work: Path) -> None:
 
 def compared(work: Path) -> None:
     """As `eval --equality` ends."""
-    from edgedecode.apps.eval.saving import save_equality
+    from edgedecode.apps.eval.evaluation import save_equality
     from edgedecode.pack.engine_equality import Equality
 
     found = Equality(
