@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from edgedecode.engines.engine_factory import GraphKernels, Refusal
 from edgedecode.engines.interface import Device
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.memory import Budget, Lease
-from edgedecode.pack.manifest import ModelEntry
+from edgedecode.pack.manifest import Graph, ModelEntry
 
 from ..threads import default_threads, most_threads
 from .concat.concat_model import CONCAT, ConcatModel
@@ -29,7 +30,7 @@ from .kernels.draw import NativeRowDraw
 from .kernels.serving import Served, explain, serve
 from .kernels.thread_choice import kept_choice
 from .kernels.trial import kernels_line, load_kernels
-from .onnx_footprint import ENGINE_NBYTES, plan_footprint, plan_own_footprint, rows_per_pass, widen_footprint
+from .onnx_footprint import ENGINE_NBYTES, Footprint, plan_footprint, plan_own_footprint, rows_per_pass, widen_footprint
 from .onnx_model import OnnxModel
 from .providers import PROVIDERS, Provider, choose_provider
 from .trimmed_head import read_trimmed
@@ -134,26 +135,12 @@ class OnnxRuntime:
         path, weights = root / graph.file, root / entry.weights
         engine_threads = threads or default_threads(file_nbytes(weights))
         concat = CONCAT in graph.capabilities
-        adapters = "lora" in graph.capabilities
-        sizes = {"weights_nbytes": file_nbytes(weights), "graph_nbytes": file_nbytes(path)}
         served: Served | None = None
         if chosen.own_kernels and not concat:
-            rows = rows_per_pass(entry, adapters=adapters)
-            with budget.reserve(f"graph:{name}", GRAPH_COPIES * sizes["graph_nbytes"]):
+            rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
+            with budget.reserve(f"graph:{name}", GRAPH_COPIES * file_nbytes(path)):
                 served = serve(entry, path, root=root, threads=threads or most_threads(), rows=rows)
-        if served is not None:
-            footprint = plan_own_footprint(
-                entry,
-                **sizes,
-                tiles_nbytes=served.nbytes,
-                scratch_nbytes=served.scratch_nbytes,
-                adapters=adapters,
-                all_ours=served.rewritten.row_invariant,
-            )
-        else:
-            footprint = plan_footprint(entry, **sizes, adapters=adapters)
-        if concat:
-            footprint = widen_footprint(footprint, entry)
+        footprint = _planned(entry, graph, root, served)
         with ExitStack() as undo:  # gives every lease back when a later step fails
             code = self._code.get(budget) or undo.enter_context(
                 budget.reserve("engine code", ENGINE_NBYTES, fixed=True)
@@ -183,20 +170,10 @@ class OnnxRuntime:
             else:
                 replaced = None if served is None else served.rewritten.biases
                 check_contract(session, entry, graph, path=path, replaced=replaced)
-            card = ModelCard(
-                name=name,
-                rows=entry.rows,
-                vocabulary_size=min(entry.rows, vocabulary_size),
-                context=entry.context,
-                tree="tree" in graph.capabilities,
-                kv_type=graph.kv_type,
-                hidden_size=entry.hidden_size if "hidden" in graph.capabilities else 0,
-                lora_rank=graph.lora_rank,
-                lora_modules=graph.lora_modules,
+            card = replace(
+                _card(entry, graph, name=name, vocabulary_size=vocabulary_size),
                 row_invariant=invariant,
-                kernel_noise=entry.kernel_noise,
                 kernels="" if served is None else served.library.instruction_set,
-                notes=entry.notes,
                 weights_nbytes=footprint.weights_nbytes,
                 threads=most_threads() if chooses else engine_threads,
             )
@@ -229,6 +206,40 @@ class OnnxRuntime:
             kept = kept_choice([digest, graph.file, str(self.engine_version()), build])
             model.choose_threads(kept, otherwise=engine_threads)
         return model
+
+
+def _planned(entry: ModelEntry, graph: Graph, root: Path, served: Served | None) -> Footprint:
+    """Return what the model takes, with our kernels or the engine's."""
+    sizes = {"weights_nbytes": file_nbytes(root / entry.weights), "graph_nbytes": file_nbytes(root / graph.file)}
+    adapters = "lora" in graph.capabilities
+    if served is None:
+        footprint = plan_footprint(entry, **sizes, adapters=adapters)
+        return widen_footprint(footprint, entry) if CONCAT in graph.capabilities else footprint
+    return plan_own_footprint(
+        entry,
+        **sizes,
+        tiles_nbytes=served.nbytes,
+        scratch_nbytes=served.scratch_nbytes,
+        adapters=adapters,
+        all_ours=served.rewritten.row_invariant,
+    )
+
+
+def _card(entry: ModelEntry, graph: Graph, *, name: str, vocabulary_size: int) -> ModelCard:
+    """Return what the manifest says of the model; how it runs here is not in it."""
+    return ModelCard(
+        name=name,
+        rows=entry.rows,
+        vocabulary_size=min(entry.rows, vocabulary_size),
+        context=entry.context,
+        tree="tree" in graph.capabilities,
+        kv_type=graph.kv_type,
+        hidden_size=entry.hidden_size if "hidden" in graph.capabilities else 0,
+        lora_rank=graph.lora_rank,
+        lora_modules=graph.lora_modules,
+        kernel_noise=entry.kernel_noise,
+        notes=entry.notes,
+    )
 
 
 def _free_nbytes(budget: Budget, own: Sequence[Lease]) -> int | None:
