@@ -84,7 +84,7 @@ def test_a_file_that_somebody_touched_is_hashed_and_kept(
     (path,) = cache.glob("*.gguf")
     path.touch()
     assert path_of(bundled) == path
-    monkeypatch.setattr(first_use, "file_sha256", None)
+    monkeypatch.setattr("edgedecode.runtimes.kept_files.file_sha256", None)
     assert path_of(bundled) == path, "and not hashed again"
 
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
 import edgedecode
-from edgedecode.cache import aside, cache_folder, facts_key, keep_json, kept_json, user_cache
+from edgedecode.cache import aside, cache_folder, facts_key, user_cache
 from edgedecode.engines.child import ask_child, child_command, tell_parent
 from edgedecode.engines.registry import find_maker
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, ManifestError
 from edgedecode.memory import Budget, Lease, size_option
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import VERSION, Manifest, ModelEntry
-from edgedecode.schedule.checked_numbers import mapping
 from edgedecode.user_notices import notice
+
+from ...kept_files import is_whole, owner_of, record_whole
 
 __all__ = ["Recipe", "gguf_key", "gguf_path", "kept_file", "write_made"]
 
@@ -31,23 +32,6 @@ CHILD_NBYTES = 44 * 2**20
 TOKEN_NBYTES = 1500
 """A child's memory: the interpreter with its libraries, and what a token and its merges take (measured: 56 MB with
 8,192 tokens)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """What is known of a made file: whose it is, its content, and a stamp that changes when somebody touches it."""
-
-    pack: str
-    sha256: str
-    stamp: str
-
-    @classmethod
-    def load(cls, path: Path) -> _Record | None:
-        try:
-            value = mapping(kept_json(path))
-            return cls(pack=str(value["pack"]), sha256=str(value["sha256"]), stamp=str(value["stamp"]))
-        except (OSError, ValueError, KeyError):
-            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +76,7 @@ def kept_file(key: str, recipe: Recipe, *, budget: Budget) -> Path:
     if folder is None:
         raise _unkept(recipe.name, f"the cache {user_cache()} cannot be written")
     path = folder / f"{key}.gguf"
-    if not _is_whole(path):
+    if not is_whole(path):
         _make(path, recipe, budget=budget)
     return path
 
@@ -131,7 +115,7 @@ def _make(path: Path, recipe: Recipe, *, budget: Budget) -> None:
             with _room(recipe, budget=budget):
                 recipe.make(fresh)
             sha256 = file_sha256(fresh)
-        _store(path, _Record(recipe.owner, sha256, _stamp(path)))
+        record_whole(path, sha256, owner=recipe.owner)
     except OSError as error:
         raise _unkept(name, error.strerror or str(error)) from None
     _prune(path, recipe.owner)
@@ -182,35 +166,10 @@ def gguf_key(manifest: Manifest, root: Path, role: str) -> str:
     return facts_key(VERSION, edgedecode.__version__, *digests)
 
 
-def _is_whole(path: Path) -> bool:
-    """Tell whether the file is what was made: by its stamp, else by its content."""
-    record = _Record.load(path.with_suffix(".json"))
-    with suppress(OSError, ManifestError):
-        if record is None:
-            return False
-        if (stamp := _stamp(path)) == record.stamp:
-            return True
-        if file_sha256(path) == record.sha256:
-            _store(path, _Record(record.pack, record.sha256, stamp))
-            return True
-    return False
-
-
-def _stamp(path: Path) -> str:
-    found = path.stat()
-    return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ino}"
-
-
-def _store(path: Path, record: _Record) -> None:
-    """Keep the record; without one the file is made again."""
-    keep_json(path.with_suffix(".json"), asdict(record))
-
-
 def _prune(path: Path, owner: str) -> None:
     """Remove what was made of an earlier state of the same pack."""
     for record in path.parent.glob("*.json"):
-        known = _Record.load(record)
-        if record.stem != path.stem and known is not None and known.pack == owner:
+        if record.stem != path.stem and owner_of(record) == owner:
             with suppress(OSError):
                 record.with_suffix(".gguf").unlink(missing_ok=True)
                 record.unlink(missing_ok=True)

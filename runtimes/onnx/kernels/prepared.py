@@ -7,7 +7,6 @@ size and time afterwards. Where it cannot be kept, the tiles are made in memory.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import sha256
@@ -18,11 +17,11 @@ import numpy.typing as npt
 
 from edgedecode.cache import aside, cache_folder, facts_key, keep_json, kept_json
 from edgedecode.errors import ManifestError
-from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import Manifest
 from edgedecode.schedule.checked_numbers import mapping
 from edgedecode.user_notices import notice, work
 
+from ...kept_files import is_whole, record_whole
 from .library import ANY_FINDING, KernelLibrary
 from .products import Stored, tile_offsets
 
@@ -97,7 +96,7 @@ def prepare_tiles(
     if folder is not None:
         path = folder / f"{_key(stored, digest)}{_TILES}"
         try:
-            if not _is_sound(path, tiles_nbytes(library, stored)):
+            if not is_whole(path):
                 _make(library, stored, path, release=release)
             return np.memmap(path, np.uint8, "r")
         except (OSError, ValueError) as error:  # a full or read-only disk, a file that was cut off meanwhile
@@ -124,24 +123,6 @@ def _key(stored: Sequence[Stored], digest: str) -> str:
     return facts_key(*facts)
 
 
-def _is_sound(path: Path, nbytes: int) -> bool:
-    record = path.with_suffix(".json")
-    try:
-        known = mapping(kept_json(record))
-        stamp = _stamp(path)
-        if known["stamp"] == stamp:
-            return True
-        if path.stat().st_size == nbytes and file_sha256(path) == known["sha256"]:
-            keep_json(record, {"sha256": known["sha256"], "stamp": stamp})
-            return True
-        notice(f"the prepared weights {path} are damaged and are made again")
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, ManifestError):
-        notice(f"the prepared weights {path} cannot be read and are made again")
-    return False
-
-
 def _make(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, release: Callable[[], None]) -> None:
     nbytes = tiles_nbytes(library, stored)
     bar: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda amount: None)
@@ -158,8 +139,7 @@ def _make(library: KernelLibrary, stored: Sequence[Stored], path: Path, *, relea
             advance(tiles.nbytes / 1e6)
         file.flush()
         os.fsync(file.fileno())
-        stamp = _stamp(fresh)
-    keep_json(path.with_suffix(".json"), {"sha256": digest.hexdigest(), "stamp": stamp})
+    record_whole(path, digest.hexdigest())
 
 
 def _remove_stale(folder: Path) -> None:
@@ -170,8 +150,3 @@ def _remove_stale(folder: Path) -> None:
         with suppress(OSError):
             path.unlink()
             path.with_suffix(".json").unlink(missing_ok=True)
-
-
-def _stamp(path: Path) -> str:
-    status = path.stat()
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino if sys.platform != 'win32' else 0}"

@@ -1,0 +1,53 @@
+"""Large files in the user's cache, each beside a record of its content: they are whole or made again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from edgedecode.cache import keep_json, kept_json
+from edgedecode.errors import ManifestError
+from edgedecode.pack.integrity import file_sha256
+from edgedecode.schedule.checked_numbers import mapping
+from edgedecode.user_notices import notice
+
+__all__ = ["is_whole", "owner_of", "record_whole"]
+
+
+def is_whole(path: Path) -> bool:
+    """Tell whether a file is what was recorded: by its size and times, else by its content. Says so where it is not."""
+    try:
+        known = mapping(kept_json(_record(path)))
+        if known["stamp"] == _stamp(path):
+            return True
+        if file_sha256(path) == known["sha256"]:
+            record_whole(path, str(known["sha256"]), owner=str(known.get("owner", "")))
+            return True
+        notice(f"{path} is damaged and is made again")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, ManifestError):
+        notice(f"{path} or its record cannot be read: it is made again")
+    return False
+
+
+def record_whole(path: Path, sha256: str, *, owner: str = "") -> None:
+    """Record a file that was written in full. owner: whose it is; a later file of theirs may replace it."""
+    keep_json(_record(path), {"sha256": sha256, "stamp": _stamp(path), "owner": owner})
+
+
+def owner_of(path: Path) -> str:
+    """Return the recorded owner of a file; empty where there is none."""
+    try:
+        return str(mapping(kept_json(_record(path))).get("owner", ""))
+    except (OSError, ValueError):
+        return ""
+
+
+def _record(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def _stamp(path: Path) -> str:
+    found = path.stat()
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino if sys.platform != 'win32' else 0}"
