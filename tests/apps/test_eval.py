@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from edgedecode import ContextExceeded, InputError, Pair
-from edgedecode.apps.eval import evaluation as run_module
-from edgedecode.apps.eval import saving
+from edgedecode.apps.eval import evaluation
 from edgedecode.apps.eval.tally import PromptEquality, equality_of
 from edgedecode.apps.eval.two_engines import Comparison, EncodedPrompt, Setting, compare_engines
 from edgedecode.cli import main
@@ -212,7 +211,7 @@ def engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Tables
         runtimes = TableRuntime({"target": own[runtime], "draft": own[runtime]}, context=512)
         return Pair(pair.manifest, tmp_path, tokenizer=pair.tokenizer, runtime=runtimes, budget=Budget())
 
-    monkeypatch.setattr(run_module, "load", load)
+    monkeypatch.setattr(evaluation, "load", load)
     return own
 
 
@@ -289,7 +288,7 @@ def test_an_interrupt_leaves_the_pack_as_it_was(
     monkeypatch.setattr("edgedecode.pack.pack_lock.os.fsync", interrupted)
     equality = summed(compared(tables(), tables())[0])
     with pytest.raises(KeyboardInterrupt):
-        saving.save_equality(tmp_path, {"target": equality})
+        evaluation.save_equality(tmp_path, {"target": equality})
     assert (tmp_path / MANIFEST_NAME).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [MANIFEST_NAME]
 
@@ -297,7 +296,7 @@ def test_an_interrupt_leaves_the_pack_as_it_was(
 def test_the_bundled_pack_is_written_only_when_asked(
     engines: dict[str, Tables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving, "BUNDLED_PACK", tmp_path)
+    monkeypatch.setattr(evaluation, "BUNDLED_PACK", tmp_path)
     assert evaluate(tmp_path, "--role", "target") == 0
     assert Manifest.load(tmp_path).models["target"].equality is None
     assert evaluate(tmp_path, "--role", "target", "--save") == 0
