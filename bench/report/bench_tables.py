@@ -71,9 +71,13 @@ class Report:
     def costs(self, costs: Costs) -> None:
         """Show the cost curve."""
         widths = costs.target_seconds
-        curves = {"c(n)": [costs.c(n) for n in widths]}
-        curves |= {f"behind {head} steps": [costs.c(n, head) for n in widths] for head in costs.drafts}
-        curves["1/c(n)"] = [1 / costs.c(n) for n in widths]
+        curves = {"c(n)": {n: costs.c(n) for n in widths}}
+        curves |= {f"behind {head} steps": {n: costs.c(n, head) for n in widths} for head in costs.drafts}
+        curves["1/c(n)"] = {n: 1 / costs.c(n) for n in widths}
+
+        def at(width: int) -> Callable[[str], str]:
+            return lambda curve: f"{curves[curve][width]:.2f}"
+
         note = "".join(
             f"{head}: d = {costs.d(head):.3f}, a draft step behind a target pass is {_ms(draft.first_seconds)} ms, "
             f"behind another step {_ms(draft.next_seconds)} ms\n"
@@ -85,9 +89,8 @@ class Report:
         self.table(
             f"Cost of a target pass at {costs.context} tokens of context, medians of {costs.samples}, "
             f"one token = {_ms(costs.step_seconds)} ms",
-            {"n": str, **dict.fromkeys(map(str, widths), str)},
-            (),
-            summaries=[(name, *(f"{value:.2f}" for value in curve)) for name, curve in curves.items()],
+            {"n": str, **{str(width): at(width) for width in widths}},
+            curves,
             note=note,
         )
 
