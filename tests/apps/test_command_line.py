@@ -306,7 +306,7 @@ def test_ctrl_c_while_loading_is_one_line() -> None:
     code = """
 import os, signal, sys
 from edgedecode import cli
-from edgedecode.apps import options
+from edgedecode.apps import verb_options
 
 def load(*words, **options):
     try:
@@ -315,7 +315,7 @@ def load(*words, **options):
     except KeyboardInterrupt:
         raise ImportError("initialization failed") from None
 
-options.load = load
+verb_options.load = load
 sys.exit(cli.main(["generate", "-p", "x"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
