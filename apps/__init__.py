@@ -1,1 +1,1 @@
-"""Programs over the public API; the only ring that prints."""
+"""Programs over the public API: the verbs of the command line."""

@@ -1,1 +1,1 @@
-"""Plain and speculative decoding, measured interleaved."""
+"""The verb `bench`, for developers: plain and speculative decoding, measured interleaved. May import every ring."""

@@ -1,1 +1,1 @@
-"""What a bench run shows: its conditions, tables, a drawing."""
+"""What a bench run shows: its conditions and tables."""
