@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgedecode import Pair
-from edgedecode.apps.terminal import progress
+from edgedecode.apps.terminal import progress, show_notices
 from edgedecode.apps.verb_options import open_pair
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.integrity import pack_digest
@@ -64,6 +64,7 @@ def run(arguments: Namespace) -> int:
     check_names(arguments.against)
     prompts = read_choices(arguments)
     if arguments.scale is not None:
+        show_notices()  # it may have to wait for another bench
         arguments.model = str(scaled_pack(arguments))
     with open_pair(arguments, wrap=TimedRuntime) as pair:
         if not arguments.calibrate:  # a measurement begins afresh, and prompts of a bench are nobody's experience

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
 
 from edgedecode.cache import cache_folder
-from edgedecode.locks import FOLDER, Lock, take_lock, wait_for_lock
+from edgedecode.locks import FOLDER, wait_for_lock
 
 __all__ = ["one_at_a_time"]
 
@@ -18,16 +16,9 @@ __all__ = ["one_at_a_time"]
 def one_at_a_time() -> Iterator[None]:
     """Hold the machine's bench lock. Where there are no file locks, or no cache folder, nothing is held."""
     folder, lock = cache_folder(FOLDER), None
+    waiting = "waiting for another bench on this machine to end"
     if folder is not None:
         with suppress(OSError):
-            lock = _taken(folder / "bench")
+            lock = wait_for_lock(folder / "bench", seconds=math.inf, waiting=waiting)
     with lock or nullcontext():
         yield
-
-
-def _taken(path: Path) -> Lock | None:
-    lock = take_lock(path)
-    if lock is None:
-        print("waiting for another bench on this machine to end", file=sys.stderr, flush=True)
-        lock = wait_for_lock(path, seconds=math.inf)
-    return lock
