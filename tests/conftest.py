@@ -24,7 +24,7 @@ settings.load_profile("edgedecode")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache of the tests' own, for child processes too: the user's is neither read nor changed."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:

@@ -134,15 +134,15 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_refused(name: str, model: Path, tmp_path: Path, cache: Path) -> None:
+def test_refused(name: str, model: Path, tmp_path: Path, own_cache: Path) -> None:
     spoil, message = CASES[name]
     spoil(model)
-    kept = set((cache / "exports").glob("*"))  # of other tests, which interrupt exports
+    kept = set((own_cache / "exports").glob("*"))  # of other tests, which interrupt exports
     with pytest.raises(EdgeDecodeError, match=message) as caught:
         export(model, tmp_path / "new" / "pack")
     assert "\n" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
-    assert set((cache / "exports").glob("*")) <= kept  # nothing that a later run would go on with
+    assert set((own_cache / "exports").glob("*")) <= kept  # nothing that a later run would go on with
 
 
 @pytest.mark.parametrize("spoil", [only_pickles, lacks_a_shard, damaged_config, configure(head_dim=24)])
