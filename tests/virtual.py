@@ -1,19 +1,29 @@
-"""A machine without noise: what rounds cost is a formula, what drafters say is a script, the policy is the real one."""
+"""A machine on which rounds cost what a formula says and drafters say what a script says, under the real `Drafting`."""
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from edgedecode.decoding.counterfactual import OpenOffers
-from edgedecode.decoding.drafts import Draft
-from edgedecode.decoding.policy import ASKED, NO_DRAFTER, FixedLength, Offer, Plan, Policy, RoundCost, Score, Signals
+import numpy as np
+
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafting import Drafting
+from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, TrimmedVocabulary
+from edgedecode.decoding.policy import WHOLE, FixedLength, Plan, Policy, RoundCost, Score, Signals
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
+from tests.toys import GREEDY
 
 Accepts = Callable[[int], bool]
 """position of the text → whether a draft of that token would be right"""
 
 STEP = 0.015
 """Seconds of a plain pass."""
+_ROWS = TargetRows(np.zeros((1, 2), np.float32), Sampler(GREEDY, vocabulary_size=2))
 
 
 def never(place: int) -> bool:
@@ -27,7 +37,8 @@ def always(place: int) -> bool:
 @dataclass(frozen=True)
 class Machine:
     """Costs in plain passes: a row more, a drafted token, a token read by the draft model, the host's round, and what
-    asking drafters adds to that."""
+    asking drafters adds to that. jitter: standard deviation of a pass's time, as a share. spikes: share of the passes
+    that take three times as long."""
 
     row: float = 0.35
     draft: float = 0.15
@@ -35,24 +46,120 @@ class Machine:
     host: float = 0.005
     asking: float = 0.01
     trimmed: float = 0.6
+    jitter: float = 0.0
+    spikes: float = 0.0
 
     def c(self, width: int) -> float:
         return 1 + self.row * (width - 1)
 
+    @property
+    def slowdown(self) -> float:
+        """What noise makes of a pass's time on average."""
+        return math.exp(self.jitter**2 / 2) * (1 + 2 * self.spikes)
+
+
+class Clock:
+    """Seconds that pass when a test says so; `noise` disturbs them as the machine does."""
+
+    def __init__(self, machine: Machine, seed: int = 0) -> None:
+        self.now = 0.0
+        self._machine, self._rng = machine, random.Random(seed)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, steps: float) -> None:
+        """Let so many plain passes' time go by."""
+        factor = 1.0
+        if self._machine.jitter or self._machine.spikes:
+            factor = math.exp(self._rng.gauss(0, self._machine.jitter))
+            factor *= 3 if self._rng.random() < self._machine.spikes else 1
+        self.now += steps * STEP * factor
+
+
+class Scripted:
+    """A drafter that is right where its script says so; `step` makes it one with a model of its own."""
+
+    nbytes = 0
+    vocabulary: TrimmedVocabulary | None = None
+
+    def __init__(self, name: str, accepts: Accepts, clock: Clock, *, match: int = 0, step: float = 0.0) -> None:
+        self.name, self.free = name, not step
+        self._accepts, self._clock, self._match, self._step = accepts, clock, match, step
+        self._read = 0
+
+    def begin(self, context: Sequence[int]) -> None:
+        self._read = 0
+
+    def unread(self, context: Sequence[int]) -> int:
+        return 0 if self.free else len(context) - self._read
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
+        place = len(context)
+        tokens = tuple(place + index if self._accepts(place + index) else -1 for index in range(min(limit, 16)))
+        if not self.free:
+            unread = self.unread(context)
+            read = min(unread, plan.read_max or unread)
+            self._clock.spend(max(0, read - 1) * self._clock._machine.read + len(tokens) * self._step)
+            self._read = place
+        return Draft(tokens, source=self.name, match=self._match)
+
+    def observe(self, context: Sequence[int], verdict: Verdict) -> None:
+        if verdict.draft.source == self.name:
+            self._read = len(context) - 1  # all but the target's own token was drafted, and so is read
+
+    def close(self) -> None: ...
+
+
+class ScriptedHead(Scripted):
+    """One of several heads of a draft model: what one reads the other has read."""
+
+    reading = "one for all"
+    others: Sequence[ScriptedHead] = ()
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
+        draft = super().propose(context, limit, rng, plan)
+        for other in self.others:
+            other._read = self._read
+        return draft
+
 
 @dataclass
 class Ride:
-    """What a run of the virtual machine was: its cost in plain passes, and every round's plan and acceptance."""
+    """What a run of the virtual machine was: its cost in plain passes, every plan, and every round's acceptance."""
 
     cost: float = 0.0
     plans: list[Plan] = field(default_factory=list)
-    signals: list[Signals] = field(default_factory=list)
+    calls: list[Signals | RoundCost] = field(default_factory=list)
+    """What the policy was shown, in order."""
+    scores: list[Sequence[Score]] = field(default_factory=list)
     rounds: list[tuple[int, str, int, int]] = field(default_factory=list)
     """Place in the text, drafter, drafted, accepted."""
 
     def used(self, drafter: str) -> list[int]:
         """Return the places at which this drafter drafted."""
         return [place for place, name, drafted, _ in self.rounds if name == drafter and drafted]
+
+
+class _Recorded:
+    """A policy whose calls are kept."""
+
+    def __init__(self, policy: Policy, ride: Ride) -> None:
+        self._policy, self._ride = policy, ride
+
+    def begin(self) -> int:
+        return self._policy.begin()
+
+    def plan(self, signals: Signals) -> Plan:
+        plan = self._policy.plan(signals)
+        self._ride.plans.append(plan)
+        self._ride.calls.append(signals)
+        return plan
+
+    def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
+        self._ride.calls.append(cost)
+        self._ride.scores.append(tuple(scores))
+        self._policy.observe(cost, scores)
 
 
 def ride(
@@ -65,90 +172,52 @@ def ride(
     trim: Accepts | None = None,
     match: int = 3,
     prompt: int = 32,
+    seed: int = 0,
 ) -> Ride:
     """Generate `tokens` tokens after a prompt: token i of the text is i, a wrong draft is -1.
 
     free, model, trim: whether the drafter is right at a place; None: there is no such drafter. The last is the model's
-    smaller head, which takes `machine.trimmed` of its time.
+    smaller head, which takes `machine.trimmed` of its time. seed: of the machine's noise.
     """
-    machine = machine or Machine()
-    result, offers, costs, scores, unread, rest = Ride(), OpenOffers(), list[RoundCost](), list[Score](), prompt, 0
-    text = list(range(prompt + 1))
-    models = {key: accepts for key, accepts in (("trim", trim), ("model", model)) if accepts is not None}
-    rounds, rested, end = 0, 0, prompt + tokens
+    machine, result = machine or Machine(), Ride()
+    clock = Clock(machine, seed)
+    drafters = _drafters(machine, clock, free=free, model=model, trim=trim, match=match)
+    chooses = not isinstance(policy, FixedLength)
+    recorded = _Recorded(policy, result)
+    drafting = Drafting(drafters, recorded, noise=Noise(0, stream=1), offers=chooses, clock=clock) if drafters else None
+    text, end = list(range(prompt + 1)), prompt + tokens
+    if drafting is not None:
+        drafting.begin(text)
     while len(text) < end:
-        rounds += 1
-        room = end - len(text) - 1
-        drafts = {} if free is None else {"free": _draft(free, text, min(room, 16), match)}
-        chosen, read, drafting = Draft(), 0, 0.0
-        name = NO_DRAFTER
-        if rest:
-            rest, rested = rest - 1, rested + 1
-        else:
-            rested = 0
-            name = NO_DRAFTER if isinstance(policy, FixedLength) else ASKED
-            signals = Signals(
-                round=rounds,
-                context_tokens=len(text),
-                remaining_tokens=room + 1,
-                offers=tuple(Offer(key, len(draft), draft.match) for key, draft in drafts.items() if len(draft)),
-                unread=tuple((key, unread) for key in models),
-                costs=tuple(costs),
-                scores=(*offers.settle(text), *scores),
-            )
-            costs.clear()
-            scores.clear()
-            plan = policy.plan(signals)
-            result.plans.append(plan)
-            result.signals.append(signals)
-            rest = plan.rest
-            for key, draft in drafts.items():
-                if len(draft):
-                    offers.add(key, draft, at=len(text))
-            length = min(plan.draft_max, room)
-            if length > 0 and plan.drafter == "free":
-                chosen, name = drafts["free"].cut(length), "free"
-            elif length > 0:
-                name = plan.drafter or NO_DRAFTER
-                read = min(unread, plan.read_max or unread)
-                chosen, unread = _draft(models[name], text, length, 0), 0
-                step = machine.draft * (machine.trimmed if name == "trim" else 1.0)
-                drafting = max(0, read - 1) * machine.read + len(chosen) * step
-        accepted = _accepted(chosen, text)
-        if chosen and len(models) > 1 and name in models:  # what the other head would have been worth
-            (other,) = models.keys() - {name}
-            scores.append(Score(other, len(chosen), _accepted(_draft(models[other], text, len(chosen), 0), text)))
-        cost = machine.c(1 + len(chosen))
-        host = machine.host + (machine.asking if name != NO_DRAFTER else 0.0)
-        result.cost += cost + drafting + host
-        result.rounds.append((len(text) - prompt - 1, name, len(chosen), accepted))
-        text += range(len(text), len(text) + accepted + 1)
-        unread = 1 if name in models else unread + accepted + 1
-        if rested > 1:  # as `Drafting` tells it: of a rest the first round, and how many followed
-            costs[-1] = replace(costs[-1], repeats=rested - 1)
-            continue
-        costs.append(
-            RoundCost(
-                width=1 + len(chosen),
-                pass_seconds=cost * STEP,
-                host_seconds=host * STEP,
-                drafter=name,
-                drafted=len(chosen),
-                accepted=accepted,
-                read=read,
-                draft_seconds=drafting * STEP,
-                match=chosen.match,
-            )
-        )
+        started, place = clock(), len(text)
+        asked = drafting if drafting is not None and drafting.asks() else None
+        draft = EMPTY_DRAFT if asked is None else asked.propose(text, room=end - place - 1)
+        clock.spend(machine.host + (machine.asking if asked is not None and chooses else 0.0))
+        proposed = clock()
+        clock.spend(machine.c(1 + len(draft)))
+        seconds = clock() - proposed
+        accepted = next((index for index, token in enumerate(draft.tokens) if token != place + index), len(draft))
+        emitted = tuple(range(place, place + accepted + 1))
+        outcome = Outcome.BONUS if accepted == len(draft) else Outcome.CORRECTION
+        verdict = Verdict(draft, emitted, tuple(range(accepted)), outcome, _ROWS)
+        text += emitted
+        if asked is not None:
+            asked.observe(text, verdict)
+        if drafting is not None and drafting.timed:
+            drafting.spent(verdict, pass_seconds=seconds, host_seconds=proposed - started)
+        name = draft.source if len(draft) else "none"
+        result.rounds.append((place - prompt - 1, name, len(draft), accepted))
+    if drafting is not None:
+        drafting.close()
+    result.cost = clock() / STEP
     return result
 
 
-def _draft(right: Accepts, text: Sequence[int], length: int, match: int) -> Draft:
-    place = len(text)
-    tokens = tuple(place + index if right(place + index) else -1 for index in range(length))
-    return Draft(tokens, match=match)
-
-
-def _accepted(draft: Draft, text: Sequence[int]) -> int:
-    place = len(text)
-    return next((index for index, token in enumerate(draft.tokens) if token != place + index), len(draft))
+def _drafters(
+    machine: Machine, clock: Clock, *, free: Accepts | None, model: Accepts | None, trim: Accepts | None, match: int
+) -> list[Drafter]:
+    steps = (("trim", trim, machine.draft * machine.trimmed), ("model", model, machine.draft))
+    heads = [ScriptedHead(name, accepts, clock, step=step) for name, accepts, step in steps if accepts is not None]
+    for head in heads:
+        head.others = heads
+    return [*([] if free is None else [Scripted("free", free, clock, match=match)]), *heads]

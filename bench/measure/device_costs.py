@@ -91,5 +91,5 @@ def _rounds(costs: Costs) -> list[RoundCost]:
         one = RoundCost(2, costs.target_seconds[2], drafter=drafter, drafted=1, read=1, draft_seconds=step)
         rounds.append(one)
         if costs.read_seconds is not None:
-            rounds.append(replace(one, read=READ, draft_seconds=READ * costs.read_seconds))
+            rounds.append(replace(one, read=READ, draft_seconds=step + (READ - 1) * costs.read_seconds))
     return rounds

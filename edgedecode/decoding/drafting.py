@@ -5,7 +5,7 @@ The loop knows one `Drafting`; the policy sees counts and measured times only (`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
@@ -22,17 +22,16 @@ from .verify import Verdict
 
 __all__ = ["Drafting"]
 
-REST_KEPT = 4
-"""Rounds at most that a new generation goes on resting, where the last one ended at rest: asking early costs most where
-answers are short."""
 _PLAIN = Plan(0)
+_RESTING = Plan(0, reason="nothing pays")
 
 
 class Drafting:
     """Drafters and the policy that chooses among them, for one session.
 
     offers: ask every free drafter each round and score what it says, as a choosing policy needs; False asks only the
-    drafter that the plan names. chains_only: refuse drafts that branch, since trees change the order of sums.
+    drafter that the plan names. chains_only: refuse drafts that branch, since trees change the order of sums. clock:
+    seconds, as the loop reads them.
     """
 
     def __init__(
@@ -43,6 +42,7 @@ class Drafting:
         noise: Noise,
         offers: bool = False,
         chains_only: bool = False,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         if not drafters:
             raise InputError("drafting needs a drafter: leave it out for plain decoding")
@@ -50,6 +50,7 @@ class Drafting:
         self.policy = policy
         self.plan = _PLAIN
         """The plan of the last round."""
+        self.clock = clock
         self._noise = noise
         self._first = drafters[0].name
         self._free = [drafter for drafter in drafters if drafter.free] if offers else []
@@ -57,20 +58,19 @@ class Drafting:
         self._branching = [drafter for drafter in drafters if isinstance(drafter, Branching)]  # asked once: it is slow
         self._chains_only = chains_only
         self._offers = OpenOffers()
-        self._costs: list[RoundCost] = []
-        self._end: Sequence[int] = ()
+        self._rest: RoundCost | None = None
+        """The first round of a rest: the policy is told when it is known how many followed."""
+        self._tokens: Sequence[int] = ()
         """The generation's tokens, which grow in place."""
         self._resting = self._rested = 0
         """Rounds at rest: those to come, and those of this rest so far."""
         self.timed = True
         """Whether the running round is to be told to `spent`: of a rest's rounds, which are alike, only the first."""
-        self._rounds = 0
-        """Rounds of this generation in which the policy was asked."""
         self._asked = NO_DRAFTER
         self._read = 0
         self._draft_seconds = 0.0
-        self._told: dict[str, RankRates] = {}
-        """The rates that the policy knows."""
+        self._known_rates: dict[str, RankRates] = {}
+        """The rates that the policy was shown."""
         self._heads = _other_heads(drafters) if offers else {}
         self._head_scores: list[Score] = []
         """What heads that did not draft would have been worth."""
@@ -82,11 +82,11 @@ class Drafting:
 
     def begin(self, tokens: Sequence[int]) -> None:
         """A generation starts after `tokens`."""
-        self._tell_the_rest()
+        self._end_rest()
         self._offers.clear()
         self._head_scores.clear()
-        self._resting, self._rested, self._rounds = min(self._resting, REST_KEPT), 0, 0
-        self.plan, self._end = _PLAIN, tokens
+        self._resting = self.policy.begin()
+        self.plan, self._tokens = _RESTING if self._resting else _PLAIN, tokens
         for drafter in self.drafters.values():
             drafter.begin(tokens)
 
@@ -107,9 +107,10 @@ class Drafting:
 
     def propose(self, tokens: Sequence[int], *, room: int) -> Draft:
         """Return the next round's draft of at most `room` tokens. Raises InputError for a drafter that gives more."""
+        self._end_rest()
+        self._tokens = tokens
         self._read, self._draft_seconds = 0, 0.0
         self._asked = ASKED
-        self._rounds += 1
         self._noise.position = len(tokens)
         drafts = {drafter.name: drafter.propose(tokens, min(room, MAX_DRAFT), self._noise) for drafter in self._free}
         self.plan = self.policy.plan(self._signals(tokens, drafts, room=room))
@@ -133,6 +134,7 @@ class Drafting:
 
     def observe(self, tokens: Sequence[int], verdict: Verdict) -> None:
         """Tell the drafters what a round emitted in which they were asked; `tokens` end with it."""
+        self._tokens = tokens
         for drafter in self.drafters.values():
             drafter.observe(tokens, verdict)
         if len(verdict.draft) and verdict.draft.parents is None:
@@ -140,22 +142,24 @@ class Drafting:
                 self._head_scores.append(Score(head.name, *would_have(verdict, head.vocabulary)))
 
     def spent(self, verdict: Verdict, *, pass_seconds: float, host_seconds: float) -> None:
-        """Keep what a round cost for the policy: the target's pass, and the host's work without a model's drafting."""
+        """Tell the policy what a round cost: the target's pass, and the host's work without a model's drafting."""
         drafted = len(verdict.draft)
-        self._costs.append(
-            RoundCost(
-                width=1 + drafted,
-                pass_seconds=pass_seconds,
-                host_seconds=max(0.0, host_seconds - self._draft_seconds),
-                drafter=self._asked,
-                drafted=drafted,
-                accepted=verdict.accepted,
-                read=self._read,
-                draft_seconds=self._draft_seconds,
-                match=verdict.draft.match,
-                levels=_levels(verdict.draft) if self._draft_seconds else 0,
-            )
+        cost = RoundCost(
+            width=1 + drafted,
+            pass_seconds=pass_seconds,
+            host_seconds=max(0.0, host_seconds - self._draft_seconds),
+            drafter=self._asked,
+            drafted=drafted,
+            accepted=verdict.accepted,
+            read=self._read,
+            draft_seconds=self._draft_seconds,
+            match=verdict.draft.match,
+            levels=_levels(verdict.draft) if self._draft_seconds else 0,
         )
+        if self._rested:
+            self._rest = cost
+        else:
+            self.policy.observe(cost, self._scores())
 
     def close(self) -> None:
         """Close the drafters, and the policy where it holds something, whichever of them fails. Idempotent."""
@@ -164,7 +168,7 @@ class Drafting:
                 closing.callback(self.policy.close)
             for drafter in self.drafters.values():
                 closing.callback(drafter.close)
-            self._tell_the_rest()
+            self._end_rest()
 
     def _ask(self, drafter: Drafter, tokens: Sequence[int], length: int) -> Draft:
         """Ask one drafter now, and time it where it runs a model: that is engine's work, not the host's."""
@@ -172,16 +176,22 @@ class Drafting:
         if drafter.free:
             return drafter.propose(tokens, length, self._noise, self.plan)
         self._read = drafter.unread(tokens)
-        started = perf_counter()
+        started = self.clock()
         draft = drafter.propose(tokens, length, self._noise, self.plan)
-        self._draft_seconds = perf_counter() - started
+        self._draft_seconds = self.clock() - started
         return draft
 
-    def _tell_the_rest(self) -> None:
-        """Tell the policy what the last rounds of a generation cost, after which it was asked no more."""
-        if self._costs:
-            self._rounds += 1
-            self.policy.plan(self._signals(self._end, {}, room=0))
+    def _end_rest(self) -> None:
+        """Tell the policy of a rest that is over."""
+        rest, rested = self._rest, self._rested
+        self._rest, self._rested = None, 0
+        if rest is not None:
+            self.policy.observe(replace(rest, repeats=rested - 1), self._scores())
+
+    def _scores(self) -> tuple[Score, ...]:
+        scores = (*self._offers.settle(self._tokens), *self._head_scores)
+        self._head_scores.clear()
+        return scores
 
     def _checked(self, draft: Draft, name: str, length: int) -> Draft:
         if len(draft) > length:
@@ -191,28 +201,19 @@ class Drafting:
         return draft
 
     def _signals(self, tokens: Sequence[int], drafts: dict[str, Draft], *, room: int) -> Signals:
-        if self._rested > 1:
-            self._costs[-1] = replace(self._costs[-1], repeats=self._rested - 1)
-        self._rested = 0
-        costs, scores = tuple(self._costs), (*self._offers.settle(tokens), *self._head_scores)
-        self._costs.clear()
-        self._head_scores.clear()
         return Signals(
-            round=self._rounds,
             context_tokens=len(tokens),
             remaining_tokens=room + 1,
             offers=tuple(Offer(name, len(draft), draft.match) for name, draft in drafts.items() if len(draft)),
             unread=tuple((drafter.name, drafter.unread(tokens)) for drafter in self._models),
-            costs=costs,
-            scores=scores,
             rates=tuple(self._moved_rates()),
         )
 
     def _moved_rates(self) -> Iterator[tuple[str, RankRates]]:
         for drafter in self._branching:
             rates = drafter.rates()
-            if rates is not None and rates is not self._told.get(drafter.name):
-                self._told[drafter.name] = rates
+            if rates is not None and rates is not self._known_rates.get(drafter.name):
+                self._known_rates[drafter.name] = rates
                 yield drafter.name, rates
 
 

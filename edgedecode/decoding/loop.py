@@ -46,6 +46,8 @@ class DecodeSetting:
     adapter: AdapterUse | None = None
     """What the target reads every row with; what the state holds was read with it too."""
     widths: tuple[int, ...] = ()
+    clock: Callable[[], float] = perf_counter
+    """Seconds; the drafting's is the same."""
     pause: Callable[[], None] = _no_pause
     """Called between two passes over the prompt: others may use the models now, and what it raises ends it."""
 
@@ -79,10 +81,11 @@ def decode(
     if not tokens:
         raise InputError("there are no tokens to continue: a prompt has at least one")
     sampler, noise, drafting, widths = setting.sampler, setting.noise, setting.drafting, setting.widths
+    clock = setting.clock
     context = usable_context(state.capacity, widths)
     if len(tokens) >= context:
         raise ContextExceeded(f"{len(tokens)} tokens leave no room in a context of {context}")
-    started = perf_counter()
+    started = clock()
     limit = min(len(tokens) + max_tokens, context)
     sampler.begin(tokens)
     length = min(state.length, len(tokens) - 1)
@@ -109,7 +112,7 @@ def decode(
         if asked is not None:
             left = limit - len(tokens) - 1
             draft = asked.propose(tokens, room=min(left, draft_room(room, widths=widths)) if widths else left)
-            proposed = perf_counter()
+            proposed = clock()
 
         # Score: one pass over what the state has not read, and the draft after it.
         unread = len(tokens) - state.length
@@ -123,20 +126,20 @@ def decode(
             parents = None if parents is None else [*parents, *[-1] * padding]
         output = target.forward(row_tokens, state, parents=parents, rows=rows, adapter=setting.adapter)
         logits = output.logits[unread - 1 - rows.start :][: 1 + len(draft)]
-        scored = perf_counter()
+        scored = clock()
 
         # Verify, and settle the accepted path.
         noise.position = len(tokens)
         verdict = verify(draft, TargetRows(logits, sampler), noise, ends=setting.ends, rule=setting.rule)
-        verified = perf_counter()
+        verified = clock()
         state.keep([*range(unread), *(unread + node for node in verdict.path)])
         tokens += verdict.tokens
         sampler.extend(verdict.tokens)
         stats.count(verdict, why=drafting.plan.reason if drafting is not None and stats.rounds else "")
-        kept = observed = perf_counter()
+        kept = observed = clock()
         if asked is not None:
             asked.observe(tokens, verdict)
-            observed = perf_counter()
+            observed = clock()
         if stats.rounds == 1:
             stats.time_to_first_token = stats.prefill_seconds = kept - started
         else:
@@ -149,4 +152,4 @@ def decode(
         yield verdict
         if verdict.outcome is Outcome.ENDED:
             return
-        now = perf_counter()
+        now = clock()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from edgedecode.errors import InputError
 
@@ -61,10 +61,8 @@ class RoundCost:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """All a policy may know before a round, JSON-serialisable: measured times come in here, a policy has no clock."""
+    """All a policy is shown before a round, JSON-serialisable."""
 
-    round: int
-    """How many times the policy was asked in this generation: with 1 it begins."""
     context_tokens: int
     remaining_tokens: int
     """How many tokens may still be emitted."""
@@ -72,26 +70,8 @@ class Signals:
     """What the free drafters would propose now."""
     unread: tuple[tuple[str, int], ...] = ()
     """Per drafter with a model of its own: how many tokens of the context that has still to read."""
-    costs: tuple[RoundCost, ...] = ()
-    """The rounds since the last call."""
-    scores: tuple[Score, ...] = ()
-    """Offers whose tokens were emitted since the last call."""
     rates: tuple[tuple[str, RankRates], ...] = ()
     """Of drafters that can propose trees: what their guesses are worth, where that moved since the last call."""
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Signals:
-        """Read what `dataclasses.asdict` and JSON made of it. Raises KeyError or TypeError for anything else."""
-        return cls(
-            round=value["round"],
-            context_tokens=value["context_tokens"],
-            remaining_tokens=value["remaining_tokens"],
-            offers=tuple(Offer(**offer) for offer in value["offers"]),
-            unread=tuple((name, count) for name, count in value["unread"]),
-            costs=tuple(RoundCost(**cost) for cost in value["costs"]),
-            scores=tuple(Score(**score) for score in value["scores"]),
-            rates=tuple((name, tuple(tuple(depth) for depth in rates)) for name, rates in value.get("rates", ())),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +92,25 @@ class Plan:
     shape: TreeShape | None = None
     """The tree to fill with guesses; None: the drafter's own form, mostly a chain."""
 
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Plan:
-        """Read what `dataclasses.asdict` and JSON made of it. Raises KeyError or TypeError for anything else."""
-        shape = value.get("shape")
-        if shape is not None:
-            shape = TreeShape(tuple(shape["parents"]), tuple(shape["ranks"]))
-        return cls(**{**value, "shape": shape})
-
 
 WHOLE = Plan(0)
 """No wishes to a drafter: it reads everything and stops at its limit."""
 
 
 class Policy(Protocol):
-    """Chooses each round's drafter and draft length: deterministic given the signals so far, no clock, no I/O."""
+    """Chooses each round's drafter and draft length: deterministic given what it was shown, no clock, no I/O."""
 
-    def plan(self, signals: Signals) -> Plan: ...
+    def begin(self) -> int:
+        """An answer starts. Return how many of its rounds are plain, without asking anyone."""
+        ...
+
+    def plan(self, signals: Signals) -> Plan:
+        """Return what to draft in the next round."""
+        ...
+
+    def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
+        """Learn from a round that is over, and from proposals whose tokens were emitted by now, used or not."""
+        ...
 
 
 MAX_DRAFT = 64
@@ -144,8 +126,14 @@ class FixedLength:
         if not 0 <= self.draft_max <= MAX_DRAFT:
             raise InputError(f"draft length {self.draft_max} is out of range: 0 (no speculation) to {MAX_DRAFT}")
 
+    def begin(self) -> int:
+        return 0
+
     def plan(self, signals: Signals) -> Plan:
         return Plan(min(self.draft_max, signals.remaining_tokens - 1), reason="fixed")
+
+    def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
+        """It learns nothing."""
 
 
 class FixedTree:
@@ -164,3 +152,9 @@ class FixedTree:
                 self._known, self._shape = rates, best_tree(rates, nodes=self._nodes)
         shape = self._shape.cut(max(0, signals.remaining_tokens - 1))
         return Plan(len(shape), reason="fixed", shape=shape)
+
+    def begin(self) -> int:
+        return 0
+
+    def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
+        """What it needs are rates."""

@@ -57,21 +57,22 @@ class Reading:
 
     def agree(self, context: Sequence[int]) -> None:
         """Drop what was read beyond the first token that differs from the context."""
-        end = min(len(self._read), len(context) - self._start)
-        while self._agreed < end and self._read[self._agreed] == context[self._start + self._agreed]:
-            self._agreed += 1
-        if self._start and self._agreed == 0:  # nothing of the window is left
+        agreed = self._matching(context)
+        if self._start and agreed == 0:  # nothing of the window is left
             self._start = 0
-        self._crop(self._agreed)
+        self._crop(agreed)
 
     def unread(self, context: Sequence[int]) -> int:
-        """Return how many tokens of the context are still to be read."""
-        self.agree(context)
-        return len(context) - self._start - len(self._read)
+        """Return how many tokens of the context are still to be read. Changes nothing."""
+        agreed = self._matching(context)
+        if agreed < self._state.oldest_crop:
+            agreed = 0
+        return len(context) - agreed - (self._start if agreed else 0)
 
     def reach(self, context: Sequence[int], limit: int, plan: Plan) -> int:
         """Return how many tokens may be drafted, at most `limit`; where the plan wants a window, begin it."""
-        unread = self.unread(context)
+        self.agree(context)
+        unread = len(context) - self._start - len(self._read)
         if 0 < plan.read_max < unread:
             self._start = len(context) - plan.read_max
             self._crop(0)
@@ -105,6 +106,13 @@ class Reading:
 
     def close(self) -> None:
         self._state.close()
+
+    def _matching(self, context: Sequence[int]) -> int:
+        """Return how many of the tokens in the state the context confirms."""
+        agreed, end = self._agreed, min(len(self._read), len(context) - self._start)
+        while agreed < end and self._read[agreed] == context[self._start + agreed]:
+            agreed += 1
+        return agreed
 
     def _crop(self, length: int) -> None:
         self._agreed = length if length >= self._state.oldest_crop else 0

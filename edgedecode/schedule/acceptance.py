@@ -1,125 +1,164 @@
-"""How long drafts live: per drafter and kind of match, the chance that the next drafted token is accepted.
+"""How long drafts live: the chance that a drafted token is accepted, by drafter, kind of match and depth.
 
-Counts fade, so that a text that changes is noticed, and start from a prior, so that one round is not believed alone.
+Two layers of counts. `History` is what all answers showed; it is shared, kept on disk, and fades slowly. `Acceptance`
+is what this answer showed; it fades fast, and leans on the history. A fold over scores: same scores, same chances.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
 
 from edgedecode.decoding.policy import Score
 
-from .checked_numbers import amount
-
-__all__ = ["MATCH_BUCKETS", "Survival", "match_bucket"]
+__all__ = ["DEPTHS", "MATCH_BUCKETS", "Acceptance", "Counts", "History", "Key", "match_bucket"]
 
 MATCH_BUCKETS = (0, 1, 2, 4, 8, 16)
-"""Matches up to each of these lengths are alike; longer ones make the last kind."""
-_PRIORS = (0.45, 0.25, 0.35, 0.5, 0.7, 0.85, 0.92)
+"""Matches up to each of these lengths, in tokens, are of one kind; longer ones make the last kind."""
+PRIORS = (0.5, 0.25, 0.35, 0.5, 0.7, 0.85, 0.92)
 """The chance per token before anything was seen, by match bucket; the first is that of drafters without matches."""
-_PRIOR_WEIGHT = 2.0
-_FADE = 0.9
-"""What older rounds count for after one more of the same kind: the last 10 make the estimate."""
-_STREAK = 3
-"""Drafts in a row that failed at once, after which older successes fade three times as fast: the text changed."""
-_CARRIED = 6.0
-"""Rounds' worth of what older generations showed that counts in a new one."""
-_DEPTHS = 8
+PRIOR_ROUNDS = 2.0
+"""Rounds that a prior counts for in the history. More: what the first answers show is believed less."""
+HISTORY_ROUNDS = 2.0
+"""Rounds that the history counts for in an answer. More: texts are taken to be more alike."""
+TEXT_FADE = 0.9
+"""What an answer's older rounds count for after one more. Less: a text that changes is followed faster, noise too."""
+HISTORY_FADE = 0.99
+"""The same of the history."""
+DOUBT = 0.99
+"""What an answer's rounds count for after each token without one; the history's fade tenfold slower. Less: a drafter
+that failed is tried again sooner."""
+STREAK = 3
+"""Drafts in a row that failed at once, after which an answer's successes fade three times as fast: the text changed."""
+CARRIED = 0.25
+"""What an answer's rounds count for in the next answer of the session."""
+DEPTHS = 8
 """Positions beyond share one count."""
-_ROUNDING = 1e-6
+
+_SMALLEST = 1e-6
+
+Key = tuple[str, int]
+"""Drafter and match bucket."""
 
 
-@dataclass(slots=True)
-class _Table:
-    prior: float
-    accepted: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
-    tried: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
-    failed: int = 0
+class Counts:
+    """Accepted and tried drafts by depth, which fade; `at` is the token at which they last did.
 
-    def add(self, score: Score) -> None:
-        self.failed = 0 if score.accepted else self.failed + 1
-        fade = _FADE if self.failed < _STREAK else _FADE**3
-        for depth in range(_DEPTHS):
-            self.accepted[depth] *= fade
-            self.tried[depth] *= _FADE
-        for index in range(min(score.accepted + 1, score.length)):  # a wholly accepted draft is censored: no failure
-            depth = min(index, _DEPTHS - 1)
-            self.tried[depth] += 1
-            self.accepted[depth] += index < score.accepted
+    What is stored is multiplied by `scale`, so that fading touches one number.
+    """
 
-    def carry(self) -> None:
-        self.failed = 0
-        share = _CARRIED / max(_CARRIED, self.tried[0])
-        self.accepted = [count * share for count in self.accepted]
-        self.tried = [count * share for count in self.tried]
+    __slots__ = ("accepted", "at", "failed", "scale", "tried")
 
-    def chances(self, length: int) -> list[float]:
-        """Return each position's chance of acceptance given the one before: its own counts, leaning on its neighbours.
+    def __init__(self, accepted: Sequence[float] = (), tried: Sequence[float] = ()) -> None:
+        self.accepted = list(accepted) or [0.0] * DEPTHS
+        self.tried = list(tried) or [0.0] * DEPTHS
+        self.scale, self.at, self.failed = 1.0, 0, 0
 
-        The prior of a position is what the positions before it showed: drafts that begin well go on well.
-        """
-        result: list[float] = []
-        prior = self.prior
-        for depth in range(min(length, _DEPTHS)):
-            prior = (self.accepted[depth] + _PRIOR_WEIGHT * prior) / (self.tried[depth] + _PRIOR_WEIGHT)
-            result.append(prior)
-        return result + [prior] * (length - len(result))
+    def settle(self) -> None:
+        """Make the scale 1 again."""
+        self.accepted = [count * self.scale for count in self.accepted]
+        self.tried = [count * self.scale for count in self.tried]
+        self.scale = 1.0
+
+    def fade(self, share: float) -> None:
+        """Let everything count for `share` of what it did."""
+        self.scale *= share
+        if self.scale < _SMALLEST:
+            self.settle()
+
+    def age(self, at: int, share: float) -> None:
+        """Fade by `share` for every token since the last time."""
+        if at > self.at:
+            self.fade(share ** (at - self.at))
+            self.at = at
+
+    def add(self, score: Score, share: float) -> None:
+        """Count a draft. Where all of it was accepted its end is unknown, which is no failure."""
+        self.fade(share)
+        one, last = 1 / self.scale, DEPTHS - 1
+        for index in range(min(score.accepted + 1, score.length)):
+            depth = index if index < last else last
+            self.tried[depth] += one
+            if index < score.accepted:
+                self.accepted[depth] += one
 
 
-class Survival:
-    """Tables by (drafter, match bucket). A fold over scores: same scores, same tables."""
+class History:
+    """What the drafts of all answers showed."""
 
-    def __init__(self) -> None:
-        self._tables: dict[tuple[str, int], _Table] = {}
+    def __init__(self, tables: dict[Key, Counts] | None = None) -> None:
+        self.tables = tables or {}
+        self.tokens = 0
+        """Tokens of all answers."""
+
+    def of(self, key: Key) -> Counts:
+        """Return the counts of one kind of draft, aged to now. One that is new is only added when it is counted."""
+        counts = self.tables.get(key)
+        if counts is None:
+            counts = self.tables[key] = Counts()
+        counts.age(self.tokens, DOUBT**0.1)
+        return counts
+
+
+class Acceptance:
+    """One session's view: this answer's drafts over the shared history."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self._tables: dict[Key, Counts] = {}
 
     def begin(self) -> None:
-        """A generation starts: its text may be of another kind."""
-        for table in self._tables.values():
-            table.carry()
+        """An answer starts: its text may be of another kind."""
+        for counts in self._tables.values():
+            counts.fade(CARRIED)
+
+    def passed(self, tokens: int) -> None:
+        """Tokens were emitted, whoever had drafted them."""
+        self.history.tokens += tokens
 
     def add(self, score: Score) -> None:
         """Learn what became of an offer or a draft."""
         if score.length > 0:
-            self._table(score.drafter, score.match).add(score)
+            key = score.drafter, match_bucket(score.match)
+            counts = self._of(key)
+            counts.failed = 0 if score.accepted else counts.failed + 1
+            if counts.failed >= STREAK:
+                counts.accepted = [count * TEXT_FADE**2 for count in counts.accepted]
+            counts.add(score, TEXT_FADE)
+            self.history.of(key).add(score, HISTORY_FADE)
 
-    def curve(self, drafter: str, length: int, match: int = 0) -> list[float]:
-        """Return, for each of `length` positions, the chance that the draft is accepted up to and with it."""
-        alive = 1.0
+    def curve(self, drafter: str, length: int, match: int = 0, *, hope: float = 0.0) -> list[float]:
+        """Return, for each of `length` positions, the chance that the draft is accepted up to and with it.
+
+        hope: so many standard deviations above what is expected.
+        """
+        key = drafter, match_bucket(match)
+        old, new = self.history.of(key), self._of(key)
+        base, above, chance, alive = PRIORS[key[1]], -1.0, 0.0, 1.0
+        old_scale, new_scale = old.scale, new.scale
         result: list[float] = []
-        for chance in self._table(drafter, match).chances(length):
+        for depth in range(length):
+            if depth < DEPTHS:
+                known = old.tried[depth] * old_scale + PRIOR_ROUNDS
+                tried = new.tried[depth] * new_scale + HISTORY_ROUNDS
+                base = (old.accepted[depth] * old_scale + PRIOR_ROUNDS * base) / known
+                # Older answers at this depth, and this one a depth above: a draft that begins well goes on well.
+                prior = base if above < 0 else (base + above) / 2
+                chance = above = (new.accepted[depth] * new_scale + HISTORY_ROUNDS * prior) / tried
+                if hope:
+                    variance = above * (1 - above) / (tried + 1)
+                    variance += base * (1 - base) / (known + 1) * (HISTORY_ROUNDS / tried) ** 2
+                    chance = min(1.0, above + hope * math.sqrt(variance))
             alive *= chance
             result.append(alive)
         return result
 
-    def as_dict(self) -> dict[str, object]:
-        """Return the tables, JSON-serialisable."""
-        return {
-            f"{name}:{bucket}": {"accepted": list(table.accepted), "tried": list(table.tried)}
-            for (name, bucket), table in sorted(self._tables.items())
-        }
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Mapping[str, Sequence[float]]]) -> Survival:
-        """Read what `as_dict` gave. Raises KeyError, IndexError, TypeError or ValueError for anything else."""
-        survival = cls()
-        for key, counts in value.items():
-            name, _, bucket = key.rpartition(":")
-            accepted, tried = ([amount(count) for count in counts[kind]] for kind in ("accepted", "tried"))
-            if len(accepted) != _DEPTHS or len(tried) != _DEPTHS:
-                raise ValueError(f"{key} has not {_DEPTHS} depths")
-            if any(more > count + _ROUNDING for more, count in zip(accepted, tried, strict=True)):
-                raise ValueError(f"{key} has more accepted than tried")
-            if not (bucket.isdecimal() and int(bucket) < len(_PRIORS)):
-                raise ValueError(f"{key} names no kind of match")
-            survival._tables[name, int(bucket)] = _Table(_PRIORS[int(bucket)], accepted, tried)
-        return survival
-
-    def _table(self, drafter: str, match: int) -> _Table:
-        key = drafter, match_bucket(match)
-        if key not in self._tables:
-            self._tables[key] = _Table(_PRIORS[key[1]])
-        return self._tables[key]
+    def _of(self, key: Key) -> Counts:
+        counts = self._tables.get(key)
+        if counts is None:
+            counts = self._tables[key] = Counts()
+        counts.age(self.history.tokens, DOUBT)
+        return counts
 
 
 def match_bucket(match: int) -> int:

@@ -1,57 +1,62 @@
 """What passes cost on this device, learnt from the passes that happen.
 
 A target pass over n tokens takes T(n) = step · c(n) with c(n) = 1 + β(n)·(n - 1): β is what one more row costs, in
-plain steps. It is near constant on a CPU, so a width that was never tried is known from those that were.
+plain steps. It changes little from width to width, so a width that was never tried is known from those that were.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.policy import ASKED, NO_DRAFTER, RoundCost
+from edgedecode.decoding.policy import NO_DRAFTER, RoundCost
+from edgedecode.decoding.tree import RoundPrice
 
-from .checked_numbers import amount, finite, mapping, optional_amount, positive
-
-__all__ = ["CONTEXT_BUCKETS", "CostModel", "CostTable", "DraftCost", "Recent", "context_bucket"]
+__all__ = ["CONTEXT_BUCKETS", "WIDEST", "CostModel", "CostTable", "DraftCost", "Prices", "Recent", "context_bucket"]
 
 CONTEXT_BUCKETS = (512, 2048, 8192)
-"""Contexts up to each of these lengths have one table; longer ones the last."""
+"""Contexts up to each of these lengths, in tokens, have one table; longer ones the last."""
 WIDEST = 65
-_SHAPE = {2: 0.35, 3: 0.38, 5: 0.40, 9: 0.42, 17: 0.45, 33: 0.45}
-"""β before anything is measured: dear, so that a first draft must promise much; two slow cores measured 0.2 to 0.5."""
-_DRAFT_SHARE = 0.15
-"""A draft step over a plain step before one was measured."""
-_READ_SHARE = 0.05
-"""Reading one token with the draft model over a plain step, likewise."""
-_HOST_SHARE = 0.01
-_SETTLED = 0.15
-"""Weight of a new measurement once there are many (exponential average)."""
-_PRIOR_WEIGHT = 0.01
-_ENOUGH = 8
+"""Rows of the widest pass with a figure of its own."""
+PRIOR_BETA = {2: 0.35, 3: 0.38, 5: 0.40, 9: 0.42, 17: 0.45, 33: 0.45}
+"""β by width before anything is measured: expensive, as two slow cores measured (0.2 to 0.5)."""
+PRIOR_WEIGHT = 0.01
+"""Passes that the prior counts for."""
+SETTLED = 0.15
+"""Weight of a new pass once there were many of its width. More: a machine that changes is followed faster."""
+ENOUGH = 8
 """Passes after which a width's own measurement counts in full."""
-_REDRAW = 8
-"""Wide passes after which the curve is drawn anew; the first few of a width count at once."""
-_REACH = 0.15
+AGEING = 0.998
+"""What older passes count for after one more, of whatever width. Less: costs that were measured in a bad moment are
+doubted sooner."""
+REACH = 0.15
 """How far a measurement speaks for other widths, in the logarithm of the width."""
-_OUTLIER = 1.5
-"""A pass this many times dearer or cheaper than predicted counts as that: the machine did something else meanwhile."""
-_LATEST = 5
+REFIT = 8
+"""Wide passes after which the curve is fitted again; the first few of a width count at once. Less: more host work."""
+OUTLIER = 1.5
+"""A pass this many times slower or faster than predicted counts as that: the machine did something else meanwhile."""
+LATEST = 5
 """Plain passes, host work and draft steps are the median of this many: an interrupted one is many times as long."""
-_DRIFT, _EARLY = 1.1, 6
-"""Where one of the first plain passes turns out this many times cheaper or dearer, costs that were told in them are
-converted: other widths' times are what was measured, and a first plain pass beside other work must not make them look
-cheap. Later the machine has become another one, which all widths feel alike."""
-_MEASURE = 64
-"""Rounds without a plain one, after which one is plain: the unit of every cost must not grow old. A pair's first plain
-passes may have been beside other work, so the fourth to sixth are asked for after 8, 16 and 32 rounds."""
-_FIRST = 3
-"""The first estimate is the median of this many plain passes: the first ones are cold."""
+MEASURE = 64
+"""Rounds without a plain one, after which one is plain: the unit of every cost must not grow old. A pair's fourth to
+sixth plain passes are asked for after 8, 16 and 32 rounds: the first ones may have been beside other work."""
+
+
+class _Guess(NamedTuple):
+    """Costs in plain steps before they are measured."""
+
+    step: float = 0.15
+    read: float = 0.02
+    host: float = 0.01
+
+
+GUESS = _Guess()
 
 
 class CostTable:
@@ -59,79 +64,81 @@ class CostTable:
 
     step: seconds of a plain pass over one token, the unit of everything else here; None: nothing was measured yet.
     beta: float64 [WIDEST + 1], by width what one more row costs, in plain steps; 0 where never measured. seen: passes
-    measured, by width; widths beyond WIDEST count as that.
+    measured, by width, fading; widths beyond WIDEST count as that. plain: plain passes measured.
     """
 
-    __slots__ = ("_curve", "_plain", "_stale", "_unit", "beta", "seen", "step")
+    __slots__ = ("_curve", "_least", "_plain", "_stale", "beta", "plain", "seen", "step")
 
-    def __init__(self, step: float | None = None, beta: Mapping[int, float] | None = None) -> None:
-        self.step = self._unit = step
+    def __init__(
+        self, step: float | None = None, beta: Mapping[int, float] | None = None, *, plain: int | None = None
+    ) -> None:
+        self.step = step
         self._plain = Recent(step)
+        self.plain = plain if plain is not None else 0 if step is None else 1
         self.beta = np.zeros(WIDEST + 1)
         self.seen = np.zeros(WIDEST + 1)
         for width, value in (beta or {}).items():
             self.beta[width], self.seen[width] = value, 1
         self._curve: list[float] = []
+        self._least: list[float] = []
         self._stale = 0
+
+    def curve(self, *, least: bool = False) -> Sequence[float]:
+        """Return c by width, 0 to WIDEST; `least`: what it may turn out to be (see there)."""
+        if not self._curve:
+            self._refit()
+        return self._least if least else self._curve
 
     def c(self, width: int) -> float:
         """Return T(width) / T(1), never falling in width."""
-        if not self._curve:
-            self._curve, self._stale = self._drawn(), 0
-        if width <= WIDEST:
-            return self._curve[width]
-        return self._curve[WIDEST] * width / WIDEST
+        curve = self.curve()
+        return curve[width] if width <= WIDEST else curve[WIDEST] * width / WIDEST
+
+    def least(self, width: int) -> float:
+        """Return what T(width) / T(1) may turn out to be, the less the fewer passes near this width were measured."""
+        return self.curve(least=True)[min(width, WIDEST)]
 
     def observe(self, width: int, seconds: float) -> None:
         """Learn from one pass. Widths beyond the first need a plain step to be compared with."""
         if seconds <= 0 or not math.isfinite(seconds):
             return
         if width == 1:
-            self._observe_plain(seconds)
+            self._plain.observe(seconds)
+            self.plain += 1
+            self.seen *= AGEING
+            if self.plain % MEASURE == 0:
+                self._curve = []
+            if self.step is not None or self.plain > LATEST // 2:
+                self.step = self._plain.seconds
             return
         if self.step is None:
             return
         predicted = self.step * self.c(width)
-        seconds = min(max(seconds, predicted / _OUTLIER), predicted * _OUTLIER)
+        seconds = min(max(seconds, predicted / OUTLIER), predicted * OUTLIER)
         width = min(width, WIDEST)
-        count = self.seen[width] = self.seen[width] + 1
-        self.beta[width] += max(_SETTLED, 1 / count) * ((seconds / self.step - 1) / (width - 1) - self.beta[width])
+        self.seen *= AGEING
+        self.seen[width] += 1
+        weight = max(SETTLED, 1 / self.seen[width])
+        self.beta[width] += weight * ((seconds / self.step - 1) / (width - 1) - self.beta[width])
         self._stale += 1
-        if self._stale >= _REDRAW or count <= _REDRAW:
+        if self._stale >= REFIT or self.seen[width] <= REFIT:
             self._curve = []
 
     def is_due(self, rounds: int) -> bool:
         """Tell whether a plain pass is to be measured, `rounds` after the last one: soon at first, then seldom."""
-        return self.step is None or rounds >= min(_MEASURE, 2.0 ** min(self.seen[1], 6))
+        return self.step is None or rounds >= min(MEASURE, 2.0 ** min(self.plain, 6))
 
-    def forget_curve(self) -> None:
-        """Draw the curve anew when it is asked for: `beta` was changed from outside."""
-        self._curve = []
-
-    def _observe_plain(self, seconds: float) -> None:
-        self._plain.observe(seconds)
-        self.seen[1] += 1
-        if self.step is None and self.seen[1] < _FIRST:
-            return
-        self.step = self._plain.seconds
-        assert self.step is not None
-        if self._unit is None:
-            self._unit = self.step
-        elif self.seen[1] <= _EARLY and not self._unit / _DRIFT < self.step < self._unit * _DRIFT:
-            others = np.maximum(1, np.arange(WIDEST + 1) - 1)
-            told = ((1 + self.beta * others) * self._unit / self.step - 1) / others
-            self.beta = np.where(self.seen > 0, told, self.beta)
-            self._unit = self.step
-            self._curve = []
-
-    def _drawn(self) -> list[float]:
-        """Return the curve: β by kernel regression over what was measured at and near each width, and the prior."""
+    def _refit(self) -> None:
+        """Fit β by kernel regression over what was measured at and near each width, and the prior."""
         kernel, prior = _kernel()
-        weights = kernel * np.minimum(self.seen, _ENOUGH)
+        weights = kernel * np.minimum(self.seen, ENOUGH)
         weights[:, :2] = 0.0
-        moved = (_PRIOR_WEIGHT + weights @ (self.beta / prior)) / (_PRIOR_WEIGHT + weights.sum(axis=1))
-        curve = np.maximum(1.0, 1.0 + prior * moved * np.maximum(0, np.arange(WIDEST + 1) - 1))
-        return _monotone(curve.tolist())
+        known = weights.sum(axis=1)
+        moved = (PRIOR_WEIGHT + weights @ (self.beta / prior)) / (PRIOR_WEIGHT + known)
+        more = prior * moved * np.maximum(0, np.arange(WIDEST + 1) - 1)
+        self._stale = 0
+        self._curve = _monotone(np.maximum(1.0, 1.0 + more).tolist())
+        self._least = (1 + (np.array(self._curve) - 1) * (1 - 0.5 / (1 + known))).tolist()
 
 
 class Recent:
@@ -146,7 +153,7 @@ class Recent:
 
     def observe(self, seconds: float) -> None:
         self._latest.append(seconds)
-        del self._latest[:-_LATEST]
+        del self._latest[:-LATEST]
         self.seconds = sorted(self._latest)[(len(self._latest) - 1) // 2]
 
 
@@ -164,8 +171,10 @@ class DraftCost:
         if cost.read <= 2:  # its first step reads them along
             self.step.observe(cost.draft_seconds / drafted)
             return
-        steps = (drafted - 1) * (self.step.seconds or 0.0)
-        self.read.observe(max(0.0, cost.draft_seconds - steps) / cost.read)
+        if self.step.seconds is None:  # until a round without reading tells them apart
+            self.step.observe(cost.draft_seconds / (drafted + (cost.read - 1) * GUESS.read / GUESS.step))
+        assert self.step.seconds is not None
+        self.read.observe(max(0.0, cost.draft_seconds - drafted * self.step.seconds) / (cost.read - 1))
 
 
 class CostModel:
@@ -196,65 +205,67 @@ class CostModel:
 
     def step_seconds(self, context_tokens: int) -> float | None:
         """Return the seconds of a plain token with its host work; None while unknown."""
-        step = self.table(context_tokens).step
-        return None if step is None else step * (1 + self.o(NO_DRAFTER, context_tokens))
+        table = self.table(context_tokens)
+        return None if table.step is None else table.step * Prices(self, table, table.step).plain
 
-    def o(self, drafter: str, context_tokens: int) -> float:
-        """Return the host's work in a round of this drafter, in plain passes."""
-        known = self.host.get(drafter) or self.host.get(NO_DRAFTER)
-        return self._share(None if known is None else known.seconds, context_tokens, _HOST_SHARE)
 
-    def asking(self, context_tokens: int) -> float:
-        """Return what asking drafters costs the host where nothing is drafted then, in plain passes."""
-        return max(0.0, self.o(ASKED, context_tokens) - self.o(NO_DRAFTER, context_tokens))
+class Prices:
+    """Costs at one context, in plain steps; `plain` is a plain round's, with its host work."""
 
-    def d(self, drafter: str, context_tokens: int) -> float:
-        """Return the cost of one drafted token, in plain passes; 0 for drafters without a model of their own."""
-        known = self.drafts.get(drafter)
-        return self._share(None if known is None else known.step.seconds, context_tokens, _DRAFT_SHARE)
+    __slots__ = ("_costs", "_curve", "_seconds", "_table", "plain")
 
-    def reading(self, drafter: str, context_tokens: int) -> float:
-        """Return the cost of reading one token with the drafter's model, in plain passes."""
-        known = self.drafts.get(drafter)
-        return self._share(None if known is None else known.read.seconds, context_tokens, _READ_SHARE)
+    def __init__(self, costs: CostModel, table: CostTable, seconds: float) -> None:
+        self._costs, self._table, self._seconds = costs, table, seconds
+        self._curve = table.curve()
+        self.plain = 1 + self.host(NO_DRAFTER)
 
-    def _share(self, seconds: float | None, context_tokens: int, default: float) -> float:
-        step = self.table(context_tokens).step
-        return default if seconds is None or step is None else seconds / step
+    def host(self, drafter: str) -> float:
+        """Return the host's work in a round of this drafter."""
+        hosts = self._costs.host
+        known = hosts.get(drafter) or hosts.get(NO_DRAFTER)
+        return GUESS.host if known is None else self._share(known, GUESS.host)
 
-    def as_dict(self) -> dict[str, object]:
-        """Return everything that was learnt, JSON-serialisable."""
-        tables = {
-            str(bucket): {
-                "step": table.step,
-                "beta": {str(width): float(table.beta[width]) for width in np.flatnonzero(table.seen[2:]) + 2},
-                "seen": {str(width): int(table.seen[width]) for width in np.flatnonzero(table.seen)},
-            }
-            for bucket, table in sorted(self.tables.items())
-        }
-        drafts = {
-            name: {"step": cost.step.seconds, "read": cost.read.seconds} for name, cost in sorted(self.drafts.items())
-        }
-        return {
-            "tables": tables,
-            "drafts": drafts,
-            "host": {name: known.seconds for name, known in sorted(self.host.items())},
-        }
+    def step(self, drafter: str) -> float:
+        """Return the cost of one token drafted with a model."""
+        known = self._costs.drafts.get(drafter)
+        return GUESS.step if known is None else self._share(known.step, GUESS.step)
 
-    @classmethod
-    def from_dict(cls, value: Mapping[str, object]) -> CostModel:
-        """Read what `as_dict` gave. Raises ValueError for anything else: the caller starts afresh."""
-        costs = cls()
-        try:
-            for bucket, table in mapping(value["tables"]).items():
-                costs.tables[_bucket(bucket)] = _read_table(mapping(table))
-            for name, draft in mapping(value["drafts"]).items():
-                fields = mapping(draft)
-                costs.drafts[name] = DraftCost(optional_amount(fields["step"]), optional_amount(fields["read"]))
-            costs.host = {name: Recent(amount(seconds)) for name, seconds in mapping(value["host"]).items()}
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"no cost model: {error}") from None
-        return costs
+    def read(self, drafter: str) -> float:
+        """Return the cost of reading one token with the drafter's model."""
+        known = self._costs.drafts.get(drafter)
+        return GUESS.read if known is None else self._share(known.read, GUESS.read)
+
+    def row(self, length: int) -> float:
+        """Return what one more drafted token costs once it is drafted: its row in the target's pass."""
+        return (self._table.c(length + 2) - self._curve[2]) / length
+
+    def round(self, length: int, *, step: float = 0.0, host: float = 0.0) -> float:
+        """Return what a round costs that drafts so many tokens, in plain rounds."""
+        return (self._table.c(length + 1) + length * step + host) / self.plain
+
+    def best_length(
+        self, alive: Sequence[float], *, step: float = 0.0, host: float = 0.0, least: bool = False
+    ) -> tuple[int, float]:
+        """Return the length of the best speed-up for a draft with these chances of survival, and that; at least 1.
+
+        least: with what passes may turn out to cost, instead of what is expected.
+        """
+        curve = self._table.curve(least=True) if least else self._curve
+        best_length, best, tokens = 1, 0.0, 1.0
+        for length, chance in enumerate(alive, start=1):
+            tokens += chance
+            speed = tokens / (curve[length + 1] + length * step + host)
+            if speed > best:
+                best_length, best = length, speed
+        return best_length, best * self.plain
+
+    def tree(self, drafter: str, level: float) -> RoundPrice:
+        """Return what a round with a tree costs, in plain rounds. level: what a level costs that a model reads."""
+        table, host, plain = self._table, self.host(drafter), self.plain
+        return lambda nodes, levels: (table.c(nodes + 1) + levels * level + host) / plain
+
+    def _share(self, known: Recent, guess: float) -> float:
+        return guess if known.seconds is None else known.seconds / self._seconds
 
 
 def context_bucket(context_tokens: int) -> int:
@@ -266,8 +277,8 @@ def context_bucket(context_tokens: int) -> int:
 def _kernel() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return what a measurement at each width says about each other, [width, measured], and the prior's β by width."""
     widths = np.maximum(1, np.arange(WIDEST + 1))
-    distance = np.log(widths[:, None] / widths[None, :]) / _REACH
-    return 1 / (1 + distance**2), np.interp(widths, list(_SHAPE), list(_SHAPE.values()))
+    distance = np.log(widths[:, None] / widths[None, :]) / REACH
+    return 1 / (1 + distance**2), np.interp(widths, list(PRIOR_BETA), list(PRIOR_BETA.values()))
 
 
 def _monotone(curve: list[float]) -> list[float]:
@@ -280,25 +291,3 @@ def _monotone(curve: list[float]) -> list[float]:
             total, count = total + more, count + others
         pools.append((total, count))
     return [total / count for total, count in pools for _ in range(count)]
-
-
-def _read_table(fields: Mapping[str, object]) -> CostTable:
-    table = CostTable(
-        None if fields["step"] is None else positive(fields["step"]),
-        {_width(width): finite(value) for width, value in mapping(fields["beta"]).items()},
-    )
-    for width, count in mapping(fields["seen"]).items():
-        table.seen[_width(width)] = int(amount(count))
-    return table
-
-
-def _bucket(text: str) -> int:
-    if not (text.isdigit() and int(text) <= len(CONTEXT_BUCKETS)):
-        raise ValueError(f"{text!r} is not a context bucket")
-    return int(text)
-
-
-def _width(text: str) -> int:
-    if not (text.isdigit() and 1 <= int(text) <= WIDEST):
-        raise ValueError(f"{text!r} is not a width")
-    return int(text)

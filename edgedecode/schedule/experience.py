@@ -1,50 +1,112 @@
-"""What was learnt of a pack's models on this device: costs, how long drafts live, what model drafters gave."""
+"""What was learnt of a pack's models on this device: costs, how long drafts live, what looks at them may still cost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated
 
-from .acceptance import Survival
-from .cost import CostModel
-from .model_arm import ArmLife, ModelArm
+import msgspec
+import numpy as np
+
+from .acceptance import DEPTHS, PRIORS, Counts, History
+from .cost import CONTEXT_BUCKETS, WIDEST, CostModel, CostTable, DraftCost, Recent
+from .ledger import Ledger
 
 __all__ = ["Experience"]
+
+_Finite = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+"""Whatever is counted or timed: quotients and products of a few such numbers stay finite."""
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+_Positive = Annotated[float, msgspec.Meta(ge=1e-12, le=1e15)]
+_Width = Annotated[int, msgspec.Meta(ge=2, le=WIDEST)]
+_Depths = Annotated[list[_Amount], msgspec.Meta(min_length=DEPTHS, max_length=DEPTHS)]
+_ROUNDING = 1e-6
+
+
+class _Table(msgspec.Struct):
+    step: _Positive | None
+    plain: Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+    beta: dict[_Width, _Finite]
+    seen: dict[_Width, _Amount]
+
+
+class _Draft(msgspec.Struct):
+    step: _Amount | None
+    read: _Amount | None
+
+
+class _Counts(msgspec.Struct):
+    accepted: _Depths
+    tried: _Depths
+
+
+class _Kept(msgspec.Struct):
+    tables: dict[Annotated[int, msgspec.Meta(ge=0, le=len(CONTEXT_BUCKETS))], _Table]
+    drafts: dict[str, _Draft]
+    host: dict[str, _Amount]
+    history: dict[str, _Counts]
+    balances: dict[str, _Finite]
 
 
 class Experience:
     """Shared by the sessions of a pair, whose rounds may alternate; a scheduler learns in it as it goes."""
 
     def __init__(
-        self,
-        costs: CostModel | None = None,
-        survival: Survival | None = None,
-        arms: Mapping[str, ArmLife] | None = None,
+        self, costs: CostModel | None = None, history: History | None = None, ledger: Ledger | None = None
     ) -> None:
         self.costs = costs or CostModel()
-        self.survival = survival or Survival()
-        self._arms = dict(arms or {})
-
-    def arm(self, name: str) -> ModelArm:
-        """Return one session's view of a drafter with a model of its own: what is known of it is shared."""
-        return ModelArm(name, self._arms.setdefault(name, ArmLife()))
+        self.history = history or History()
+        self.ledger = ledger or Ledger()
+        self.vain = 0
+        """Times in a row that drafters were asked and nothing was drafted; not kept."""
 
     def as_dict(self) -> dict[str, object]:
-        """Return everything, JSON-serialisable."""
-        return {
-            "costs": self.costs.as_dict(),
-            "survival": self.survival.as_dict(),
-            "arms": {name: arm.as_dict() for name, arm in sorted(self._arms.items())},
-        }
+        """Return what outlives the process, JSON-serialisable."""
+        for counts in self.history.tables.values():
+            counts.settle()
+        tables, drafts = self.costs.tables, self.costs.drafts
+        kept = _Kept(
+            tables={bucket: _kept_table(table) for bucket, table in sorted(tables.items())},
+            drafts={name: _Draft(cost.step.seconds, cost.read.seconds) for name, cost in sorted(drafts.items())},
+            host={name: each.seconds for name, each in sorted(self.costs.host.items()) if each.seconds is not None},
+            history={
+                f"{drafter}:{bucket}": _Counts(counts.accepted, counts.tried)
+                for (drafter, bucket), counts in sorted(self.history.tables.items())
+            },
+            balances=dict(sorted(self.ledger.balances.items())),
+        )
+        found: dict[str, object] = msgspec.to_builtins(kept, str_keys=True)
+        return found
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Experience:
+    def from_dict(cls, value: Mapping[str, object]) -> Experience:
         """Read what `as_dict` gave. Raises ValueError for anything else: the caller starts afresh."""
-        try:
-            return cls(
-                CostModel.from_dict(value["costs"]),
-                Survival.from_dict(value["survival"]),
-                {name: ArmLife.from_dict(arm) for name, arm in value["arms"].items()},
-            )
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise ValueError(f"no experience of a pack: {error}") from None
+        kept = msgspec.convert(value, _Kept, str_keys=True)
+        costs = CostModel()
+        costs.tables = {bucket: _table(table) for bucket, table in kept.tables.items()}
+        costs.drafts = {name: DraftCost(draft.step, draft.read) for name, draft in kept.drafts.items()}
+        costs.host = {name: Recent(seconds) for name, seconds in kept.host.items()}
+        history = History(dict(_counts(key, counts) for key, counts in kept.history.items()))
+        return cls(costs, history, Ledger(kept.balances))
+
+
+def _kept_table(table: CostTable) -> _Table:
+    measured = [int(width) for width in np.flatnonzero(table.seen[2:]) + 2]
+    beta = {width: float(table.beta[width]) for width in measured}
+    return _Table(table.step, table.plain, beta, {width: float(table.seen[width]) for width in measured})
+
+
+def _table(kept: _Table) -> CostTable:
+    table = CostTable(kept.step, kept.beta, plain=kept.plain)
+    for width, passes in kept.seen.items():
+        table.seen[width] = passes
+    return table
+
+
+def _counts(key: str, kept: _Counts) -> tuple[tuple[str, int], Counts]:
+    drafter, _, bucket = key.rpartition(":")
+    if not (bucket.isdecimal() and int(bucket) < len(PRIORS)):
+        raise ValueError(f"{key[:40]!r} does not name a drafter and a kind of match")
+    if any(more > count + _ROUNDING for more, count in zip(kept.accepted, kept.tried, strict=True)):
+        raise ValueError(f"{key[:40]!r} has more accepted drafts than tried ones")
+    return (drafter, int(bucket)), Counts(kept.accepted, kept.tried)

@@ -1,19 +1,19 @@
-"""A trace: what a policy was told and what it planned, line by line, so that its choices can be replayed and read.
+"""A trace: what a policy was shown and what it planned, line by line, so that its choices can be replayed and read.
 
-A JSON-lines file: one line says what the policy is and what it knew, then every line has the signals of a round and
-the plan made of them. It holds counts and times, no text and no tokens.
+A JSON-lines file: the first line says what the policy is and what it knew, every other line is one call: an answer's
+beginning, a plan with its signals, or a round's cost with scores. It holds counts and times, no text and no tokens.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-from edgedecode.decoding.policy import Plan, Signals
+import msgspec
+
+from edgedecode.decoding.policy import Plan, RoundCost, Score, Signals
 from edgedecode.errors import InputError
 from edgedecode.user_notices import notice
 
@@ -22,7 +22,27 @@ from .scheduler import Scheduler, SchedulerOptions
 
 __all__ = ["Recorder", "Replayed", "replay"]
 
-FORMAT = 1
+FORMAT = 2
+
+
+class _Head(msgspec.Struct):
+    edgedecode_trace: int
+    pack: str
+    free: list[str]
+    models: list[str]
+    heads: list[list[str]]
+    options: SchedulerOptions
+    experience: dict[str, Any]
+
+
+class _Call(msgspec.Struct, omit_defaults=True):
+    """One call: `rest` is what `begin` returned, `signals` were answered with `plan`, `cost` came with `scores`."""
+
+    rest: int | None = None
+    signals: Signals | None = None
+    plan: Plan | None = None
+    cost: RoundCost | None = None
+    scores: tuple[Score, ...] = ()
 
 
 class Recorder:
@@ -35,94 +55,102 @@ class Recorder:
     def __init__(self, scheduler: Scheduler, path: Path, *, pack: str) -> None:
         self._scheduler = scheduler
         self._path = path
-        head = {
-            "edgedecode_trace": FORMAT,
-            "pack": pack,
-            "free": sorted(scheduler.free),
-            "models": [name for group in scheduler.variants.arms.values() for name in group],
-            "heads": [list(group) for group in scheduler.variants.arms.values() if len(group) > 1],
-            "options": asdict(scheduler.options),
-            "experience": scheduler.experience.as_dict(),
-        }
-        self._stream: IO[str] | None = None
+        head = _Head(
+            edgedecode_trace=FORMAT,
+            pack=pack,
+            free=sorted(scheduler.free),
+            models=list(scheduler.models),
+            heads=[list(group) for group in sorted(set(scheduler.heads.values()))],
+            options=scheduler.options,
+            experience=scheduler.experience.as_dict(),
+        )
+        self._stream: IO[bytes] | None = None
         try:
-            self._stream = path.open("w", encoding="utf-8")
+            self._stream = path.open("wb")
             self._write(head)
         except OSError as error:
-            self._drop()
+            self.close()
             raise InputError(f"the trace {path} cannot be written: {error.strerror or error}") from None
+
+    def begin(self) -> int:
+        rest = self._scheduler.begin()
+        self._record(_Call(rest=rest))
+        return rest
 
     def plan(self, signals: Signals) -> Plan:
         plan = self._scheduler.plan(signals)
-        try:
-            self._write({"signals": asdict(signals), "plan": asdict(plan)})
-        except OSError as error:
-            self._drop()
-            notice(f"the trace {self._path} ends here, it cannot be written: {error.strerror or error}")
+        self._record(_Call(signals=signals, plan=plan))
         return plan
 
+    def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
+        self._scheduler.observe(cost, scores)
+        self._record(_Call(cost=cost, scores=tuple(scores)))
+
     def close(self) -> None:
-        self._drop()
-
-    def _write(self, value: Mapping[str, object]) -> None:
-        if self._stream is not None:
-            self._stream.write(json.dumps(value) + "\n")
-            self._stream.flush()  # a trace is most wanted of a run that did not end well
-
-    def _drop(self) -> None:
         """Close the file; what could be written was written line by line."""
         stream, self._stream = self._stream, None
         if stream is not None:
             with suppress(OSError):  # it tries again to write the line that failed
                 stream.close()
 
+    def _record(self, call: _Call) -> None:
+        try:
+            self._write(call)
+        except OSError as error:
+            self.close()
+            notice(f"the trace {self._path} ends here, it cannot be written: {error.strerror or error}")
 
-class Replayed:
-    """One round of a trace: the signals, the plan that was recorded, and the one a fresh scheduler makes of them."""
+    def _write(self, value: _Head | _Call) -> None:
+        if self._stream is not None:
+            self._stream.write(msgspec.json.encode(value) + b"\n")
+            self._stream.flush()  # a trace is most wanted of a run that did not end well
 
-    __slots__ = ("plan", "recorded", "signals")
 
-    def __init__(self, signals: Signals, recorded: Plan, plan: Plan) -> None:
-        self.signals, self.recorded, self.plan = signals, recorded, plan
+class Replayed(NamedTuple):
+    """One plan of a trace: the signals, the plan that was recorded, and the one a fresh scheduler makes of them."""
+
+    signals: Signals
+    recorded: Plan
+    plan: Plan
 
 
 def replay(path: Path, *, pack: str | None = None) -> Iterator[Replayed]:
-    """Feed a trace's signals to a scheduler that knows what the recorded one knew at its start.
+    """Make a trace's calls to a scheduler that knows what the recorded one knew at its start.
 
-    pack: the digest the trace must be of; None takes any. Raises InputError, with the line's number, for what is no
+    pack: the digest the trace must be of; None takes any. Raises InputError, with the line's number, for what is not a
     trace, and for another pack's.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         raise InputError(f"the trace {path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"the trace {path} is not text: {error}") from None
-    scheduler = _scheduler(path, lines[0] if lines else "", pack=pack)
+    scheduler = _scheduler(path, lines[0] if lines else b"", pack=pack)
+    decoder = msgspec.json.Decoder(_Call)
     for number, line in enumerate(lines[1:], start=2):
         try:
-            value = json.loads(line)
-            signals, recorded = Signals.from_dict(value["signals"]), Plan.from_dict(value["plan"])
-        except (KeyError, TypeError, ValueError) as error:
+            call = decoder.decode(line)
+        except ValueError as error:
             raise InputError(f"line {number} of the trace {path} is not a round: {error}") from None
-        yield Replayed(signals, recorded, scheduler.plan(signals))
+        if call.signals is not None and call.plan is not None:
+            yield Replayed(call.signals, call.plan, scheduler.plan(call.signals))
+        elif call.cost is not None:
+            scheduler.observe(call.cost, call.scores)
+        elif call.rest is not None:
+            scheduler.begin()
+        else:
+            raise InputError(f"line {number} of the trace {path} is not a round: it holds no call")
 
 
-def _scheduler(path: Path, line: str, *, pack: str | None) -> Scheduler:
+def _scheduler(path: Path, line: bytes, *, pack: str | None) -> Scheduler:
     try:
-        head: dict[str, Any] = json.loads(line)
-        if head["edgedecode_trace"] != FORMAT:
-            raise InputError(f"the trace {path} has format {head['edgedecode_trace']}, this version reads {FORMAT}")
-        if pack is not None and head["pack"] != pack:
-            raise InputError(f"the trace {path} is of another pack: give the pack it was recorded with")
-        return Scheduler(
-            free=head["free"],
-            models=head["models"],
-            heads=head.get("heads", ()),
-            experience=Experience.from_dict(head["experience"]),
-            options=SchedulerOptions(**head["options"]),
-        )
+        head = msgspec.json.decode(line, type=_Head)
+        if head.edgedecode_trace != FORMAT:
+            raise InputError(f"the trace {path} has format {head.edgedecode_trace}, this version reads {FORMAT}")
+        experience = Experience.from_dict(head.experience)
     except InputError:  # says itself what is wrong; it is a ValueError too
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise InputError(f"the first line of {path} is not the head of a trace: {error}") from None
+    if pack is not None and head.pack != pack:
+        raise InputError(f"the trace {path} is of another pack: give the pack it was recorded with")
+    return Scheduler(free=head.free, models=head.models, heads=head.heads, experience=experience, options=head.options)

@@ -20,7 +20,8 @@ from edgedecode.cli import main
 from edgedecode.decoding.policy import RoundCost, Score
 from edgedecode.experience_file import load_experience
 from edgedecode.pack.integrity import pack_digest
-from edgedecode.schedule.cost import CONTEXT_BUCKETS, context_bucket
+from edgedecode.schedule.acceptance import Acceptance
+from edgedecode.schedule.cost import CONTEXT_BUCKETS, Prices, context_bucket
 from edgedecode.text.prompts import Prompt
 
 CURVE = Costs(
@@ -59,19 +60,20 @@ def test_the_arms_are_plain_scheduled_and_fixed_where_they_are_wanted() -> None:
 
 def test_every_request_begins_with_what_was_known_after_the_warm_up(toy: Pair) -> None:
     requests = Requests(TimedPair(toy, with_draft=True), settings())
-    toy.experience.survival.add(Score("suffix", 3, 2, 4))
+    acceptance = Acceptance(toy.experience.history)
+    acceptance.add(Score("suffix", 3, 2, 4))
     requests.warm_up([Prompt("chat", (), ("something else",))])
     known = toy.experience.as_dict()
     assert toy.experience.costs.tables  # it learnt from the warm-up
     requests.answer(PROMPT, SCHEDULED)
-    toy.experience.survival.add(Score("suffix", 3, 0, 4))
+    Acceptance(toy.experience.history).add(Score("suffix", 3, 0, 4))
     toy.experience.costs.observe(RoundCost(1, 9.0), context_tokens=9)
     learnt = toy.experience.as_dict()
-    assert learnt["survival"] != known["survival"]
+    assert learnt["history"] != known["history"]
     requests.restore()
     restored = toy.experience.as_dict()
-    assert (restored["survival"], restored["arms"]) == (known["survival"], known["arms"])
-    assert restored["costs"] == learnt["costs"] != known["costs"]
+    assert (restored["history"], restored["balances"]) == (known["history"], known["balances"])
+    assert restored["tables"] == learnt["tables"] != known["tables"]
 
 
 def test_no_request_drafts_from_an_earlier_answer(toy: Pair) -> None:
@@ -140,11 +142,12 @@ def test_the_scheduler_takes_over_what_was_measured_of_every_drafter_that_has_a_
     assert costs.table(256).step == pytest.approx(0.01)
     assert costs.table(1024).step == pytest.approx(0.03)
     assert [costs.table(256).c(n) for n in (2, 5, 17)] == pytest.approx([1.2, 1.8, 4.2], rel=0.02)  # smoothed
+    prices = Prices(costs, costs.table(256), 0.01)
     for drafter in ("model", "tree"):
-        assert costs.d(drafter, 256) == pytest.approx(0.1)
-    assert costs.d("trim", 256) == pytest.approx(0.05)
-    assert [costs.reading(drafter, 256) for drafter in ("model", "tree", "trim")] == pytest.approx([0.02] * 3)
-    assert (costs.o("none", 256), costs.o("suffix", 256)) == (pytest.approx(0.05), pytest.approx(0.1))
+        assert prices.step(drafter) == pytest.approx(0.1)
+    assert prices.step("trim") == pytest.approx(0.05)
+    assert [prices.read(drafter) for drafter in ("model", "tree", "trim")] == pytest.approx([0.02] * 3)
+    assert (prices.host("none"), prices.host("suffix")) == (pytest.approx(0.05), pytest.approx(0.1))
 
 
 def test_host_work_is_told_by_drafter(toy: Pair) -> None:
@@ -166,7 +169,7 @@ def test_a_calibration_ends_with_one_json_line(toy: Pair, capsys: pytest.Capture
     assert len(calibration[0]["c"]) == 17
     assert calibration[0]["read_seconds"] > 0
     assert toy.experience.costs.table(256).step == pytest.approx(calibration[0]["target_seconds"]["1"])
-    assert load_experience(kept).costs.as_dict() == toy.experience.costs.as_dict()
+    assert load_experience(kept).as_dict() == toy.experience.as_dict()
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------
@@ -187,12 +190,14 @@ def test_a_trace_is_replayed(
     lines = trace.read_text().splitlines()
     assert main(["bench", "--replay", str(trace), "--json"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0] == f"{len(lines) - 1} plans, all equal"
-    assert json.loads(out[1]) == {"plans": len(lines) - 1, "difference": None}
+    places = [place for place, text in enumerate(lines) if '"plan"' in text]
+    assert out[0] == f"{len(places)} plans, all equal"
+    assert json.loads(out[1]) == {"plans": len(places), "difference": None}
 
-    changed = json.loads(lines[5])
+    fifth = places[4]
+    changed = json.loads(lines[fifth])
     changed["plan"]["draft_max"] += 1
-    trace.write_text("\n".join([*lines[:5], json.dumps(changed), *lines[6:]]))
+    trace.write_text("\n".join([*lines[:fifth], json.dumps(changed), *lines[fifth + 1 :]]))
     assert main(["bench", "--replay", str(trace)]) == 1
     assert capsys.readouterr().out.startswith("plan 5 differs: recorded Plan(")
 

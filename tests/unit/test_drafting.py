@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import perf_counter
 
 import pytest
 
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
-from edgedecode.decoding.policy import ASKED, NO_DRAFTER, WHOLE, Offer, Plan, Score, Signals
+from edgedecode.decoding.policy import ASKED, NO_DRAFTER, WHOLE, Offer, Plan, RoundCost, Score, Signals
 from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
@@ -20,13 +21,23 @@ from tests.toys import GREEDY, CallDrafter
 class Scripted:
     """A policy that says what it was given, and keeps what it was told."""
 
-    def __init__(self, *plans: Plan) -> None:
+    def __init__(self, *plans: Plan, rest: int = 0) -> None:
         self.plans = list(plans)
-        self.told: list[Signals] = []
+        self.rest = rest
+        self.shown: list[Signals] = []
+        self.costs: list[RoundCost] = []
+        self.scores: list[tuple[Score, ...]] = []
+
+    def begin(self) -> int:
+        return self.rest
 
     def plan(self, signals: Signals) -> Plan:
-        self.told.append(signals)
+        self.shown.append(signals)
         return self.plans.pop(0) if self.plans else Plan(0)
+
+    def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
+        self.costs.append(cost)
+        self.scores.append(tuple(scores))
 
 
 class Slow(CallDrafter):
@@ -54,8 +65,14 @@ def slow(*tokens: int) -> Slow:
     return Slow(lambda context, limit, rng: Draft(tokens, source="slow").cut(limit))
 
 
-def drafting(policy: Scripted, *drafters: CallDrafter, offers: bool = True, chains_only: bool = False) -> Drafting:
-    made = Drafting(drafters, policy, noise=Noise(0, stream=1), offers=offers, chains_only=chains_only)
+def drafting(
+    policy: Scripted,
+    *drafters: CallDrafter,
+    offers: bool = True,
+    chains_only: bool = False,
+    clock: Callable[[], float] = perf_counter,
+) -> Drafting:
+    made = Drafting(drafters, policy, noise=Noise(0, stream=1), offers=offers, chains_only=chains_only, clock=clock)
     made.begin([1, 2])
     return made
 
@@ -73,8 +90,8 @@ def test_free_drafters_are_asked_before_the_plan_and_models_after_it() -> None:
     quick, model = free(5, 6, 7), slow(5, 8, 8)
     made = drafting(policy, quick, model)
     assert made.propose([1, 2], room=10).tokens == (5, 8)
-    assert policy.told[0].offers == (Offer("call", 3, match=2),)
-    assert policy.told[0].unread == (("slow", 3),)
+    assert policy.shown[0].offers == (Offer("call", 3, match=2),)
+    assert policy.shown[0].unread == (("slow", 3),)
     assert [(plan.floor, plan.read_max) for plan in model.plans] == [(0.25, 7)]
 
 
@@ -92,24 +109,23 @@ def test_offers_are_scored_although_another_drafted() -> None:
     draft = made.propose(tokens, room=10)
     tokens += [5, 9]
     made.observe(tokens, verdict(draft, 5, 9))
-    made.propose(tokens, room=8)
-    assert policy.told[1].scores == (Score("call", 3, 1, match=2),)
+    made.spent(verdict(draft, 5, 9), pass_seconds=0.5, host_seconds=0.25)
+    assert policy.scores == [(Score("call", 3, 1, match=2),)]
 
 
 def test_a_round_is_charged_to_who_drafted_and_a_models_time_is_not_the_hosts() -> None:
     policy = Scripted(Plan(2, "slow"), Plan(0), Plan(0))
-    made = drafting(policy, slow(5, 6))
+    ticks = iter((10.0, 10.125))
+    made = drafting(policy, slow(5, 6), clock=lambda: next(ticks))
     draft = made.propose([1, 2], room=10)
     made.observe([1, 2, 5], verdict(draft, 5))
     made.spent(verdict(draft, 5), pass_seconds=0.5, host_seconds=0.25)
-    made.propose([1, 2, 5], room=9)
-    (cost,) = policy.told[1].costs
+    (cost,) = policy.costs
     assert (cost.drafter, cost.width, cost.drafted, cost.accepted, cost.read) == ("slow", 3, 2, 0, 3)
-    assert cost.draft_seconds > 0
-    assert cost.host_seconds == pytest.approx(0.25 - cost.draft_seconds)
+    assert (cost.draft_seconds, cost.host_seconds) == (0.125, 0.125)
+    made.propose([1, 2, 5], room=9)
     made.spent(verdict(Draft(), 7), pass_seconds=0.5, host_seconds=0.1)
-    made.propose([1, 2, 5, 7], room=8)
-    assert [(cost.drafter, cost.width) for cost in policy.told[2].costs] == [(ASKED, 1)]
+    assert [(cost.drafter, cost.width) for cost in policy.costs[1:]] == [(ASKED, 1)]
 
 
 def test_a_model_that_dropped_its_draft_is_charged_for_drafting() -> None:
@@ -117,8 +133,7 @@ def test_a_model_that_dropped_its_draft_is_charged_for_drafting() -> None:
     made = drafting(policy, slow())
     draft = made.propose([1, 2], room=10)
     made.spent(verdict(draft, 7), pass_seconds=0.5, host_seconds=0.1)
-    made.propose([1, 2, 7], room=9)
-    assert [(cost.drafter, cost.drafted, cost.width) for cost in policy.told[1].costs] == [("slow", 0, 1)]
+    assert [(cost.drafter, cost.drafted, cost.width) for cost in policy.costs] == [("slow", 0, 1)]
 
 
 def test_resting_asks_nobody_and_loses_no_cost() -> None:
@@ -133,12 +148,19 @@ def test_resting_asks_nobody_and_loses_no_cost() -> None:
         tokens.append(token)
         if made.timed:
             made.spent(verdict(Draft(), token), pass_seconds=0.5, host_seconds=0.1)
-    assert (len(quick.limits), len(policy.told)) == (1, 1)
+    assert (len(quick.limits), len(policy.shown)) == (1, 1)
     assert made.asks()
     made.propose(tokens, room=10)
-    assert (len(quick.limits), len(policy.told)) == (2, 2)
-    assert [(cost.drafter, cost.repeats) for cost in policy.told[1].costs] == [(ASKED, 0), (NO_DRAFTER, 1)]
-    assert policy.told[1].scores == (Score("call", 1, 0, match=2),)
+    assert (len(quick.limits), len(policy.shown)) == (2, 2)
+    assert [(cost.drafter, cost.repeats) for cost in policy.costs] == [(ASKED, 0), (NO_DRAFTER, 1)]
+    assert [score for scores in policy.scores for score in scores] == [Score("call", 1, 0, match=2)]
+
+
+def test_an_answer_may_begin_at_rest() -> None:
+    policy = Scripted(rest=2)
+    made = drafting(policy, free(5))
+    assert [made.asks() for _ in range(3)] == [False, False, True]
+    assert made.plan.reason == "nothing pays"
 
 
 def test_without_offers_only_the_one_that_is_named_is_asked() -> None:
@@ -162,22 +184,19 @@ def test_what_cannot_be_is_refused() -> None:
         drafting(Scripted(Plan(2, "slow")), long).propose([1], room=5)
 
 
-def test_a_generations_last_rounds_are_told_before_the_next_one_or_at_the_end() -> None:
-    policy = Scripted()
+def test_a_rest_that_an_answer_ends_in_is_told_before_the_next_one_or_at_the_end() -> None:
+    policy = Scripted(rest=3)
     made = drafting(policy, free(5))
     for end in (lambda: made.begin([1, 2, 7, 8]), made.close):
-        tokens = [1, 2]
-        made.begin(tokens)
-        made.propose(tokens, room=5)
-        tokens.append(7)
-        made.spent(verdict(Draft(), 7), pass_seconds=0.5, host_seconds=0.1)
-        asked = len(policy.told)
+        made.begin([1, 2])
+        told = len(policy.costs)
+        for _ in range(2):
+            assert not made.asks()
+            if made.timed:
+                made.spent(verdict(Draft(), 7), pass_seconds=0.5, host_seconds=0.1)
+        assert policy.costs[told:] == []
         end()  # type: ignore[operator]
-        (last,) = policy.told[asked:]
-        assert (last.remaining_tokens, len(last.costs), last.scores) == (1, 1, (Score("call", 1, 0, match=2),))
-    made.begin([1, 2])
-    made.propose([1, 2], room=5)
-    assert (policy.told[-1].round, policy.told[-1].costs, policy.told[-1].scores) == (1, (), ())
+        assert [(cost.drafter, cost.repeats) for cost in policy.costs[told:]] == [(NO_DRAFTER, 1)]
 
 
 def test_a_part_that_fails_to_close_leaves_no_other_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,14 +206,14 @@ def test_a_part_that_fails_to_close_leaves_no_other_open(monkeypatch: pytest.Mon
         closed.append(name)
         raise OSError(f"{name} failed")
 
-    policy, first, second = Scripted(), free(5), slow(5)
+    policy, first, second = Scripted(rest=1), free(5), slow(5)
     made = drafting(policy, first, second)
-    made.propose([1, 2], room=5)
+    assert not made.asks()
     made.spent(verdict(Draft(), 7), pass_seconds=0.5, host_seconds=0.1)
-    monkeypatch.setattr(policy, "plan", lambda signals: failing("plan"))
+    monkeypatch.setattr(policy, "observe", lambda cost, scores: failing("observe"))
     monkeypatch.setattr(policy, "close", lambda: failing("policy"), raising=False)
     monkeypatch.setattr(first, "close", lambda: failing("first"))
     monkeypatch.setattr(second, "close", lambda: failing("second"))
     with pytest.raises(OSError, match="failed"):
         made.close()
-    assert sorted(closed) == ["first", "plan", "policy", "second"]
+    assert sorted(closed) == ["first", "observe", "policy", "second"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import PREFILL_CHUNK, DecodeSetting, decode
 from edgedecode.decoding.padding import usable_context
-from edgedecode.decoding.policy import FixedLength, Plan, Signals
+from edgedecode.decoding.policy import FixedLength, Plan, RoundCost, Score, Signals
 from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome
@@ -172,31 +173,31 @@ def test_closing_the_iterator_leaves_tokens_and_state_usable() -> None:
 
 
 def test_the_policy_sees_what_the_last_round_did() -> None:
-    seen = []
+    seen, costs = list[Signals](), list[RoundCost]()
 
-    class Watching:
-        def plan(self, signals):  # type: ignore[no-untyped-def]
+    class Watching(FixedLength):
+        def plan(self, signals: Signals) -> Plan:
+            assert len(costs) == len(seen), "a round is told before the next one is planned"
             seen.append(signals)
-            return FixedLength(3).plan(signals)
+            return super().plan(signals)
+
+        def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
+            costs.append(cost)
 
     model = toy_model(VOCABULARY)
     drafter = CallDrafter(lambda context, limit, rng: Draft((*reference(list(context), 2), 0)[:limit]))
     tokens = [1, 2]
-    setting = plain_setting(drafting=Drafting([drafter], Watching(), noise=Noise(0, stream=1)))
+    setting = plain_setting(drafting=Drafting([drafter], Watching(3), noise=Noise(0, stream=1)))
     verdicts = list(decode(model, model.new_state(64), tokens=tokens, max_tokens=12, setting=setting, stats=Stats()))
-    assert [signals.round for signals in seen] == list(range(1, len(seen) + 1))
-    assert seen[0].costs == ()  # the prompt's own pass is no round of decoding
-    for signals, before in zip(seen[1:], verdicts[1:], strict=False):
-        (cost,) = signals.costs
+    assert len(costs) == len(seen) == len(verdicts) - 1  # the prompt's own pass is not a round of decoding
+    for signals, cost, before in zip(seen, costs, verdicts[1:], strict=True):
         assert (cost.drafted, cost.accepted) == (len(before.draft), before.accepted)
         assert cost.width == 1 + cost.drafted
         assert signals.context_tokens + signals.remaining_tokens == 14
-    assert max(cost.accepted for signals in seen for cost in signals.costs) >= 2
+    assert max(cost.accepted for cost in costs) >= 2
 
 
-def test_a_round_at_rest_asks_nobody_and_reads_the_clock_as_often_as_plain_decoding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_round_at_rest_asks_nobody_and_reads_the_clock_as_often_as_plain_decoding() -> None:
     calls: list[str] = []
 
     class Counting(CallDrafter):
@@ -205,7 +206,7 @@ def test_a_round_at_rest_asks_nobody_and_reads_the_clock_as_often_as_plain_decod
                 calls.append(name)
             return super().__getattribute__(name)
 
-    class Resting:
+    class Resting(FixedLength):
         def plan(self, signals: Signals) -> Plan:
             calls.append("plan")
             return Plan(0, rest=1000)
@@ -218,19 +219,17 @@ def test_a_round_at_rest_asks_nobody_and_reads_the_clock_as_often_as_plain_decod
         """Return what each round called."""
         model, tokens, found = toy_model(VOCABULARY), [1, 2], []
         calls.clear()
-        setting = plain_setting(drafting=drafting)
+        setting = plain_setting(drafting=drafting, clock=clock)
         for _ in decode(model, model.new_state(64), tokens=tokens, max_tokens=12, setting=setting, stats=Stats()):
             found.append(calls.copy())
             calls.clear()
         assert tokens[2:] == reference([1, 2], 12)
         return found
 
-    monkeypatch.setattr("edgedecode.decoding.loop.perf_counter", clock)
-    monkeypatch.setattr("edgedecode.decoding.drafting.perf_counter", clock)
     quick, slow = Counting(lambda *given: Draft((1,))), Counting(lambda *given: Draft((1,)))
     quick.name, slow.name, slow.free = "quick", "slow", False
     plain = rounds(None)
-    first, look, *rest = rounds(Drafting([quick, slow], Resting(), noise=Noise(0), offers=True))
+    first, look, *rest = rounds(Drafting([quick, slow], Resting(0), noise=Noise(0), offers=True, clock=clock))
     assert first == ["clock", "begin", "begin", *plain[0][1:]]
     assert [name for name in look if name != "clock"] == ["propose", "unread", "plan", "observe", "observe"]
     assert rest == plain[2:]
@@ -238,14 +237,14 @@ def test_a_round_at_rest_asks_nobody_and_reads_the_clock_as_often_as_plain_decod
 
 
 def test_a_plan_longer_than_the_rest_is_cut() -> None:
-    class Greedy:
-        def plan(self, signals):  # type: ignore[no-untyped-def]
+    class Greedy(FixedLength):
+        def plan(self, signals: Signals) -> Plan:
             return Plan(60)
 
     model = toy_model(VOCABULARY)
     drafter = CallDrafter(lambda context, limit, rng: Draft((1,) * limit))
     tokens = [1, 2]
-    setting = plain_setting(drafting=Drafting([drafter], Greedy(), noise=Noise(0, stream=1)))
+    setting = plain_setting(drafting=Drafting([drafter], Greedy(0), noise=Noise(0, stream=1)))
     list(decode(model, model.new_state(64), tokens=tokens, max_tokens=6, setting=setting, stats=Stats()))
     assert len(tokens) == 8
     assert all(limit <= 4 for limit in drafter.limits)

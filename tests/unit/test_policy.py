@@ -12,12 +12,12 @@ from edgedecode.errors import InputError
 
 @given(st.integers(0, MAX_DRAFT), st.integers(1, 200))
 def test_a_draft_leaves_room_for_the_token_after_it(draft_max: int, remaining: int) -> None:
-    plan = FixedLength(draft_max).plan(Signals(round=1, context_tokens=10, remaining_tokens=remaining))
+    plan = FixedLength(draft_max).plan(Signals(context_tokens=10, remaining_tokens=remaining))
     assert plan == Plan(min(draft_max, remaining - 1), reason="fixed")
 
 
 def test_the_length_is_what_was_chosen_until_the_end_is_near() -> None:
-    trace = [Signals(round=n, context_tokens=5 + n, remaining_tokens=9 - n) for n in range(9)]
+    trace = [Signals(context_tokens=5 + n, remaining_tokens=9 - n) for n in range(9)]
     assert [FixedLength(4).plan(signals).draft_max for signals in trace] == [4, 4, 4, 4, 4, 3, 2, 1, 0]
 
 

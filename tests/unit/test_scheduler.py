@@ -1,26 +1,27 @@
-"""The scheduler on a machine without noise: it may lose almost nothing where drafts fail, and takes what they give."""
+"""The scheduler on virtual machines: it may lose almost nothing where drafts fail, and takes what they give."""
 
 from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict, replace
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import replace
 
+import msgspec
 import pytest
 
-from edgedecode.decoding.policy import NO_DRAFTER, FixedLength, Offer, Plan, RoundCost, Signals
+from edgedecode.decoding.policy import NO_DRAFTER, FixedLength, Offer, RoundCost, Score, Signals
 from edgedecode.errors import InputError
-from edgedecode.schedule.cost import CostModel
 from edgedecode.schedule.experience import Experience
-from edgedecode.schedule.model_arm import ArmLife, ModelArm
-from edgedecode.schedule.scheduler import MOST_REST, REMEASURE, Scheduler, SchedulerOptions
-from tests.virtual import Machine, Ride, always, never, ride
+from edgedecode.schedule.ledger import GRANT, INCOME, OVERDRAFT, Ledger
+from edgedecode.schedule.scheduler import MOST_REST, READ_WINDOW, STOP_LOSS, Scheduler, SchedulerOptions
+from tests.virtual import Accepts, Machine, always, never, ride
 
 SLOW = Machine(row=0.45, draft=0.2, read=0.1)
 """Two old cores: every row is dear, and so is the draft model."""
 FAST = Machine(row=0.17, draft=0.06, read=0.02)
 MACHINES = [SLOW, Machine(), FAST]
+SEEDS = range(5)
 
 
 def scheduler(experience: Experience | None = None, **options: int) -> Scheduler:
@@ -35,29 +36,34 @@ def some(share: float, seed: int = 0) -> object:
     return right.__getitem__
 
 
+def noisy(machine: Machine) -> Machine:
+    """Return the same machine beside other work: 10% jitter, and 2% of the passes take three times as long."""
+    return replace(machine, jitter=0.1, spikes=0.02)
+
+
 def plain_cost(tokens: int, machine: Machine) -> float:
     """Return what plain decoding takes: the first token came with the prompt."""
-    return (tokens - 1) * (1 + machine.host)
+    return (tokens - 1) * (1 + machine.host) * machine.slowdown
 
 
 def best_fixed(tokens: int, machine: Machine, **drafters: object) -> float:
     """Return the least cost of any fixed drafter and length, in hindsight."""
-
-    class Fixed:
-        def __init__(self, name: str, length: int) -> None:
-            self.name, self.length = name, length
-
-        def plan(self, signals: Signals) -> Plan:
-            return Plan(self.length, self.name)
-
-    lengths = (1, 2, 3, 4, 6, 8, 12, 16)
-    rides = [
-        ride(Fixed(name, length), tokens=tokens, machine=machine, **drafters).cost  # type: ignore[arg-type]
-        for name in drafters
-        if name in ("free", "model")
-        for length in lengths
+    costs = [
+        _fixed_cost(accepts, length, tokens, machine, model=name == "model")  # type: ignore[arg-type]
+        for name, accepts in drafters.items()
+        for length in (1, 2, 3, 4, 6, 8, 12, 16)
     ]
-    return min([*rides, plain_cost(tokens, machine)])
+    return min([*costs, plain_cost(tokens, machine)])
+
+
+def _fixed_cost(right: Accepts, length: int, tokens: int, machine: Machine, *, model: bool, prompt: int = 32) -> float:
+    place, end, cost = prompt + 1, prompt + tokens, prompt * machine.read if model else 0.0
+    while place < end:
+        drafted = min(length, end - place - 1)
+        accepted = next((index for index in range(drafted) if not right(place + index)), drafted)
+        cost += machine.c(1 + drafted) + machine.host + (drafted * machine.draft if model else 0.0)
+        place += accepted + 1
+    return cost * machine.slowdown
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -72,34 +78,66 @@ def test_hostile_drafts_cost_next_to_nothing(machine: Machine, drafters: dict[st
     assert 192 / (192 + extra) >= 0.99
 
 
-def test_generations_that_alternate_keep_their_own_rounds_and_share_what_lasts() -> None:
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("drafters", [{"model": never}, {"free": never}, {"model": never, "free": never}], ids=str)
+def test_hostile_drafts_cost_little_beside_other_work(machine: Machine, drafters: dict[str, object]) -> None:
+    """Over 5 seeds; what the noise itself adds or takes is another 3%."""
+    found = [ride(scheduler(), tokens=256, machine=noisy(machine), seed=seed, **drafters).cost for seed in SEEDS]  # type: ignore[arg-type]
+    assert len(SEEDS) * plain_cost(256, noisy(machine)) / sum(found) >= 0.94
+
+
+def test_losses_stay_within_the_ledger() -> None:
+    """By the clock: what all rounds lost is at most the grants, the income of the text, and what the last use cost."""
+    known = Experience()
+    tokens = 3000
+    found = ride(scheduler(known), tokens=tokens, machine=Machine(), model=some(0.2), free=some(0.2))  # type: ignore[arg-type]
+    lost = found.cost - plain_cost(tokens, Machine())
+    accounts = 2
+    asking = Machine().asking * len(found.plans)
+    last_use = STOP_LOSS + READ_WINDOW * Machine().read + Machine().c(17)
+    assert lost <= accounts * (GRANT + INCOME * tokens + last_use) + asking
+    assert set(known.ledger.balances) == {"free", "model"}
+
+
+def test_an_account_is_a_grant_an_income_and_what_was_gained_and_lost() -> None:
+    ledger = Ledger()
+    assert ledger.funds("suffix") == GRANT
+    ledger.settle("suffix", -GRANT - 10)
+    ledger.earn(100)
+    assert ledger.funds("suffix") == pytest.approx(100 * INCOME - OVERDRAFT)
+    ledger.settle("suffix", 1000)
+    assert GRANT < ledger.funds("suffix") < 1000, "gains beyond a limit do not excuse losses for ever"
+
+
+def test_answers_that_alternate_keep_their_own_rounds_and_share_what_lasts() -> None:
     known = Experience()
     first, second = scheduler(known), scheduler(known)
-    first.plan(Signals(round=1, context_tokens=10, remaining_tokens=100))
-    arm = first.models["model"]
-    arm.on, arm.wait = False, 40
+    first.begin()
     for _ in range(3):
-        arm.add(2, 1.5)
-    before = replace(arm)
-    second.plan(Signals(round=1, context_tokens=10, remaining_tokens=100))
-    assert arm == before
-    second.models["model"].add(3, 1.0)
-    assert arm.rounds == 3
-    assert arm.life.scored == 4
-    assert known.as_dict()["arms"]["model"]["scored"] == 4  # type: ignore[index]
+        first.acceptance.add(Score("model", 2, 2))
+    own = first.acceptance.curve("model", 2)
+    second.begin()
+    for _ in range(3):
+        second.acceptance.add(Score("model", 2, 0))
+    assert second.acceptance.curve("model", 2) < own
+    assert first.acceptance.curve("model", 2) > second.acceptance.curve("model", 2)
+    assert known.history.tables["model", 0].tried[0] == pytest.approx(6, rel=0.05)
 
 
 def settled(machine: Machine, share: float, name: str) -> tuple[float, float]:
     """Return the best fixed length's time over the scheduler's, and plain's, once it knows the machine and the pair."""
     known = Experience()
-    ride(scheduler(known), tokens=3000, machine=machine, **{name: some(share, seed=1)})  # type: ignore[arg-type]
-    texts = [some(share, seed) for seed in range(5)]
-    cost = sum(ride(scheduler(known), tokens=400, machine=machine, **{name: text}).cost for text in texts)  # type: ignore[arg-type]
-    return sum(best_fixed(400, machine, **{name: text}) for text in texts) / cost, 5 * plain_cost(400, machine) / cost
+    ride(scheduler(known), tokens=1500, machine=machine, **{name: some(share, seed=1)})  # type: ignore[arg-type]
+    texts = [some(share, seed) for seed in SEEDS]
+    cost = sum(
+        ride(scheduler(known), tokens=250, machine=machine, seed=seed, **{name: text}).cost  # type: ignore[arg-type]
+        for seed, text in zip(SEEDS, texts, strict=True)
+    )
+    return sum(best_fixed(250, machine, **{name: text}) for text in texts) / cost, 5 * plain_cost(250, machine) / cost
 
 
 @pytest.mark.parametrize("name", ["free", "model"])
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", [*MACHINES, *map(noisy, MACHINES)])
 def test_it_comes_near_the_best_fixed_length_in_hindsight(machine: Machine, name: str) -> None:
     found = [settled(machine, share, name) for share in (1.0, 0.9, 0.75, 0.5, 0.3)]
     assert sum(best for best, _ in found) / len(found) >= 0.93
@@ -141,31 +179,15 @@ def test_off_within_sixteen_rounds_and_back_within_512_tokens_for_the_model(mach
     assert sum(accepted > 0 for _, _, _, accepted in late) > 0.9 * len(late)
 
 
-def test_asking_what_a_model_promises_changes_nothing_and_the_arm_that_is_chosen_pays() -> None:
-    """An arm that is off is asked in every round; only a round that takes it begins a probe and is charged."""
-    arm, costs = ModelArm("model", ArmLife(), on=False), CostModel()
-    before = asdict(arm)
-    uses = [arm.use(8, costs=costs, context_tokens=64, remaining_tokens=100) for _ in range(3)]
-    assert uses[0] is not None
-    assert uses[0].probe is not None
-    assert uses == [uses[0]] * 3
-    assert asdict(arm) == before
-    arm.begin_probe(uses[0].probe)
-    assert (arm.on, arm.life.probed) == (True, uses[0].probe.price)
-
-
-def test_a_probe_that_loses_to_another_arm_is_not_charged() -> None:
+def test_planning_changes_nothing_but_what_it_says_itself() -> None:
+    """Asked twice, it plans the same: only rounds that happen are learnt from and paid for."""
     made = scheduler()
     ride(made, tokens=40, machine=FAST, model=always, free=always)
-    arm = made.models["model"]
-    arm.on, arm.wait, arm.probing = False, 0, 0
-    before = arm.life.probed
-    signals = Signals(
-        round=9, context_tokens=64, remaining_tokens=200, offers=(Offer("free", 8, 8),), unread=(("model", 4),)
-    )
-    assert arm.use(4, costs=made.costs, context_tokens=64, remaining_tokens=200) is not None
-    assert made.plan(signals).drafter == "free"
-    assert (arm.on, arm.probing, arm.life.probed) == (False, 0, before)
+    signals = Signals(context_tokens=64, remaining_tokens=200, offers=(Offer("free", 8, 8),), unread=(("model", 4),))
+    first = made.plan(signals)
+    known = made.experience.as_dict()
+    assert [made.plan(signals) for _ in range(3)] == [first] * 3
+    assert made.experience.as_dict() == known
 
 
 def test_a_model_is_not_read_for_a_few_tokens() -> None:
@@ -180,22 +202,37 @@ def test_a_model_is_not_read_for_a_few_tokens() -> None:
 
 def test_costs_that_were_wrongly_known_are_found_out_by_the_clock() -> None:
     class Lying(Scheduler):
-        def _learn(self, cost: RoundCost) -> None:
-            super()._learn(cost)
-            self.costs.table(1).beta[2:20] = 0.0  # wide passes are free, it believes
-            self.costs.table(1).forget_curve()
+        def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
+            super().observe(cost, scores)
+            table = self.costs.table(1)
+            table.beta[2:20], table._curve = 0.0, []  # wide passes are free, it believes
 
     lying = Lying(free=["free"])
     found = ride(lying, tokens=300, machine=Machine(row=1.5), free=some(0.4), prompt=0)  # type: ignore[arg-type]
-    assert "measured slower" in {plan.reason for plan in found.plans}
+    assert lying.ledger.funds("free") < INCOME * 300
     assert len(found.used("free")) < len(found.rounds) / 2
 
 
-def test_the_same_signals_make_the_same_plans() -> None:
+def test_costs_from_a_bad_moment_are_measured_again() -> None:
+    """Whatever the first passes beside other work said, good drafts are used soon after it."""
+    known = Experience()
+    ride(scheduler(known), tokens=60, machine=Machine(row=1.6, draft=0.6), free=some(0.5), model=some(0.5))  # type: ignore[arg-type]
+    found = ride(scheduler(known), tokens=600, machine=FAST, free=always, model=always)
+    late = [entry for entry in found.rounds if entry[0] >= 300]
+    assert sum(accepted for _, _, _, accepted in late) > len(late)
+
+
+def test_the_same_calls_make_the_same_plans() -> None:
     found = ride(scheduler(), tokens=300, free=some(0.5), model=some(0.7))  # type: ignore[arg-type]
-    again = scheduler()
-    signals = [Signals.from_dict(json.loads(json.dumps(asdict(each)))) for each in found.signals]
-    assert [again.plan(each) for each in signals] == found.plans
+    again, scores = scheduler(), iter(found.scores)
+    again.begin()
+    plans = []
+    for call in found.calls:
+        if isinstance(call, Signals):
+            plans.append(again.plan(msgspec.json.decode(msgspec.json.encode(call), type=Signals)))
+        else:
+            again.observe(call, next(scores))
+    assert plans == found.plans
     assert {plan.drafter for plan in found.plans} >= {"free", "model"}
 
 
@@ -204,11 +241,6 @@ def test_what_was_learnt_survives_json() -> None:
     ride(scheduler(known), tokens=300, free=some(0.5), model=some(0.7))  # type: ignore[arg-type]
     copy = Experience.from_dict(json.loads(json.dumps(known.as_dict())))
     assert copy.as_dict() == known.as_dict()
-    rides: list[Ride] = [
-        ride(scheduler(each), tokens=200, free=some(0.5), model=some(0.7))
-        for each in (known, copy)  # type: ignore[arg-type]
-    ]
-    assert rides[0].plans == rides[1].plans
 
 
 @pytest.mark.parametrize("length", [0, 65])
@@ -220,19 +252,11 @@ def test_longest_drafts_out_of_range_are_refused(length: int) -> None:
 @pytest.mark.parametrize(("host", "asking"), [(0.0005, 0.012), (0.005, 0.01), (0.03, 0.1)])
 def test_asking_in_vain_comes_to_rest_whatever_it_costs(host: float, asking: float) -> None:
     found = ride(scheduler(), tokens=2000, machine=Machine(host=host, asking=asking), free=never)
-    late = [name for place, name, _, _ in found.rounds if place >= 200]
-    assert late.count(NO_DRAFTER) >= 0.5 * len(late)
-    costs = [cost for each in found.signals for cost in each.costs]
-    assert any(cost.repeats for cost in costs)
-    assert 0 <= len(found.rounds) - sum(1 + cost.repeats for cost in costs) <= 1 + MOST_REST
-
-
-def test_rounds_of_a_rest_that_are_only_counted_bring_the_next_measurement_nearer() -> None:
-    found = ride(scheduler(), tokens=2000, free=never)
-    drafted = [place for place in found.used("free") if place >= 300]
-    gaps = [after - before for before, after in pairwise(drafted)]
-    assert len(gaps) >= 3
-    assert all(REMEASURE < gap <= REMEASURE + MOST_REST + 2 for gap in gaps), gaps
+    asked = sum(isinstance(call, Signals) for call in found.calls)
+    assert asked * asking <= 2000 * (INCOME / 2 + asking / (1 + MOST_REST)) + MOST_REST * asking
+    costs = [call for call in found.calls if isinstance(call, RoundCost)]
+    assert any(cost.repeats and cost.drafter == NO_DRAFTER for cost in costs)
+    assert len(found.rounds) == sum(1 + cost.repeats for cost in costs), "every round is told, if only counted"
 
 
 def test_fixed_lengths_need_no_scheduler() -> None:

@@ -79,7 +79,7 @@ def test_a_recommended_trim_drafts_by_default_beside_the_whole_head_on_one_model
         assert session.drafter_name == "trim+model+suffix"
         policy = session._drafting.policy  # type: ignore[union-attr]
         assert isinstance(policy, Scheduler)
-        assert policy.variants.arms == {"trim": ("trim", "model")}
+        assert policy.heads == {"trim": ("trim", "model"), "model": ("trim", "model")}
         reply = session.generate("hello", max_tokens=60)
     assert reply.tokens == ascii_pair().session(SessionOptions(drafter="none")).generate("hello", max_tokens=60).tokens
     assert runtime.needs == [(), ("trim",)]  # the target, and one draft

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from io import StringIO
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from edgedecode import SessionOptions
 from edgedecode.errors import InputError
 from edgedecode.pack.integrity import pack_digest
+from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.trace import Recorder, replay
 from edgedecode.testing import toy_pair
 from edgedecode.user_notices import NOTICES
@@ -34,14 +35,13 @@ def test_a_recorded_session_replays_plan_for_plan(trace: Path) -> None:
     assert len(rounds) > 4
     assert [each.plan for each in rounds] == [each.recorded for each in rounds]
     assert any(each.plan.draft_max for each in rounds)
-    assert {each.signals.round for each in rounds} >= {1, 2}
 
 
 def test_the_head_says_what_the_scheduler_knew(trace: Path) -> None:
     lines = trace.read_text(encoding="utf-8").splitlines()
     head = json.loads(lines[0])
-    assert head["experience"]["costs"]["tables"]
-    head["experience"] = {"costs": {"tables": {}, "drafts": {}, "host": {}}, "survival": {}, "arms": {}}
+    assert head["experience"]["tables"]
+    head["experience"] = Experience().as_dict()
     trace.write_text("\n".join([json.dumps(head), *lines[1:]]), encoding="utf-8")
     assert [each.plan for each in replay(trace)] != [each.recorded for each in replay(trace)]
 
@@ -62,14 +62,14 @@ def test_another_packs_trace_is_refused(trace: Path) -> None:
     [
         (0, "nonsense", "first line"),
         (0, "{}", "first line"),
-        (0, '{"edgedecode_trace": 9}', "format 9"),
+        (0, 9, "format 9"),
         (3, "{}", "line 4"),
         (3, "nonsense", "line 4"),
     ],
 )
-def test_what_is_no_trace_is_refused_by_its_line(trace: Path, line: int, content: str, said: str) -> None:
+def test_what_is_no_trace_is_refused_by_its_line(trace: Path, line: int, content: str | int, said: str) -> None:
     lines = trace.read_text(encoding="utf-8").splitlines()
-    lines[line] = content
+    lines[line] = content if isinstance(content, str) else lines[line].replace(":2,", f":{content},", 1)
     trace.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(InputError, match=said):
         list(replay(trace))
@@ -78,10 +78,10 @@ def test_what_is_no_trace_is_refused_by_its_line(trace: Path, line: int, content
 def test_a_trace_that_cannot_be_written_any_further_ends_with_one_notice_and_no_answer_does(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Full(StringIO):
+    class Full(BytesIO):
         """A file on a disk that has filled up."""
 
-        def write(self, text: str) -> int:
+        def write(self, line: object) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         def close(self) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import msgspec
 import pytest
 
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, DraftMode
 from edgedecode.decoding.model import AdapterUse, ModelCard
 from edgedecode.decoding.policy import Offer, Plan, RoundCost, Score, Signals
 from edgedecode.decoding.stats import FinishReason
+from edgedecode.decoding.tree import TreeShape
 
 
 @pytest.mark.parametrize(
     "value",
-    [Draft((1,)), AdapterUse("a", "d"), ModelCard("m", 8, 8, 16), Plan(2), Signals(0, 1, 2)],
+    [Draft((1,)), AdapterUse("a", "d"), ModelCard("m", 8, 8, 16), Plan(2), Signals(1, 2)],
     ids=lambda value: type(value).__name__,
 )
 def test_values_are_frozen_and_slotted(value: object) -> None:
@@ -35,16 +37,16 @@ def test_an_empty_draft_is_an_ordinary_chain() -> None:
 
 def test_signals_and_plans_survive_json() -> None:
     signals = Signals(
-        round=3,
         context_tokens=40,
         remaining_tokens=7,
         offers=(Offer("suffix", 5, match=3),),
         unread=(("model", 12),),
-        costs=(RoundCost(width=3, pass_seconds=0.01, drafter="suffix", drafted=2, accepted=1),),
-        scores=(Score("suffix", 4, 2, match=3),),
+        rates=(("tree", ((0.5, 0.25), (0.125, 0.0))),),
     )
-    assert Signals.from_dict(json.loads(json.dumps(dataclasses.asdict(signals)))) == signals
-    assert Plan(**json.loads(json.dumps(dataclasses.asdict(Plan(5))))) == Plan(5)
+    cost = RoundCost(width=3, pass_seconds=0.01, drafter="suffix", drafted=2, accepted=1)
+    plan = Plan(5, "tree", shape=TreeShape((-1, 0), (0, 1)))
+    for value in (signals, cost, plan, Plan(5), Score("suffix", 4, 2, match=3)):
+        assert msgspec.json.decode(msgspec.json.encode(value), type=type(value)) == value
 
 
 def test_finish_reasons_are_plain_strings_in_json() -> None:
