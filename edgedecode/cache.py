@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
+from typing import TypeVar
+
+from msgspec.json import decode
 
 __all__ = [
     "AREAS",
@@ -31,6 +34,7 @@ MAKING = ".making"
 """How the names of unfinished files end."""
 _STALE_SECONDS = 3600
 _MOST_NBYTES = 1 << 20
+_Kind = TypeVar("_Kind")
 
 AREAS: Mapping[str, str] = {
     "costs": "what passes cost on this device",
@@ -133,8 +137,8 @@ def keep_json(path: Path, value: object, *, private: bool = False) -> None:
         json.dump(value, file)
 
 
-def kept_json(path: Path) -> object:
-    """Read what `keep_json` wrote, where anything may lie by now.
+def kept_json(path: Path, kind: type[_Kind]) -> _Kind:
+    """Read what `keep_json` wrote of such a kind, where anything may lie by now.
 
     Raises FileNotFoundError where nothing does, ValueError with what is wrong with it.
     """
@@ -144,11 +148,10 @@ def kept_json(path: Path) -> object:
             raise ValueError("it is not a file")
         if found.st_size > _MOST_NBYTES:
             raise ValueError("it is far too large")
-        value: object = json.loads(path.read_text(encoding="utf-8"))
+        return decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    return value

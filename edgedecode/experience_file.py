@@ -42,8 +42,8 @@ def load_experience(path: Path | None) -> Experience:
     try:
         if path is None:
             return Experience()
-        value = kept_json(path)
-        if not isinstance(value, dict) or value.get("edgedecode_costs") != FORMAT:
+        value = kept_json(path, dict)
+        if value.get("edgedecode_costs") != FORMAT:
             raise ValueError("it is not what this version writes")
         return Experience.from_dict(value)
     except FileNotFoundError:

@@ -7,7 +7,7 @@ What cannot be read there is measured again with a notice, what cannot be writte
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import edgedecode
@@ -103,15 +103,25 @@ def widths_path(
     return folder / f"{digest[:24]}.json"
 
 
+@dataclass(frozen=True, slots=True)
+class _KeptWidths:
+    """What is kept of a measurement."""
+
+    edgedecode_widths: int
+    """`FORMAT`."""
+    drafts: tuple[int, ...]
+    prompts: tuple[int, ...]
+
+
 def load_widths(path: Path | None) -> IdenticalWidths | None:
     """Return what is kept at `path`; None for nothing, and with a notice for damage or another program's file."""
     try:
         if path is None:
             return None
-        value = kept_json(path)
-        if not isinstance(value, dict) or value.get("edgedecode_widths") != FORMAT:
+        kept = kept_json(path, _KeptWidths)
+        if kept.edgedecode_widths != FORMAT:
             raise ValueError("it is not what this version writes")
-        return IdenticalWidths(_some(value.get("drafts"), NARROW), _some(value.get("prompts"), WIDE))
+        return IdenticalWidths(_some(kept.drafts, NARROW), _some(kept.prompts, WIDE))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -121,7 +131,7 @@ def load_widths(path: Path | None) -> IdenticalWidths | None:
 
 def store_widths(path: Path, widths: IdenticalWidths) -> None:
     """Keep widths; where they cannot be written they are measured again."""
-    keep_json(path, {"edgedecode_widths": FORMAT, "drafts": widths.drafts, "prompts": widths.prompts})
+    keep_json(path, asdict(_KeptWidths(FORMAT, widths.drafts, widths.prompts)))
 
 
 def _known_widths(shared: Resources, adapter: AdapterUse | None) -> IdenticalWidths:
@@ -149,8 +159,8 @@ def _known_widths(shared: Resources, adapter: AdapterUse | None) -> IdenticalWid
     return found
 
 
-def _some(value: object, known: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a list of known widths, ascending. Raises ValueError for anything else."""
-    if not isinstance(value, list) or value != [width for width in known if width in value]:
-        raise ValueError(f"{str(value)[:80]} are not widths")
-    return tuple(value)
+def _some(widths: tuple[int, ...], known: tuple[int, ...]) -> tuple[int, ...]:
+    """Return known widths, ascending. Raises ValueError for anything else."""
+    if widths != tuple(width for width in known if width in widths):
+        raise ValueError(f"{str(widths)[:80]} are not widths")
+    return widths

@@ -32,11 +32,11 @@ ROOMS = {  # of the core: what a room may import beside itself, from rooms and f
     "gguf": {"decoding", "errors"},
     "pack": {
         *("decoding", "gguf", "onnx_format", "text"),
-        *("cache", "duplicate_names", "errors", "locks", "memory", "rate", "user_notices"),
+        *("cache", "duplicate_names", "errors", "locks", "memory", "rate", "typed_json", "user_notices"),
     },
     "engines": {
         *("decoding", "drafters", "pack", "schedule"),
-        *("cache", "errors", "memory", "open_pack", "options", "pair", "user_notices"),
+        *("cache", "errors", "memory", "open_pack", "options", "pair", "typed_json", "user_notices"),
     },
 }
 MAX_LINES = 400

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from edgedecode.typed_json import Count, Seconds
+
 from .engine_factory import Refusal
 
 __all__ = ["SLACK_NBYTES", "Candidate", "Choice", "Speeds", "choose", "room"]
@@ -40,12 +42,12 @@ class Candidate:
 class Speeds:
     """Measured seconds a token of plain decoding by engine, why an engine gave none, and when that was (UTC)."""
 
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, Seconds]
     refused: Mapping[str, str] = field(default_factory=dict)
     taken: str = ""
-    needs: Mapping[str, int] = field(default_factory=dict)
+    needs: Mapping[str, Count] = field(default_factory=dict)
     """Bytes that a session takes beside a process that has not loaded the engine, by `room`: the fewest measured."""
-    least: Mapping[str, int] = field(default_factory=dict)
+    least: Mapping[str, Count] = field(default_factory=dict)
     """Bytes that must be free for an engine that did not fit fewer, by `room`; the actual need may be higher."""
 
     def fits(self, name: str, *, context: int | None, free_nbytes: int) -> bool | None:

@@ -15,7 +15,6 @@ from pathlib import Path
 import edgedecode
 from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
 from edgedecode.pack.manifest import Manifest
-from edgedecode.schedule.checked_numbers import amount, mapping, positive
 from edgedecode.user_notices import notice
 
 from .child import ask_child, child_command
@@ -72,16 +71,9 @@ def finding_path(manifest: Manifest, request: EngineRequest, *, versions: Mappin
 def load_speeds(path: Path | None) -> Speeds:
     """Return what was found, less the refusals of some time ago; nothing where there is none, or damage."""
     try:
-        value = mapping(kept_json(path)) if path is not None else {}
-        found = Speeds(
-            {name: positive(number) for name, number in mapping(value["seconds"]).items()},
-            {name: str(reason) for name, reason in mapping(value["refused"]).items()},
-            str(value["taken"]),
-            {name: int(amount(number)) for name, number in mapping(value["needs"]).items()},
-            {name: int(amount(number)) for name, number in mapping(value["least"]).items()},
-        )
+        found = kept_json(path, Speeds) if path is not None else Speeds({})
         age = datetime.now(UTC) - datetime.fromisoformat(found.taken)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    except (OSError, ValueError, TypeError, OverflowError):
         return Speeds({})
     return replace(found, refused={}, least={}) if age > REFUSALS_LAST else found
 

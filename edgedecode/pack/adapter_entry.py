@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .entries import plain_path
-from .json_fields import Fields
+from edgedecode.typed_json import Count, Finite, Positive
 
 __all__ = ["AdapterEntry"]
 
@@ -18,23 +17,11 @@ class AdapterEntry:
     """A name of `Manifest.files` or `Manifest.outside`, or an absolute path once located."""
     role: str
     """The model it was made for."""
-    rank: int
+    rank: Positive
     """The largest of its matrices."""
-    alpha: float
+    alpha: Finite
     """The engine scales each product by alpha over the product's own rank; 0: not at all."""
     modules: tuple[str, ...]
     """The projections it changes, by their names in PEFT's `target_modules`."""
-    invocation: tuple[int, ...] = ()
+    invocation: tuple[Count, ...] = ()
     """Activated LoRA: the tokens from which on it applies; empty: everywhere."""
-
-    @classmethod
-    def of(cls, fields: Fields) -> AdapterEntry:
-        """Check a parsed entry field by field. Raises ManifestError naming the field."""
-        return cls(
-            file=plain_path(fields.text("file")),
-            role=fields.text("role"),
-            rank=fields.integer("rank", low=1),
-            alpha=fields.number("alpha"),
-            modules=fields.texts("modules"),
-            invocation=fields.integers("invocation") if "invocation" in fields.values else (),
-        )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from edgedecode.errors import ManifestError
 from edgedecode.rate import Rate
-
-from .json_fields import Fields
+from edgedecode.typed_json import Count, Finite, Positive
 
 __all__ = ["EXPECTED_BEYOND", "Equality"]
 
@@ -22,28 +20,36 @@ class Equality:
 
     engines: Mapping[str, str]
     """Runtime → the versions it ran with."""
-    prompts: int
+    prompts: Positive
     prompts_digest: str
     """sha256, in hex, of the prompts' token ids."""
-    max_tokens: int
-    kv_type: str
+    max_tokens: Positive
+    kv_type: str = field(default="", kw_only=True)
     """As asked for; empty: what each engine does by itself."""
-    tokens: int
+    tokens: Count
     """Tokens decoded by both engines together; each was scored by the other."""
-    hits: int
+    hits: Count
     """How many of them were the arg-max in both."""
-    divergent: int
+    divergent: Count
     """Prompts whose two texts differ."""
-    beyond: int
+    beyond: Count
     """Prompts with a gap above the noise of the noisier engine."""
-    beyond_tokens: int
-    """Tokens with such a gap."""
-    untied: int
+    beyond_tokens: Count = field(default=-1, kw_only=True)
+    """Tokens with such a gap. Older results tell neither this nor the next: they count as many as prompts."""
+    untied: Count = field(default=-1, kw_only=True)
     """Those of them that are no near tie: far above the noise, or no number."""
-    largest_gap: float | None
+    largest_gap: Finite | None = field(default=None, kw_only=True)
     """In logits; None: a score that was no number."""
-    noise: Mapping[str, float | None]
+    noise: Mapping[str, Finite | None]
     """Runtime → its kernel noise, in logits: what its own one-row and many-row kernels differ by. None: no number."""
+
+    def __post_init__(self) -> None:
+        for name in ("beyond_tokens", "untied"):
+            if getattr(self, name) < 0:
+                object.__setattr__(self, name, self.beyond)
+        most = max(self.hits, self.beyond_tokens, self.untied)
+        if most > self.tokens or max(self.divergent, self.beyond) > self.prompts:
+            raise ValueError("it counts more tokens or prompts than there are")
 
     @property
     def divergent_rate(self) -> Rate:
@@ -62,29 +68,3 @@ class Equality:
         More than may be: their rate's lower bound is above what a 99.9th percentile leaves out.
         """
         return not self.untied and self.beyond_rate.low <= EXPECTED_BEYOND
-
-    @classmethod
-    def of(cls, fields: Fields) -> Equality:
-        """Check a parsed block field by field. Raises ManifestError naming the field."""
-        engines, noise = fields.child("engines"), fields.child("noise")
-        beyond = fields.integer("beyond", low=0)
-        beyond_tokens, untied = (fields.optional_integer(name) for name in ("beyond_tokens", "untied"))
-        found = cls(
-            engines={name: engines.text(name) for name in engines.values},
-            prompts=fields.integer("prompts", low=1),
-            prompts_digest=fields.text("prompts_digest"),
-            max_tokens=fields.integer("max_tokens", low=1),
-            kv_type=fields.optional_text("kv_type") or "",
-            tokens=fields.integer("tokens", low=0),
-            hits=fields.integer("hits", low=0),
-            divergent=fields.integer("divergent", low=0),
-            beyond=beyond,
-            beyond_tokens=beyond if beyond_tokens is None else beyond_tokens,
-            untied=beyond if untied is None else untied,  # an older result: one gap above the noise was too many
-            largest_gap=fields.optional_number("largest_gap"),
-            noise={name: noise.optional_number(name) for name in noise.values},
-        )
-        most = max(found.hits, found.beyond_tokens, found.untied)
-        if most > found.tokens or max(found.divergent, found.beyond) > found.prompts:
-            raise ManifestError(f"{fields.where} counts more tokens or prompts than there are")
-        return found

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from edgedecode.errors import ManifestError
-
-from .json_fields import Fields
+from edgedecode.typed_json import Count
 
 __all__ = ["FileEntry", "OutsideFile", "plain_path"]
 
@@ -16,13 +15,8 @@ __all__ = ["FileEntry", "OutsideFile", "plain_path"]
 class FileEntry:
     """A file of the pack: its size in bytes and the sha256 of its content, in hex."""
 
-    nbytes: int
+    nbytes: Count
     sha256: str
-
-    @classmethod
-    def of(cls, fields: Fields) -> FileEntry:
-        """Check a parsed entry. Raises ManifestError naming the field."""
-        return cls(nbytes=fields.integer("nbytes", low=0), sha256=fields.text("sha256"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +24,20 @@ class OutsideFile:
     """A weights file or adapter that an import uses where it lies: absolute path, size in bytes, sha256 in hex."""
 
     path: str
-    nbytes: int
+    nbytes: Count
     sha256: str
 
-    @classmethod
-    def of(cls, name: str, fields: Fields) -> OutsideFile:
-        """Check a parsed entry; a graph finds its weights by their bare name, which therefore stays the same."""
-        text = fields.text("path")
-        path = Path(text)
+    def check(self, name: str) -> None:
+        """Raise ManifestError for a path that may not be opened, or names a file that is not called as `name` is.
+
+        A graph finds its weights by their bare name, which therefore stays the same.
+        """
+        where, text, path = f"manifest.outside.{name}.path", self.path, Path(self.path)
         same = path.name == PurePosixPath(name).name
         if text.replace("\\", "/").startswith("//"):  # Windows names itself to another machine that a path leads to
-            raise ManifestError(
-                f"{fields.where}.path {text!r} lies on another machine or is a device: refused; import with --copy"
-            )
+            raise ManifestError(f"{where} {text!r} lies on another machine or is a device: refused; import with --copy")
         if not text.isprintable() or not path.is_absolute() or ".." in path.parts or not same:
-            raise ManifestError(
-                f"{fields.where}.path {text!r} is not an absolute path of a file called like {name!r}: refused"
-            )
-        return cls(path=text, nbytes=fields.integer("nbytes", low=0), sha256=fields.text("sha256"))
+            raise ManifestError(f"{where} {text!r} is not an absolute path of a file called like {name!r}: refused")
 
 
 def plain_path(name: str) -> str:

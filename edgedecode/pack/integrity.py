@@ -170,10 +170,9 @@ def _known_path(root: Path) -> Path | None:
 def _load_known(root: Path) -> dict[str, str]:
     path = _known_path(root)
     try:
-        value = kept_json(path) if path is not None else {}
+        return kept_json(path, dict[str, str]) if path is not None else {}
     except (OSError, ValueError):
         return {}
-    return {str(name): str(stamp) for name, stamp in value.items()} if isinstance(value, dict) else {}
 
 
 def _store_known(root: Path, stamps: dict[str, str]) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from edgedecode.errors import ManifestError
+from edgedecode.typed_json import JsonValue
 
 __all__ = ["Fields", "JsonValue"]
 
 _MOST = 1 << 53
 """No size, count or id is larger; arithmetic and arrays of 64 bits take this much."""
-
-JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
 
 @dataclass(frozen=True, slots=True)

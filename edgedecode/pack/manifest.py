@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from edgedecode.duplicate_names import add_once
 from edgedecode.errors import ManifestError
+from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
 
 from .activations_entry import ActivationsEntry
 from .adapter_entry import AdapterEntry
 from .engine_equality import Equality
 from .entries import FileEntry, OutsideFile, plain_path
-from .json_fields import Fields, JsonValue
 from .trim_report import TrimEntry
 
 __all__ = [
@@ -44,9 +47,16 @@ STACKS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 """Projections that a model or a graph may hold as one, stacked by their outputs in this order."""
 _MOST_NBYTES = 1 << 20
 """Of a manifest; models of a hundred layers with adapters have one of a third of this."""
-_MOST_ROWS, _MOST_CONTEXT, _MOST_LAYERS = 1 << 24, 1 << 24, 512
-_MOST_WIDTH, _MOST_HEADS, _MOST_BITS, _MOST_BLOCK = 1 << 18, 1 << 12, 32, 1 << 16
+_Rows = Annotated[int, Meta(ge=1, le=1 << 24)]
+_Window = Annotated[int, Meta(ge=0, le=1 << 24)]
+_Layers = Annotated[int, Meta(ge=1, le=512)]
+_Width = Annotated[int, Meta(ge=1, le=1 << 18)]
+_Rank = Annotated[int, Meta(ge=0, le=1 << 18)]
+_Heads = Annotated[int, Meta(ge=1, le=1 << 12)]
+_Bits = Annotated[int, Meta(ge=1, le=32)]
+_Block = Annotated[int, Meta(ge=0, le=1 << 16)]
 """No language model is larger than these; what is planned from a manifest stays small arithmetic."""
+_Names = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +69,12 @@ class Graph:
     """
 
     file: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: _Names
+    outputs: _Names
     capabilities: tuple[str, ...]
     kv_type: str = "float32"
     """How keys and values are kept: float32, or int8 with a scale a channel."""
-    lora_rank: int = 0
+    lora_rank: _Rank = 0
     """Largest rank of an adapter; 0: it takes none."""
     lora_modules: tuple[str, ...] = ()
     """The projections an adapter may change, by their names in PEFT's `target_modules`."""
@@ -75,24 +85,24 @@ class ModelEntry:
     """One role's model. Sizes are those of the architecture; `rows` is the logits' width, padding included."""
 
     architecture: str
-    rows: int
-    context: int
-    hidden_size: int
-    layers: int
-    kv_heads: int
-    head_size: int
-    parameters: int
+    rows: _Rows
+    context: _Rows
+    hidden_size: _Width
+    layers: _Layers
+    kv_heads: _Heads
+    head_size: _Heads
+    parameters: Positive
     weights: str
     """Its weights file: a name of `Manifest.files` or `Manifest.outside`, or an absolute path once `located`."""
     graphs: Mapping[str, Graph]
-    bits: int
-    block_size: int
-    head_bits: int
+    bits: _Bits
+    block_size: _Block
+    head_bits: _Bits
     license: str
     source: str
-    kernel_noise: float | None = None
-    parity: Mapping[str, float] = field(default_factory=dict)
-    window: int = 0
+    kernel_noise: Finite | None = None
+    parity: Mapping[str, Finite] = field(default_factory=dict)
+    window: _Window = 0
     """Positions that layers with a sliding window see, the row's own included; 0: every layer sees everything."""
     quantization: str = ""
     """The recipe's name where `bits` and `head_bits` do not say everything; else empty."""
@@ -109,25 +119,28 @@ class ModelEntry:
     activations: ActivationsEntry | None = None
     """How many bits products round their inputs to; None: to 8 bits, or as an imported graph says."""
 
-    @classmethod
-    def of(cls, fields: Fields) -> ModelEntry:
-        """Check a parsed entry field by field. Raises ManifestError naming the field."""
-        return _model(fields)
-
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """Defaults for decoding, from the base model's `generation_config.json`; None: the source did not say."""
 
-    end_token_ids: tuple[int, ...]
+    end_token_ids: tuple[Count, ...]
     bos_token: str = ""
     eos_token: str = ""
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_tokens: int | None = None
+    temperature: Finite | None = None
+    top_k: Count | None = None
+    top_p: Finite | None = None
+    min_p: Finite | None = None
+    repetition_penalty: Finite | None = None
+    max_tokens: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What tells whether the rest can be read."""
+
+    format: str
+    version: Positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +151,8 @@ class Manifest:
     created_by: str
     tokenizer: str
     tokenizer_digest: str
-    vocabulary_size: int
-    chat_template: str | None
+    vocabulary_size: _Rows
+    chat_template: str | None = field(default=None, kw_only=True)
     generation: Generation
     models: Mapping[str, ModelEntry]
     files: Mapping[str, FileEntry]
@@ -170,28 +183,22 @@ class Manifest:
 
     @classmethod
     def from_json(cls, value: JsonValue) -> Manifest:
-        """Check a parsed manifest field by field. Raises ManifestError naming the field."""
-        top = Fields.of(value, "manifest")
-        if top.text("format") != FORMAT:
-            raise ManifestError(f"the manifest's format is {top.text('format')!r}, not {FORMAT!r}: this is not a pack")
-        version = top.integer("version", low=1)
-        if version > VERSION:
-            raise ManifestError(
-                f"the pack has format version {version}, this edgedecode reads up to {VERSION}: upgrade edgedecode"
-            )
-        manifest = cls(
-            name=top.text("name"),
-            created_by=top.text("created_by"),
-            tokenizer=plain_path(top.text("tokenizer")),
-            tokenizer_digest=top.text("tokenizer_digest"),
-            vocabulary_size=top.integer("vocabulary_size", low=1, high=_MOST_ROWS),
-            chat_template=None if (chat := top.optional_text("chat_template")) is None else plain_path(chat),
-            generation=_generation(top.child("generation")),
-            models={role: _model(child) for role, child in top.children("models")},
-            files={plain_path(name): FileEntry.of(child) for name, child in top.children("files")},
-            outside={plain_path(name): OutsideFile.of(name, child) for name, child in _optional(top, "outside")},
-            adapters={name: AdapterEntry.of(child) for name, child in _optional(top, "adapters")},
-        )
+        """Check a parsed manifest. Raises ManifestError naming the field."""
+        try:
+            header = typed(value, _Header, "manifest")
+            if header.format != FORMAT:
+                raise ManifestError(f"the manifest's format is {header.format!r}, not {FORMAT!r}: this is not a pack")
+            if header.version > VERSION:
+                raise ManifestError(
+                    f"the pack has format version {header.version}, this edgedecode reads up to {VERSION}: "
+                    f"upgrade edgedecode"
+                )
+            manifest = typed(value, cls, "manifest")
+        except ValueError as error:
+            raise ManifestError(f"{error}; export the pack again") from None
+        files = {plain_path(name): entry for name, entry in manifest.files.items()}
+        outside = {plain_path(name): entry for name, entry in manifest.outside.items()}
+        manifest = replace(manifest, files=files, outside=outside)
         manifest._check()
         return manifest
 
@@ -230,12 +237,12 @@ class Manifest:
 
     def named(self) -> set[str]:
         """Return the files of the pack that something in it reads."""
-        named = {self.tokenizer} | ({self.chat_template} if self.chat_template else set())
+        named = {self.tokenizer} | ({self.chat_template} if self.chat_template is not None else set())
         for entry in self.models.values():
             named |= {entry.weights, *([entry.gguf] if entry.gguf else [])} - set(self.outside)
             named |= {graph.file for graph in entry.graphs.values()} | ({entry.gguf_plan} - {""})
             if entry.trim is not None:
-                named |= {entry.trim.token_ids, entry.trim.gguf} - {""}
+                named |= {entry.trim.token_ids, *([entry.trim.gguf] if entry.trim.gguf else [])}
         return named | ({adapter.file for adapter in self.adapters.values()} - set(self.outside))
 
     def _place(self, name: str) -> str:
@@ -243,6 +250,10 @@ class Manifest:
         return outside.path if outside is not None else name
 
     def _check(self) -> None:
+        for name in sorted(self.named()):
+            plain_path(name)
+        for name, entry in self.outside.items():
+            entry.check(name)
         if "target" not in self.models:
             raise ManifestError("the manifest names no target model: export the pack again")
         rows = self.models["target"].rows
@@ -254,11 +265,6 @@ class Manifest:
             raise ManifestError(
                 f"the manifest lists no size and digest for {', '.join(missing)}: export the pack again"
             )
-
-
-def _optional(top: Fields, key: str) -> Iterator[tuple[str, Fields]]:
-    """Return the children of what packs did not always have."""
-    return top.children(key) if key in top.values else iter(())
 
 
 def _read(path: Path) -> str:
@@ -282,64 +288,3 @@ def _object(pairs: list[tuple[str, JsonValue]]) -> JsonValue:
     for key, value in pairs:
         add_once(found, key, value, what="key")
     return found
-
-
-def _graph(fields: Fields) -> Graph:
-    inputs, outputs = fields.texts("inputs"), fields.texts("outputs")
-    if not inputs or not outputs:
-        raise ManifestError(f"{fields.where} has no {'outputs' if inputs else 'inputs'}: export the pack again")
-    return Graph(
-        file=plain_path(fields.text("file")),
-        inputs=inputs,
-        outputs=outputs,
-        capabilities=fields.texts("capabilities"),
-        kv_type=fields.optional_text("kv_type") or "float32",
-        lora_rank=fields.optional_integer("lora_rank", high=_MOST_WIDTH) or 0,
-        lora_modules=fields.texts("lora_modules") if "lora_modules" in fields.values else (),
-    )
-
-
-def _model(fields: Fields) -> ModelEntry:
-    return ModelEntry(
-        architecture=fields.text("architecture"),
-        rows=fields.integer("rows", low=1, high=_MOST_ROWS),
-        context=fields.integer("context", low=1, high=_MOST_CONTEXT),
-        hidden_size=fields.integer("hidden_size", low=1, high=_MOST_WIDTH),
-        layers=fields.integer("layers", low=1, high=_MOST_LAYERS),
-        kv_heads=fields.integer("kv_heads", low=1, high=_MOST_HEADS),
-        head_size=fields.integer("head_size", low=1, high=_MOST_HEADS),
-        parameters=fields.integer("parameters", low=1),
-        weights=plain_path(fields.text("weights")),
-        graphs={name: _graph(child) for name, child in fields.children("graphs")},
-        bits=fields.integer("bits", low=1, high=_MOST_BITS),
-        block_size=fields.integer("block_size", low=0, high=_MOST_BLOCK),
-        head_bits=fields.integer("head_bits", low=1, high=_MOST_BITS),
-        license=fields.text("license"),
-        source=fields.text("source"),
-        kernel_noise=fields.optional_number("kernel_noise"),
-        parity=fields.numbers("parity"),
-        window=fields.optional_integer("window", high=_MOST_CONTEXT) or 0,
-        quantization=fields.optional_text("quantization") or "",
-        notes=fields.texts("notes") if "notes" in fields.values else (),
-        gguf=plain_path(gguf) if (gguf := fields.optional_text("gguf")) else "",
-        equality=None if fields.values.get("equality") is None else Equality.of(fields.child("equality")),
-        gguf_plan=plain_path(plan) if (plan := fields.optional_text("gguf_plan")) else "",
-        trim=None if fields.values.get("trim") is None else TrimEntry.of(fields.child("trim")),
-        activations=None
-        if fields.values.get("activations") is None
-        else ActivationsEntry.of(fields.child("activations")),
-    )
-
-
-def _generation(fields: Fields) -> Generation:
-    return Generation(
-        end_token_ids=fields.integers("end_token_ids"),
-        bos_token=fields.optional_text("bos_token") or "",
-        eos_token=fields.optional_text("eos_token") or "",
-        temperature=fields.optional_number("temperature"),
-        top_k=fields.optional_integer("top_k"),
-        top_p=fields.optional_number("top_p"),
-        min_p=fields.optional_number("min_p"),
-        repetition_penalty=fields.optional_number("repetition_penalty"),
-        max_tokens=fields.optional_integer("max_tokens"),
-    )

@@ -12,20 +12,29 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgedecode.cache import aside, facts_key
 from edgedecode.errors import EdgeDecodeError, ExportError, ManifestError
 from edgedecode.pack.integrity import file_entry, file_sha256
-from edgedecode.pack.json_fields import Fields, JsonValue
 from edgedecode.pack.manifest import FileEntry, ModelEntry
+from edgedecode.typed_json import JsonValue, typed
 
 from ..stages import Stages
 
 __all__ = ["Unit"]
 
 _RECORD = "finished.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """What the record says, beside its digest."""
+
+    key: str
+    files: Mapping[str, FileEntry]
+    steps: Mapping[str, ModelEntry]
 
 
 class Unit:
@@ -137,23 +146,15 @@ class Unit:
             value = json.loads((self.folder / _RECORD).read_text(encoding="utf-8"))
             if value["sha256"] != _digest(value["body"]):
                 return False
-            body = Fields.of(value["body"], _RECORD)
-            if body.text("key") != self.key:
+            body = typed(value["body"], _Body, _RECORD)
+            if body.key != self.key:
                 return False
-            self._files = {
-                name: FileEntry(nbytes=file.integer("nbytes", low=0), sha256=file.text("sha256"))
-                for name, file in body.children("files")
-            }
-            self._steps = {step: ModelEntry.of(entry) for step, entry in body.children("steps")}
+            self._files, self._steps = dict(body.files), dict(body.steps)
             return True
         return False
 
     def _write(self, files: Mapping[str, FileEntry], steps: Mapping[str, ModelEntry]) -> None:
-        body: JsonValue = {
-            "key": self.key,
-            "files": {name: asdict(entry) for name, entry in files.items()},
-            "steps": {step: asdict(entry) for step, entry in steps.items()},
-        }
+        body: JsonValue = asdict(_Body(self.key, files, steps))
         with aside(self.folder / _RECORD) as fresh, fresh.open("w", encoding="utf-8") as file:
             json.dump({"sha256": _digest(body), "body": body}, file)
             file.flush()

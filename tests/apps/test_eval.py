@@ -23,9 +23,9 @@ from edgedecode.engines.rescore import Rescore
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.memory import Budget
 from edgedecode.pack.engine_equality import Equality
-from edgedecode.pack.json_fields import Fields
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
+from edgedecode.typed_json import typed
 
 VOCABULARY = 24
 PROMPTS = [EncodedPrompt(f"prompt {index}", (index, index + 1, 3)) for index in range(6)]
@@ -155,7 +155,7 @@ def test_an_older_result_keeps_its_verdict() -> None:
     for gaps in ((), (0.21,)):
         value = asdict(of_gaps(*gaps))
         del value["beyond_tokens"], value["untied"]
-        assert Equality.of(Fields.of(json.loads(json.dumps(value)), "equality")).equal == (not gaps)
+        assert typed(json.loads(json.dumps(value)), Equality, "equality").equal == (not gaps)
 
 
 def test_logits_that_are_no_numbers_are_an_error() -> None:
@@ -170,7 +170,7 @@ def test_a_score_that_is_no_number_is_never_equal_and_keeps_the_manifest_readabl
     found = summed(Comparison((prompt,), {"a": 1.0, "b": 1.0}))
     assert not found.equal
     assert (found.tokens, found.hits, found.beyond, found.untied, found.largest_gap) == (6, 5, 1, 1, None)
-    assert Equality.of(Fields.of(json.loads(json.dumps(asdict(found), allow_nan=False)), "equality")) == found
+    assert typed(json.loads(json.dumps(asdict(found), allow_nan=False)), Equality, "equality") == found
 
 
 def test_noise_is_measured_where_the_card_states_none() -> None:
@@ -328,5 +328,5 @@ def test_a_manifest_with_impossible_counts_is_refused(engines: dict[str, Tables]
     assert evaluate(tmp_path) == 0
     value = json.loads((tmp_path / MANIFEST_NAME).read_text())
     value["models"]["target"]["equality"]["hits"] = 10**6
-    with pytest.raises(ManifestError, match=r"target\.equality counts more tokens"):
+    with pytest.raises(ManifestError, match=r"target\.equality: it counts more tokens"):
         Manifest.from_json(value)

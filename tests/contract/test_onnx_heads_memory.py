@@ -18,11 +18,11 @@ MIB = 2**20
 MEASURE = """
 import json, sys
 from pathlib import Path
-from edgedecode.pack.json_fields import Fields
+from edgedecode.typed_json import typed
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.memory import Budget, resident_nbytes
 from edgedecode.runtimes.onnx import OnnxRuntime
-entry, budget, runtime = ModelEntry.of(Fields.of(json.loads(sys.argv[2]), "entry")), Budget(), OnnxRuntime()
+entry, budget, runtime = typed(json.loads(sys.argv[2]), ModelEntry, "entry"), Budget(), OnnxRuntime()
 before, peak = resident_nbytes(), 0
 model = runtime.open(entry, Path(sys.argv[1]), name="draft", vocabulary_size=entry.rows, budget=budget, threads=1,
                      provider="cpu", needs=("trim",))

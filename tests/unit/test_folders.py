@@ -67,7 +67,7 @@ def test_what_was_kept_comes_back_and_two_writers_do_no_harm(tmp_path: Path) -> 
     with aside(path) as first:
         keep_json(path, {"of": "the second"})
         first.write_text('{"of": "the first"}')
-    assert kept_json(path) == {"of": "the first"}
+    assert kept_json(path, dict[str, str]) == {"of": "the first"}
     assert [each.name for each in tmp_path.iterdir()] == ["kept.json"]
 
 
@@ -87,11 +87,11 @@ def test_what_killed_writers_left_goes_when_it_is_old(tmp_path: Path) -> None:
 def test_anything_else_is_a_value_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "kept.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"."):
-        kept_json(tmp_path / "kept.json")
+        kept_json(tmp_path / "kept.json", dict)
 
 
 def test_no_file_at_all_and_what_is_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        kept_json(tmp_path / "nowhere")
+        kept_json(tmp_path / "nowhere", dict)
     with pytest.raises(ValueError, match="is not a file"):
-        kept_json(tmp_path)
+        kept_json(tmp_path, dict)

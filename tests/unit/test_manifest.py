@@ -146,6 +146,12 @@ OPTIONAL |= {
     "gguf",
     "equality",
     "gguf_plan",
+    "parity",
+    "ways",
+    "text",
+    "recommended",
+    "length",
+    "warnings",
 }
 
 
@@ -197,7 +203,7 @@ def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
 
 
 def test_products_with_16_bits_are_among_those_measured() -> None:
-    with pytest.raises(ManifestError, match=r"activations\.wide names 'tail', which is not among its products"):
+    with pytest.raises(ManifestError, match=r"activations: wide names 'tail', which is not among its products"):
         Manifest.from_json(changed(("models", "target", "activations", "wide"), ["head", "tail"]))
 
 
@@ -273,10 +279,10 @@ def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
         ('{"format": ' + "9" * 5000 + "}", "is not JSON"),  # Python refuses to read such numbers
         ("[" * 100_000, "nested too deeply"),
         ('{"a":' * 100_000, "nested too deeply"),
-        ("[]", "must be a JSON object"),
-        ("null", "must be a JSON object"),
-        ("{}", "has no 'format'"),
-        ('{"format": NaN}', "format must be a string"),
+        ("[]", "expected object, got array"),
+        ("null", "expected object, got null"),
+        ("{}", "manifest: object missing required field format"),
+        ('{"format": NaN}', "manifest.format is 'nan': expected str, got float"),
     ],
     ids=lambda value: value[:12],
 )

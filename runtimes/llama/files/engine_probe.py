@@ -13,7 +13,6 @@ from pathlib import Path
 from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
 from edgedecode.engines.child import ask_child, child_command
 from edgedecode.engines.hardware import processor_facts
-from edgedecode.schedule.checked_numbers import mapping
 
 from ..llama_engine import INSTALL, REINSTALL, Engine, Loading
 from .scratch import scratch_file
@@ -120,7 +119,6 @@ def _library() -> list[str]:
 
 def _load(path: Path | None) -> Finding | None:
     try:
-        value = mapping(kept_json(path)) if path is not None else {}
-        return Finding(works=bool(value["works"]), reason=str(value["reason"])) if value else None
-    except (OSError, ValueError, KeyError):
+        return None if path is None else kept_json(path, Finding)
+    except (OSError, ValueError):
         return None

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter, time
 
 from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
 from edgedecode.engines.hardware import cores, processor_facts
-from edgedecode.schedule.checked_numbers import finite, mapping, positive
+from edgedecode.typed_json import Positive
 from edgedecode.user_notices import notice
 
 __all__ = ["FOLDER", "chosen_threads", "fewest_fast", "kept_choice"]
@@ -59,14 +60,21 @@ def fewest_fast(seconds: dict[int, float]) -> int:
     return min(threads for threads, each in seconds.items() if each <= CLOSE * best)
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A choice, and the time after which it is made again."""
+
+    threads: Positive
+    ends: float | None = None
+
+
 def _kept_threads(kept: Path | None) -> int:
     """Return what was found; 0 for nothing, for damage, and for what no longer holds."""
     try:
-        found = {} if kept is None else mapping(kept_json(kept))
-        ends = found.get("ends")
-        return int(positive(found["threads"])) if ends is None or time() < finite(ends) else 0
-    except (OSError, ValueError, KeyError):
+        found = None if kept is None else kept_json(kept, _Kept)
+    except (OSError, ValueError):
         return 0
+    return found.threads if found is not None and (found.ends is None or time() < found.ends) else 0
 
 
 def _measured(run: Callable[[int], None], *, most: int) -> dict[int, float]:

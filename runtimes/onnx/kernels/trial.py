@@ -15,7 +15,6 @@ from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
 from edgedecode.engines.child import ChildReply, ask_child, child_command
 from edgedecode.engines.hardware import processor_facts
 from edgedecode.errors import InputError, RuntimeUnavailable
-from edgedecode.schedule.checked_numbers import mapping
 from edgedecode.user_notices import notice
 
 from .library import INSTRUCTION_SETS, LIBRARY, KernelLibrary
@@ -102,7 +101,7 @@ def _reason_against(path: Path, *, engine: str) -> str:
     kept = None if folder is None else folder / f"{facts_key(*facts)}.json"
     try:
         if kept is not None:
-            return str(mapping(kept_json(kept))["reason"])
+            return kept_json(kept, dict[str, str])["reason"]
     except (OSError, ValueError, KeyError):
         pass  # tried again
     reply = _try(path)
