@@ -12,13 +12,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from edgedecode.errors import ExportError
-from edgedecode.pack.json_fields import Fields, JsonValue
 from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.typed_json import JsonValue
 
 from .download import WEIGHTS, fetch_files, find_snapshot
 from .frameworks import refused
 from .graph.checkpoint import weight_files
 from .graph.model_shape import Shape, read_shape
+from .json_fields import Fields
 from .stages import Stages
 
 __all__ = [

@@ -13,13 +13,14 @@ from edgedecode.errors import ExportError, IncompatiblePair
 from edgedecode.pack.adapter_entry import AdapterEntry
 from edgedecode.pack.entries import OutsideFile
 from edgedecode.pack.integrity import file_entry
-from edgedecode.pack.json_fields import Fields, JsonValue
 from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.typed_json import JsonValue
 
 from .base_model import license_files, read_json
 from .frameworks import refused
+from .json_fields import Fields
 
 __all__ = [
     "NO_TEMPLATE",

@@ -35,7 +35,7 @@ ROOMS = {  # of the core: what a room may import beside itself, from rooms and f
         *("cache", "duplicate_names", "errors", "locks", "memory", "rate", "typed_json", "user_notices"),
     },
     "engines": {
-        *("decoding", "drafters", "pack", "schedule"),
+        *("decoding", "drafters", "pack"),
         *("cache", "errors", "memory", "open_pack", "options", "pair", "typed_json", "user_notices"),
     },
 }

@@ -10,7 +10,7 @@ from typing import cast
 
 from edgedecode.engines.child import ask_child, child_command
 from edgedecode.errors import ExportError, RuntimeUnavailable
-from edgedecode.pack.json_fields import JsonValue
+from edgedecode.typed_json import JsonValue
 
 __all__ = ["K_QUANTS", "engine_installed", "engine_tokens", "quantize_file", "require_engine"]
 

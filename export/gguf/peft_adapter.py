@@ -17,7 +17,6 @@ import numpy as np
 from edgedecode.errors import ExportError
 from edgedecode.gguf.header import read_header
 from edgedecode.pack.adapter_entry import AdapterEntry
-from edgedecode.pack.json_fields import Fields
 from edgedecode.pack.manifest import ModelEntry
 
 from ..base_model import read_json
@@ -25,6 +24,7 @@ from ..frameworks import refused
 from ..graph.checkpoint import Checkpoint
 from ..graph.model_shape import Shape
 from ..imports.gguf_source import read_adapter
+from ..json_fields import Fields
 from .layouts import LAYOUTS
 from .row_source import ArrayRows
 from .tensors import Tensor, tensor_name, write_file

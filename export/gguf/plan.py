@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from edgedecode.errors import ExportError, ManifestError
-from edgedecode.pack.json_fields import Fields, JsonValue
+from edgedecode.typed_json import JsonValue
 
 from ..graph.quantize import Scheme
 from ..graph.weights_file import Weights
+from ..json_fields import Fields
 from .row_source import ArrayRows, BlockPiece, BlockRows, Rows
 from .tensors import Tensor
 

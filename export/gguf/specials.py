@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError
-from edgedecode.pack.json_fields import Fields
 from edgedecode.pack.manifest import Generation
 
+from ..json_fields import Fields
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:

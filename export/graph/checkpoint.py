@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError
-from edgedecode.pack.json_fields import JsonValue
+from edgedecode.typed_json import JsonValue
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgedecode.errors import ExportError
-from edgedecode.pack.json_fields import Fields, JsonValue
+from edgedecode.typed_json import JsonValue
 
+from ..json_fields import Fields
 from .quantize import Scheme
 
 __all__ = ["ARCHITECTURES", "FUSED", "Shape", "check_engine", "read_shape"]

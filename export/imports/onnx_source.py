@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedecode.errors import ExportError
-from edgedecode.pack.json_fields import Fields
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..base_model import read_json, read_license
 from ..frameworks import reason_of, refused
+from ..json_fields import Fields
 from ..pack_texts import TOKENIZER
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from edgedecode.cache import area
 from edgedecode.errors import ExportError, RuntimeUnavailable
-from edgedecode.pack.json_fields import JsonValue
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.new_folder import check_place
+from edgedecode.typed_json import JsonValue
 
 from ..base_model import copy_text_files, fetch_model, read_json
 from ..graph.checkpoint import weight_files

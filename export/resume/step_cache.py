@@ -28,7 +28,7 @@ import numpy as np
 import edgedecode
 from edgedecode.cache import cache_folder, facts_key, user_cache
 from edgedecode.locks import take_lock
-from edgedecode.pack.json_fields import JsonValue
+from edgedecode.typed_json import JsonValue
 
 from ..base_model import Source
 from ..job import ModelJob

@@ -16,9 +16,9 @@ from gguf.quants import quantize
 from edgedecode.export.gguf.specials import read_specials, write_vocabulary
 from edgedecode.export.gguf.vocabulary import Vocabulary, read_vocabulary
 from edgedecode.export.imports.gguf_vocabulary import Metadata
+from edgedecode.export.json_fields import Fields
 from edgedecode.gguf.contents import Contents
 from edgedecode.gguf.fields import FieldReader
-from edgedecode.pack.json_fields import Fields
 from edgedecode.pack.manifest import Generation
 
 Floats = npt.NDArray[np.float32]

@@ -13,7 +13,6 @@ import pytest
 from edgedecode.errors import ManifestError
 from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.pack.adapter_entry import AdapterEntry
-from edgedecode.pack.json_fields import JsonValue
 from edgedecode.pack.manifest import (
     MANIFEST_NAME,
     VERSION,
@@ -25,6 +24,7 @@ from edgedecode.pack.manifest import (
     OutsideFile,
 )
 from edgedecode.pack.trim_report import TrimCategory, TrimEntry
+from edgedecode.typed_json import JsonValue
 
 Document = dict[str, "JsonValue"]
 

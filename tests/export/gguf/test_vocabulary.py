@@ -16,7 +16,7 @@ from edgedecode.export.gguf.pretokenizers import KNOWN
 from edgedecode.export.gguf.specials import Specials, file_name, read_specials, write_vocabulary
 from edgedecode.export.gguf.tokenizer_check import check_reading
 from edgedecode.export.gguf.vocabulary import Kind, Vocabulary, read_vocabulary
-from edgedecode.pack.json_fields import Fields
+from edgedecode.export.json_fields import Fields
 from edgedecode.pack.manifest import Generation
 from tests.export.tiny import TinyModel, write_model
 from tests.shared_paths import SHARED

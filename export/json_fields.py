@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edgedecode.errors import ManifestError
 from edgedecode.typed_json import JsonValue
 
-__all__ = ["Fields", "JsonValue"]
+__all__ = ["Fields"]
 
 _MOST = 1 << 53
 """No size, count or id is larger; arithmetic and arrays of 64 bits take this much."""

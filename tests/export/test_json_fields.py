@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from edgedecode.errors import ManifestError
-from edgedecode.pack.json_fields import Fields, JsonValue
+from edgedecode.export.json_fields import Fields
+from edgedecode.typed_json import JsonValue
 
 DATA: dict[str, JsonValue] = {
     "text": "a",
