@@ -7,7 +7,7 @@ What cannot be read there is measured again with a notice, what cannot be writte
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import edgedecode
@@ -34,7 +34,6 @@ __all__ = [
 ]
 
 FOLDER = "widths"
-FORMAT = 1
 
 
 def session_widths(shared: Resources, options: SessionOptions, adapter: AdapterUse | None) -> IdenticalWidths:
@@ -103,25 +102,15 @@ def widths_path(
     return folder / f"{digest[:24]}.json"
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptWidths:
-    """What is kept of a measurement."""
-
-    edgedecode_widths: int
-    """`FORMAT`."""
-    drafts: tuple[int, ...]
-    prompts: tuple[int, ...]
-
-
 def load_widths(path: Path | None) -> IdenticalWidths | None:
     """Return what is kept at `path`; None for nothing, and with a notice for damage or another program's file."""
     try:
         if path is None:
             return None
-        kept = kept_json(path, _KeptWidths)
-        if kept.edgedecode_widths != FORMAT:
-            raise ValueError("it is not what this version writes")
-        return IdenticalWidths(_some(kept.drafts, NARROW), _some(kept.prompts, WIDE))
+        found = kept_json(path, IdenticalWidths)
+        if found != IdenticalWidths(*(tuple(w for w in known if w in found.all) for known in (NARROW, WIDE))):
+            raise ValueError(f"{str(found.all)[:80]} are not widths that are measured")
+        return found
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -131,7 +120,7 @@ def load_widths(path: Path | None) -> IdenticalWidths | None:
 
 def store_widths(path: Path, widths: IdenticalWidths) -> None:
     """Keep widths; where they cannot be written they are measured again."""
-    keep_json(path, asdict(_KeptWidths(FORMAT, widths.drafts, widths.prompts)))
+    keep_json(path, asdict(widths))
 
 
 def _known_widths(shared: Resources, adapter: AdapterUse | None) -> IdenticalWidths:
@@ -157,10 +146,3 @@ def _known_widths(shared: Resources, adapter: AdapterUse | None) -> IdenticalWid
     if path is not None:
         store_widths(path, found)
     return found
-
-
-def _some(widths: tuple[int, ...], known: tuple[int, ...]) -> tuple[int, ...]:
-    """Return known widths, ascending. Raises ValueError for anything else."""
-    if widths != tuple(width for width in known if width in widths):
-        raise ValueError(f"{str(widths)[:80]} are not widths")
-    return widths

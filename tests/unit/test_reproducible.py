@@ -151,13 +151,12 @@ def test_that_no_widths_agree_is_kept_too(place: Path) -> None:
         "\x00",
         " " * 20_000,
         '{"edgedecode_costs": 1}',
-        '{"edgedecode_widths": 99, "drafts": [2, 4], "prompts": []}',
-        '{"edgedecode_widths": 1, "drafts": [4, 2], "prompts": []}',
-        '{"edgedecode_widths": 1, "drafts": [2, 4000], "prompts": []}',
-        '{"edgedecode_widths": 1, "drafts": "2", "prompts": []}',
-        '{"edgedecode_widths": 1, "drafts": [2, 4]}',
+        '{"drafts": [4, 2], "prompts": []}',
+        '{"drafts": [2, 4000], "prompts": []}',
+        '{"drafts": [2, 4], "prompts": [8]}',
+        '{"drafts": "2", "prompts": []}',
     ],
-    ids=range(13),
+    ids=range(12),
 )
 def test_damage_is_told_and_measured_again(place: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
     place.write_text(content, encoding="utf-8")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -62,29 +61,20 @@ def weights_digest(root: Path, weights: Path) -> str:
     return inside.get(weights) or outside.get(weights) or ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Findings:
-    """What was found of the matrices of the weights with this digest, by their keys."""
-
-    digest: str = ""
-    found: Mapping[str, int] = field(default_factory=dict)
-
-
 def load_findings(digest: str) -> dict[str, int]:
     """Return what was found of the matrices of weights with this content; they need not be read again."""
     path = _findings_path(digest)
     try:
-        known = _Findings() if path is None else kept_json(path, _Findings)
+        found = {} if path is None else kept_json(path, dict[str, dict[str, int]]).get(digest, {})
     except (OSError, ValueError):
         return {}
-    found = known.found if known.digest == digest else {}
     return {key: value for key, value in found.items() if value in range(ANY_FINDING + 1)}
 
 
 def keep_findings(digest: str, findings: Mapping[str, int]) -> None:
     """Keep them beside the tiles; a digest that is empty belongs to no pack."""
     if (path := _findings_path(digest)) is not None:
-        keep_json(path, asdict(_Findings(digest, findings)))
+        keep_json(path, {digest: dict(findings)})
 
 
 def _findings_path(digest: str) -> Path | None:
