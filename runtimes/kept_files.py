@@ -8,7 +8,6 @@ from pathlib import Path
 from edgedecode.cache import keep_json, kept_json
 from edgedecode.errors import ManifestError
 from edgedecode.pack.integrity import file_sha256
-from edgedecode.schedule.checked_numbers import mapping
 from edgedecode.user_notices import notice
 
 __all__ = ["is_whole", "owner_of", "record_whole"]
@@ -17,11 +16,11 @@ __all__ = ["is_whole", "owner_of", "record_whole"]
 def is_whole(path: Path) -> bool:
     """Tell whether a file is what was recorded: by its size and times, else by its content. Says so where it is not."""
     try:
-        known = mapping(kept_json(_record(path)))
+        known = kept_json(_record(path), dict[str, str])
         if known["stamp"] == _stamp(path):
             return True
         if file_sha256(path) == known["sha256"]:
-            record_whole(path, str(known["sha256"]), owner=str(known.get("owner", "")))
+            record_whole(path, known["sha256"], owner=known.get("owner", ""))
             return True
         notice(f"{path} is damaged and is made again")
     except FileNotFoundError:
@@ -39,7 +38,7 @@ def record_whole(path: Path, sha256: str, *, owner: str = "") -> None:
 def owner_of(path: Path) -> str:
     """Return the recorded owner of a file; empty where there is none."""
     try:
-        return str(mapping(kept_json(_record(path))).get("owner", ""))
+        return kept_json(_record(path), dict[str, str]).get("owner", "")
     except (OSError, ValueError):
         return ""
 

@@ -15,7 +15,6 @@ from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.printable import file_text
 from edgedecode.text.prompts import read_object
 from edgedecode.text.tokenizer import Tokenizer
-from edgedecode.typed_json import JsonValue
 
 from ..frameworks import refused
 

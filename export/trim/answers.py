@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import time
-from typing import Any
 
 from edgedecode import Pair, SamplingOptions, SessionOptions
 from edgedecode.cache import cache_folder, close_to_others, facts_key, keep_json, kept_json
@@ -64,9 +63,10 @@ class KeptAnswers:
         """Return an answer's texts, one for each turn; None: it was never finished."""
         if self._folder is None:
             return None
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            value: Any = kept_json(self._path(self._folder, key))
-            texts = [self._text(each) for each in value["texts"]]
+        with suppress(OSError, ValueError, KeyError):
+            texts = kept_json(self._path(self._folder, key), dict[str, list[ScoredText]])["texts"]
+            if not all(map(self._is_sound, texts)):
+                return None
             os.utime(self._path(self._folder, key))  # in use today
             return texts
         return None
@@ -78,13 +78,9 @@ class KeptAnswers:
     def _path(self, folder: Path, key: str) -> Path:
         return folder / f"{self._identity}-{key}.json"
 
-    def _text(self, value: dict[str, object]) -> ScoredText:
-        tokens, start = value["tokens"], value["start"]
-        if not isinstance(tokens, list) or not isinstance(start, int) or not 1 <= start <= len(tokens):
-            raise ValueError("no text")
-        if not all(isinstance(token, int) and 0 <= token < self._vocabulary_size for token in tokens):
-            raise ValueError("no tokens of this vocabulary")
-        return ScoredText(tuple(tokens), start, ended=value["ended"] is True, greedy=value["greedy"] is True)
+    def _is_sound(self, text: ScoredText) -> bool:
+        known = all(0 <= token < self._vocabulary_size for token in text.tokens)
+        return known and 1 <= text.start <= len(text.tokens)
 
 
 def _prune(folder: Path) -> None:
