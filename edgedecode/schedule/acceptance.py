@@ -35,7 +35,7 @@ CARRIED = 0.25
 DEPTHS = 8
 """Positions beyond share one count."""
 
-_SMALLEST = 1e-6
+_SMALLEST, _HARDLY_EVER = 1e-6, 0.02
 
 Key = tuple[str, int]
 """Drafter and match bucket."""
@@ -130,7 +130,7 @@ class Acceptance:
     def curve(self, drafter: str, length: int, match: int = 0, *, hope: float = 0.0) -> list[float]:
         """Return, for each of `length` positions, the chance that the draft is accepted up to and with it.
 
-        hope: so many standard deviations above what is expected.
+        It ends before positions that are hardly ever reached. hope: so many standard deviations above what is expected.
         """
         key = drafter, match_bucket(match)
         old, new = self.history.of(key), self._of(key)
@@ -151,6 +151,8 @@ class Acceptance:
                     chance = min(1.0, above + hope * math.sqrt(variance))
             alive *= chance
             result.append(alive)
+            if alive < _HARDLY_EVER:
+                break
         return result
 
     def _of(self, key: Key) -> Counts:

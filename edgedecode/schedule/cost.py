@@ -38,7 +38,7 @@ doubted sooner."""
 REACH = 0.15
 """How far a measurement speaks for other widths, in the logarithm of the width."""
 REFIT = 8
-"""Wide passes after which the curve is fitted again; the first few of a width count at once. Less: more host work."""
+"""Passes of several rows after which the curve is fitted again, fewer at first. Less: more host work."""
 OUTLIER = 1.5
 """A pass this many times slower or faster than predicted counts as that: the machine did something else meanwhile."""
 LATEST = 5
@@ -67,7 +67,7 @@ class CostTable:
     measured, by width, fading; widths beyond WIDEST count as that. plain: plain passes measured.
     """
 
-    __slots__ = ("_curve", "_least", "_plain", "_stale", "beta", "plain", "seen", "step")
+    __slots__ = ("_curve", "_least", "_plain", "_stale", "_wide", "beta", "plain", "seen", "step")
 
     def __init__(
         self, step: float | None = None, beta: Mapping[int, float] | None = None, *, plain: int | None = None
@@ -81,7 +81,8 @@ class CostTable:
             self.beta[width], self.seen[width] = value, 1
         self._curve: list[float] = []
         self._least: list[float] = []
-        self._stale = 0
+        self._stale = self._wide = 0
+        """Passes of several rows since the last fit, and in all."""
 
     def curve(self, *, least: bool = False) -> Sequence[float]:
         """Return c by width, 0 to WIDEST; `least`: what it may turn out to be (see there)."""
@@ -121,7 +122,8 @@ class CostTable:
         weight = max(SETTLED, 1 / self.seen[width])
         self.beta[width] += weight * ((seconds / self.step - 1) / (width - 1) - self.beta[width])
         self._stale += 1
-        if self._stale >= REFIT or self.seen[width] <= REFIT:
+        self._wide += 1
+        if self._stale >= min(REFIT, self._wide / 4):
             self._curve = []
 
     def is_due(self, rounds: int) -> bool:
@@ -210,12 +212,12 @@ class CostModel:
 
 
 class Prices:
-    """Costs at one context, in plain steps; `plain` is a plain round's, with its host work."""
+    """Costs at one context, in plain steps of `seconds`; `plain` is a plain round's, with its host work."""
 
-    __slots__ = ("_costs", "_curve", "_seconds", "_table", "plain")
+    __slots__ = ("_costs", "_curve", "_table", "plain", "seconds")
 
     def __init__(self, costs: CostModel, table: CostTable, seconds: float) -> None:
-        self._costs, self._table, self._seconds = costs, table, seconds
+        self._costs, self._table, self.seconds = costs, table, seconds
         self._curve = table.curve()
         self.plain = 1 + self.host(NO_DRAFTER)
 
@@ -265,7 +267,7 @@ class Prices:
         return lambda nodes, levels: (table.c(nodes + 1) + levels * level + host) / plain
 
     def _share(self, known: Recent, guess: float) -> float:
-        return guess if known.seconds is None else known.seconds / self._seconds
+        return guess if known.seconds is None else known.seconds / self.seconds
 
 
 def context_bucket(context_tokens: int) -> int:

@@ -93,6 +93,8 @@ class Scheduler:
         self._current = ""
         self._gained = 0.0
         """Plain rounds that the arm in use gained since it was taken up, without its first reading."""
+        self._prices: Prices | None = None
+        """Of the last plan."""
         self._truth = Recent()
         """What drafting rounds took over what was predicted of them."""
         self._context = 1
@@ -132,7 +134,7 @@ class Scheduler:
         table = self.costs.table(self._context)
         if table.step is None or table.is_due(self._unmeasured):
             return Plan(0, reason="measuring")
-        prices = Prices(self.costs, table, table.step)
+        prices = self._prices = Prices(self.costs, table, table.step)
         arms = [self._of_offer(offer, room, prices) for offer in signals.offers if offer.drafter in self.free]
         of_models = [self._of_model(name, unread, signals, room, prices) for name, unread in signals.unread]
         arms += [arm for arm in of_models if arm is not None]
@@ -237,16 +239,15 @@ class Scheduler:
     def _settle(self, cost: RoundCost) -> None:
         """Pay for a round by the clock: what was predicted, times how true predictions were of late. The median of the
         latest rounds is not moved by one that was interrupted."""
-        table = self.costs.table(self._context)
-        if table.step is None:
+        prices, known = self._prices, self._known(cost.drafter)
+        if prices is None:
             return
-        prices, known = Prices(self.costs, table, table.step), self._known(cost.drafter)
         drafting = reading = 0.0
         if cost.draft_seconds:
             drafting = max(1, cost.levels or cost.drafted) * prices.step(known) / prices.plain
             reading = max(0, cost.read - 2) * prices.read(known) / prices.plain
         predicted = prices.round(cost.width - 1, host=prices.host(cost.drafter)) + drafting + reading
-        spent = (cost.pass_seconds + cost.draft_seconds + cost.host_seconds) / table.step / prices.plain
+        spent = (cost.pass_seconds + cost.draft_seconds + cost.host_seconds) / prices.seconds / prices.plain
         self._truth.observe(spent / predicted)
         assert self._truth.seconds is not None
         spent = predicted * self._truth.seconds

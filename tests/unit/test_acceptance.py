@@ -13,7 +13,8 @@ def test_acceptance_curves_fall_and_longer_matches_are_trusted_more() -> None:
     first = [acceptance.curve("suffix", 8, match)[0] for match in (1, 2, 3, 6, 12, 40)]
     assert first == sorted(first)
     curve = acceptance.curve("suffix", 20, 3)
-    assert len(curve) == 20
+    assert curve[-2] > 0.02 > curve[-1], "it ends where hardly any draft gets to"
+    assert len(acceptance.curve("suffix", 20, 40)) == 20
     assert curve == sorted(curve, reverse=True)
 
 

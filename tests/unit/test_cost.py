@@ -18,6 +18,7 @@ def taught(curve: dict[int, float], *, passes: int = 10, noise: float = 0.0) -> 
     for _ in range(passes):
         for width, cost in curve.items():
             table.observe(width, STEP * cost * (1 + noise * rng.gauss(0, 1)))
+    table._curve = []
     return table
 
 

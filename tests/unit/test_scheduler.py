@@ -67,7 +67,7 @@ def _fixed_cost(right: Accepts, length: int, tokens: int, machine: Machine, *, m
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("drafters", [{"model": never}, {"free": never}, {"model": never, "free": never}], ids=str)
+@pytest.mark.parametrize("drafters", [{"model": never}, {"free": never}, {"model": never, "free": never}], ids="+".join)
 def test_hostile_drafts_cost_next_to_nothing(machine: Machine, drafters: dict[str, object]) -> None:
     found = ride(scheduler(), tokens=256, machine=machine, **drafters)  # type: ignore[arg-type]
     assert plain_cost(256, machine) / found.cost >= 0.97
@@ -79,7 +79,7 @@ def test_hostile_drafts_cost_next_to_nothing(machine: Machine, drafters: dict[st
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("drafters", [{"model": never}, {"free": never}, {"model": never, "free": never}], ids=str)
+@pytest.mark.parametrize("drafters", [{"model": never}, {"free": never}, {"model": never, "free": never}], ids="+".join)
 def test_hostile_drafts_cost_little_beside_other_work(machine: Machine, drafters: dict[str, object]) -> None:
     """Over 5 seeds; what the noise itself adds or takes is another 3%."""
     found = [ride(scheduler(), tokens=256, machine=noisy(machine), seed=seed, **drafters).cost for seed in SEEDS]  # type: ignore[arg-type]
