@@ -40,7 +40,7 @@ ROOMS = {  # of the core: what a room may import beside itself, from rooms and f
     },
 }
 MAX_LINES = 400
-TWICE = {"__init__", "command", "model", "tree"}  # the last two: in decoding and in drafters
+TWICE = {"__init__", "command"}
 
 CORE = {"numpy", "tokenizers", "jinja2", "msgspec"}
 TRAINING = {"gguf", "onnx", "onnx_ir", "onnxruntime_genai", "optimum", "peft", "safetensors", "torch", "transformers"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -83,7 +82,3 @@ class TrimmedVocabulary:
 
     def __contains__(self, token: object) -> bool:
         return isinstance(token, int) and 0 <= token < self.size and bool(self._inside[token])
-
-    def share_of(self, tokens: Sequence[int]) -> float:
-        """Return which share of these tokens it knows: its coverage of a text; 0 for an empty one."""
-        return float(self._inside[np.asarray(tokens, np.int64)].mean()) if len(tokens) else 0.0

@@ -9,7 +9,7 @@ from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import HeadedModel
 from edgedecode.errors import CapabilityError
 
-from .model import ModelDrafter, shared_reading, usable_model
+from .model_drafter import ModelDrafter, shared_reading, usable_model
 from .source import DraftSetting
 
 __all__ = ["TrimSource"]

@@ -16,7 +16,7 @@ from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.weights import SamplingOptions
-from edgedecode.drafters.model import ModelDrafter
+from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.memory import Budget

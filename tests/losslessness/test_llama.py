@@ -20,11 +20,11 @@ from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.weights import SamplingOptions
-from edgedecode.drafters.model import ModelSource
+from edgedecode.drafters.model_drafter import ModelSource
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.source import DrafterSource, DraftSetting
 from edgedecode.drafters.suffix import SuffixSource
-from edgedecode.drafters.tree import TreeSource
+from edgedecode.drafters.tree_drafter import TreeSource
 from edgedecode.memory import Budget
 from tests.contract.conftest import GgufOpener
 from tests.contract.toy_graph import ToyShape

@@ -25,11 +25,11 @@ from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome, Rule, TargetRows, Verdict, verify
 from edgedecode.decoding.weights import SamplingOptions
-from edgedecode.drafters.model import ModelDrafter
+from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.drafters.suffix import SuffixSource
-from edgedecode.drafters.tree import TreeDrafter, TreeSource
+from edgedecode.drafters.tree_drafter import TreeDrafter, TreeSource
 from edgedecode.drafters.trim import TrimSource
 from edgedecode.testing import TableModel, toy_tables
 from tests.toys import CallDrafter, draft_setting, headed_model, near_model, padded, quick_draw, reference_row

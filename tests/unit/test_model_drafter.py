@@ -14,7 +14,7 @@ from edgedecode.decoding.probs import Probs
 from edgedecode.decoding.sampling import Noise
 from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.decoding.weights import SamplingOptions
-from edgedecode.drafters.model import ModelDrafter, ModelSource
+from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory import Budget
 from edgedecode.testing import TableModel, toy_tables

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from edgedecode.drafters.model import ModelSource
+from edgedecode.drafters.model_drafter import ModelSource
 from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.engines import registry
 from edgedecode.engines.registry import COMMANDS, RUNTIMES, drafter_names, find_drafter, find_runtime, installed

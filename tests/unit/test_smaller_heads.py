@@ -13,7 +13,7 @@ from edgedecode.decoding.model import ModelCard
 from edgedecode.decoding.sampling import Noise
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome, Verdict
-from edgedecode.drafters.model import ModelDrafter, ModelSource
+from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.drafters.trim import TrimSource
 from edgedecode.errors import CapabilityError

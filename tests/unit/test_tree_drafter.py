@@ -14,9 +14,9 @@ from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.tree import TreeShape
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
 from edgedecode.decoding.weights import SamplingOptions
-from edgedecode.drafters.model import ModelDrafter, ModelSource
+from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
 from edgedecode.drafters.source import DraftSetting
-from edgedecode.drafters.tree import WATCHED, TreeDrafter, TreeSource
+from edgedecode.drafters.tree_drafter import WATCHED, TreeDrafter, TreeSource
 from edgedecode.errors import CapabilityError
 from edgedecode.testing import TableModel
 from tests.toys import GREEDY, draft_setting, run, toy_model

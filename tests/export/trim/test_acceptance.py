@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgedecode.decoding.verify import Outcome
-from edgedecode.drafters.model import ModelDrafter
+from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.export.trim.forced_acceptance import LENGTHS, Nested, accepted_by_round, forced_hits, measure_acceptance
 from edgedecode.export.trim.id_ranking import rank_ids
 from edgedecode.export.trim.trim_texts import ScoredText

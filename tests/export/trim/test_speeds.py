@@ -13,7 +13,7 @@ import pytest
 from edgedecode import Session, SessionOptions
 from edgedecode.cli import main
 from edgedecode.decoding.drafter import Drafter
-from edgedecode.drafters.model import ModelDrafter, ModelSource
+from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError
 from edgedecode.export.trim import timing as speeds

@@ -13,7 +13,7 @@ from edgedecode.decoding.tree import MOST_NODES, RankRates, TreeShape, best_tree
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
 
-from .model import ModelDrafter, ModelSource
+from .model_drafter import ModelDrafter, ModelSource
 from .rank_rates import RankSurvival
 from .ranking import Ranking
 from .source import DraftSetting
