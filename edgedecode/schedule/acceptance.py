@@ -7,20 +7,18 @@ is what this answer showed; it fades fast, and leans on the history. A fold over
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from edgedecode.decoding.policy import Score
 
-__all__ = ["DEPTHS", "MATCH_BUCKETS", "Acceptance", "Counts", "History", "Key", "match_bucket"]
+__all__ = ["DEPTHS", "PRIORS", "Acceptance", "Counts", "History", "Key", "match_bucket"]
 
-MATCH_BUCKETS = (0, 1, 2, 4, 8, 16)
-"""Matches up to each of these lengths, in tokens, are of one kind; longer ones make the last kind."""
-PRIORS = (0.5, 0.25, 0.35, 0.5, 0.7, 0.85, 0.92)
-"""The chance per token before anything was seen, by match bucket; the first is that of drafters without matches."""
+PRIORS = {0: 0.5, 1: 0.25, 2: 0.35, 4: 0.5, 8: 0.7, 16: 0.85, 1 << 62: 0.92}
+"""The chance per token before anything was seen, by the longest match of a kind, in tokens; drafters without matches
+have that of 0."""
 PRIOR_ROUNDS = 2.0
-"""Rounds that a prior counts for in the history. More: what the first answers show is believed less."""
-HISTORY_ROUNDS = 2.0
-"""Rounds that the history counts for in an answer. More: texts are taken to be more alike."""
+"""Rounds that the prior counts for in the history, and the history in an answer. More: what is seen counts less."""
 TEXT_FADE = 0.9
 """What an answer's older rounds count for after one more. Less: a text that changes is followed faster, noise too."""
 HISTORY_FADE = 0.99
@@ -36,6 +34,8 @@ DEPTHS = 8
 """Positions beyond share one count."""
 
 _SMALLEST, _HARDLY_EVER = 1e-6, 0.02
+
+_LONGEST, _PRIORS = tuple(PRIORS), tuple(PRIORS.values())
 
 Key = tuple[str, int]
 """Drafter and match bucket."""
@@ -134,20 +134,20 @@ class Acceptance:
         """
         key = drafter, match_bucket(match)
         old, new = self.history.of(key), self._of(key)
-        base, above, chance, alive = PRIORS[key[1]], -1.0, 0.0, 1.0
+        base, above, chance, alive = _PRIORS[key[1]], -1.0, 0.0, 1.0
         old_scale, new_scale = old.scale, new.scale
         result: list[float] = []
         for depth in range(length):
             if depth < DEPTHS:
                 known = old.tried[depth] * old_scale + PRIOR_ROUNDS
-                tried = new.tried[depth] * new_scale + HISTORY_ROUNDS
+                tried = new.tried[depth] * new_scale + PRIOR_ROUNDS
                 base = (old.accepted[depth] * old_scale + PRIOR_ROUNDS * base) / known
                 # Older answers at this depth, and this one a depth above: a draft that begins well goes on well.
                 prior = base if above < 0 else (base + above) / 2
-                chance = above = (new.accepted[depth] * new_scale + HISTORY_ROUNDS * prior) / tried
+                chance = above = (new.accepted[depth] * new_scale + PRIOR_ROUNDS * prior) / tried
                 if hope:
                     variance = above * (1 - above) / (tried + 1)
-                    variance += base * (1 - base) / (known + 1) * (HISTORY_ROUNDS / tried) ** 2
+                    variance += base * (1 - base) / (known + 1) * (PRIOR_ROUNDS / tried) ** 2
                     chance = min(1.0, above + hope * math.sqrt(variance))
             alive *= chance
             result.append(alive)
@@ -165,7 +165,4 @@ class Acceptance:
 
 def match_bucket(match: int) -> int:
     """Return the number of the bucket a match of this length falls in."""
-    for index, most in enumerate(MATCH_BUCKETS):
-        if match <= most:
-            return index
-    return len(MATCH_BUCKETS)
+    return bisect_left(_LONGEST, match)

@@ -15,23 +15,32 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.policy import NO_DRAFTER, RoundCost
+from edgedecode.decoding.policy import MAX_DRAFT, NO_DRAFTER, RoundCost
 from edgedecode.decoding.tree import RoundPrice
 
-__all__ = ["CONTEXT_BUCKETS", "WIDEST", "CostModel", "CostTable", "DraftCost", "Prices", "Recent", "context_bucket"]
+__all__ = [
+    "CONTEXT_BUCKETS",
+    "REFIT",
+    "WIDEST",
+    "CostModel",
+    "CostTable",
+    "DraftCost",
+    "Prices",
+    "Recent",
+    "context_bucket",
+]
 
 CONTEXT_BUCKETS = (512, 2048, 8192)
 """Contexts up to each of these lengths, in tokens, have one table; longer ones the last."""
-WIDEST = 65
+WIDEST = MAX_DRAFT + 1
 """Rows of the widest pass with a figure of its own."""
 PRIOR_BETA = {2: 0.35, 3: 0.38, 5: 0.40, 9: 0.42, 17: 0.45, 33: 0.45}
 """β by width before anything is measured: expensive, as two slow cores measured (0.2 to 0.5)."""
 PRIOR_WEIGHT = 0.01
 """Passes that the prior counts for."""
-SETTLED = 0.15
-"""Weight of a new pass once there were many of its width. More: a machine that changes is followed faster."""
 ENOUGH = 8
-"""Passes after which a width's own measurement counts in full."""
+"""Passes of a width that its cost is the average of, and after which it counts in full. More: a machine that changes is
+followed later, with less noise."""
 AGEING = 0.998
 """What older passes count for after one more, of whatever width. Less: costs that were measured in a bad moment are
 doubted sooner."""
@@ -119,7 +128,7 @@ class CostTable:
         width = min(width, WIDEST)
         self.seen *= AGEING
         self.seen[width] += 1
-        weight = max(SETTLED, 1 / self.seen[width])
+        weight = max(1 / ENOUGH, 1 / self.seen[width])
         self.beta[width] += weight * ((seconds / self.step - 1) / (width - 1) - self.beta[width])
         self._stale += 1
         self._wide += 1

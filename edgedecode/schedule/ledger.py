@@ -15,7 +15,7 @@ GRANT = 4.0
 """Plain rounds in a new account. More: a new pair is known sooner, and a hostile one costs more."""
 INCOME = 0.0075
 """Plain rounds that each emitted token pays into every account: the share of the time that looking may cost."""
-MOST = 12.0
+MOST = 3 * GRANT
 """Balance beyond which gains count no more. More: a text that changes is given up later."""
 OVERDRAFT = 0.25
 """Plain rounds that an account may owe; what a round cost beyond is forgiven. More: back later after a long draft that

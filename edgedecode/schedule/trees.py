@@ -1,7 +1,7 @@
 """The trees a scheduler may choose: per drafter the fastest shape by what its guesses and passes here are worth.
 
 A fold over rates: same rates and costs, same shapes. Working out a shape takes half a millisecond, so it is done when
-rates moved or costs had time to, and not in every round.
+rates and costs had time to move, and not in every round.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from edgedecode.decoding.tree import RankRates, RoundPrice, ShapedTree, fastest_tree
 
-__all__ = ["Trees"]
+from .cost import REFIT
 
-STALE = 16
-"""Rounds that a shape serves although costs or rates may have moved. Less: more host work, shapes that fit better."""
+__all__ = ["Trees"]
 
 
 @dataclass(slots=True)
@@ -44,7 +43,7 @@ class Trees:
         known = self._known[drafter]
         known.rounds += 1
         tree = known.tree
-        if tree is None or known.rounds > STALE or not len(tree.shape) <= most <= known.most:
+        if tree is None or known.rounds > REFIT or not len(tree.shape) <= most <= known.most:
             tree = fastest_tree(known.rates, price=price, least=1, most=most)
             known.tree, known.most, known.rounds = tree, most, 0
         return tree

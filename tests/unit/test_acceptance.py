@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgedecode.decoding.policy import Score
-from edgedecode.schedule.acceptance import MATCH_BUCKETS, Acceptance, History, match_bucket
+from edgedecode.schedule.acceptance import PRIORS, Acceptance, History, match_bucket
 
 
 def test_acceptance_curves_fall_and_longer_matches_are_trusted_more() -> None:
@@ -56,8 +56,8 @@ def test_a_new_generation_believes_old_ones_less() -> None:
 
 
 def test_buckets_cover_every_length() -> None:
-    assert [match_bucket(match) for match in MATCH_BUCKETS] == list(range(len(MATCH_BUCKETS)))
-    assert match_bucket(10**6) == len(MATCH_BUCKETS)
+    assert [match_bucket(match) for match in PRIORS] == list(range(len(PRIORS)))
+    assert [match_bucket(match) for match in (3, 5, 17, 10**6)] == [3, 4, 6, 6]
 
 
 def test_hope_is_the_larger_the_less_was_seen_and_grows_again_while_nothing_is() -> None:

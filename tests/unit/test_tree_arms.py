@@ -9,8 +9,9 @@ import pytest
 
 from edgedecode.decoding.policy import FixedTree, Offer, Plan, RoundCost, Score, Signals
 from edgedecode.decoding.tree import RankRates, ShapedTree, depths
+from edgedecode.schedule.cost import REFIT
 from edgedecode.schedule.scheduler import Scheduler
-from edgedecode.schedule.trees import STALE, Trees
+from edgedecode.schedule.trees import Trees
 
 STEP = 0.01
 FLAT, STEEP = 0.02, 0.5
@@ -145,7 +146,7 @@ def test_a_shape_serves_some_rounds_and_is_worked_out_again_where_it_does_not_fi
     assert len(best(3).shape) == 3
     assert len(best(8).shape) == 8
     trees.learn([("tree", SURE)])
-    answers = [best(8) for _ in range(STALE + 1)]
+    answers = [best(8) for _ in range(REFIT + 1)]
     assert answers[0].shape.branches
     assert not answers[-1].shape.branches
 
