@@ -1,4 +1,5 @@
-"""README's commands and Python examples are executed as a reader would: in order, in one folder, on the bundled pack.
+"""Commands and Python examples of README and docs/ are executed as a reader would: in order, a folder for each file, on
+the bundled pack.
 
 A block fenced ```console holds `$ ` lines and their output, ```sh holds commands alone, ```python a program. The info
 string `sh no-run` is for commands that need something of the reader's own, and only for those.
@@ -17,8 +18,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]+)")
 SHELLS = ("console", "sh")
 SECONDS = 600
 
@@ -32,11 +34,16 @@ PLACEHOLDER = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: the words after the fence, its text, and the line it starts on."""
+    """One fenced block: the words after the fence, its text, and where it starts."""
 
+    file: Path
     info: tuple[str, ...]
     body: str
     line: int
+
+    @property
+    def place(self) -> str:
+        return f"{self.file.relative_to(ROOT)}:{self.line}"
 
     @property
     def runs(self) -> bool:
@@ -52,25 +59,31 @@ class Block:
 
 
 def blocks(*languages: str) -> list[Block]:
-    text = README.read_text(encoding="utf-8") if README.is_file() else ""
     found = []
-    for match in FENCE.finditer(text):
-        info = tuple(match["info"].split())
-        if info and info[0] in languages:
-            found.append(Block(info, match["body"], text.count("\n", 0, match.start()) + 1))
+    for file in TEXTS:
+        text = file.read_text(encoding="utf-8")
+        for match in FENCE.finditer(text):
+            info = tuple(match["info"].split())
+            if info and info[0] in languages:
+                found.append(Block(file, info, match["body"], text.count("\n", 0, match.start()) + 1))
     return found
 
 
 def _ids(block: Block) -> str:
-    return f"line-{block.line}"
-
-
-pytestmark = pytest.mark.skipif(not README.is_file(), reason="README.md is not written yet")
+    return f"{block.file.stem}-line-{block.line}"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("reader")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every file's reader has a folder."""
+    return tmp_path_factory.mktemp("readers")
+
+
+@pytest.fixture
+def folder(readers: Path, block: Block) -> Path:
+    own = readers / block.file.stem
+    own.mkdir(exist_ok=True)
+    return own
 
 
 def _run(command: list[str], folder: Path) -> None:
@@ -97,7 +110,7 @@ def _run(command: list[str], folder: Path) -> None:
 def test_commands_run(block: Block, folder: Path) -> None:
     for command in block.commands():
         if not SET_UP.match(command):
-            assert "edgedecode" in command, f"README.md:{block.line}: {command!r} is neither set-up nor ours"
+            assert "edgedecode" in command, f"{block.place}: {command!r} is neither set-up nor ours"
             _run(["bash", "-euo", "pipefail", "-c", command], folder)
 
 
@@ -111,9 +124,15 @@ def test_python_examples_run(block: Block, folder: Path) -> None:
 
 @pytest.mark.parametrize("block", [block for block in blocks(*SHELLS, "python") if not block.runs], ids=_ids)
 def test_only_commands_with_placeholders_are_not_run(block: Block) -> None:
-    assert block.info[0] in SHELLS, f"README.md:{block.line}: a Python example must run"
+    assert block.info[0] in SHELLS, f"{block.place}: a Python example must run"
     for command in block.commands():
-        assert SET_UP.match(command) or PLACEHOLDER.search(command), f"README.md:{block.line}: {command!r} could run"
+        assert SET_UP.match(command) or PLACEHOLDER.search(command), f"{block.place}: {command!r} could run"
+
+
+@pytest.mark.parametrize("file", TEXTS, ids=lambda file: file.stem)
+def test_links_lead_somewhere(file: Path) -> None:
+    targets = [match["target"] for match in LINK.finditer(file.read_text(encoding="utf-8"))]
+    assert not [target for target in targets if not (file.parent / target).exists()]
 
 
 def test_make_targets_exist() -> None:
