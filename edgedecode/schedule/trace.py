@@ -121,10 +121,12 @@ def replay(path: Path, *, pack: str | None = None) -> Iterator[Replayed]:
     trace, and for another pack's.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise InputError(f"the trace {path} cannot be read: {error.strerror or error}") from None
-    scheduler = _scheduler(path, lines[0] if lines else b"", pack=pack)
+    except UnicodeDecodeError as error:
+        raise InputError(f"the trace {path} is not text: {error}") from None
+    scheduler = _scheduler(path, lines[0] if lines else "", pack=pack)
     decoder = msgspec.json.Decoder(_Call)
     for number, line in enumerate(lines[1:], start=2):
         try:
@@ -141,7 +143,7 @@ def replay(path: Path, *, pack: str | None = None) -> Iterator[Replayed]:
             raise InputError(f"line {number} of the trace {path} is not a round: it holds no call")
 
 
-def _scheduler(path: Path, line: bytes, *, pack: str | None) -> Scheduler:
+def _scheduler(path: Path, line: str, *, pack: str | None) -> Scheduler:
     try:
         head = msgspec.json.decode(line, type=_Head)
         if head.edgedecode_trace != FORMAT:

@@ -148,7 +148,7 @@ def test_a_peer_that_cannot_open_the_pack_is_left_out_with_its_reason(toy: Pair)
     pytest.importorskip("onnxruntime_genai")
     opened, (reason,) = open_peers(Namespace(against=["genai"], threads=1), toy, capacity=128)
     assert opened == []
-    assert reason == "genai: manifest has no 'format'"
+    assert reason == "genai: manifest: object missing required field format; export the pack again"
 
 
 @dataclass

@@ -146,7 +146,7 @@ def test_trees_that_do_not_fit_are_chains_from_the_start(
         pair.budget.limit_nbytes = pair.budget.used_nbytes + 1_000_000
         with pytest.raises(BudgetExceeded, match="kv:table"):
             pair.session(SessionOptions(drafter="tree"))
-        with caplog.at_level(logging.INFO), pair.session(SessionOptions(seed=1, **options)) as session:  # type: ignore[arg-type]
+        with caplog.at_level(logging.INFO, NOTICES), pair.session(SessionOptions(seed=1, **options)) as session:  # type: ignore[arg-type]
             assert "drafts are chains: trees do not fit the budget" in caplog.text
             assert "tree" not in session.drafter_name
             leases = {lease.name: lease.nbytes for lease in pair.budget.leases}
