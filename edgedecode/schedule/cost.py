@@ -162,6 +162,11 @@ class Recent:
         """None: not measured yet."""
         self._latest: list[float] = [] if seconds is None else [seconds]
 
+    @property
+    def few(self) -> bool:
+        """Whether one slow time would be the median."""
+        return len(self._latest) <= LATEST // 2
+
     def observe(self, seconds: float) -> None:
         self._latest.append(seconds)
         del self._latest[:-LATEST]
@@ -236,10 +241,16 @@ class Prices:
         known = hosts.get(drafter) or hosts.get(NO_DRAFTER)
         return GUESS.host if known is None else self._share(known, GUESS.host)
 
-    def step(self, drafter: str) -> float:
-        """Return the cost of one token drafted with a model."""
+    def step(self, drafter: str, *, least: bool = False) -> float:
+        """Return the cost of one token drafted with a model.
+
+        least: what it may turn out to be, where it was timed a few times only, perhaps cold or beside other work.
+        """
         known = self._costs.drafts.get(drafter)
-        return GUESS.step if known is None else self._share(known.step, GUESS.step)
+        if known is None:
+            return GUESS.step
+        share = self._share(known.step, GUESS.step)
+        return min(share, 2 * GUESS.step) if least and known.step.few else share
 
     def read(self, drafter: str) -> float:
         """Return the cost of reading one token with the drafter's model."""

@@ -167,7 +167,7 @@ class Scheduler:
                 continue
             name = arm.plan.drafter or ""
             known = self._known(name)
-            step, host = prices.step(known) if name in self.models else 0.0, prices.host(name)
+            step, host = prices.step(known, least=True) if name in self.models else 0.0, prices.host(name)
             alive = self.acceptance.curve(name, min(LOOK, arm.longest), arm.match, hope=HOPE)
             length, hope = prices.best_length(alive, step=step, host=host, least=True)
             hope = _whole(hope, arm.reading, arm.horizon)

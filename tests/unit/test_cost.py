@@ -7,7 +7,7 @@ import random
 import pytest
 
 from edgedecode.decoding.policy import RoundCost
-from edgedecode.schedule.cost import CostModel, CostTable, Prices, context_bucket
+from edgedecode.schedule.cost import GUESS, CostModel, CostTable, Prices, context_bucket
 
 STEP = 0.01
 
@@ -135,12 +135,27 @@ def test_steps_and_reading_of_a_draft_model_are_told_apart() -> None:
     assert prices.step("suffix") != 0.2
 
 
+def test_a_draft_models_first_slow_passes_are_not_believed_alone() -> None:
+    """Else it would not be used again, and never be timed again."""
+    costs = CostModel()
+    for _ in range(3):
+        costs.observe(RoundCost(width=1, pass_seconds=STEP), context_tokens=1)
+    prices = Prices(costs, costs.table(1), STEP)
+    one = RoundCost(width=2, pass_seconds=STEP, drafter="model", drafted=1, read=1, draft_seconds=2 * STEP)
+    found = []
+    for _ in range(3):
+        costs.observe(one, context_tokens=1)
+        found.append(prices.step("model", least=True))
+    assert found == pytest.approx([2 * GUESS.step, 2 * GUESS.step, 2.0])
+    assert prices.step("model") == pytest.approx(2.0)
+
+
 def test_a_first_look_that_had_to_read_tells_step_and_reading_roughly() -> None:
     costs = CostModel()
     for _ in range(3):
         costs.observe(RoundCost(width=1, pass_seconds=STEP), context_tokens=1)
-    cost = RoundCost(width=3, pass_seconds=STEP, drafter="model", drafted=2, read=50, draft_seconds=0.01)
+    cost = RoundCost(width=3, pass_seconds=STEP, drafter="model", drafted=2, read=50, draft_seconds=0.003)
     costs.observe(cost, context_tokens=1)
     prices = Prices(costs, costs.table(1), STEP)
-    assert 2 * prices.step("model") + 49 * prices.read("model") == pytest.approx(0.01 / STEP)
+    assert 2 * prices.step("model") + 49 * prices.read("model") == pytest.approx(0.003 / STEP)
     assert prices.read("model") < prices.step("model")

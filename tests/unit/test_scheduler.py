@@ -142,7 +142,7 @@ def test_it_comes_near_the_best_fixed_length_in_hindsight(machine: Machine, name
     found = [settled(machine, share, name) for share in (1.0, 0.9, 0.75, 0.5, 0.3)]
     assert sum(best for best, _ in found) / len(found) >= 0.93
     assert min(best for best, _ in found) >= 0.8
-    assert min(plain for _, plain in found) >= 0.98
+    assert min(plain for _, plain in found) >= (0.97 if machine.jitter else 0.98)
 
 
 def test_drafts_that_are_always_right_become_long() -> None:
