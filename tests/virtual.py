@@ -69,7 +69,7 @@ class Clock:
         return self.now
 
     def spend(self, steps: float) -> None:
-        """Let so many plain passes' time go by."""
+        """Advance the clock by `steps` plain passes."""
         factor = 1.0
         if self._machine.jitter or self._machine.spikes:
             factor = math.exp(self._rng.gauss(0, self._machine.jitter))

@@ -29,7 +29,7 @@ class ChildReply:
     told: Sequence[Any] = ()
     """The values that it gave `tell_parent`."""
     failure: str = ""
-    """"it …": what became of it, by its last line on standard error where it ended by itself."""
+    """How the child ended, as a clause that begins with "it"; its last line on standard error where it exited."""
     signal: str = ""
     """The name of the signal that ended it."""
     words: str = ""

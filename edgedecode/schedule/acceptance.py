@@ -130,7 +130,7 @@ class Acceptance:
     def curve(self, drafter: str, length: int, match: int = 0, *, hope: float = 0.0) -> list[float]:
         """Return, for each of `length` positions, the chance that the draft is accepted up to and with it.
 
-        It ends before positions that are hardly ever reached. hope: so many standard deviations above what is expected.
+        It ends at positions that are hardly ever reached. hope: standard deviations added to the expected chance.
         """
         key = drafter, match_bucket(match)
         old, new = self.history.of(key), self._of(key)

@@ -94,7 +94,10 @@ class CostTable:
         """Passes of several rows since the last fit, and in all."""
 
     def curve(self, *, least: bool = False) -> Sequence[float]:
-        """Return c by width, 0 to WIDEST; `least`: what it may turn out to be (see there)."""
+        """Return c by width, 0 to WIDEST.
+
+        least: its optimistic value instead, the lower the fewer passes near that width were measured.
+        """
         if not self._curve:
             self._refit()
         return self._least if least else self._curve
@@ -103,10 +106,6 @@ class CostTable:
         """Return T(width) / T(1), never falling in width."""
         curve = self.curve()
         return curve[width] if width <= WIDEST else curve[WIDEST] * width / WIDEST
-
-    def least(self, width: int) -> float:
-        """Return what T(width) / T(1) may turn out to be, the less the fewer passes near this width were measured."""
-        return self.curve(least=True)[min(width, WIDEST)]
 
     def observe(self, width: int, seconds: float) -> None:
         """Learn from one pass. Widths beyond the first need a plain step to be compared with."""
@@ -262,7 +261,7 @@ class Prices:
         return (self._table.c(length + 2) - self._curve[2]) / length
 
     def round(self, length: int, *, step: float = 0.0, host: float = 0.0) -> float:
-        """Return what a round costs that drafts so many tokens, in plain rounds."""
+        """Return the cost of a round that drafts `length` tokens, in plain rounds."""
         return (self._table.c(length + 1) + length * step + host) / self.plain
 
     def best_length(

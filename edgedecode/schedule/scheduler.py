@@ -36,7 +36,7 @@ READ_WINDOW = 32
 SLACK = 1
 """Tokens a draft model may go beyond the best length on average: its confidence stops it, token by token."""
 STOP_LOSS = 1.0
-"""Plain rounds that an arm in use may lose before it must be taken up anew, whatever it promises."""
+"""Plain rounds that the arm in use may lose before it is dropped. More: later to leave a text that changed."""
 MOST_REST = 15
 """Rounds at most in which nobody is asked. More: cheaper where nothing pays, slower to notice that something does."""
 
@@ -107,7 +107,7 @@ class Scheduler:
         self.acceptance.begin()
         self._current, self._emitted = "", 0
         self.experience.vain //= 2
-        return min(HORIZON, self.experience.vain)
+        return min(MOST_REST // 4, self.experience.vain)
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
         """Learn from a round, and from offers and other heads' drafts whose tokens were emitted by now."""

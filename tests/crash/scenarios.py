@@ -74,7 +74,7 @@ def toy_pack(*sizes: int) -> Work:
 
 
 def trimmed(size: int) -> Work:
-    """Put heads of so many ids into the pack."""
+    """Give the pack's draft a trimmed head of `size` ids."""
     import numpy as np
 
     from edgedecode.decoding.drafts import TrimmedVocabulary

@@ -88,12 +88,12 @@ def test_first_plain_passes_beside_other_work_are_got_over() -> None:
 
 def test_what_passes_may_turn_out_to_cost_is_the_less_the_less_was_measured() -> None:
     few, many = taught({1: 1.0, 4: 2.0}, passes=4), taught({1: 1.0, 4: 2.0}, passes=40)
-    assert 1.0 < few.least(4) < many.least(4) < many.c(4)
-    assert CostTable().least(4) < CostTable().c(4)
-    before = many.least(4)
+    assert 1.0 < few.curve(least=True)[4] < many.curve(least=True)[4] < many.c(4)
+    assert CostTable().curve(least=True)[4] < CostTable().c(4)
+    before = many.curve(least=True)[4]
     for _ in range(2048):
         many.observe(1, STEP)
-    assert many.least(4) < before, "a measurement grows old"
+    assert many.curve(least=True)[4] < before, "a measurement grows old"
 
 
 def test_a_plain_pass_is_due_soon_at_first_and_then_seldom() -> None:
