@@ -107,7 +107,7 @@ class Scheduler:
         self.acceptance.begin()
         self._current, self._emitted = "", 0
         self.experience.vain //= 2
-        return min(MOST_REST // 4, self.experience.vain)
+        return min((MOST_REST + 1) // 4, self.experience.vain)
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
         """Learn from a round, and from offers and other heads' drafts whose tokens were emitted by now."""
