@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
 
 from edgedecode.apps.verb_options import add_pack_options
 from edgedecode.commands import Command, name_list, positive_count, real_number, seed, whole_number
 from edgedecode.decoding.policy import MAX_DRAFT
+from edgedecode.export.cli.plot_file import check_plot
 
 from .peers.peer import PEERS
 
@@ -69,6 +71,9 @@ class BenchCommand:
         what.add_argument("--temp", type=real_number, metavar="T", help="sample at this temperature (default: greedy)")
         what.add_argument("--top-p", type=real_number, metavar="P", help="with --temp: the likeliest of this mass")
         what.add_argument("--seed", type=seed, default=0, metavar="N", help="of the draws (default: %(default)s)")
+        parser.add_argument(
+            "--plot", type=Path, metavar="FILE", help="draw S and W of each family to FILE, .svg or .png"
+        )
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         add_pack_options(parser)
         parser.set_defaults(usage_error=parser.error)
@@ -82,6 +87,8 @@ class BenchCommand:
             arguments.usage_error("--draws measures rows of its own: leave out what chooses prompts, drafters or packs")
         if arguments.scale is not None and arguments.replay is not None:
             arguments.usage_error("--replay runs no model: leave out --scale")
+        if arguments.plot is not None:
+            _check_plot(arguments)
         if arguments.repetitions is None:
             arguments.repetitions = QUICK_REPETITIONS if arguments.quick and arguments.scale else REPETITIONS
         from .kinds import run
@@ -110,6 +117,14 @@ def _check_peer_options(arguments: Namespace) -> None:
         arguments.usage_error("--against compares what the scheduler chooses: leave --drafters and --lengths out")
     if arguments.against and any((arguments.draws, arguments.calibrate, arguments.replay, arguments.temp)):
         arguments.usage_error("--against measures greedy answers to prompts and nothing else: give it alone")
+
+
+def _check_plot(arguments: Namespace) -> None:
+    """End with a usage error where no families are measured. Raises what `check_plot` does."""
+    others = arguments.against, arguments.overhead, arguments.calibrate, arguments.draws, arguments.replay is not None
+    if any(others):
+        arguments.usage_error("--plot draws the families' speed-ups, which this run does not measure: leave it out")
+    check_plot(arguments.plot)
 
 
 def _numbers(text: str) -> list[int]:

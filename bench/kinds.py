@@ -119,6 +119,8 @@ def _families(bench: _Bench) -> Json:
         report.best(families)
         report.arms(families)
     report.equality(families)
+    if bench.arguments.plot is not None:
+        report.chart(families, bench.arguments.plot)
     return {"costs": _costs_json(costs), "families": [_family_json(family) for family in families]}
 
 

@@ -44,8 +44,9 @@ TWICE = {"__init__", "command"}
 
 CORE = {"numpy", "tokenizers", "jinja2", "msgspec"}
 TRAINING = {"gguf", "onnx", "onnx_ir", "onnxruntime_genai", "optimum", "peft", "safetensors", "torch", "transformers"}
+HEAVY = {"huggingface_hub", "matplotlib", "tqdm"}
 ENGINES = {"onnx": {"onnxruntime"}, "llama": {"llama_cpp"}}  # by folder of runtimes/
-EXPORT = CORE | TRAINING | {"huggingface_hub", "ml_dtypes", "onnxruntime", "rich", "tqdm"}
+EXPORT = CORE | TRAINING | {"huggingface_hub", "matplotlib", "ml_dtypes", "onnxruntime", "rich", "tqdm"}
 EXPORT |= {"builders"}  # the model builder's own package, reached through onnxruntime_genai
 APPS = {"numpy", "rich"}
 BENCH = EXPORT | APPS | set().union(*ENGINES.values())
@@ -261,7 +262,9 @@ def test_the_command_line_is_light() -> None:
         while todo:
             source = todo.pop()
             for imported in (found for found in source.imports() if found.on_import):
-                if imported.top in (TRAINING | set().union(*ENGINES.values()) | {"huggingface_hub", "tqdm"}):
+                if imported.top in (
+                    TRAINING | set().union(*ENGINES.values()) | {"huggingface_hub", "matplotlib", "tqdm"}
+                ):
                     heavy.append(_where(source, imported))
                 for name in _with_parents(imported.module):
                     if name in by_module and name not in seen:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from statistics import mean
 from typing import TypeAlias, TypeVar
 
 from edgedecode.apps.terminal import table_console
+from edgedecode.export.cli.plot_file import write_plot
 from edgedecode.text.printable import shown_lines
 
 from ..measure.cost_meter import Costs
@@ -15,6 +17,7 @@ from ..measure.draws import DrawCost
 from ..measure.family_results import ArmResult, FamilyResult, Hindsight
 from ..measure.overhead import HostWork, LoopRatio
 from .conditions import Conditions
+from .speed_chart import speed_figure
 
 __all__ = ["Report", "ratio_cell"]
 
@@ -197,6 +200,10 @@ class Report:
         }
         title = "At the longest draft: accepted up to each position, and the time's split"
         self.table(title, columns, [row for row in rows if row[1].length == longest])
+
+    def chart(self, families: Sequence[FamilyResult], path: Path) -> None:
+        """Draw S and W of each family to a file. Raises InputError where it cannot be written."""
+        write_plot(path, speed_figure(families, conditions=self._conditions.line()))
 
     def equality(self, families: Sequence[FamilyResult]) -> None:
         """Say how many texts differ from plain decoding's: never silently lossy."""

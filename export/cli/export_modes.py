@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from ..frameworks import require_frameworks
 from .common import refuse_others
 from .pack_options import read_span
-from .svg import check_drawing, write_drawing
+from .plot_file import check_plot, write_plot
 
 if TYPE_CHECKING:
-    from ..recipes.comparison import Comparison
     from .display import Report
 
 __all__ = ["add_comparison", "add_optimum", "run_comparison", "run_optimum"]
@@ -36,7 +35,9 @@ def add_comparison(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="score this .txt, or .jsonl with messages and answer (then the answers), instead of a built-in line",
     )
-    group.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the target's comparison, size by agreement")
+    group.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the target's comparison, size by agreement, to .svg or .png"
+    )
 
 
 def run_comparison(arguments: Namespace) -> Report:
@@ -46,12 +47,12 @@ def run_comparison(arguments: Namespace) -> Report:
     if text is not None and calibration is not None and text.resolve() == calibration.resolve():
         arguments.usage_error("argument --calibrate-text: scoring the text calibrated on would prove nothing")
     if arguments.plot is not None:
-        check_drawing(arguments.plot)
+        check_plot(arguments.plot)
     require_frameworks()
     from ..recipes.comparison import compare_model
     from ..stages import Stages
     from .display import LiveDisplay
-    from .recipe_tables import comparison_report, show_comparison
+    from .recipe_tables import comparison_figure, comparison_report, show_comparison
 
     span = read_span(arguments)
     models = {"target": arguments.target} | ({"draft": arguments.draft} if arguments.draft else {})
@@ -63,18 +64,8 @@ def run_comparison(arguments: Namespace) -> Report:
         show_comparison(comparison, stages.records)
         reports[role] = comparison_report(comparison, stages.records)
         if role == "target" and arguments.plot is not None:
-            _draw(comparison, arguments.plot)
+            write_plot(arguments.plot, comparison_figure(comparison))
     return reports
-
-
-def _draw(comparison: Comparison, path: Path) -> None:
-    from .recipe_tables import Point, scatter_svg
-
-    points = [
-        Point(result.nbytes / 1e6, 100 * result.agreement, result.recipe.name, marked=result.recipe.calibrated)
-        for result in comparison.results
-    ]
-    write_drawing(path, scatter_svg(points, title=f"{comparison.model}: recipes compared"))
 
 
 def add_optimum(parser: ArgumentParser) -> None:

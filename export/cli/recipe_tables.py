@@ -1,9 +1,8 @@
-"""A comparison of recipes: a table, a drawing of size and agreement, and the same as plain values."""
+"""A comparison of recipes: a table, a chart of size and agreement, and the same as plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,19 +11,16 @@ from rich.table import Table
 from ..recipes.pass_speeds import CONTEXT, ROUNDS, TURNS, WIDTHS
 from ..stages import StageRecord
 from .display import Report, stage_table, timings
-from .svg import Axis, document, line, text
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from ..recipes.comparison import Comparison, Result
 
-__all__ = ["Point", "comparison_report", "scatter_svg", "show_comparison"]
+__all__ = ["comparison_figure", "comparison_report", "show_comparison"]
 
 _ENOUGH = 1000
 """Scored tokens below which a warning is printed."""
-_WIDTH, _HEIGHT = 900, 480
-_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 40, 50, 60
-_LABEL_HEIGHT = 15
-_COLOURS = {False: "#1f77b4", True: "#d95f02"}
 
 
 def show_comparison(comparison: Comparison, records: Sequence[StageRecord]) -> None:
@@ -102,56 +98,18 @@ def _warning(scored: int) -> list[str]:
     return [f"{scored} tokens tell nothing finer than {1 / scored:.1%} of top-1: give --compare-text for more"]
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One recipe: megabytes, agreement in percent, a label; marked ones have the other colour."""
+def comparison_figure(comparison: Comparison) -> Figure:
+    """Draw every recipe's size and agreement; calibrated ones are triangles."""
+    from matplotlib.figure import Figure
 
-    x: float
-    y: float
-    label: str
-    marked: bool = False
-
-
-def scatter_svg(points: Sequence[Point], *, title: str) -> str:
-    """Return the drawing as text. At least one point is needed."""
-    x = Axis.over([point.x for point in points], _LEFT, _WIDTH - _RIGHT)
-    y = Axis.over([point.y for point in points], _HEIGHT - _BOTTOM, _TOP)
-    parts = [text(_WIDTH / 2, 24, title, anchor="middle"), *_x_axis(x), *_y_axis(y), *_marks(points, x, y)]
-    return document(parts, width=_WIDTH, height=_HEIGHT)
-
-
-def _x_axis(axis: Axis) -> list[str]:
-    base = _HEIGHT - _BOTTOM
-    lines = [line(_LEFT, base, _WIDTH - _RIGHT, base, "black")]
-    for tick in axis.ticks:
-        lines.append(line(axis.at(tick), _TOP, axis.at(tick), base, "#dddddd"))
-        lines.append(text(axis.at(tick), base + 18, f"{tick:g}", anchor="middle"))
-    lines.append(text(_WIDTH / 2, _HEIGHT - 16, "weights, MB", anchor="middle"))
-    return lines
-
-
-def _y_axis(axis: Axis) -> list[str]:
-    lines = [line(_LEFT, _TOP, _LEFT, _HEIGHT - _BOTTOM, "black")]
-    for tick in axis.ticks:
-        lines.append(line(_LEFT, axis.at(tick), _WIDTH - _RIGHT, axis.at(tick), "#dddddd"))
-        lines.append(text(_LEFT - 8, axis.at(tick) + 4, f"{tick:g} %", anchor="end"))
-    lines.append(text(_LEFT, _TOP - 12, "same leading token as the original weights", anchor="start"))
-    return lines
-
-
-def _marks(points: Sequence[Point], x: Axis, y: Axis) -> list[str]:
-    """Draw dots and labels; labels are moved apart, and turned to the side that has room."""
-    lines: list[str] = []
-    taken: list[float] = []
-    for point in sorted(points, key=lambda point: -point.y):
-        across, up = x.at(point.x), y.at(point.y)
-        height = up + 4
-        while any(abs(height - other) < _LABEL_HEIGHT for other in taken):
-            height += 1
-        taken.append(height)
-        right = across < _WIDTH / 2
-        colour = _COLOURS[point.marked]
-        lines.append(f'<circle cx="{across:.1f}" cy="{up:.1f}" r="5" fill="{colour}"/>')
-        anchor = "start" if right else "end"
-        lines.append(text(across + (10 if right else -10), height, point.label, anchor=anchor, colour=colour))
-    return lines
+    figure = Figure((9, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(f"{comparison.model}: recipes compared")
+    axes.set_xlabel("weights, MB")
+    axes.set_ylabel("same leading token as the original weights, %")
+    axes.grid(alpha=0.3)
+    for result in comparison.results:
+        recipe = result.recipe
+        axes.plot(result.nbytes / 1e6, 100 * result.agreement, "^" if recipe.calibrated else "o", label=recipe.name)
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from edgedecode.commands import Command, positive_count, real_number, seed
 
 from .common import notices_shown, pack_is_there, quiet, refuse_others
-from .svg import check_drawing, write_drawing
+from .plot_file import check_plot, write_plot
 
 if TYPE_CHECKING:
-    from ..trim.sweep import TrimRequest, TrimResult
+    from ..trim.sweep import TrimRequest
     from .display import Report
 
 __all__ = ["add_trim", "check_trim", "trim", "trim_exported"]
@@ -38,7 +38,7 @@ class TrimCommand:
         _add_size(parser)
         _add_calibration(parser)
         parser.add_argument("--report", action="store_true", help="time whole answers too, on the trimmed pack")
-        parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw coverage and speed by size")
+        parser.add_argument("--plot", type=Path, metavar="FILE", help="draw coverage and speed by size, .svg or .png")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         parser.add_argument("--runtime", metavar="NAME", help="engine to measure on (default: as `generate` takes it)")
         parser.add_argument("-t", "--threads", type=positive_count, metavar="N", help="threads of the engine")
@@ -94,7 +94,7 @@ def _run(arguments: Namespace) -> Report:
     if arguments.remove:
         return _remove(arguments)
     if arguments.plot is not None:
-        check_drawing(arguments.plot)
+        check_plot(arguments.plot)
     from ..trim.sweep import TrimRequest
 
     given = {field.name: getattr(arguments, field.name) for field in fields(TrimRequest)}
@@ -107,7 +107,7 @@ def run_trim(request: TrimRequest, *, plot: Path | None = None) -> Report:
     from ..stages import Stages
     from ..trim.trim_pack import time_answers, trim_pack
     from .display import LiveDisplay
-    from .trim_tables import show_trim, trim_report
+    from .trim_tables import show_trim, sweep_figure, trim_report
 
     with LiveDisplay() as display:
         result = trim_pack(request, Stages(display))
@@ -118,7 +118,7 @@ def run_trim(request: TrimRequest, *, plot: Path | None = None) -> Report:
     finally:  # after an interrupt too: the pack is trimmed, and what was found would be lost
         show_trim(result)
         if plot is not None:
-            _draw(result, plot)
+            write_plot(plot, sweep_figure(result))
     return trim_report(result)
 
 
@@ -130,14 +130,6 @@ def _remove(arguments: Namespace) -> Report:
     gone = take_out(arguments.pack)
     print(f"removed {', '.join(gone)}")
     return {"pack": arguments.pack, "removed": gone}
-
-
-def _draw(result: TrimResult, path: Path) -> None:
-    from .trim_tables import sweep_svg
-
-    chosen = None if result.chosen is None else result.chosen.size
-    drawing = sweep_svg(result.sweep, title=f"{result.root.name}: the draft's vocabulary", chosen=chosen)
-    write_drawing(path, drawing)
 
 
 def _share(text: str) -> float:

@@ -1,9 +1,8 @@
-"""What was found by a trim: a table by size and category, a drawing, and the same as plain values."""
+"""What was found by a trim: a table by size and category, a chart, and the same as plain values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import log2
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -14,9 +13,11 @@ from edgedecode.memory import format_nbytes
 from ..trim.sweep import Prediction, Sweep, SweepRow, TrimResult
 from ..trim.timing import ANSWER_REPETITIONS, MAX_TOKENS
 from .display import Report
-from .svg import Axis, document, line, polyline, text
 
-__all__ = ["show_trim", "sweep_svg", "trim_report"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["show_trim", "sweep_figure", "trim_report"]
 
 _WIDTH = 150
 """Columns where the output is not a terminal: a pasted table must not be folded."""
@@ -29,9 +30,6 @@ _MEASURED = (
     f"; S measured: over whole answers of {MAX_TOKENS} tokens with their prompts, the median of {ANSWER_REPETITIONS} "
     "repetitions, the arms interleaved"
 )
-_DRAWN_WIDTH, _PANEL = 900, 360
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 160, 40, 40
-_COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#666666")
 
 
 def show_trim(result: TrimResult) -> None:
@@ -143,34 +141,26 @@ def _row_report(row: SweepRow) -> Report:
     }
 
 
-def sweep_svg(sweep: Sweep, *, title: str, chosen: int | None) -> str:
-    """Return the drawing as text; a vertical line marks the chosen size."""
-    rows = (*sweep.rows, sweep.whole)
-    across = Axis.over([log2(row.size) for row in rows], _LEFT, _DRAWN_WIDTH - _RIGHT)
-    parts = [text(_DRAWN_WIDTH / 2, 20, title, anchor="middle")]
-    parts += _panel(rows, across, _TOP, label="coverage", value=lambda found: found.acceptance.coverage)
-    parts += _panel(
-        rows, across, _PANEL + _TOP, label="S: speed over plain decoding, predicted", value=lambda found: found.speed_up
-    )
-    if chosen is not None:
-        at = across.at(log2(chosen))
-        parts.append(line(at, _TOP, at, 2 * _PANEL - _BOTTOM, "black"))
-    return document(parts, width=_DRAWN_WIDTH, height=2 * _PANEL)
+def sweep_figure(result: TrimResult) -> Figure:
+    """Draw coverage and predicted speed by size, a line for each category; a black line marks the chosen size."""
+    from matplotlib.figure import Figure
 
-
-def _panel(
-    rows: Sequence[SweepRow], across: Axis, top: int, *, label: str, value: Callable[[Prediction], float]
-) -> list[str]:
-    base = top + _PANEL - _BOTTOM - _TOP
-    up = Axis.over([value(found) for row in rows for found in row.categories.values()], base, top)
-    parts = [line(_LEFT, base, _DRAWN_WIDTH - _RIGHT, base, "black"), text(_LEFT, top - 6, label, anchor="start")]
-    parts += [text(across.at(log2(row.size)), base + 16, str(row.size), anchor="middle") for row in rows]
-    for tick in up.ticks:
-        parts.append(line(_LEFT, up.at(tick), _DRAWN_WIDTH - _RIGHT, up.at(tick), "#dddddd"))
-        parts.append(text(_LEFT - 8, up.at(tick) + 4, f"{tick:.3g}", anchor="end"))
-    for number, name in enumerate(rows[0].categories):
-        colour = _COLOURS[number % len(_COLOURS)]
-        xs = [across.at(log2(row.size)) for row in rows]
-        parts.append(polyline(xs, [up.at(value(row.categories[name])) for row in rows], colour))
-        parts.append(text(_DRAWN_WIDTH - _RIGHT + 12, top + 16 * (number + 1), name, anchor="start", colour=colour))
-    return parts
+    figure = Figure((9, 7), layout="constrained")
+    figure.suptitle(f"{result.root.name}: the draft's vocabulary")
+    above, below = figure.subplots(2, sharex=True)
+    rows = (*result.sweep.rows, result.sweep.whole)
+    sizes = [row.size for row in rows]
+    for name in rows[0].categories:
+        found = [row.categories[name] for row in rows]
+        above.plot(sizes, [each.acceptance.coverage for each in found], label=name)
+        below.plot(sizes, [each.speed_up for each in found])
+    above.set_ylabel("coverage")
+    below.set_ylabel("S: speed over plain decoding, predicted")
+    below.set_xscale("log", base=2)
+    below.set_xticks(sizes, [str(size) for size in sizes], rotation=45)
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
+        if result.chosen is not None:
+            axes.axvline(result.chosen.size, color="black")
+    figure.legend(loc="outside right upper")
+    return figure

@@ -202,6 +202,30 @@ def test_a_whole_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize(("name", "start"), [("speed.svg", b"<?xml"), ("speed.PNG", b"\x89PNG")])
+def test_the_chart_is_written_as_its_name_says(name: str, start: bytes, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert main([*QUICK, "--plot", str(tmp_path / name)]) == 0
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_the_chart_has_two_bars_a_family_and_a_line_at_one(toy: Pair) -> None:
+    pytest.importorskip("matplotlib")
+    from edgedecode.bench.report.speed_chart import speed_figure
+
+    found = measure_lying(toy, lies=lambda prompt: False)
+    families = [
+        replace(found, family=name, scheduled=replace(found.scheduled, speed_up=after, whole_speed_up=whole))
+        for name, after, whole in (("edit", 1.5, 1.25), ("story", None, 0.75))
+    ]
+    (axes,) = speed_figure(families, conditions="here").axes
+    assert [bar.get_height() for bar in axes.patches] == [1.5, 0, 1.25, 0.75]
+    assert [text.get_text() for text in axes.texts] == ["1.50", "–", "1.25", "0.75"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["edit", "story"]
+    assert list(axes.lines[0].get_ydata()) == [1, 1]
+
+
+@pytest.mark.usefixtures("toy")
 def test_the_overhead_run_ends_with_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--overhead"]) == 0
     value = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -231,6 +255,8 @@ def test_draws_are_measured_on_every_shape_of_row() -> None:
         (["--draws", "--temp", "0.5"], 2, "rows of its own"),
         (["--draws", "--drafters", "tree"], 2, "rows of its own"),
         (["--draws", "--against", "genai"], 2, "give it alone"),
+        (["--plot", "x.pdf"], 1, "charts are SVG or PNG"),
+        (["--plot", "x.svg", "--calibrate"], 2, "which this run does not measure"),
         (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
         (["--lengths", "0"], 2, "'0' is too small: 1 is the least"),
         (["--families", "poetry"], 1, "no prompts of family poetry"),

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from edgedecode.cli import main
-from edgedecode.errors import ExportError, InputError
-from edgedecode.export.cli.recipe_tables import Point, scatter_svg
-from edgedecode.export.cli.svg import check_drawing, document, write_drawing
+from edgedecode.errors import ExportError, InputError, RuntimeUnavailable
+from edgedecode.export.cli.plot_file import check_plot, write_plot
+from edgedecode.export.graph.quantize import Scheme
+from edgedecode.export.graph.recipe import Recipe
+from edgedecode.export.recipes.comparison import Comparison, Result
+from edgedecode.export.recipes.pass_speeds import Speeds
 from edgedecode.export.recipes.scored_texts import ScoredText, Scores, read_texts, score_texts
 from edgedecode.testing import TableModel, toy_tables
 from edgedecode.text.chat_template import ChatTemplate
@@ -52,7 +55,7 @@ def test_every_recipe_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
-    words = ("--compare-text", text, "--calibrate-text", calibration, "--plot", tmp_path / "plot.svg", "--json")
+    words = ("--compare-text", text, "--calibrate-text", calibration, "--json")
     assert run("export", "--target", llama, "--compare", *words) == 0
     printed = capsys.readouterr().out
     report = json.loads(printed.splitlines()[-1])["target"]
@@ -72,8 +75,6 @@ def test_every_recipe_is_measured(
     assert f"scored: {report['scored_tokens']} tokens of {text}" in printed
     kept = {path.parent.name for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert kept <= {"kernels"}  # whether the kernels' library runs here
-    drawing = ElementTree.fromstring((tmp_path / "plot.svg").read_text())
-    assert len(drawing.findall("{*}circle")) == len(recipes)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +98,9 @@ def test_usage(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixtu
     assert message in capsys.readouterr().err
 
 
-def test_a_drawing_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("export", "--target", "x", "--compare", "--plot", "plot.png") == 1
-    assert "--plot plot.png: drawings are SVG" in capsys.readouterr().err
+def test_a_chart_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("export", "--target", "x", "--compare", "--plot", "plot.txt") == 1
+    assert "--plot plot.txt: charts are SVG or PNG" in capsys.readouterr().err
 
 
 def test_no_target(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,31 +178,47 @@ def test_scores_are_the_models_own() -> None:
     assert scores.agreement(other) == 0.75
 
 
-def test_a_drawing_is_sound_whatever_its_points() -> None:
-    for points in ([Point(1, 99, "<a & b>")], [Point(1, 99, "a"), Point(1, 99, "b", marked=True), Point(8, 100, "c")]):
-        drawing = ElementTree.fromstring(scatter_svg(points, title="x < y"))
-        labels = [text for text in drawing.findall("{*}text") if text.text in {point.label for point in points}]
-        assert len(labels) == len(points)
-        assert len({label.get("y") for label in labels}) == len(points)  # none hides another
+def test_the_chart_has_a_point_for_every_recipe(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from edgedecode.export.cli.recipe_tables import comparison_figure
+
+    int4, int8 = Scheme(4, 32), Scheme(8, 32)
+    recipes = [Recipe(int8, int8), Recipe(int4, int8), Recipe(int4, int8, calibrated=True)]
+    scores, speeds = Scores(np.zeros(1), np.zeros(1)), Speeds()
+    results = tuple(Result(recipe, 10**6, scores, 0.5, speeds) for recipe in recipes)
+    figure = comparison_figure(Comparison("x < y", results, scores, "text", "text", ()))
+    write_plot(tmp_path / "plot.svg", figure)
+    drawing = ElementTree.fromstring((tmp_path / "plot.svg").read_text())
+    words = {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"x < y: recipes compared", *(recipe.name for recipe in recipes)} <= words
+    assert [line.get_marker() for line in figure.axes[0].lines] == ["o", "o", "^"]
 
 
-def test_a_drawing_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_a_chart_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
     taken = tmp_path / "taken.svg"
     taken.mkdir()
     with pytest.raises(InputError, match="cannot be written"):
-        write_drawing(taken, document([], width=1, height=1))
+        write_plot(taken, figure)
     assert [file.name for file in tmp_path.iterdir()] == ["taken.svg"]
 
 
-def test_the_place_of_a_drawing_is_checked_before_anything_is_measured(
+def test_the_place_of_a_chart_is_checked_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(**_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for name, expected in (("x.png", "drawings are SVG"), ("no/such/folder/x.svg", "there is no folder")):
+    for name, expected in (("x.pdf", "charts are SVG or PNG"), ("no/such/folder/x.svg", "there is no folder")):
         with pytest.raises(InputError, match=expected):
-            check_drawing(tmp_path / name)
-    monkeypatch.setattr("edgedecode.export.cli.svg.tempfile.TemporaryFile", full)
-    with pytest.raises(InputError, match=r"x\.svg cannot be written: No space left on device"):
-        check_drawing(tmp_path / "x.svg")
+            check_plot(tmp_path / name)
+    monkeypatch.setattr("edgedecode.export.cli.plot_file.tempfile.TemporaryFile", full)
+    monkeypatch.setattr("edgedecode.export.cli.plot_file.find_spec", lambda name: name)
+    with pytest.raises(InputError, match=r"x\.png cannot be written: No space left on device"):
+        check_plot(tmp_path / "x.png")
+
+
+def test_without_matplotlib_a_chart_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgedecode.export.cli.plot_file.find_spec", lambda name: None)
+    with pytest.raises(RuntimeUnavailable, match=r"--plot needs matplotlib.*pip install 'edgedecode\[plot\]'"):
+        check_plot(tmp_path / "x.svg")

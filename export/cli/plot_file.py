@@ -1,0 +1,57 @@
+"""Files of charts that matplotlib draws: looked at before anything is measured, written in one step.
+
+matplotlib is an extra, imported when a chart is drawn, and without its windows.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgedecode.cache import aside
+from edgedecode.errors import InputError, RuntimeUnavailable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["check_plot", "write_plot"]
+
+_KINDS = (".svg", ".png")
+_CHART_NBYTES = 1 << 18
+"""More than any chart has."""
+_DOTS_PER_INCH = 150
+
+
+def check_plot(path: Path) -> None:
+    """Raise InputError for a file that could not be written in the end, RuntimeUnavailable without matplotlib."""
+    folder = path.absolute().parent
+    if path.suffix.lower() not in _KINDS:
+        raise InputError(f"--plot {path}: charts are SVG or PNG, name the file so (such as {path.stem or 'plot'}.svg)")
+    if not folder.is_dir():
+        raise InputError(f"--plot {path}: there is no folder {folder}")
+    if path.is_dir():
+        raise InputError(f"--plot {path} is a folder: name a file in it")
+    if find_spec("matplotlib") is None:
+        raise RuntimeUnavailable("--plot needs matplotlib, not installed: pip install 'edgedecode[plot]'")
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_CHART_NBYTES))
+    except OSError as error:
+        raise _unwritten(path, error) from None
+
+
+def write_plot(path: Path, figure: Figure) -> None:
+    """Write a chart, in one step. Raises InputError where that fails."""
+    from matplotlib import rc_context
+
+    try:
+        with aside(path) as fresh, rc_context({"svg.fonttype": "none"}):  # text stays text
+            figure.savefig(fresh, format=path.suffix.lower().removeprefix("."), dpi=_DOTS_PER_INCH)
+    except OSError as error:
+        raise _unwritten(path, error) from None
+
+
+def _unwritten(path: Path, error: OSError) -> InputError:
+    return InputError(f"--plot {path} cannot be written: {error.strerror or error}")
