@@ -19,7 +19,7 @@ from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
 
 from .confidence import Confidence, Features, features
-from .reading import Reading
+from .model_state import Reading
 from .source import DraftSetting
 
 __all__ = ["ModelDrafter", "ModelSource", "Watcher", "shared_reading", "usable_model"]
