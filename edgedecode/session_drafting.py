@@ -130,7 +130,7 @@ def _opened(
     drafters: list[Drafter] = []
     with ExitStack() as undo:
         for name in names:
-            drafter = _open(shared, name, replace(setting, opened={each.name: each for each in drafters}), asked=asked)
+            drafter = _open(shared, name, setting, asked=asked)
             if isinstance(drafter, str):
                 logging.getLogger("edgedecode").info("the drafter %s is left out: %s", name, drafter)
                 left_out[name] = drafter

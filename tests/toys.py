@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Rule, Verdict
 from edgedecode.decoding.weights import SamplingOptions
+from edgedecode.drafters.model_state import ModelStates
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget
@@ -117,7 +118,7 @@ def draft_setting(
     capacity: int = 512,
     budget: Budget | None = None,
     noise: Noise | None = None,
-    opened: Mapping[str, Drafter] | None = None,
+    states: ModelStates | None = None,
     remember: bool = False,
     tokenizer_digest: str = "",
 ) -> DraftSetting:
@@ -130,7 +131,7 @@ def draft_setting(
         ends=ends,
         sampled=sampled,
         noise=noise,
-        opened=opened or {},
+        states=states or ModelStates(),
         row_draw=quick_draw(),
         remember=remember,
         tokenizer_digest=tokenizer_digest,

@@ -75,8 +75,8 @@ class HeadDrafter(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def reading(self) -> object:
-        """The same object for heads of one model."""
+    def state(self) -> object:
+        """The model's, the same object for all its heads."""
         ...
 
     @property
@@ -90,5 +90,5 @@ def head_groups(drafters: Iterable[object]) -> list[list[HeadDrafter]]:
     groups: dict[int, list[HeadDrafter]] = {}
     for drafter in drafters:
         if isinstance(drafter, HeadDrafter):
-            groups.setdefault(id(drafter.reading), []).append(drafter)
+            groups.setdefault(id(drafter.state), []).append(drafter)
     return [group for group in groups.values() if len(group) > 1]

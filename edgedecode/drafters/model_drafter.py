@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,16 +19,14 @@ from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
 
 from .confidence import Confidence, Features, features
-from .model_state import Reading
+from .model_state import ModelState
+from .ranking import Ranking, TreeGuesses
 from .source import DraftSetting
 
-__all__ = ["ModelDrafter", "ModelSource", "Watcher", "shared_reading", "usable_model"]
+__all__ = ["ModelDrafter", "ModelSource", "WholeRows", "join_state", "usable_model", "vocabulary_of"]
 
 PROBABILITY_NBYTES = 8 + 8
 """An id and its share."""
-
-Watcher = Callable[[FloatArray, Sequence[int], Sequence[int]], None]
-"""Logits [vocabulary], the path of drafted tokens and the context that they come after."""
 
 
 class ModelSource:
@@ -39,8 +37,7 @@ class ModelSource:
     needs: Sequence[str] = ()
 
     def open(self, setting: DraftSetting) -> Drafter:
-        model = usable_model(setting)
-        return ModelDrafter(model, setting, reading=shared_reading(setting, model))
+        return ModelDrafter(usable_model(setting), setting)
 
     def close(self) -> None:
         """The model belongs to the pair."""
@@ -57,13 +54,42 @@ def usable_model(setting: DraftSetting) -> LanguageModel:
     return setting.draft_model
 
 
-def shared_reading(setting: DraftSetting, model: LanguageModel) -> Reading | None:
-    """Return what a drafter of this session that is open already reads `model` with; None: nobody reads it yet."""
-    for drafter in setting.opened.values():
-        reading = getattr(drafter, "reading", None)
-        if isinstance(reading, Reading) and reading.model is model:
-            return reading
-    return None
+def join_state(setting: DraftSetting, model: LanguageModel, user: str) -> ModelState:
+    """Return the session's state of this model, with one more drafter, named `user`, that uses it until it leaves."""
+
+    def make() -> ModelState:
+        guesses = _tree_guesses(setting) if setting.tree and model.card.tree else None
+        return ModelState(model, capacity=setting.capacity, guesses=guesses)
+
+    return setting.states.join(model, user, make)
+
+
+def _tree_guesses(setting: DraftSetting) -> TreeGuesses:
+    return TreeGuesses(
+        Ranking(
+            setting.sampling,
+            noise=setting.noise,
+            vocabulary_size=setting.vocabulary_size,
+            row_draw=setting.row_draw,
+        )
+    )
+
+
+class WholeRows:
+    """Spreads the rows of a smaller head over the whole vocabulary; rows of a whole head pass through."""
+
+    def __init__(self, vocabulary: TrimmedVocabulary | None) -> None:
+        self._vocabulary = vocabulary
+        self._wide: FloatArray | None = None
+
+    def __call__(self, row: FloatArray) -> FloatArray:
+        """Return the logits [vocabulary], valid until the next call."""
+        if self._vocabulary is None:
+            return row
+        if self._wide is None:
+            self._wide = np.full(self._vocabulary.size, -np.inf, dtype=np.float32)
+        self._wide[self._vocabulary.ids] = row[: len(self._vocabulary)]
+        return self._wide
 
 
 @dataclass(slots=True)
@@ -78,9 +104,8 @@ class _Guess:
 class ModelDrafter:
     """Proposes the draft model's own text: its arg-max chain, or what the target's noise draws from its rows.
 
-    For the ratio rule it samples from its processed rows by itself. reading: what another drafter of the session reads
-    the model with; None: its own. head: the head it drafts with; None: the model's. vocabulary: what the head's rows
-    are; None: the model's card says it.
+    For the ratio rule it samples from its processed rows by itself. head: the head it drafts with; None: the model's.
+    vocabulary: what the head's rows are; None: the model's card says it.
     """
 
     free = False
@@ -91,62 +116,51 @@ class ModelDrafter:
         setting: DraftSetting,
         *,
         name: str = "model",
-        reading: Reading | None = None,
         head: Head | None = None,
         vocabulary: TrimmedVocabulary | None = None,
     ) -> None:
         self.name = name
         self._told = setting.budget.reserve(f"distributions:{name}", _told_nbytes(setting))
         try:
-            self.reading = reading or Reading(model, setting)
+            self.state = join_state(setting, model, name)
         except BaseException:
             self._told.release()
             raise
-        self._owns = reading is None
+        self._guesses = self.state.guesses if head is None else None  # trees are guessed with the model's own head
         self._head: Head | LanguageModel = head or model
         self._setting = setting
-        self.vocabulary = vocabulary or _of_card(model, setting.vocabulary_size)
-        self._wide: FloatArray | None = None
+        self.vocabulary = vocabulary or vocabulary_of(model, setting.vocabulary_size)
+        self._whole = WholeRows(self.vocabulary)
         draws = setting.sampled or setting.noise is not None
         options = setting.sampling if draws else replace(setting.sampling, temperature=0.0)
         self._sampler = Sampler(options, vocabulary_size=setting.vocabulary_size, row_draw=setting.row_draw)
         self._sampler_length = 0
         self._confidence = Confidence()
         self._guess = _Guess()
-        self.watch: Watcher | None = None
-        """Is shown every row that a chain is drafted from."""
 
     @property
     def nbytes(self) -> int:
-        return self._told.nbytes + (self.reading.nbytes if self._owns else 0)
+        return self._told.nbytes + self.state.nbytes_of(self.name)
 
     def begin(self, context: Sequence[int]) -> None:
-        self.reading.begin(context)
+        self.state.begin(context)
         self._guess = _Guess()
         self._sampler.begin(context)
         self._sampler_length = len(context)
 
     def unread(self, context: Sequence[int]) -> int:
-        return self.reading.unread(context)
+        return self.state.unread(context)
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
-        limit = self.reading.reach(context, limit, plan)
+        limit = self.state.reach(context, limit, plan)
         if limit <= 0:
             return EMPTY_DRAFT
         self._sampler.extend(context[self._sampler_length :])
         self._sampler_length = len(context)
-        row = self.reading.catch_up(context, self._head)
+        row = self.state.catch_up(context, self._head)
         if self._setting.sampled:
             return self._sampled(row, limit, rng)
         return self._drafted(row, limit, context=context, floor=plan.floor)
-
-    def row(self, context: Sequence[int]) -> FloatArray:
-        """Read what is missing and return the logits [vocabulary] after the context, a view or not."""
-        return self.full(self.reading.catch_up(context, self._head))
-
-    def grow(self, tokens: Sequence[int], *, parents: Sequence[int]) -> FloatArray:
-        """Append rows of a tree, pending until they are kept, and return their logits [tokens, rows of the head]."""
-        return self.reading.grow(tokens, parents=parents, head=self._head)
 
     def observe(self, context: Sequence[int], verdict: Verdict) -> None:
         """Learn how sure to be. The state catches up when it is asked."""
@@ -160,17 +174,7 @@ class ModelDrafter:
 
     def close(self) -> None:
         self._told.release()
-        if self._owns:
-            self.reading.close()
-
-    def full(self, row: FloatArray) -> FloatArray:
-        """Spread a smaller head's row over the whole vocabulary, valid until the next; other rows pass through."""
-        if self.vocabulary is None:
-            return row
-        if self._wide is None:
-            self._wide = np.full(self._setting.vocabulary_size, -np.inf, dtype=np.float32)
-        self._wide[self.vocabulary.ids] = row[: len(self.vocabulary)]
-        return self._wide
+        self.state.leave(self.name)
 
     def _drafted(self, row: FloatArray, limit: int, *, context: Sequence[int], floor: float) -> Draft:
         """Draft until the chance that all of it is accepted falls below `floor`; the token that lets it is left out."""
@@ -179,9 +183,10 @@ class ModelDrafter:
         known = self._setting.vocabulary_size if self.vocabulary is None else len(self.vocabulary)
         tokens: list[int] = []
         alive = 1.0
+        ranked = self._guesses if self._guesses is not None and self._guesses.start_chain(context) else None
         while True:
-            if self.watch is not None:
-                self.watch(self.full(row), tokens, context)
+            if ranked is not None:
+                ranked.rank(self._whole(row), tokens)
             leading = self._setting.row_draw.leading(row[:known]) if floor > 0 else None
             token = self._drawn(row, tokens, leading, at=at)
             if leading is not None:
@@ -193,7 +198,7 @@ class ModelDrafter:
             tokens.append(token)
             if len(tokens) == limit or token in self._setting.ends:
                 break
-            row = self.reading.follow([token], self._head)
+            row = self.state.follow([token], self._head)
         return self._draft(tokens) if tokens else EMPTY_DRAFT
 
     def _drawn(self, row: FloatArray, path: Sequence[int], leading: Leading | None, *, at: int) -> int:
@@ -210,11 +215,11 @@ class ModelDrafter:
         tokens: list[int] = []
         probs: list[Probs] = []
         while True:
-            probs.append(self._sampler.probs(self.full(row), tokens))
+            probs.append(self._sampler.probs(self._whole(row), tokens))
             tokens.append(probs[-1].draw(rng.random()))
             if len(tokens) == limit or tokens[-1] in self._setting.ends:
                 break
-            row = self.reading.follow(tokens[-1:], self._head)
+            row = self.state.follow(tokens[-1:], self._head)
         return replace(self._draft(tokens), probs=tuple(probs), mode=DraftMode.SAMPLED)
 
     def _draft(self, tokens: Sequence[int]) -> Draft:
@@ -226,6 +231,7 @@ def _told_nbytes(setting: DraftSetting) -> int:
     return PROBABILITY_NBYTES * setting.vocabulary_size * setting.draft_max if setting.sampled else 0
 
 
-def _of_card(model: LanguageModel, vocabulary_size: int) -> TrimmedVocabulary | None:
+def vocabulary_of(model: LanguageModel, vocabulary_size: int) -> TrimmedVocabulary | None:
+    """Return what the rows of the model's own head are; None: all ids."""
     token_ids = model.card.token_ids
     return None if token_ids is None else TrimmedVocabulary(token_ids, vocabulary_size)

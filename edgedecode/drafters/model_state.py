@@ -1,11 +1,8 @@
-"""A draft model's state as a cache of the context: what of it was read, from where on, and what must be dropped again.
-
-Drafters that use one model with different heads share one: what one of them has read, none of the others reads again.
-"""
+"""A draft model's state in one session, shared by the drafters that use the model: a token is read once for all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.loop import PREFILL_CHUNK
@@ -14,46 +11,66 @@ from edgedecode.decoding.policy import Plan
 from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import BudgetExceeded
 
-from .source import DraftSetting
+from .ranking import TreeGuesses
 
-__all__ = ["TREE_ROWS", "Reading"]
+__all__ = ["TREE_ROWS", "ModelState", "ModelStates"]
 
 TREE_ROWS = MOST_NODES // 2 + 1
 """Rows of a pass over a tree's level: nodes with children, and the least branches a state must be able to hold."""
 
 
-class Reading:
-    """Holds `_read`, the tokens in the state, which are the context's from the place `_start` on as far as `_agreed`.
+class ModelState:
+    """A cache of the context: the tokens in the state, `_read`, are the context's from `_start` on as far as `_agreed`.
 
     It is cropped to what the context confirms, and catches up in chunks when a row is asked for (lazy prompt reading;
-    Cascade 2312.11462 reads eagerly and delays the first token).
+    Cascade 2312.11462 reads eagerly and delays the first token). guesses: the rows are to hold trees, and this counts
+    which of the model's guesses were right; None: chains are all it must hold.
     """
 
-    def __init__(self, model: LanguageModel, setting: DraftSetting) -> None:
+    def __init__(self, model: LanguageModel, *, capacity: int, guesses: TreeGuesses | None = None) -> None:
         self.model = model
+        self.guesses = guesses
+        """None also where trees do not fit the budget."""
         self.refused_trees: BudgetExceeded | None = None
-        """Why its state reads chains only, where trees were wanted and do not fit."""
-        self._state = self._new_state(min(setting.capacity, model.card.context), tree=setting.tree and model.card.tree)
+        """Why they do not."""
+        self._users: dict[str, None] = {}
+        self._state = self._new_state(min(capacity, model.card.context))
         self._read: list[int] = []
         self._start = 0
         self._agreed = 0
 
-    @property
-    def nbytes(self) -> int:
-        return self._state.nbytes
-
-    def _new_state(self, capacity: int, *, tree: bool) -> State:
-        if tree:
+    def _new_state(self, capacity: int) -> State:
+        if self.guesses is not None:
             try:
                 return self.model.new_state(capacity, rows=TREE_ROWS, tree=True)
             except BudgetExceeded as error:
-                self.refused_trees = error
+                self.refused_trees, self.guesses = error, None
         return self.model.new_state(capacity)
+
+    def nbytes_of(self, user: str) -> int:
+        """Return what a drafter is charged for it: the first of its users for all of it, the others for nothing."""
+        return self._state.nbytes if user == next(iter(self._users), None) else 0
+
+    def join(self, user: str) -> None:
+        """Count a drafter, by its name, among those that use it."""
+        self._users[user] = None
+
+    def leave(self, user: str) -> None:
+        """Close it where this was the last drafter that used it. Idempotent."""
+        if [*self._users] == [user]:
+            self._state.close()
+        self._users.pop(user, None)
+
+    @property
+    def used(self) -> bool:
+        return bool(self._users)
 
     def begin(self, context: Sequence[int]) -> None:
         """Compare all of what was read with a context that may be another one."""
         self._agreed = 0
         self.agree(context)
+        if self.guesses is not None:
+            self.guesses.begin(context)
 
     def agree(self, context: Sequence[int]) -> None:
         """Drop what was read beyond the first token that differs from the context."""
@@ -104,9 +121,6 @@ class Reading:
         self._state.keep(path)
         self._read += tokens
 
-    def close(self) -> None:
-        self._state.close()
-
     def _matching(self, context: Sequence[int]) -> int:
         """Return how many of the tokens in the state the context confirms."""
         agreed, end = self._agreed, min(len(self._read), len(context) - self._start)
@@ -122,3 +136,19 @@ class Reading:
     def _settle(self, tokens: Sequence[int]) -> None:
         self._state.keep(range(len(tokens)))
         self._read += tokens
+
+
+class ModelStates:
+    """The states that a session's drafters share: one for each draft model that any of them uses."""
+
+    def __init__(self) -> None:
+        self._states: list[ModelState] = []
+
+    def join(self, model: LanguageModel, user: str, make: Callable[[], ModelState]) -> ModelState:
+        """Return the model's state, made by its first user, with one user more; who joins it leaves it."""
+        state = next((state for state in self._states if state.model is model and state.used), None)
+        if state is None:
+            state = make()
+            self._states.append(state)
+        state.join(user)
+        return state

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from edgedecode.decoding.tree import RankRates
 
-__all__ = ["RATES_AFTER", "RankSurvival", "kept_rates"]
+__all__ = ["RANKS", "RATES_AFTER", "RankSurvival", "kept_rates"]
 
 _DEPTHS = 4
 """The last of them is also all deeper ones."""
 _PRIORS: tuple[float, ...] = (0.45, 0.1, 0.04, 0.02)
 """The chance of each rank before anything was seen: little enough that a tree is no better than nothing."""
+RANKS = len(_PRIORS)
+"""How many ranks are told apart."""
 _PRIOR_WEIGHT = 4.0
 _FADE = 0.97
 RATES_AFTER = 8
@@ -29,11 +31,6 @@ class RankSurvival:
         self._tried = [0.0] * _DEPTHS
         self._rates: RankRates | None = None
         self._scored = RATES_AFTER
-
-    @property
-    def breadth(self) -> int:
-        """How many ranks are told apart."""
-        return len(_PRIORS)
 
     def score(self, depth: int, rank: int | None) -> None:
         """Count which guess was the target's token, at this depth of an accepted path; None: none of them."""

@@ -1,18 +1,24 @@
-"""Several guesses from one row of a draft model's logits, likeliest first."""
+"""Several guesses from one row of a draft model's logits, likeliest first, and how often which of them was right."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.probs import SharedNoise
+from edgedecode.decoding.row_draw import RowDraw
 from edgedecode.decoding.sampling import Sampler
+from edgedecode.decoding.tree import RankRates
+from edgedecode.decoding.weights import SamplingOptions
 
-from .source import DraftSetting
+from .rank_rates import RANKS, RankSurvival
 
-__all__ = ["Ranking"]
+__all__ = ["RANKED", "Ranking", "TreeGuesses"]
+
+RANKED = 4
+"""Of so many chains the rows of one are ranked, to learn what trees would be worth before one is tried."""
 
 
 class Ranking:
@@ -21,13 +27,20 @@ class Ranking:
     Of two near distributions the same noise mostly draws the same id; the next ids are what it would draw without it.
     """
 
-    def __init__(self, setting: DraftSetting, *, breadth: int) -> None:
-        self._noise = None if setting.sampling.greedy else setting.noise
+    def __init__(
+        self,
+        options: SamplingOptions,
+        *,
+        noise: SharedNoise | None,
+        vocabulary_size: int,
+        breadth: int = RANKS,
+        row_draw: RowDraw | None = None,
+    ) -> None:
+        self._noise = None if options.greedy else noise
         self._breadth = breadth
-        options = setting.sampling
         if self._noise is None:  # one id would be left of a greedy row
-            options = replace(options, temperature=1.0, top_k=breadth, top_p=1.0, min_p=0.0)
-        self._sampler = Sampler(options, vocabulary_size=setting.vocabulary_size, row_draw=setting.row_draw)
+            options = SamplingOptions(1.0, top_k=breadth, repetition_penalty=options.repetition_penalty)
+        self._sampler = Sampler(options, vocabulary_size=vocabulary_size, row_draw=row_draw)
         self._length = 0
 
     def follow(self, context: Sequence[int], *, anew: bool = False) -> None:
@@ -48,3 +61,61 @@ class Ranking:
             return self._noise.ranked_at(probs, self._length + len(path), count=self._breadth)
         best: list[int] = probs.ids[np.argsort(-probs.p, kind="stable")][: self._breadth].tolist()
         return best
+
+
+class TreeGuesses:
+    """What a draft model thinks likeliest at the places of its last draft, and how often which guess was right.
+
+    The target judges the guesses of chains too, so that it is known what a tree would be worth before one is tried.
+    """
+
+    def __init__(self, ranking: Ranking) -> None:
+        self._ranking = ranking
+        self._survival = RankSurvival()
+        self._guesses: dict[tuple[int, ...], list[int]] = {}
+        """Path of drafted tokens → ids, likeliest first, from the place `_at` on."""
+        self._at = -1
+        self._chains = 0
+
+    def rates(self) -> RankRates:
+        return self._survival.rates()
+
+    def begin(self, context: Sequence[int]) -> None:
+        """A generation starts, of a sequence that may be another one."""
+        self._ranking.follow(context, anew=True)
+        self._at = -1
+
+    def start(self, context: Sequence[int]) -> None:
+        """A draft after `context` starts."""
+        self._ranking.follow(context)
+        self._guesses, self._at = {}, len(context)
+
+    def start_chain(self, context: Sequence[int]) -> bool:
+        """A chain starts; tell whether its rows are to be ranked, as those of one chain in `RANKED` are."""
+        self._chains += 1
+        self._at = -1
+        if self._chains % RANKED:
+            return False
+        self.start(context)
+        return True
+
+    def rank(self, row: FloatArray, path: Sequence[int]) -> None:
+        """Rank what follows the draft's tokens `path`, from the row of logits [vocabulary] there."""
+        self._guesses[tuple(path)] = self._ranking.ranked(row, path)
+
+    def after(self, path: tuple[int, ...]) -> list[int]:
+        """Return the ids ranked there, none where no row was."""
+        return self._guesses.get(path, [])
+
+    def score(self, context: Sequence[int], emitted: tuple[int, ...]) -> None:
+        """Count the guesses of the last draft that the emitted tokens, with which the context ends, confirm or refute.
+
+        A draft is scored once, and not where tokens that came after it were never shown.
+        """
+        if self._at == len(context) - len(emitted):
+            for depth, token in enumerate(emitted):
+                guesses = self._guesses.get(emitted[:depth])
+                if guesses is None:
+                    break
+                self._survival.score(depth, guesses.index(token) if token in guesses else None)
+        self._at = -1

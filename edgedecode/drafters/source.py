@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +12,8 @@ from edgedecode.decoding.probs import SharedNoise
 from edgedecode.decoding.row_draw import NumpyRowDraw, RowDraw
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.memory import Budget
+
+from .model_state import ModelStates
 
 __all__ = ["DraftSetting", "DrafterSource"]
 
@@ -42,8 +44,8 @@ class DraftSetting:
     """The most tokens a draft may have."""
     row_draw: RowDraw = field(default_factory=NumpyRowDraw)
     """What draws a token from a row of logits."""
-    opened: Mapping[str, Drafter] = field(default_factory=dict)
-    """The session's drafters that are open already, by name: one that is made of others uses these."""
+    states: ModelStates = field(default_factory=ModelStates)
+    """The session's states of draft models, which drafters share."""
 
 
 class DrafterSource(Protocol):

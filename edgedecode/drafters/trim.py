@@ -9,7 +9,7 @@ from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import HeadedModel
 from edgedecode.errors import CapabilityError
 
-from .model_drafter import ModelDrafter, shared_reading, usable_model
+from .model_drafter import ModelDrafter, usable_model
 from .source import DraftSetting
 
 __all__ = ["TrimSource"]
@@ -27,12 +27,11 @@ class TrimSource:
 
     def open(self, setting: DraftSetting) -> Drafter:
         model = usable_model(setting)
-        reading = shared_reading(setting, model)
         if isinstance(model, HeadedModel) and (head := model.trimmed) is not None:
             vocabulary = TrimmedVocabulary(head.token_ids, setting.vocabulary_size)
-            return ModelDrafter(model, setting, name=self.name, reading=reading, head=head, vocabulary=vocabulary)
+            return ModelDrafter(model, setting, name=self.name, head=head, vocabulary=vocabulary)
         if model.card.token_ids is not None:
-            return ModelDrafter(model, setting, name=self.name, reading=reading)
+            return ModelDrafter(model, setting, name=self.name)
         raise CapabilityError("this pack's draft model has no trimmed vocabulary: `edgedecode trim PACK` gives it one")
 
     def close(self) -> None:

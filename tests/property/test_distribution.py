@@ -29,7 +29,7 @@ from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.drafters.suffix import SuffixSource
-from edgedecode.drafters.tree_drafter import TreeDrafter, TreeSource
+from edgedecode.drafters.tree_drafter import TreeSource
 from edgedecode.drafters.trim import TrimSource
 from edgedecode.testing import TableModel, toy_tables
 from tests.toys import CallDrafter, draft_setting, headed_model, near_model, padded, quick_draw, reference_row
@@ -42,6 +42,8 @@ DRAWS = int(os.environ.get("EDGEDECODE_DRAWS", "1500"))
 """Generations for each distribution; more of them find smaller faults."""
 SCALE = 0.6
 SEED = 3
+SHARED = Noise(0)
+"""What drafters that share the target's noise are opened with: each answer begins it with its own seed."""
 
 PLAIN = SamplingOptions(temperature=0.9)
 PENALTY = SamplingOptions(temperature=0.9, repetition_penalty=1.8)
@@ -92,19 +94,15 @@ def draw(
 ) -> Drawn:
     """Generate `draws` times through the real loop, one seed each, and keep the first LENGTH tokens.
 
-    share: tell a model drafter the noise of each seed.
+    share: draw with the noise that the drafter was opened with, `SHARED`.
     """
     model, proposer, drawing_rows = target(), drafter(), quick_draw()
     sequences: Sequences = Counter()
     rejections = accepted = bonuses = 0
     for seed in range(draws):
         tokens, state = list(PROMPT), model.new_state(32)
-        noise = Noise(seed)
-        if share and isinstance(proposer, TreeDrafter):
-            proposer._ranking._noise = noise
-        elif share:
-            assert isinstance(proposer, ModelDrafter)
-            proposer._setting = replace(proposer._setting, noise=noise)
+        noise = SHARED if share else Noise(seed)
+        noise.begin(seed)
         setting = DecodeSetting(
             sampler=Sampler(options, vocabulary_size=VOCABULARY, row_draw=drawing_rows),
             noise=noise,
@@ -166,7 +164,7 @@ def likely_chain() -> Drafter:
 def sharing_model(options: SamplingOptions) -> Drafter:
     """A model that differs from the target and draws with the target's noise: `draw` tells it which."""
     model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
-    return ModelDrafter(model, draft_setting(VOCABULARY, model=model, sampling=options, noise=Noise(0)))
+    return ModelDrafter(model, draft_setting(VOCABULARY, model=model, sampling=options, noise=SHARED))
 
 
 def lookup(source: DrafterSource) -> Callable[[], Drafter]:
@@ -177,7 +175,7 @@ def lookup(source: DrafterSource) -> Callable[[], Drafter]:
 def grown_tree(options: SamplingOptions) -> Drafter:
     """Trees of a model that differs from the target; it learns which of its guesses are right."""
     model = near_model(VOCABULARY, seed=SEED, noise=0.3, scale=SCALE)
-    setting = draft_setting(VOCABULARY, model=model, sampling=options, noise=None if options.greedy else Noise(0))
+    setting = draft_setting(VOCABULARY, model=model, sampling=options, noise=None if options.greedy else SHARED)
     return TreeSource().open(replace(setting, tree=True))
 
 
@@ -207,7 +205,7 @@ def smaller_head(options: SamplingOptions, *, sampled: bool = False) -> Callable
     def make() -> Drafter:
         model = headed_model(VOCABULARY, (0, 1, 2), seed=SEED, noise=0.3, scale=SCALE)
         setting = draft_setting(VOCABULARY, model=model, sampling=options, sampled=sampled)
-        return TrimSource().open(setting if sampled else replace(setting, noise=Noise(0)))
+        return TrimSource().open(setting if sampled else replace(setting, noise=SHARED))
 
     return make
 

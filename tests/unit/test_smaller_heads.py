@@ -14,6 +14,7 @@ from edgedecode.decoding.sampling import Noise
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
+from edgedecode.drafters.model_state import ModelStates
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.drafters.trim import TrimSource
 from edgedecode.errors import CapabilityError
@@ -28,10 +29,8 @@ def model() -> HeadedTable:
     return headed_model(VOCABULARY, KEPT, seed=4, noise=0.3)
 
 
-def opened(source: DrafterSource, made: HeadedTable, *others: Drafter) -> Drafter:
-    return source.open(
-        draft_setting(VOCABULARY, model=made, opened={drafter.name: drafter for drafter in others}, ends=frozenset({0}))
-    )
+def opened(source: DrafterSource, made: HeadedTable, states: ModelStates | None = None) -> Drafter:
+    return source.open(draft_setting(VOCABULARY, model=made, states=states, ends=frozenset({0})))
 
 
 def best_of(made: HeadedTable, context: list[int], ids: tuple[int, ...], *, length: int) -> tuple[int, ...]:
@@ -75,9 +74,9 @@ def test_a_model_that_is_trimmed_itself_drafts_the_same() -> None:
 
 
 def test_heads_of_one_model_read_a_context_once() -> None:
-    made = model()
-    full = opened(ModelSource(), made)
-    trim = opened(TrimSource(), made, full)
+    made, states = model(), ModelStates()
+    full = opened(ModelSource(), made, states)
+    trim = opened(TrimSource(), made, states)
     context = [1, 2] * 20
     for drafter in (full, trim):
         drafter.begin(context)
@@ -93,13 +92,13 @@ def test_heads_of_one_model_read_a_context_once() -> None:
 
 
 def test_without_the_whole_head_a_trimmed_drafter_has_its_own_state() -> None:
-    made = model()
-    trim = opened(TrimSource(), made)
-    full = opened(ModelSource(), made, trim)
+    made, states = model(), ModelStates()
+    trim = opened(TrimSource(), made, states)
+    full = opened(ModelSource(), made, states)
     assert trim.nbytes > 0 == full.nbytes
     assert isinstance(trim, ModelDrafter)
     assert isinstance(full, ModelDrafter)
-    assert trim.reading is full.reading
+    assert trim.state is full.state
 
 
 def test_a_pack_without_such_a_head_says_what_gives_it() -> None:

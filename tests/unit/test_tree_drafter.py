@@ -15,8 +15,10 @@ from edgedecode.decoding.tree import TreeShape
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
-from edgedecode.drafters.source import DraftSetting
-from edgedecode.drafters.tree_drafter import WATCHED, TreeDrafter, TreeSource
+from edgedecode.drafters.model_state import ModelState
+from edgedecode.drafters.ranking import RANKED
+from edgedecode.drafters.source import DrafterSource, DraftSetting
+from edgedecode.drafters.tree_drafter import TreeDrafter, TreeSource
 from edgedecode.errors import CapabilityError
 from edgedecode.testing import TableModel
 from tests.toys import GREEDY, draft_setting, run, toy_model
@@ -170,19 +172,20 @@ def test_limit_and_room_cut_the_shape() -> None:
     assert len(opened(model, capacity=4).propose(CONTEXT, 16, NOISE)) == 0
 
 
-def test_it_shares_the_sessions_model_drafter_and_learns_of_its_chains() -> None:
+@pytest.mark.parametrize("order", [(ModelSource, TreeSource), (TreeSource, ModelSource)])
+def test_it_shares_the_models_state_in_any_order_and_learns_of_chains(order: tuple[type[DrafterSource], ...]) -> None:
     model = toy_model(VOCABULARY, seed=2)
-    chains = ModelSource().open(setting(model))
+    shared = setting(model)
+    first, second = (source().open(shared) for source in order)
+    chains, trees = (first, second) if order[0] is ModelSource else (second, first)
     assert isinstance(chains, ModelDrafter)
-    trees = TreeSource().open(setting(model, opened={"model": chains}))
     assert isinstance(trees, TreeDrafter)
-    assert trees.nbytes == 0
-    assert chains.nbytes > 0
+    assert first.nbytes > 0 == second.nbytes
     before = trees.rates()
     context = list(CONTEXT)
     for each in (chains, trees):
         each.begin(context)
-    for _ in range(12 * WATCHED):
+    for _ in range(12 * RANKED):
         draft = chains.propose(context, 3, NOISE)
         emitted = [likeliest(model, context, 2)]
         context += emitted
@@ -193,6 +196,9 @@ def test_it_shares_the_sessions_model_drafter_and_learns_of_its_chains() -> None
     assert trees.unread(context) == chains.unread(context)
     trees.close()
     assert chains.propose(context, 3, NOISE).tokens
+    assert chains.nbytes > 0
+    chains.close()
+    assert shared.states.join(model, "model", lambda: ModelState(model, capacity=8)) is not chains.state
 
 
 def test_what_cannot_read_trees_is_said() -> None:
