@@ -37,15 +37,14 @@ class Lease:
 
     __slots__ = ("_budget", "fixed", "name", "nbytes", "priority", "reclaim")
 
-    def __init__(
-        self, budget: Budget, name: str, *, nbytes: int, priority: int, reclaim: Callable[[], None] | None, fixed: bool
-    ) -> None:
+    def __init__(self, budget: Budget, name: str, *, nbytes: int, priority: int, fixed: bool) -> None:
         self._budget: Budget | None = budget
         self.name = name
         self.nbytes = nbytes
         self.fixed = fixed
         self.priority = priority
-        self.reclaim = reclaim
+        self.reclaim: Callable[[], None] | None = None
+        """What its holder does, where it can, to release or shrink it for a higher priority."""
 
     def resize(self, nbytes: int) -> None:
         """Grow or shrink to `nbytes`. Raises BudgetExceeded, the lease unchanged, when the growth does not fit."""
@@ -98,13 +97,12 @@ class Budget:
         nbytes: int,
         *,
         priority: int = 0,
-        reclaim: Callable[[], None] | None = None,
         fixed: bool = False,
         following: int = 0,
     ) -> Lease:
         """Lease `nbytes` before allocating them.
 
-        When they do not fit, holders of a lower `priority` that gave a `reclaim` callback are asked, lowest first, to
+        When they do not fit, holders of a lower `priority` whose leases have a `reclaim` are asked, lowest first, to
         release or shrink theirs. Raises BudgetExceeded with the whole table when that is not enough.
 
         fixed: no choice of context or drafter makes it smaller. following: fixed bytes that will be asked for next, at
@@ -112,7 +110,7 @@ class Budget:
         """
         if nbytes < 0:
             raise ValueError(f"lease {name!r} of {nbytes} bytes")
-        lease = Lease(self, name, nbytes=nbytes, priority=priority, reclaim=reclaim, fixed=fixed)
+        lease = Lease(self, name, nbytes=nbytes, priority=priority, fixed=fixed)
         self._lock.run(lambda: self._add(lease, following=following))
         return lease
 

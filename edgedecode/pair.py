@@ -10,7 +10,7 @@ from weakref import WeakSet
 from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.draft_models import DraftModels, default_heads
 from edgedecode.drafters.source import DrafterSource
-from edgedecode.engines.interface import Runtime
+from edgedecode.engines.interface import ModelRequest, Runtime
 from edgedecode.errors import (
     CapabilityError,
     InputError,
@@ -217,17 +217,18 @@ class Pair:
             return self._open_with(role, needs=needs)
 
     def _open_with(self, role: str, *, needs: Sequence[str]) -> LanguageModel:
-        entry = self.manifest.located(role)
         if self.provider != "cpu" and self.provider not in {device.provider for device in self._engine.devices()}:
             known = ", ".join(device.provider for device in self._engine.devices())
             raise CapabilityError(f"the runtime {self.runtime!r} has no provider {self.provider!r}; it has: {known}")
         return self._engine.open(
-            entry,
-            self.root,
-            name=role,
-            vocabulary_size=self.tokenizer.size,
-            budget=self.budget,
-            threads=self._threads,
-            provider=self.provider,
-            needs=(*needs, *self._loading),
+            ModelRequest(
+                self.manifest.located(role),
+                self.root,
+                role,
+                self.tokenizer.size,
+                self.budget,
+                threads=self._threads,
+                provider=self.provider,
+                needs=(*needs, *self._loading),
+            )
         )

@@ -5,7 +5,7 @@ For tests of edgedecode and of what is built on it. Pure Python and numpy; nothi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.tree import check_parents
 from edgedecode.decoding.verify import Verdict
-from edgedecode.engines.interface import Device
+from edgedecode.engines.interface import Device, ModelRequest
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import Generation, Graph, Manifest, ModelEntry
@@ -231,22 +231,11 @@ class TableRuntime:
     def devices(self) -> Sequence[Device]:
         return [Device(runtime=self.name, provider="cpu", description="tables", available=True)]
 
-    def open(
-        self,
-        entry: ModelEntry,
-        root: Path,
-        *,
-        name: str,
-        vocabulary_size: int,
-        budget: Budget,
-        threads: int | None,
-        provider: str,
-        needs: Collection[str] = (),
-    ) -> TableModel:
-        if missing := set(needs) - {"tree"}:
+    def open(self, request: ModelRequest) -> TableModel:
+        if missing := set(request.needs) - {"tree"}:
             raise CapabilityError(f"a table model offers no {', '.join(sorted(missing))}")
-        self.opened.append(name)
-        return TableModel(self._tables[name], context=self._context, budget=budget)
+        self.opened.append(request.name)
+        return TableModel(self._tables[request.name], context=self._context, budget=request.budget)
 
 
 def toy_pair(

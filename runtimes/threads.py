@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["default_threads", "most_threads"]
+from edgedecode.errors import InputError
+
+__all__ = ["check_threads", "default_threads", "most_threads"]
 
 SMALL_NBYTES = 32 * 2**20
 """Weights below this sit in cache: a second thread gains little when its core is free (bundled target, five rows: 2.1
 against 2.7 ms) and loses much when it is not (5.5 to 6.6 against 3.1 ms)."""
 MOST_THREADS = 8
 """Decoding is bound by memory reads; a few cores saturate them."""
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise InputError for a number of threads that is none; None leaves the choice to the runtime."""
+    if threads is not None and threads < 1:
+        raise InputError(f"{threads} threads: give 1 or more")
 
 
 def default_threads(weights_nbytes: int) -> int:

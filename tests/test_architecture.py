@@ -29,7 +29,7 @@ ROOMS = {  # of the core: what a room may import beside itself, from rooms and f
     "drafters": {"decoding", "cache", "errors", "memory"},
     "text": {"duplicate_names", "errors", "memory"},
     "onnx_format": {"duplicate_names"},
-    "gguf": {"decoding", "errors"},
+    "gguf": {"decoding", "cache", "errors"},
     "pack": {
         *("decoding", "gguf", "onnx_format", "text"),
         *("cache", "duplicate_names", "errors", "locks", "memory", "rate", "typed_json", "user_notices"),

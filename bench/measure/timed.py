@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, cast
 
 from edgedecode import Pair
 from edgedecode.decoding.arrays import IntArray
 from edgedecode.decoding.model import (
-    AdapterUse,
     Head,
     HeadedModel,
     LanguageModel,
     ModelCard,
     Output,
-    RowRequest,
     State,
 )
 from edgedecode.decoding.row_draw import RowDraw, row_draw_of
-from edgedecode.engines.interface import Device, Runtime
-from edgedecode.memory import Budget
-from edgedecode.pack.manifest import ModelEntry
+from edgedecode.engines.interface import Device, ModelRequest, Runtime
 
 __all__ = ["Pass", "TimedModel", "TimedPair", "TimedRuntime"]
+
+
+_Call = ParamSpec("_Call")
 
 
 class Pass(NamedTuple):
@@ -39,12 +37,25 @@ class Pass(NamedTuple):
         return self.ended - self.started
 
 
+def _timed(forward: Callable[_Call, Output], passes: list[Pass]) -> Callable[_Call, Output]:
+    """Return a `forward` that adds each of its passes to `passes`."""
+
+    def timed(*call: _Call.args, **options: _Call.kwargs) -> Output:
+        started = perf_counter()
+        output = forward(*call, **options)
+        passes.append(Pass(started, perf_counter(), len(cast("Sequence[int]", call[0]))))
+        return output
+
+    return timed
+
+
 class TimedModel:
     """A model that records its passes."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self.passes: list[Pass] = []
+        self.forward = _timed(model.forward, self.passes)
 
     @property
     def card(self) -> ModelCard:
@@ -52,20 +63,6 @@ class TimedModel:
 
     def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
         return self._model.new_state(capacity, rows=rows, tree=tree)
-
-    def forward(
-        self,
-        tokens: Sequence[int],
-        state: State,
-        *,
-        parents: Sequence[int] | None = None,
-        rows: RowRequest = "last",
-        adapter: AdapterUse | None = None,
-    ) -> Output:
-        started = perf_counter()
-        output = self._model.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
-        self.passes.append(Pass(started, perf_counter(), len(tokens)))
-        return output
 
     @property
     def trimmed(self) -> TimedHead | None:
@@ -81,25 +78,11 @@ class TimedHead:
 
     def __init__(self, head: Head, passes: list[Pass]) -> None:
         self._head = head
-        self._passes = passes
+        self.forward = _timed(head.forward, passes)
 
     @property
     def token_ids(self) -> IntArray:
         return self._head.token_ids
-
-    def forward(
-        self,
-        tokens: Sequence[int],
-        state: State,
-        *,
-        parents: Sequence[int] | None = None,
-        rows: RowRequest = "last",
-        adapter: AdapterUse | None = None,
-    ) -> Output:
-        started = perf_counter()
-        output = self._head.forward(tokens, state, parents=parents, rows=rows, adapter=adapter)
-        self._passes.append(Pass(started, perf_counter(), len(tokens)))
-        return output
 
 
 class TimedRuntime:
@@ -118,30 +101,8 @@ class TimedRuntime:
     def row_draw(self) -> RowDraw:
         return row_draw_of(self._runtime)
 
-    def open(
-        self,
-        entry: ModelEntry,
-        root: Path,
-        *,
-        name: str,
-        vocabulary_size: int,
-        budget: Budget,
-        threads: int | None,
-        provider: str,
-        needs: Collection[str] = (),
-    ) -> TimedModel:
-        return TimedModel(
-            self._runtime.open(
-                entry,
-                root,
-                name=name,
-                vocabulary_size=vocabulary_size,
-                budget=budget,
-                threads=threads,
-                provider=provider,
-                needs=needs,
-            )
-        )
+    def open(self, request: ModelRequest) -> TimedModel:
+        return TimedModel(self._runtime.open(request))
 
 
 class TimedPair:

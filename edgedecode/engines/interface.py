@@ -11,7 +11,7 @@ from edgedecode.decoding.model import LanguageModel
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import ModelEntry
 
-__all__ = ["NO_MMAP", "NO_REPACK", "Device", "Runtime"]
+__all__ = ["NO_MMAP", "NO_REPACK", "Device", "ModelRequest", "Runtime"]
 
 NO_MMAP, NO_REPACK = "no-mmap", "no-repack"
 """Needs of `Runtime.open`: weights are read and not mapped; they stay as the file has them."""
@@ -28,6 +28,24 @@ class Device:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One model of the pack at `root`, and how it is to be opened."""
+
+    entry: ModelEntry
+    root: Path
+    name: str
+    vocabulary_size: int
+    """Ids that the tokenizer knows; rows above are padding."""
+    budget: Budget
+    threads: int | None = None
+    """None: the runtime's choice."""
+    provider: str = "cpu"
+    needs: Collection[str] = ()
+    """What its graph must offer beside chains: "tree", "hidden", "lora", "trim", a KV type such as "kv:int8",
+    `NO_MMAP` or `NO_REPACK`."""
+
+
 class Runtime(Protocol):
     """An engine; entry points of group `edgedecode.runtimes` name callables that return one."""
 
@@ -36,23 +54,10 @@ class Runtime(Protocol):
 
     def devices(self) -> Sequence[Device]: ...
 
-    def open(
-        self,
-        entry: ModelEntry,
-        root: Path,
-        *,
-        name: str,
-        vocabulary_size: int,
-        budget: Budget,
-        threads: int | None,
-        provider: str,
-        needs: Collection[str] = (),
-    ) -> LanguageModel:
-        """Load one model of the pack at `root`; the tokenizer knows `vocabulary_size` ids, rows above are padding.
+    def open(self, request: ModelRequest) -> LanguageModel:
+        """Load a model on the smallest of its graphs that offers what is needed.
 
-        needs: what its graph must offer beside chains: "tree", "hidden", "lora", "trim", a KV type such as "kv:int8",
-        `NO_MMAP` or `NO_REPACK`. Of the graphs that offer it the smallest is opened; CapabilityError when
-        there is none. With "trim" an engine gives a `HeadedModel`, or a model whose card has the trimmed `token_ids`.
-        Raises RuntimeUnavailable, CapabilityError or BudgetExceeded.
+        With "trim" an engine gives a `HeadedModel`, or a model whose card has the trimmed `token_ids`.
+        Raises RuntimeUnavailable, CapabilityError (no graph offers it) or BudgetExceeded.
         """
         ...

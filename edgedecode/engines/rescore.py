@@ -28,10 +28,6 @@ class Rescore:
     def largest_gap(self) -> float:
         return max(self.gaps, default=0.0)
 
-    def within(self, noise: float) -> bool:
-        """Tell whether every token is the arg-max or its gap lies below `noise` (in logits)."""
-        return self.largest_gap <= noise
-
 
 def rescore(model: LanguageModel, tokens: Sequence[int], *, prompt_tokens: int) -> Rescore:
     """Feed `tokens` one row a pass after their first `prompt_tokens`, and compare each with the row's arg-max."""

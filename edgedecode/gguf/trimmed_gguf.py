@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from edgedecode.cache import aside
 from edgedecode.decoding.arrays import IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError, ExportError, ManifestError
@@ -51,16 +50,11 @@ def trim_gguf(source: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
     Raises ManifestError for a file that is damaged or does not fit, CapabilityError for an architecture that cannot be
     fed with rows, ExportError where `out` cannot be written.
     """
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        with aside.open("wb") as file:
+        with aside(out) as fresh, fresh.open("wb") as file:
             write_trimmed(file, source, vocabulary)
-        aside.replace(out)
     except OSError as error:
         raise ExportError(f"{out} cannot be written ({error.strerror or error}): make room, or give another") from None
-    finally:
-        with suppress(OSError):
-            aside.unlink()
 
 
 def write_trimmed(file: BinaryIO, source: Path, vocabulary: TrimmedVocabulary) -> None:

@@ -38,7 +38,7 @@ _TEXT_ENDS = ("", ".md", ".pdf", ".rst", ".txt")
 """How the names of further files beside the manifest begin and end that nothing reads."""
 _SYSTEM, _SYSTEM_BEGINS = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"}), ("._", ".nfs")
 """Files that systems leave in any folder."""
-_WORK = (".trim-", "..trim-", f".{MANIFEST_NAME}.")
+_WORK = (".trim-", f"{MANIFEST_NAME}.")
 """How files begin that a change of the pack has not put in place yet."""
 _GRAPH_NBYTES, _LAYER_NBYTES = 4 << 20, 256 << 10
 """What a graph may take beside a trimmed head: some 10 kB a layer are usual."""

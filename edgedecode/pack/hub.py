@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from edgedecode.cache import area, cache_folder
+from edgedecode.cache import area, aside, cache_folder
 from edgedecode.errors import ManifestError
 from edgedecode.locks import FOLDER, wait_for_lock
 from edgedecode.user_notices import notice
@@ -205,9 +205,8 @@ def _copy_missing(folder: Path, part: Path) -> None:
         place = part / path.relative_to(folder)
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
-            fresh = place.with_name(f"{place.name}.copying")
-            shutil.copy2(path, fresh)
-            fresh.replace(place)
+            with aside(place) as fresh:
+                shutil.copy2(path, fresh)
 
 
 def _keep_only(names: Collection[str], part: Path) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
+from edgedecode.cache import aside
 from edgedecode.errors import ManifestError
 from edgedecode.locks import Lock, wait_for_lock
 from edgedecode.user_notices import notice
@@ -18,8 +19,6 @@ from .new_folder import flush_folder
 
 __all__ = ["changing", "opening", "replace_manifest"]
 
-_FRESH_MANIFEST = f".{MANIFEST_NAME}.new"
-"""Temporary manifest; only the lock holder writes it."""
 CHANGE_SECONDS, OPEN_SECONDS = 600.0, 60.0
 """Opening a large pack for the first time hashes it, which may take minutes; a change takes less than a second."""
 GONE_SECONDS = 1.0
@@ -65,15 +64,10 @@ def replace_manifest(root: Path, text: str) -> None:
     Raises ManifestError for a text that is none, or OSError, the old one unchanged.
     """
     Manifest.from_json(json.loads(text))
-    fresh = root / _FRESH_MANIFEST
-    try:
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(root / MANIFEST_NAME)
-    finally:
-        fresh.unlink(missing_ok=True)
+    with aside(root / MANIFEST_NAME) as fresh, fresh.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     flush_folder(root)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.decoding.model import LanguageModel
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.kernel_noise import POSITIONS, KernelNoise, measure_noise
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import InputError, ManifestError
@@ -128,16 +129,7 @@ def opened(
     entry: ModelEntry, pack: Path, texts: CheckTexts, *, needs: Collection[str] = (), runtime: str = "onnx"
 ) -> Iterator[LanguageModel]:
     """Open a model that is being exported or imported, on the graph that offers `needs`."""
-    model = find_runtime(runtime).open(
-        entry,
-        pack,
-        name="check",
-        vocabulary_size=texts.vocabulary_size,
-        budget=Budget(),
-        threads=None,
-        provider="cpu",
-        needs=needs,
-    )
+    model = find_runtime(runtime).open(ModelRequest(entry, pack, "check", texts.vocabulary_size, Budget(), needs=needs))
     try:
         yield model
     finally:

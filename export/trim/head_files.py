@@ -13,7 +13,7 @@ from pathlib import Path
 from edgedecode.decoding.arrays import IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import HeadedModel, LanguageModel
-from edgedecode.engines.interface import Runtime
+from edgedecode.engines.interface import ModelRequest, Runtime
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimEntry
 from edgedecode.pack.token_map import write_token_ids
@@ -62,14 +62,15 @@ def opened_trim(
     """Open the draft with made heads as a session would. Raises what `Runtime.open` does."""
     entry = manifest.located("draft")
     model = runtime.open(
-        replace(entry, graphs={} if heads.graph is None else {HEADS: heads.graph}, trim=heads.trim),
-        place.root,
-        name="draft",
-        vocabulary_size=vocabulary_size,
-        budget=Budget(),
-        threads=threads,
-        provider="cpu",
-        needs=("trim",),
+        ModelRequest(
+            replace(entry, graphs={} if heads.graph is None else {HEADS: heads.graph}, trim=heads.trim),
+            place.root,
+            "draft",
+            vocabulary_size,
+            Budget(),
+            threads=threads,
+            needs=("trim",),
+        )
     )
     try:
         yield model

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import time
 
+from edgedecode.cache import MAKING
 from edgedecode.errors import ManifestError
 from edgedecode.locks import take_lock
 from edgedecode.pack.gate import is_downloaded
@@ -42,7 +43,7 @@ HEADS = "heads"
 """The name of the graph that has the further heads."""
 _ROLE = "draft"
 _STEMS = {"heads": "onnx", "trim": "ids", "gguf": "gguf"}
-_WORK = re.compile(r"\.?\.trim-(?P<run>\w+)(-\d+\.\w+(\.\d+)?|\.lock)")
+_WORK = re.compile(rf"\.trim-(?P<run>\w+)(-\d+\.\w+(\.[0-9a-f]+{MAKING})?|\.lock)")
 """A file of a workplace, perhaps while it is written, and the one whose lock shows that its run goes on."""
 _GRAPH_NBYTES = 1 << 20
 _STALE_SECONDS = 24 * 3600
@@ -236,7 +237,7 @@ def _remove_abandoned(root: Path, folder: Path) -> None:
         if not _goes_on(folder / f".trim-{run}.lock", left):
             for path in sorted(left, key=lambda path: path.suffix == ".lock"):  # that one last
                 path.unlink(missing_ok=True)
-    for path in root.glob(f".{MANIFEST_NAME}.*"):  # a manifest that was not put in place
+    for path in root.glob(f"{MANIFEST_NAME}.*{MAKING}"):  # a manifest that was not put in place
         path.unlink(missing_ok=True)
     listed = Manifest.load(root).files
     for path in (folder / name for names in TRIM_NAMES.values() for name in names):

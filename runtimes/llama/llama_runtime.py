@@ -12,15 +12,15 @@ from weakref import WeakKeyDictionary
 
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.engine_factory import Refusal
-from edgedecode.engines.interface import NO_MMAP, NO_REPACK, Device
-from edgedecode.errors import CapabilityError, InputError, ManifestError, RuntimeUnavailable
+from edgedecode.engines.interface import NO_MMAP, NO_REPACK, Device, ModelRequest
+from edgedecode.errors import CapabilityError, ManifestError, RuntimeUnavailable
 from edgedecode.gguf.header import Header, read_header
 from edgedecode.memory import Budget, Lease, format_nbytes
 from edgedecode.pack.gguf_check import check_header
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.user_notices import notice
 
-from ..threads import default_threads
+from ..threads import check_threads, default_threads
 from .embeddings import EmbeddingTable
 from .feeding import find_scale
 from .files.cached_gguf import gguf_path
@@ -92,37 +92,26 @@ class LlamaRuntime:
             )
         ]
 
-    def open(
-        self,
-        entry: ModelEntry,
-        root: Path,
-        *,
-        name: str,
-        vocabulary_size: int,
-        budget: Budget,
-        threads: int | None,
-        provider: str,
-        needs: Collection[str] = (),
-    ) -> LanguageModel:
-        if provider != PROVIDER:
-            raise CapabilityError(f"llama.cpp has no provider {provider!r} here; it has: {PROVIDER}")
-        if threads is not None and threads < 1:
-            raise InputError(f"{threads} threads: give 1 or more")
+    def open(self, request: ModelRequest) -> LanguageModel:
+        entry, root, name, budget, needs = request.entry, request.root, request.name, request.budget, request.needs
+        if request.provider != PROVIDER:
+            raise CapabilityError(f"llama.cpp has no provider {request.provider!r} here; it has: {PROVIDER}")
+        check_threads(request.threads)
         kv_type = _kv_type(entry, name, needs=needs)
         self._check_works()  # before files are made for it
         draft = None
         if "trim" in needs:
-            draft = find_trimmed(entry, root, name=name, vocabulary_size=vocabulary_size, budget=budget)
+            draft = find_trimmed(entry, root, name=name, vocabulary_size=request.vocabulary_size, budget=budget)
         path = draft.path if draft is not None else gguf_path(entry, root, name=name, budget=budget)
         card = ModelCard(
             name=name,
             rows=entry.rows if draft is None else len(draft.vocabulary),
-            vocabulary_size=min(entry.rows, vocabulary_size),
+            vocabulary_size=min(entry.rows, request.vocabulary_size),
             context=entry.context,
             kv_type=kv_type,
             token_ids=None if draft is None else draft.vocabulary.ids,
             kernel_noise=None if entry.graphs else entry.kernel_noise,  # an export's was measured on the graphs
-            threads=threads,
+            threads=request.threads,
         )
         return self._load(path, replace(entry, rows=card.rows), card=card, needs=needs, draft=draft, budget=budget)
 

@@ -17,12 +17,12 @@ import numpy.typing as npt
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.decoding.row_draw import RowDraw
 from edgedecode.engines.engine_factory import GraphKernels, Refusal
-from edgedecode.engines.interface import Device
-from edgedecode.errors import CapabilityError, InputError
+from edgedecode.engines.interface import Device, ModelRequest
+from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import Graph, ModelEntry
 
-from ..threads import default_threads, most_threads
+from ..threads import check_threads, default_threads, most_threads
 from .concat.concat_model import CONCAT, ConcatModel
 from .graph_choice import choose_graph, file_nbytes
 from .graph_session import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
@@ -116,22 +116,11 @@ class OnnxRuntime:
             for provider in PROVIDERS
         ]
 
-    def open(
-        self,
-        entry: ModelEntry,
-        root: Path,
-        *,
-        name: str,
-        vocabulary_size: int,
-        budget: Budget,
-        threads: int | None,
-        provider: str,
-        needs: Collection[str] = (),
-    ) -> LanguageModel:
-        chosen = choose_provider(provider, installed=self._engine.get_available_providers())
-        if threads is not None and threads < 1:
-            raise InputError(f"{threads} threads: give 1 or more")
-        graph = choose_graph(entry, root, name=name, needs=needs)
+    def open(self, request: ModelRequest) -> LanguageModel:
+        entry, root, name, budget, threads = request.entry, request.root, request.name, request.budget, request.threads
+        chosen = choose_provider(request.provider, installed=self._engine.get_available_providers())
+        check_threads(threads)
+        graph = choose_graph(entry, root, name=name, needs=request.needs)
         path, weights = root / graph.file, root / entry.weights
         engine_threads = threads or default_threads(file_nbytes(weights))
         concat = CONCAT in graph.capabilities
@@ -171,7 +160,7 @@ class OnnxRuntime:
                 replaced = None if served is None else served.rewritten.biases
                 check_contract(session, entry, graph, path=path, replaced=replaced)
             card = replace(
-                _card(entry, graph, name=name, vocabulary_size=vocabulary_size),
+                _card(entry, graph, name=name, vocabulary_size=request.vocabulary_size),
                 row_invariant=invariant,
                 kernels="" if served is None else served.library.instruction_set,
                 weights_nbytes=footprint.weights_nbytes,

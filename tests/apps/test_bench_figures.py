@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,9 +13,9 @@ from edgedecode.bench.measure.survival import Host, Survival, predicted, predict
 from edgedecode.bench.measure.timed import Pass, TimedPair, TimedRuntime
 from edgedecode.bench.measure.timed_answers import answer, host_gaps, reading_seconds
 from edgedecode.bench.settings import Arm, Settings
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import drafter_names
 from edgedecode.memory import Budget
-from edgedecode.pack.manifest import ModelEntry
 from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
 from edgedecode.text.prompts import Prompt
 from tests.toys import HeadedTable
@@ -76,11 +75,11 @@ def test_without_a_draft_model_only_the_target_is_timed(toy: Pair) -> None:
 class HeadedRuntime(TableRuntime):
     """Opens a draft model with a trimmed head."""
 
-    def open(self, entry: ModelEntry, root: Path, *, name: str, budget: Budget, **options: Any) -> TableModel:
-        tables = self._tables[name]
-        if name == "target":
-            return TableModel(tables, context=512, budget=budget)
-        return HeadedTable(tables, range(0, tables[0].shape[-1], 2), budget=budget)
+    def open(self, request: ModelRequest) -> TableModel:
+        tables = self._tables[request.name]
+        if request.name == "target":
+            return TableModel(tables, context=512, budget=request.budget)
+        return HeadedTable(tables, range(0, tables[0].shape[-1], 2), budget=request.budget)
 
 
 def headed_pair(root: Path) -> Pair:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edgedecode.decoding.model import LanguageModel
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.testing import TableModel, toy_tables
@@ -64,14 +65,16 @@ def open_entry(
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     runtime = runtimes.OnnxRuntime()
     model: LanguageModel = runtime.open(
-        entry,
-        root,
-        name="target",
-        vocabulary_size=entry.rows,
-        budget=budget,
-        threads=threads,
-        provider="cpu",
-        needs=needs,
+        ModelRequest(
+            entry,
+            root,
+            name="target",
+            vocabulary_size=entry.rows,
+            budget=budget,
+            threads=threads,
+            provider="cpu",
+            needs=needs,
+        )
     )
     return model
 
@@ -96,14 +99,16 @@ def open_gguf(
     from edgedecode.runtimes.llama import LlamaRuntime
 
     model: LanguageModel = LlamaRuntime().open(
-        entry,
-        root,
-        name="target",
-        vocabulary_size=entry.rows,
-        budget=budget,
-        threads=threads,
-        provider="cpu",
-        needs=needs,
+        ModelRequest(
+            entry,
+            root,
+            name="target",
+            vocabulary_size=entry.rows,
+            budget=budget,
+            threads=threads,
+            provider="cpu",
+            needs=needs,
+        )
     )
     return model
 

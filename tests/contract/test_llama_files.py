@@ -12,6 +12,7 @@ import pytest
 
 import edgedecode
 from edgedecode.cli import main
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import ModelEntry
@@ -79,7 +80,9 @@ def test_bad_choices(
 
     with pytest.raises(error, match=words):
         LlamaRuntime().open(
-            entry, pack, name="target", vocabulary_size=128, budget=Budget(), threads=threads, provider=provider
+            ModelRequest(
+                entry, pack, name="target", vocabulary_size=128, budget=Budget(), threads=threads, provider=provider
+            )
         )
 
 
@@ -138,7 +141,7 @@ def test_without_mapping(pack: Path, entry: ModelEntry) -> None:
 
     budget = Budget()
     model = LlamaRuntime(mmap=False).open(
-        entry, pack, name="target", vocabulary_size=128, budget=budget, threads=1, provider="cpu"
+        ModelRequest(entry, pack, name="target", vocabulary_size=128, budget=budget, threads=1, provider="cpu")
     )
     weights = next(lease.nbytes for lease in budget.leases if lease.name == "weights:target")
     assert weights >= (pack / entry.gguf).stat().st_size * 0.9

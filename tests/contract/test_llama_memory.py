@@ -39,14 +39,15 @@ import json, sys
 from pathlib import Path
 from edgedecode.pack.manifest import Graph, ModelEntry, TrimEntry
 from edgedecode.memory import Budget, resident_nbytes
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.runtimes.llama import LlamaRuntime
 fields = json.loads(sys.argv[2])
 fields["graphs"] = {}
 fields["trim"] = TrimEntry(**fields["trim"]) if fields["trim"] else None
 entry, budget, runtime = ModelEntry(**fields), Budget(), LlamaRuntime()
 before = resident_nbytes()
-model = runtime.open(entry, Path(sys.argv[1]), name="target", vocabulary_size=entry.rows, budget=budget, threads=1,
-                     provider="cpu", needs=json.loads(sys.argv[3]))
+request = ModelRequest(entry, Path(sys.argv[1]), "target", entry.rows, budget, threads=1, needs=json.loads(sys.argv[3]))
+model = runtime.open(request)
 state, peak = model.new_state(1024, rows=16), 0
 for start in range(0, 1024, 256):
     model.forward([token % entry.rows for token in range(start, start + 256)], state)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import RuntimeUnavailable
 from edgedecode.memory import Budget
 from edgedecode.runtimes.llama import LlamaRuntime
@@ -119,13 +120,15 @@ def test_a_crashing_engine_is_listed_and_never_loaded(gguf_opener: GgufOpener, m
     assert "SIGSEGV" in device.reason
     with pytest.raises(RuntimeUnavailable, match=r"does not run here: its native code died with SIGSEGV; rebuild"):
         ours.open(
-            entry,
-            gguf_opener.root(ToyShape()),
-            name="target",
-            vocabulary_size=128,
-            budget=budget,
-            threads=1,
-            provider="cpu",
+            ModelRequest(
+                entry,
+                gguf_opener.root(ToyShape()),
+                name="target",
+                vocabulary_size=128,
+                budget=budget,
+                threads=1,
+                provider="cpu",
+            )
         )
     assert budget.leases == ()
 

@@ -18,6 +18,7 @@ import pytest
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import AdapterUse, LowRank
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import (
     BudgetExceeded,
     CapabilityError,
@@ -347,14 +348,16 @@ def open_draft(root: Path, *, needs: tuple[str, ...] = ("trim",), budget: Budget
 
     manifest = Manifest.load(root)
     return LlamaRuntime().open(
-        manifest.located("draft"),
-        root,
-        name="draft",
-        vocabulary_size=manifest.vocabulary_size,
-        budget=budget or Budget(),
-        threads=1,
-        provider="cpu",
-        needs=needs,
+        ModelRequest(
+            manifest.located("draft"),
+            root,
+            name="draft",
+            vocabulary_size=manifest.vocabulary_size,
+            budget=budget or Budget(),
+            threads=1,
+            provider="cpu",
+            needs=needs,
+        )
     )
 
 

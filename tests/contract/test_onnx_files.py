@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError, RuntimeUnavailable
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import ModelEntry
@@ -117,7 +118,9 @@ def test_bad_choices(
 ) -> None:
     with pytest.raises(error, match=words):
         OnnxRuntime().open(
-            entry, pack, name="target", vocabulary_size=128, budget=Budget(), threads=threads, provider=provider
+            ModelRequest(
+                entry, pack, name="target", vocabulary_size=128, budget=Budget(), threads=threads, provider=provider
+            )
         )
 
 
@@ -133,13 +136,15 @@ def test_devices_and_card(opener: Opener, entry: ModelEntry) -> None:
     card = (
         OnnxRuntime()
         .open(
-            entry,
-            opener.root(ToyShape()),
-            name="draft",
-            vocabulary_size=100,
-            budget=Budget(),
-            threads=None,
-            provider="cpu",
+            ModelRequest(
+                entry,
+                opener.root(ToyShape()),
+                name="draft",
+                vocabulary_size=100,
+                budget=Budget(),
+                threads=None,
+                provider="cpu",
+            )
         )
         .card
     )

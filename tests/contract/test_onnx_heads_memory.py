@@ -21,11 +21,12 @@ from pathlib import Path
 from edgedecode.typed_json import typed
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.memory import Budget, resident_nbytes
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.runtimes.onnx import OnnxRuntime
 entry, budget, runtime = typed(json.loads(sys.argv[2]), ModelEntry, "entry"), Budget(), OnnxRuntime()
 before, peak = resident_nbytes(), 0
-model = runtime.open(entry, Path(sys.argv[1]), name="draft", vocabulary_size=entry.rows, budget=budget, threads=1,
-                     provider="cpu", needs=("trim",))
+request = ModelRequest(entry, Path(sys.argv[1]), "draft", entry.rows, budget, threads=1, needs=("trim",))
+model = runtime.open(request)
 state = model.new_state(1024)
 def step(head, tokens, **how):
     global peak

@@ -27,13 +27,14 @@ import json, sys
 from pathlib import Path
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.memory import Budget, resident_nbytes
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.runtimes.onnx import OnnxRuntime
 fields = json.loads(sys.argv[2])
 fields["graphs"] = {name: Graph(**graph) for name, graph in fields["graphs"].items()}
 entry, budget, runtime = ModelEntry(**fields), Budget(), OnnxRuntime()
 before = resident_nbytes()
-model = runtime.open(entry, Path(sys.argv[1]), name="target", vocabulary_size=entry.rows, budget=budget, threads=1,
-                     provider="cpu", needs=sys.argv[3:])
+request = ModelRequest(entry, Path(sys.argv[1]), "target", entry.rows, budget, threads=1, needs=sys.argv[3:])
+model = runtime.open(request)
 state, peak = model.new_state(1024), 0
 for start in range(0, 1024, 256):
     model.forward([token % entry.rows for token in range(start, start + 256)], state)
@@ -273,12 +274,13 @@ from pathlib import Path
 from threading import Barrier, Thread
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.memory import Budget, resident_nbytes
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.runtimes.onnx import OnnxRuntime
 fields = json.loads(sys.argv[2])
 fields["graphs"] = {name: Graph(**graph) for name, graph in fields["graphs"].items()}
 entry = ModelEntry(**fields)
-model = OnnxRuntime().open(entry, Path(sys.argv[1]), name="target", vocabulary_size=entry.rows, budget=Budget(),
-                           threads=1, provider="cpu")
+request = ModelRequest(entry, Path(sys.argv[1]), "target", entry.rows, Budget(), threads=1)
+model = OnnxRuntime().open(request)
 state, used, here = model.new_state(256), [], Barrier(25)
 
 def one():

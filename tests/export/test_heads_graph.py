@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from edgedecode.decoding.model import HeadedModel, LanguageModel
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.export.trim.head_layout import find_head
 from edgedecode.export.trim.heads_graph import write_heads
@@ -60,7 +61,9 @@ def entry(pack: Path) -> ModelEntry:
 
 def open_graph(entry: ModelEntry, pack: Path, *needs: str) -> LanguageModel:
     return find_runtime("onnx").open(
-        entry, pack, name="target", vocabulary_size=320, budget=Budget(), threads=1, provider="cpu", needs=needs
+        ModelRequest(
+            entry, pack, name="target", vocabulary_size=320, budget=Budget(), threads=1, provider="cpu", needs=needs
+        )
     )
 
 

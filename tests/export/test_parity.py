@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LanguageModel, Output, RowRequest, State
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError
 from edgedecode.export.checks import model_checks as checks
@@ -55,13 +56,15 @@ SHAPES = {
 
 def open_target(manifest: Manifest, pack: Path) -> LanguageModel:
     return find_runtime("onnx").open(
-        manifest.models["target"],
-        pack,
-        name="target",
-        vocabulary_size=manifest.vocabulary_size,
-        budget=Budget(),
-        threads=1,
-        provider="cpu",
+        ModelRequest(
+            manifest.models["target"],
+            pack,
+            name="target",
+            vocabulary_size=manifest.vocabulary_size,
+            budget=Budget(),
+            threads=1,
+            provider="cpu",
+        )
     )
 
 

@@ -16,6 +16,7 @@ import edgedecode
 from edgedecode import SessionOptions
 from edgedecode.cli import main
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError, ExportError, InputError
 from edgedecode.export.checks import variant_checks
@@ -42,14 +43,16 @@ USE = AdapterUse(name="trial", digest="t")
 
 def open_graph(manifest: Manifest, pack: Path, *needs: str) -> LanguageModel:
     return find_runtime("onnx").open(
-        manifest.models["target"],
-        pack,
-        name="target",
-        vocabulary_size=manifest.vocabulary_size,
-        budget=Budget(),
-        threads=1,
-        provider="cpu",
-        needs=needs,
+        ModelRequest(
+            manifest.models["target"],
+            pack,
+            name="target",
+            vocabulary_size=manifest.vocabulary_size,
+            budget=Budget(),
+            threads=1,
+            provider="cpu",
+            needs=needs,
+        )
     )
 
 

@@ -161,7 +161,8 @@ class Cache:
 
     def __init__(self, budget: Budget, name: str, *, nbytes: int, priority: int, asked: list[str]) -> None:
         self._asked = asked
-        self.lease = budget.reserve(name, nbytes, priority=priority, reclaim=self.give_back)
+        self.lease = budget.reserve(name, nbytes, priority=priority)
+        self.lease.reclaim = self.give_back
 
     def give_back(self) -> None:
         self._asked.append(self.lease.name)
@@ -193,7 +194,8 @@ def test_growth_reclaims_too_but_never_from_itself() -> None:
 
 def test_a_holder_may_shrink_instead_of_releasing() -> None:
     budget = Budget(100)
-    lease = budget.reserve("window", 80, reclaim=lambda: lease.resize(30))
+    lease = budget.reserve("window", 80)
+    lease.reclaim = lambda: lease.resize(30)
     budget.reserve("needed", 70, priority=1)
     assert (lease.nbytes, budget.used_nbytes) == (30, 100)
 
@@ -272,16 +274,15 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @rule(target=leases, nbytes=st.integers(0, 200), priority=st.integers(0, 3), gives=st.booleans())
     def reserve(self, nbytes: int, priority: int, gives: bool) -> Lease | None:
-        made: list[Lease] = []
-        reclaim = (lambda: self.forget(made[0])) if gives else None
         before = dict(self.sizes)
         try:
-            lease = self.budget.reserve("lease", nbytes, priority=priority, reclaim=reclaim)
+            lease = self.budget.reserve("lease", nbytes, priority=priority)
         except BudgetExceeded:
             kept = sum(size for held, size in before.items() if held.priority >= priority or held.reclaim is None)
             assert kept + nbytes > self.budget.limit_nbytes
             return None
-        made.append(lease)
+        if gives:
+            lease.reclaim = lambda: self.forget(lease)
         self.sizes[lease] = nbytes
         return lease
 

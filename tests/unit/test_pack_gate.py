@@ -162,7 +162,7 @@ def test_what_repositories_and_desktops_leave_passes(sound: Path, tmp_path: Path
     check_pack(root)
 
 
-@pytest.mark.parametrize("name", ["draft/.trim-1-0.onnx", "draft/..trim-1-0.gguf.7", f".{MANIFEST_NAME}.7"])
+@pytest.mark.parametrize("name", ["draft/.trim-1-0.onnx", "draft/.trim-1-0.gguf.7.making", f"{MANIFEST_NAME}.7.making"])
 def test_a_change_under_way_does_not_close_the_pack(sound: Path, tmp_path: Path, name: str) -> None:
     root = copy_of(sound, tmp_path / "pack")
     (root / name).write_bytes(b"half")

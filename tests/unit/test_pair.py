@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError, IncompatiblePair, InputError, ManifestError
 from edgedecode.memory import Budget
 from edgedecode.open_pack import load
@@ -17,7 +18,7 @@ from edgedecode.options import SessionOptions
 from edgedecode.pack.adapter_entry import AdapterEntry
 from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Manifest, OutsideFile
 from edgedecode.pair import Pair
-from edgedecode.testing import TableRuntime, byte_tokenizer, toy_pair, toy_tables
+from edgedecode.testing import TableModel, TableRuntime, byte_tokenizer, toy_pair, toy_tables
 from tests.toys import ascii_pair
 
 
@@ -104,7 +105,7 @@ def test_the_process_itself_is_charged() -> None:
 
 def test_a_target_that_does_not_open_leaves_no_lease() -> None:
     class Refusing(TableRuntime):
-        def open(self, *arguments: object, **settings: object):  # type: ignore[no-untyped-def, override]
+        def open(self, request: ModelRequest) -> TableModel:
             raise CapabilityError("no")
 
     base = toy_pair()
@@ -230,11 +231,11 @@ def test_a_downloaded_pack_may_not_name_files_elsewhere(pack: Path, tmp_path: Pa
 class OneKvType(TableRuntime):
     """Offers int8 keys and values for the target alone, and notes what each role was opened with."""
 
-    def open(self, entry: Any, root: Path, *, name: str, needs: Sequence[str] = (), **more: Any) -> Any:
-        if "kv:int8" in needs and name == "draft":
+    def open(self, request: ModelRequest) -> TableModel:
+        if "kv:int8" in request.needs and request.name == "draft":
             raise CapabilityError("the draft has no such keys")
-        self.needs = {**getattr(self, "needs", {}), name: tuple(needs)}
-        return super().open(entry, root, name=name, **more)
+        self.needs = {**getattr(self, "needs", {}), request.name: tuple(request.needs)}
+        return super().open(replace(request, needs=()))
 
 
 @pytest.mark.parametrize(

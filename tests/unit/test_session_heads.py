@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +9,15 @@ import pytest
 
 from edgedecode.apps.stats_table import drafts_line
 from edgedecode.decoding.arrays import FloatArray
-from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.verify import Rule
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
-from edgedecode.pack.manifest import ModelEntry, TrimEntry
+from edgedecode.pack.manifest import TrimEntry
 from edgedecode.pair import Pair
 from edgedecode.schedule.scheduler import Scheduler
-from edgedecode.testing import TableRuntime
+from edgedecode.testing import TableModel, TableRuntime
 from tests.toys import HeadedTable, ascii_pair
 
 KEPT = tuple(range(0, 259, 2))
@@ -32,32 +31,13 @@ class HeadedRuntime(TableRuntime):
         super().__init__(tables)
         self.needs: list[tuple[str, ...]] = []
 
-    def open(
-        self,
-        entry: ModelEntry,
-        root: Path,
-        *,
-        name: str,
-        vocabulary_size: int,
-        budget: Budget,
-        threads: int | None,
-        provider: str,
-        needs: Collection[str] = (),
-    ) -> LanguageModel:  # type: ignore[override]
-        self.needs.append(tuple(needs))
-        if not needs:
-            return super().open(
-                entry,
-                root,
-                name=name,
-                vocabulary_size=vocabulary_size,
-                budget=budget,
-                threads=threads,
-                provider=provider,
-            )
-        if entry.trim is None:
+    def open(self, request: ModelRequest) -> TableModel:
+        self.needs.append(tuple(request.needs))
+        if not request.needs:
+            return super().open(request)
+        if request.entry.trim is None:
             raise CapabilityError("no such head")
-        return HeadedTable(self._tables[name], KEPT, budget=budget)
+        return HeadedTable(self._tables[request.name], KEPT, budget=request.budget)
 
 
 def pair_with(trim: TrimEntry | None) -> tuple[Pair, HeadedRuntime]:

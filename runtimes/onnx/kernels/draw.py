@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import CDLL, c_char_p, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
+from ctypes import CDLL, c_double, c_float, c_int64, c_uint64, c_void_p
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,9 +14,8 @@ from edgedecode.decoding.weights import damaged_logits, exponent_scale
 if TYPE_CHECKING:
     from edgedecode.decoding.weights import SamplingOptions
 
-__all__ = ["INSTRUCTION_SETS", "NativeRowDraw"]
+__all__ = ["NativeRowDraw"]
 
-INSTRUCTION_SETS = ("avx512", "avx2", "plain")
 _LONGEST_ROW = 2**22
 """Sums of masses stay far within 64 bits."""
 _INTEGERS = np.dtype(np.int64)
@@ -31,7 +30,6 @@ class NativeRowDraw:
         self._top = handle.edgedecode_top_row
         self._argmax, self._leading = handle.edgedecode_argmax_row, handle.edgedecode_leading_row
         self._draw, self._scratch_nbytes = handle.edgedecode_draw_row, handle.edgedecode_draw_scratch
-        self._force = handle.edgedecode_draw_force
         self._argmax.argtypes = [c_void_p, c_int64]
         self._leading.argtypes = [c_void_p, c_int64, c_void_p]
         self._top.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
@@ -42,7 +40,6 @@ class NativeRowDraw:
         self._scratch_nbytes.argtypes = [c_int64]
         for function in (self._argmax, self._leading, self._top, self._draw, self._scratch_nbytes):
             function.restype = c_int64
-        self._force.argtypes, self._force.restype = [c_char_p], c_int
         self._found = np.empty(2)
         self._found_at = self._found.ctypes.data
         self._scratch = np.empty(0, np.uint64)
@@ -51,13 +48,6 @@ class NativeRowDraw:
 
     def scratch_nbytes(self, size: int) -> int:
         return int(self._scratch_nbytes(size))
-
-    def force(self, instruction_set: str) -> bool:
-        """Use one of INSTRUCTION_SETS from now on, for every user of the library; "" lets it choose.
-
-        Returns whether this processor has it: where not, nothing changes.
-        """
-        return bool(self._force(instruction_set.encode()))
 
     def argmax(self, row: FloatArray) -> int:
         row = _floats(row)

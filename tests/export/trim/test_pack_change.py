@@ -176,7 +176,7 @@ def killed(work: Callable[[], object]) -> None:
 def until_killed(pack: Path) -> None:
     with workplace(pack, Manifest.load(pack)) as place:
         make_heads(place, Manifest.load(pack), vocabulary=TrimmedVocabulary(np.arange(300), VOCABULARY))
-        (pack / f".{MANIFEST_NAME}.new").write_text("{")
+        (pack / f"{MANIFEST_NAME}.01234567.making").write_text("{")
         (pack / "draft" / "heads.onnx").write_text("named, and not listed yet")
         os._exit(0)
 

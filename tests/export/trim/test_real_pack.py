@@ -11,6 +11,7 @@ import pytest
 
 from edgedecode import load
 from edgedecode.cli import main
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.export.trim import answers as answering
 from edgedecode.export.trim import head_files as heads
@@ -49,14 +50,16 @@ def test_a_trimmed_head_has_the_whole_ones_logits(copy: Path, capsys: pytest.Cap
     with load(copy, runtime="onnx", verify=True) as pair:
         runtime = find_runtime("onnx")
         trimmed = runtime.open(
-            entry,
-            copy,
-            name="draft",
-            vocabulary_size=manifest.vocabulary_size,
-            budget=Budget(),
-            threads=1,
-            provider="cpu",
-            needs=("trim",),
+            ModelRequest(
+                entry,
+                copy,
+                name="draft",
+                vocabulary_size=manifest.vocabulary_size,
+                budget=Budget(),
+                threads=1,
+                provider="cpu",
+                needs=("trim",),
+            )
         )
         tokens = pair.tokenizer.encode("Tell me a story about a fox.")
         assert pair.draft is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.decoding.model import AdapterUse, LanguageModel, ModelCard, Output, RowRequest, State
+from edgedecode.engines.interface import ModelRequest
 from edgedecode.memory import Budget
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Generation, Graph, Manifest, ModelEntry
@@ -81,33 +82,15 @@ class TrimmedTables:
 class TrimRuntime(TableRuntime):
     """Opens a trimmed table model where that is asked for, by the entry's map."""
 
-    def open(  # type: ignore[override]
-        self,
-        entry: ModelEntry,
-        root: Path,
-        *,
-        name: str,
-        vocabulary_size: int,
-        budget: Budget,
-        threads: int | None,
-        provider: str,
-        needs: Collection[str] = (),
-    ) -> LanguageModel:
-        whole = super().open(
-            entry,
-            root,
-            name=name,
-            vocabulary_size=vocabulary_size,
-            budget=budget,
-            threads=threads,
-            provider=provider,
-            needs=[need for need in needs if need != "trim"],
-        )
-        if "trim" not in needs:
+    def open(self, request: ModelRequest) -> LanguageModel:  # type: ignore[override]
+        entry, root = request.entry, request.root
+        whole = super().open(replace(request, needs=[need for need in request.needs if need != "trim"]))
+        if "trim" not in request.needs:
             return whole
         assert entry.trim is not None
         assert (root / entry.graphs["heads"].file).is_file()
-        map = read_token_ids(root / entry.trim.token_ids, rows=entry.trim.size, vocabulary_size=vocabulary_size)
+        size = request.vocabulary_size
+        map = read_token_ids(root / entry.trim.token_ids, rows=entry.trim.size, vocabulary_size=size)
         return TrimmedTables(whole, map.ids)
 
 
