@@ -27,12 +27,13 @@ class DraftingFacts:
     """What a loaded pack has to draft with.
 
     card: the target's. has_draft: whether there is a draft model. heads: drafters with smaller heads of that model that
-    the scheduler chooses among.
+    the scheduler chooses among. lookups: installed drafters that are a function; the scheduler asks these too.
     """
 
     card: ModelCard
     has_draft: bool
     heads: tuple[str, ...] = ()
+    lookups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
             return (TREE,) if facts.has_draft else ("recycle",)
         return ("model",) if facts.has_draft else ("suffix",)
     if not facts.has_draft:
-        return ALONE
-    return (*facts.heads, *SCHEDULED, *(("recycle", TREE) if branching else ()))
+        return (*ALONE, *facts.lookups)
+    return (*facts.heads, *SCHEDULED, *facts.lookups, *(("recycle", TREE) if branching else ()))
 
 
 def _drops_drafts(options: SessionOptions, card: ModelCard) -> bool:

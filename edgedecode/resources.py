@@ -11,7 +11,7 @@ from edgedecode.drafter_choice import DrafterChoice, DraftingFacts, choose_draft
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.identical_widths import IdenticalWidths
 from edgedecode.engines.interface import Runtime
-from edgedecode.engines.registry import find_drafter
+from edgedecode.engines.registry import find_drafter, lookup_names
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.pack.adapters import PackAdapters
@@ -44,12 +44,14 @@ class Resources:
     """What passes cost here and what drafts gained: every session's scheduler learns in it."""
     identical_widths: dict[str, IdenticalWidths] = field(default_factory=dict)
     """By adapter the pass widths that round alike here, once a reproducible session asked."""
+    lookups: tuple[str, ...] = field(default_factory=lookup_names)
+    """Drafters that are a function and that the scheduler asks."""
     sources: dict[str, DrafterSource] = field(default_factory=dict)
 
     def choice(self, options: SessionOptions) -> DrafterChoice:
         """Return the drafters these options mean. Raises as `choose_drafters`."""
         has_draft = "draft" in self.manifest.models
-        return choose_drafters(options, DraftingFacts(self.target.card, has_draft, self.heads))
+        return choose_drafters(options, DraftingFacts(self.target.card, has_draft, self.heads, self.lookups))
 
     def drafter_source(self, name: str) -> DrafterSource:
         """Return the one source of this name. Raises InputError for an unknown name."""

@@ -63,8 +63,8 @@ def check_options(shared: Resources, options: SessionOptions) -> None:
     """Raise InputError or CapabilityError for options that exclude each other, are unknown, or are out of range."""
     choice = shared.choice(options)
     _check(options, choice.names)
-    for name in choice.names:
-        shared.drafter_source(name)
+    if options.drafter is not None and choice.names:  # any other that cannot be had is left out
+        shared.drafter_source(options.drafter)
     if options.fixed:
         _fixed(choice.draft_max, trees=wants_trees(options) and shared.target.card.tree)
 
@@ -147,11 +147,11 @@ def _remaining(drafters: Sequence[Drafter]) -> str:
 
 def _open(shared: Resources, name: str, setting: DraftSetting, *, asked: bool) -> Drafter | str:
     """Open a drafter, or return why it is left out."""
-    source = shared.drafter_source(name)
-    if not asked and source.needs_model and shared.drafts.needs_another(source.needs):
-        return "it needs a second draft model here"
     loaded = len(shared.drafts.loaded)
     try:
+        source = shared.drafter_source(name)
+        if not asked and source.needs_model and shared.drafts.needs_another(source.needs):
+            return "it needs a second draft model here"
         model = shared.drafts.offering(source.needs) if source.needs_model else None
         return source.open(replace(setting, draft_model=model))
     except (BudgetExceeded, CapabilityError) as error:

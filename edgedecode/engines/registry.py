@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, cast
 
-from edgedecode.errors import InputError, RuntimeUnavailable
+from edgedecode.errors import CapabilityError, InputError, RuntimeUnavailable
 
 if TYPE_CHECKING:  # the command line imports this module before anything heavy
+    from edgedecode.drafters.lookup import Lookup
     from edgedecode.drafters.source import DrafterSource
 
     from .engine_factory import Maker
@@ -17,6 +18,7 @@ if TYPE_CHECKING:  # the command line imports this module before anything heavy
 __all__ = [
     "COMMANDS",
     "DRAFTERS",
+    "LOOKUPS",
     "MAKERS",
     "RUNTIMES",
     "drafter_names",
@@ -25,10 +27,13 @@ __all__ = [
     "find_maker",
     "find_runtime",
     "installed",
+    "lookup_names",
 ]
 
 RUNTIMES = "edgedecode.runtimes"
 DRAFTERS = "edgedecode.drafters"
+LOOKUPS = "edgedecode.lookups"
+"""Drafters that are a function (`drafters/lookup.py`)."""
 COMMANDS = "edgedecode.commands"
 MAKERS = "edgedecode.makers"
 
@@ -45,7 +50,7 @@ def find_runtime(name: str) -> Runtime:
 
 def find_factory(name: str) -> Callable[[], Runtime]:
     """Load what makes the runtime of this name, a `RuntimeFactory` or not. Raises as `find_runtime` does."""
-    entry = _find(RUNTIMES, name, noun="runtime")
+    entry = _find((RUNTIMES,), name, noun="runtime")
     try:
         return cast("Callable[[], Runtime]", entry.load())
     except ImportError as error:
@@ -57,7 +62,7 @@ def find_factory(name: str) -> Callable[[], Runtime]:
 
 def find_maker(name: str) -> Maker:
     """Load and make the maker of files of this format. Raises InputError, RuntimeUnavailable."""
-    entry = _find(MAKERS, name, noun="maker of files")
+    entry = _find((MAKERS,), name, noun="maker of files")
     try:
         return cast("Maker", entry.load()())
     except ImportError as error:
@@ -65,17 +70,31 @@ def find_maker(name: str) -> Maker:
 
 
 def find_drafter(name: str) -> DrafterSource:
-    """Load and make the drafter source of this name. Raises InputError naming what is there."""
-    return cast("DrafterSource", _find(DRAFTERS, name, noun="drafter").load()())
+    """Make the drafter source of this name. Raises InputError: unknown, CapabilityError: it cannot be loaded."""
+    entry = _find((LOOKUPS, DRAFTERS), name, noun="drafter")
+    try:
+        found = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise CapabilityError(f"the drafter {name!r} cannot be loaded ({error}): install its package again") from error
+    if entry.group == LOOKUPS:
+        from edgedecode.drafters.lookup import LookupSource
+
+        return LookupSource(name, cast("Lookup", found))
+    return cast("DrafterSource", found())
 
 
 def drafter_names() -> list[str]:
     """Return the names of the installed drafters."""
-    return list(installed(DRAFTERS))
+    return sorted({*installed(DRAFTERS), *installed(LOOKUPS)})
 
 
-def _find(group: str, name: str, *, noun: str) -> EntryPoint:
-    entries = installed(group)
+def lookup_names() -> tuple[str, ...]:
+    """Return the names of the installed drafters that are a function; other drafters' names come first."""
+    return tuple(name for name in installed(LOOKUPS) if name not in installed(DRAFTERS))
+
+
+def _find(groups: Sequence[str], name: str, *, noun: str) -> EntryPoint:
+    entries = {each: entry for group in groups for each, entry in installed(group).items()}
     if name not in entries:
-        raise InputError(f"there is no {noun} {name!r}; installed: {', '.join(entries) or 'none'}")
+        raise InputError(f"there is no {noun} {name!r}; installed: {', '.join(sorted(entries)) or 'none'}")
     return entries[name]

@@ -1,0 +1,75 @@
+"""A drafter that only looks something up is a function; what else a session wants of a drafter is here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from edgedecode.decoding.drafter import Drafter
+from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
+from edgedecode.decoding.policy import WHOLE, Plan
+from edgedecode.decoding.probs import UniformSource
+from edgedecode.decoding.verify import Verdict
+
+from .source import DraftSetting
+
+__all__ = ["Lookup", "LookupSource"]
+
+
+class Lookup(Protocol):
+    """A function that drafts without a model; entry points of group `edgedecode.lookups` name them."""
+
+    def __call__(self, context: Sequence[int], limit: int, /) -> Sequence[int]:
+        """Return the ids that may follow `context`, which is read-only: at most `limit` are used, none is an answer.
+
+        It is asked every round, in several sessions and threads: an answer depends on the context alone.
+        """
+        ...
+
+
+class LookupSource:
+    """Opens drafters that ask one lookup."""
+
+    needs_model = False
+    needs: Sequence[str] = ()
+
+    def __init__(self, name: str, lookup: Lookup) -> None:
+        self.name = name
+        self._lookup = lookup
+
+    def open(self, setting: DraftSetting) -> Drafter:
+        return _LookupDrafter(self.name, self._lookup, ends=setting.ends)
+
+    def close(self) -> None:
+        """A function holds nothing."""
+
+
+class _LookupDrafter:
+    """Proposes what the lookup returns, up to the limit and the first end token."""
+
+    free = True
+    nbytes = 0
+
+    def __init__(self, name: str, lookup: Lookup, *, ends: frozenset[int]) -> None:
+        self.name = name
+        self._lookup = lookup
+        self._ends = ends
+
+    def begin(self, context: Sequence[int]) -> None:
+        """Every answer is about the context given."""
+
+    def unread(self, context: Sequence[int]) -> int:
+        return 0
+
+    def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
+        if limit <= 0:
+            return EMPTY_DRAFT
+        tokens = tuple(int(token) for token in self._lookup(context, limit)[:limit])
+        end = next((place + 1 for place, token in enumerate(tokens) if token in self._ends), len(tokens))
+        return Draft(tokens[:end], source=self.name) if tokens else EMPTY_DRAFT
+
+    def observe(self, context: Sequence[int], verdict: Verdict) -> None:
+        """Nothing is learnt."""
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,93 @@
+"""Drafters that are a function: an entry point names one, `--drafter` lists it, the scheduler asks it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+
+import pytest
+
+from edgedecode.apps.verb_options import add_session_options
+from edgedecode.decoding.sampling import Noise
+from edgedecode.decoding.weights import SamplingOptions
+from edgedecode.drafters.lookup import LookupSource
+from edgedecode.engines import registry
+from edgedecode.engines.registry import LOOKUPS, drafter_names, find_drafter, lookup_names
+from edgedecode.errors import CapabilityError
+from edgedecode.options import SessionOptions
+from edgedecode.testing import toy_pair
+from tests.toys import draft_setting
+
+ASKED: list[int] = []
+
+
+def repeat(context: Sequence[int], limit: int) -> Sequence[int]:
+    """The last tokens once more."""
+    ASKED.append(limit)
+    return context[-limit:]
+
+
+def register(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    entry = EntryPoint(name, value, LOOKUPS)
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: [*entry_points(group=group), *([entry] if group == LOOKUPS else [])]
+    )
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "repeat", f"{__name__}:repeat")
+    ASKED.clear()
+
+
+def answer(**options: object) -> tuple[tuple[int, ...], dict[str, int]]:
+    """Return an answer's tokens, and how many each drafter proposed."""
+    sampling = SamplingOptions(temperature=0.8)
+    with toy_pair() as pair, pair.session(SessionOptions(sampling=sampling, seed=5, **options)) as session:  # type: ignore[arg-type]
+        done = session.generate("ab" * 20, max_tokens=60)
+        return done.tokens, {name: drafter.proposed for name, drafter in done.stats.drafters.items()}
+
+
+def test_a_registered_function_is_a_choice_of_the_option(registered: None) -> None:
+    parser = ArgumentParser()
+    add_session_options(parser)
+    assert "repeat" in drafter_names()
+    assert "repeat, suffix" in " ".join(parser.format_help().split())
+
+
+def test_named_it_is_asked_and_the_text_is_the_targets(registered: None) -> None:
+    tokens, proposed = answer(drafter="repeat", draft_max=4)
+    assert proposed["repeat"] >= 60
+    assert max(ASKED) >= 4
+    assert tokens == answer(drafter="none")[0]
+
+
+def test_the_scheduler_asks_it_beside_the_others(registered: None) -> None:
+    with toy_pair() as pair:
+        assert "repeat" in pair.drafter_names(SessionOptions())
+        assert "repeat" not in pair.drafter_names(SessionOptions(drafter="suffix"))
+    tokens, _ = answer()
+    assert ASKED
+    assert tokens == answer(drafter="none")[0]
+
+
+def test_an_answer_is_cut_at_the_limit_and_after_an_end_token() -> None:
+    source = LookupSource("rest", lambda context, limit: [7, 8, 9, 2, 5])
+    drafter = source.open(draft_setting(20, ends=frozenset({9})))
+    assert drafter.propose([1], 2, Noise(0)).tokens == (7, 8)
+    assert drafter.propose([1], 5, Noise(0)).tokens == (7, 8, 9)
+    assert (drafter.propose([1], 5, Noise(0)).source, len(drafter.propose([1], 0, Noise(0)))) == ("rest", 0)
+
+
+def test_one_that_cannot_be_loaded_is_left_out_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "gone", "edgedecode_absent_package.drafts:look")
+    assert answer()[0]
+    with pytest.raises(CapabilityError, match=r"the drafter 'gone' cannot be loaded.*install its package again"):
+        answer(drafter="gone")
+
+
+def test_another_drafters_name_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "suffix", f"{__name__}:repeat")
+    assert lookup_names() == ()
+    assert not isinstance(find_drafter("suffix"), LookupSource)
