@@ -21,7 +21,7 @@ from edgedecode.user_notices import notice
 __all__ = ["FOLDER", "experience_path", "load_experience", "store_experience"]
 
 FOLDER = "costs"
-FORMAT = 3
+FORMAT = 4
 
 
 def experience_path(manifest: Manifest, *, engine: str, version: str, settings: Sequence[object]) -> Path | None:

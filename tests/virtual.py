@@ -61,8 +61,8 @@ class Machine:
 class Clock:
     """Seconds that pass when a test says so; `noise` disturbs them as the machine does."""
 
-    def __init__(self, machine: Machine, seed: int = 0) -> None:
-        self.now = 0.0
+    def __init__(self, machine: Machine, seed: int = 0, pace: float = 1.0) -> None:
+        self.now, self._pace = 0.0, pace
         self._machine, self._rng = machine, random.Random(seed)
 
     def __call__(self) -> float:
@@ -74,7 +74,7 @@ class Clock:
         if self._machine.jitter or self._machine.spikes:
             factor = math.exp(self._rng.gauss(0, self._machine.jitter))
             factor *= 3 if self._rng.random() < self._machine.spikes else 1
-        self.now += steps * STEP * factor
+        self.now += steps * STEP * factor * self._pace
 
 
 class Scripted:
@@ -173,14 +173,16 @@ def ride(
     match: int = 3,
     prompt: int = 32,
     seed: int = 0,
+    pace: float = 1.0,
 ) -> Ride:
     """Generate `tokens` tokens after a prompt: token i of the text is i, a wrong draft is -1.
 
     free, model, trim: whether the drafter is right at a place; None: there is no such drafter. The last is the model's
-    smaller head, which takes `machine.trimmed` of its time. seed: of the machine's noise.
+    smaller head, which takes `machine.trimmed` of its time. seed: of the machine's noise. pace: by which all times are
+    longer than usual.
     """
     machine, result = machine or Machine(), Ride()
-    clock = Clock(machine, seed)
+    clock = Clock(machine, seed, pace)
     drafters = _drafters(machine, clock, free=free, model=model, trim=trim, match=match)
     chooses = not isinstance(policy, FixedLength)
     recorded = _Recorded(policy, result)

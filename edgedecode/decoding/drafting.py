@@ -18,7 +18,7 @@ from .drafts import EMPTY_DRAFT, Draft
 from .policy import ASKED, MAX_DRAFT, NO_DRAFTER, FixedLength, Offer, Plan, Policy, RoundCost, Score, Signals
 from .sampling import Noise
 from .tree import RankRates, depths, is_chain
-from .verify import Verdict
+from .verify import Outcome, Verdict
 
 __all__ = ["Drafting"]
 
@@ -54,7 +54,7 @@ class Drafting:
         self._noise = noise
         self._first = drafters[0].name
         self._free = [drafter for drafter in drafters if drafter.free] if offers else []
-        self._models = [drafter for drafter in drafters if not drafter.free]
+        self._models = _by_model(drafters)
         self._branching = [drafter for drafter in drafters if isinstance(drafter, Branching)]  # asked once: it is slow
         self._chains_only = chains_only
         self._offers = OpenOffers()
@@ -69,6 +69,10 @@ class Drafting:
         self._asked = NO_DRAFTER
         self._read = 0
         self._draft_seconds = 0.0
+        self._learning_seconds = 0.0
+        """What the policy's learning from the round before took."""
+        self._limit = 0
+        """Tokens that the running round's draft may have."""
         self._known_rates: dict[str, RankRates] = {}
         """The rates that the policy was shown."""
         self._heads = _other_heads(drafters) if offers else {}
@@ -118,7 +122,7 @@ class Drafting:
         for name, offered in drafts.items():
             if len(offered) and (offered.parents is None or is_chain(offered.parents)):
                 self._offers.add(name, offered, at=len(tokens))
-        length = min(self.plan.draft_max, room)
+        length = self._limit = min(self.plan.draft_max, room)
         if length <= 0:
             return EMPTY_DRAFT
         name = self.plan.drafter or self._first
@@ -143,11 +147,11 @@ class Drafting:
 
     def spent(self, verdict: Verdict, *, pass_seconds: float, host_seconds: float) -> None:
         """Tell the policy what a round cost: the target's pass, and the host's work without a model's drafting."""
-        drafted = len(verdict.draft)
+        drafted, plan = len(verdict.draft), self.plan
         cost = RoundCost(
             width=1 + drafted,
             pass_seconds=pass_seconds,
-            host_seconds=max(0.0, host_seconds - self._draft_seconds),
+            host_seconds=max(0.0, host_seconds + self._learning_seconds - self._draft_seconds),
             drafter=self._asked,
             drafted=drafted,
             accepted=verdict.accepted,
@@ -155,11 +159,14 @@ class Drafting:
             draft_seconds=self._draft_seconds,
             match=verdict.draft.match,
             levels=_levels(verdict.draft) if self._draft_seconds else 0,
+            stopped=plan.floor > 0 and drafted < self._limit and verdict.outcome is not Outcome.ENDED,
         )
         if self._rested:
             self._rest = cost
         else:
+            started = self.clock()
             self.policy.observe(cost, self._scores())
+            self._learning_seconds = self.clock() - started
 
     def close(self) -> None:
         """Close the drafters, and the policy where it holds something, whichever of them fails. Idempotent."""
@@ -205,9 +212,15 @@ class Drafting:
             context_tokens=len(tokens),
             remaining_tokens=room + 1,
             offers=tuple(Offer(name, len(draft), draft.match) for name, draft in drafts.items() if len(draft)),
-            unread=tuple((drafter.name, drafter.unread(tokens)) for drafter in self._models),
+            unread=tuple(self._unread(tokens)),
             rates=tuple(self._moved_rates()),
         )
+
+    def _unread(self, tokens: Sequence[int]) -> Iterator[tuple[str, int]]:
+        for group in self._models:  # what one of its heads has read, all have
+            unread = group[0].unread(tokens)
+            for drafter in group:
+                yield drafter.name, unread
 
     def _moved_rates(self) -> Iterator[tuple[str, RankRates]]:
         for drafter in self._branching:
@@ -222,6 +235,16 @@ def _other_heads(drafters: Sequence[Drafter]) -> dict[str, list[HeadDrafter]]:
     return {
         head.name: [other for other in group if other is not head] for group in head_groups(drafters) for head in group
     }
+
+
+def _by_model(drafters: Sequence[Drafter]) -> list[list[Drafter]]:
+    """Return the drafters that run models, those together that draft with heads of one."""
+    models: dict[int, list[Drafter]] = {}
+    for drafter in drafters:
+        if not drafter.free:
+            shared = drafter.reading if isinstance(drafter, HeadDrafter) else drafter
+            models.setdefault(id(shared), []).append(drafter)
+    return list(models.values())
 
 
 def _levels(draft: Draft) -> int:

@@ -55,8 +55,16 @@ class RoundCost:
     match: int = 0
     levels: int = 0
     """Of a tree that a drafter's model grew, a pass each; 0: it drafted a token a pass."""
+    stopped: bool = False
+    """The drafter's model was not sure enough of one token more, and ended the draft before its limit."""
+
     repeats: int = 0
     """Plain rounds after this plain one whose times were not kept: at rest nobody is asked, and little is noted."""
+
+    @property
+    def steps(self) -> int:
+        """Passes of the drafter's model, without reading: one for every token, and for one that it dropped."""
+        return max(1, self.levels or self.drafted + self.stopped)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import islice
 
 from edgedecode.decoding.policy import Score
 
@@ -86,8 +87,10 @@ class Counts:
 class History:
     """What the drafts of all answers showed."""
 
-    def __init__(self, tables: dict[Key, Counts] | None = None) -> None:
+    def __init__(self, tables: dict[Key, Counts] | None = None, stops: dict[str, float] | None = None) -> None:
         self.tables = tables or {}
+        self.stops = stops or {}
+        """By drafter, the share of the drafts that failed which the model itself ended, not being sure."""
         self.tokens = 0
         """Tokens of all answers."""
 
@@ -127,6 +130,15 @@ class Acceptance:
             counts.add(score, TEXT_FADE)
             self.history.of(key).add(score, HISTORY_FADE)
 
+    def ended(self, drafter: str, *, stopped: bool) -> None:
+        """A draft ended before its limit: its model stopped, or the target rejected a token."""
+        known = self.stops(drafter)
+        self.history.stops[drafter] = known + (stopped - known) * (1 - TEXT_FADE)
+
+    def stops(self, drafter: str) -> float:
+        """Return the share of the failing drafts that their model ends, so that nothing beyond is paid for."""
+        return self.history.stops.get(drafter, 0.0)
+
     def curve(self, drafter: str, length: int, match: int = 0, *, hope: float = 0.0) -> list[float]:
         """Return, for each of `length` positions, the chance that the draft is accepted up to and with it.
 
@@ -135,24 +147,27 @@ class Acceptance:
         key = drafter, match_bucket(match)
         old, new = self.history.of(key), self._of(key)
         base, above, chance, alive = _PRIORS[key[1]], -1.0, 0.0, 1.0
-        old_scale, new_scale = old.scale, new.scale
+        old_scale, new_scale, prior_rounds = old.scale, new.scale, PRIOR_ROUNDS
         result: list[float] = []
-        for depth in range(length):
-            if depth < DEPTHS:
-                known = old.tried[depth] * old_scale + PRIOR_ROUNDS
-                tried = new.tried[depth] * new_scale + PRIOR_ROUNDS
-                base = (old.accepted[depth] * old_scale + PRIOR_ROUNDS * base) / known
-                # Older answers at this depth, and this one a depth above: a draft that begins well goes on well.
-                prior = base if above < 0 else (base + above) / 2
-                chance = above = (new.accepted[depth] * new_scale + PRIOR_ROUNDS * prior) / tried
-                if hope:
-                    variance = above * (1 - above) / (tried + 1)
-                    variance += base * (1 - base) / (known + 1) * (PRIOR_ROUNDS / tried) ** 2
-                    chance = min(1.0, above + hope * math.sqrt(variance))
+        counts = zip(old.accepted, old.tried, new.accepted, new.tried, strict=True)
+        for old_accepted, old_tried, new_accepted, new_tried in islice(counts, length):
+            known = old_tried * old_scale + prior_rounds
+            tried = new_tried * new_scale + prior_rounds
+            base = (old_accepted * old_scale + prior_rounds * base) / known
+            # Older answers at this depth, and this one a depth above: a draft that begins well goes on well.
+            prior = base if above < 0 else (base + above) / 2
+            chance = above = (new_accepted * new_scale + prior_rounds * prior) / tried
+            if hope:
+                variance = above * (1 - above) / (tried + 1)
+                variance += base * (1 - base) / (known + 1) * (prior_rounds / tried) ** 2
+                chance = min(1.0, above + hope * math.sqrt(variance))
             alive *= chance
             result.append(alive)
             if alive < _HARDLY_EVER:
-                break
+                return result
+        for _ in range(DEPTHS, length):
+            alive *= chance
+            result.append(alive)
         return result
 
     def _of(self, key: Key) -> Counts:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.policy import MAX_DRAFT, NO_DRAFTER, RoundCost
+from edgedecode.decoding.policy import ASKED, MAX_DRAFT, NO_DRAFTER, RoundCost
 from edgedecode.decoding.tree import RoundPrice
 
 __all__ = [
@@ -51,10 +51,20 @@ REFIT = 8
 OUTLIER = 1.5
 """A pass this many times slower or faster than predicted counts as that: the machine did something else meanwhile."""
 LATEST = 5
-"""Plain passes, host work and draft steps are the median of this many: an interrupted one is many times as long."""
+"""Plain passes are the median of this many: an interrupted one is many times as long."""
+STEADY = 2 * LATEST - 1
+"""Host work and draft steps, in plain steps, are the median of this many: when the machine becomes slower or faster,
+plain passes show it before these are mistaken for another pair's."""
+DRIFT = 1.25
+"""Where drafting rounds took this many times more or less than predicted, and a plain pass did too, the machine's speed
+has changed: its plain step is that pass. Less: spikes are taken for it; more: prices are old for longer."""
 MEASURE = 64
 """Rounds without a plain one, after which one is plain: the unit of every cost must not grow old. A pair's fourth to
 sixth plain passes are asked for after 8, 16 and 32 rounds: the first ones may have been beside other work."""
+
+
+_HOPELESS = 0.9
+"""A speed-up that fell to this share of the best shorter draft's does not rise again."""
 
 
 class _Guess(NamedTuple):
@@ -107,6 +117,11 @@ class CostTable:
         curve = self.curve()
         return curve[width] if width <= WIDEST else curve[WIDEST] * width / WIDEST
 
+    def restart(self, seconds: float) -> None:
+        """Forget what plain passes took before: now it is this."""
+        self._plain = Recent()
+        self.step = seconds
+
     def observe(self, width: int, seconds: float) -> None:
         """Learn from one pass. Widths beyond the first need a plain step to be compared with."""
         if seconds <= 0 or not math.isfinite(seconds):
@@ -118,7 +133,7 @@ class CostTable:
             if self.plain % MEASURE == 0:
                 self._curve = []
             if self.step is not None or self.plain > LATEST // 2:
-                self.step = self._plain.seconds
+                self.step = self._plain.value
             return
         if self.step is None:
             return
@@ -134,9 +149,9 @@ class CostTable:
         if self._stale >= min(REFIT, self._wide / 4):
             self._curve = []
 
-    def is_due(self, rounds: int) -> bool:
+    def is_due(self, rounds: int, *, most: int = MEASURE) -> bool:
         """Tell whether a plain pass is to be measured, `rounds` after the last one: soon at first, then seldom."""
-        return self.step is None or rounds >= min(MEASURE, 2.0 ** min(self.plain, 6))
+        return self.step is None or rounds >= min(most, 2.0 ** min(self.plain, 6))
 
     def _refit(self) -> None:
         """Fit β by kernel regression over what was measured at and near each width, and the prior."""
@@ -152,44 +167,45 @@ class CostTable:
 
 
 class Recent:
-    """The median of the latest few times of something short."""
+    """The median of the latest few measurements of something short."""
 
-    __slots__ = ("_latest", "seconds")
+    __slots__ = ("_latest", "_most", "value")
 
-    def __init__(self, seconds: float | None = None) -> None:
-        self.seconds = seconds
+    def __init__(self, value: float | None = None, *, most: int = LATEST) -> None:
+        self.value = value
         """None: not measured yet."""
-        self._latest: list[float] = [] if seconds is None else [seconds]
+        self._latest: list[float] = [] if value is None else [value]
+        self._most = most
 
     @property
     def few(self) -> bool:
-        """Whether one slow time would be the median."""
-        return len(self._latest) <= LATEST // 2
+        """Whether the first ones, perhaps cold or beside other work, may be most of them."""
+        return len(self._latest) <= self._most // 2
 
-    def observe(self, seconds: float) -> None:
-        self._latest.append(seconds)
-        del self._latest[:-LATEST]
-        self.seconds = sorted(self._latest)[(len(self._latest) - 1) // 2]
+    def observe(self, value: float) -> None:
+        self._latest.append(value)
+        del self._latest[: -self._most]
+        self.value = sorted(self._latest)[(len(self._latest) - 1) // 2]
 
 
 class DraftCost:
-    """What a drafter's own model takes: a step, and reading a token of the context."""
+    """What a drafter's own model takes, in plain steps: a step, and reading a token of the context."""
 
     __slots__ = ("read", "step")
 
     def __init__(self, step: float | None = None, read: float | None = None) -> None:
-        self.step, self.read = Recent(step), Recent(read)
+        self.step, self.read = Recent(step, most=STEADY), Recent(read, most=STEADY)
 
-    def observe(self, cost: RoundCost) -> None:
+    def observe(self, cost: RoundCost, *, plain_step: float) -> None:
         """Learn from one round's drafting: `drafted` tokens, `read` of the context before them."""
-        drafted = max(1, cost.levels or cost.drafted)  # it may have dropped a token that it did not trust
+        spent = cost.draft_seconds / plain_step
         if cost.read <= 2:  # its first step reads them along
-            self.step.observe(cost.draft_seconds / drafted)
+            self.step.observe(spent / cost.steps)
             return
-        if self.step.seconds is None:  # until a round without reading tells them apart
-            self.step.observe(cost.draft_seconds / (drafted + (cost.read - 1) * GUESS.read / GUESS.step))
-        assert self.step.seconds is not None
-        self.read.observe(max(0.0, cost.draft_seconds - drafted * self.step.seconds) / (cost.read - 1))
+        if self.step.value is None:  # until a round without reading tells them apart
+            self.step.observe(spent / (cost.steps + (cost.read - 1) * GUESS.read / GUESS.step))
+        assert self.step.value is not None
+        self.read.observe(max(0.0, spent - cost.steps * self.step.value) / (cost.read - 1))
 
 
 class CostModel:
@@ -199,7 +215,9 @@ class CostModel:
         self.tables: dict[int, CostTable] = {}
         self.drafts: dict[str, DraftCost] = {}
         self.host: dict[str, Recent] = {}
-        """Host seconds of a round by `RoundCost.drafter`; NO_DRAFTER's are plain decoding's."""
+        """The host's work in a round by `RoundCost.drafter`, in plain steps; NO_DRAFTER's is plain decoding's."""
+        self.drift = Recent()
+        """What drafting rounds took over what was predicted of them."""
 
     def table(self, context_tokens: int) -> CostTable:
         """Return the bucket's table; one that was never used starts from its nearest neighbour's shape."""
@@ -212,11 +230,33 @@ class CostModel:
         return self.tables[bucket]
 
     def observe(self, cost: RoundCost, *, context_tokens: int) -> None:
-        """Learn from one round."""
-        self.table(context_tokens).observe(cost.width, cost.pass_seconds)
-        self.host.setdefault(cost.drafter, Recent()).observe(cost.host_seconds)
+        """Learn from one round.
+
+        Everything is kept in plain steps of its moment: a machine that becomes slower does so for all of it.
+        """
+        table, drift = self.table(context_tokens), _beyond(self.drift.value)
+        if drift and cost.width == 1 and table.step is not None and _beyond(cost.pass_seconds / table.step) == drift:
+            table.restart(cost.pass_seconds)
+            self.drift = Recent()
+        table.observe(cost.width, cost.pass_seconds)
+        if table.step is None:
+            return
+        self.host.setdefault(cost.drafter, Recent(most=STEADY)).observe(cost.host_seconds / table.step)
         if cost.draft_seconds > 0:
-            self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost)
+            self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost, plain_step=table.step)
+
+    def drifted(self, ratio: float) -> float:
+        """Note what a drafting round took over what was predicted; return what such rounds take of late."""
+        if self.drift.few:  # their median would be a round that was interrupted
+            ratio = min(ratio, OUTLIER)
+        self.drift.observe(ratio)
+        assert self.drift.value is not None
+        return self.drift.value
+
+    def is_due(self, rounds: int, *, context_tokens: int) -> bool:
+        """Tell whether a plain pass is to be measured: sooner where rounds are not what was predicted."""
+        most = ENOUGH if _beyond(self.drift.value) else MEASURE
+        return self.table(context_tokens).is_due(rounds, most=most)
 
     def step_seconds(self, context_tokens: int) -> float | None:
         """Return the seconds of a plain token with its host work; None while unknown."""
@@ -234,11 +274,13 @@ class Prices:
         self._curve = table.curve()
         self.plain = 1 + self.host(NO_DRAFTER)
 
-    def host(self, drafter: str) -> float:
-        """Return the host's work in a round of this drafter."""
+    def host(self, drafter: str, *, least: bool = False) -> float:
+        """Return the host's work in a round of this drafter. least: what it may turn out to be, as in `step`."""
         hosts = self._costs.host
         known = hosts.get(drafter) or hosts.get(NO_DRAFTER)
-        return GUESS.host if known is None else self._share(known, GUESS.host)
+        if known is None or known.value is None:
+            return GUESS.host
+        return min(known.value, self.host(ASKED)) if least and known.few and drafter != ASKED else known.value
 
     def step(self, drafter: str, *, least: bool = False) -> float:
         """Return the cost of one token drafted with a model.
@@ -246,15 +288,16 @@ class Prices:
         least: what it may turn out to be, where it was timed a few times only, perhaps cold or beside other work.
         """
         known = self._costs.drafts.get(drafter)
-        if known is None:
+        if known is None or known.step.value is None:
             return GUESS.step
-        share = self._share(known.step, GUESS.step)
-        return min(share, 2 * GUESS.step) if least and known.step.few else share
+        return min(known.step.value, 2 * GUESS.step) if least and known.step.few else known.step.value
 
-    def read(self, drafter: str) -> float:
-        """Return the cost of reading one token with the drafter's model."""
+    def read(self, drafter: str, *, least: bool = False) -> float:
+        """Return the cost of reading one token with the drafter's model. least: as in `step`."""
         known = self._costs.drafts.get(drafter)
-        return GUESS.read if known is None else self._share(known.read, GUESS.read)
+        if known is None or known.read.value is None:
+            return GUESS.read
+        return min(known.read.value, GUESS.read) if least and known.read.few else known.read.value
 
     def row(self, length: int) -> float:
         """Return what one more drafted token costs once it is drafted: its row in the target's pass."""
@@ -265,19 +308,24 @@ class Prices:
         return (self._table.c(length + 1) + length * step + host) / self.plain
 
     def best_length(
-        self, alive: Sequence[float], *, step: float = 0.0, host: float = 0.0, least: bool = False
+        self, alive: Sequence[float], *, step: float = 0.0, host: float = 0.0, least: bool = False, stops: float = 0.0
     ) -> tuple[int, float]:
         """Return the length of the best speed-up for a draft with these chances of survival, and that; at least 1.
 
+        stops: the share of the drafts that fail which end there, their model not being sure: others go on to the end.
         least: with what passes may turn out to cost, instead of what is expected.
         """
         curve = self._table.curve(least=True) if least else self._curve
-        best_length, best, tokens = 1, 0.0, 1.0
+        best_length, best, tokens, cost, drafted = 1, 0.0, 1.0, curve[1] + host, 1.0
         for length, chance in enumerate(alive, start=1):
             tokens += chance
-            speed = tokens / (curve[length + 1] + length * step + host)
+            cost += (curve[length + 1] - curve[length] + step) * drafted
+            speed = tokens / cost
+            drafted = 1 - stops * (1 - chance)
             if speed > best:
                 best_length, best = length, speed
+            elif speed < _HOPELESS * best:
+                break
         return best_length, best * self.plain
 
     def tree(self, drafter: str, level: float) -> RoundPrice:
@@ -285,8 +333,10 @@ class Prices:
         table, host, plain = self._table, self.host(drafter), self.plain
         return lambda nodes, levels: (table.c(nodes + 1) + levels * level + host) / plain
 
-    def _share(self, known: Recent, guess: float) -> float:
-        return guess if known.seconds is None else known.seconds / self.seconds
+
+def _beyond(drift: float | None) -> int:
+    """Return 1 for much slower than expected, -1 for much faster, else 0."""
+    return 0 if drift is None else (drift > DRIFT) - (drift < 1 / DRIFT)
 
 
 def context_bucket(context_tokens: int) -> int:

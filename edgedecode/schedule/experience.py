@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from .acceptance import DEPTHS, PRIORS, Counts, History
-from .cost import CONTEXT_BUCKETS, WIDEST, CostModel, CostTable, DraftCost, Recent
+from .cost import CONTEXT_BUCKETS, STEADY, WIDEST, CostModel, CostTable, DraftCost, Recent
 from .ledger import Ledger
 
 __all__ = ["Experience"]
@@ -40,11 +40,15 @@ class _Counts(msgspec.Struct):
     tried: _Depths
 
 
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
 class _Kept(msgspec.Struct):
     tables: dict[Annotated[int, msgspec.Meta(ge=0, le=len(CONTEXT_BUCKETS))], _Table]
     drafts: dict[str, _Draft]
     host: dict[str, _Amount]
     history: dict[str, _Counts]
+    stops: dict[str, _Share]
     balances: dict[str, _Finite]
 
 
@@ -67,12 +71,13 @@ class Experience:
         tables, drafts = self.costs.tables, self.costs.drafts
         kept = _Kept(
             tables={bucket: _kept_table(table) for bucket, table in sorted(tables.items())},
-            drafts={name: _Draft(cost.step.seconds, cost.read.seconds) for name, cost in sorted(drafts.items())},
-            host={name: each.seconds for name, each in sorted(self.costs.host.items()) if each.seconds is not None},
+            drafts={name: _Draft(cost.step.value, cost.read.value) for name, cost in sorted(drafts.items())},
+            host={name: each.value for name, each in sorted(self.costs.host.items()) if each.value is not None},
             history={
                 f"{drafter}:{bucket}": _Counts(counts.accepted, counts.tried)
                 for (drafter, bucket), counts in sorted(self.history.tables.items())
             },
+            stops=dict(sorted(self.history.stops.items())),
             balances=dict(sorted(self.ledger.balances.items())),
         )
         found: dict[str, object] = msgspec.to_builtins(kept, str_keys=True)
@@ -85,8 +90,8 @@ class Experience:
         costs = CostModel()
         costs.tables = {bucket: _table(table) for bucket, table in kept.tables.items()}
         costs.drafts = {name: DraftCost(draft.step, draft.read) for name, draft in kept.drafts.items()}
-        costs.host = {name: Recent(seconds) for name, seconds in kept.host.items()}
-        history = History(dict(_counts(key, counts) for key, counts in kept.history.items()))
+        costs.host = {name: Recent(value, most=STEADY) for name, value in kept.host.items()}
+        history = History(dict(_counts(key, counts) for key, counts in kept.history.items()), kept.stops)
         return cls(costs, history, Ledger(kept.balances))
 
 

@@ -16,14 +16,14 @@ from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import InputError
 
 from .acceptance import Acceptance
-from .cost import Prices, Recent
+from .cost import Prices
 from .experience import Experience
 from .ledger import INCOME
 from .trees import Trees
 
 __all__ = ["Scheduler", "SchedulerOptions"]
 
-SWITCH = 1.03
+SWITCH = 1.05
 """What another arm must promise over the one in use, and any arm over plain decoding: predictions are noisy."""
 HOPE = 0.7
 """Standard deviations above the expected acceptance at which an arm is looked at. More: more looks."""
@@ -35,6 +35,8 @@ READ_WINDOW = 32
 """Where reading all of the context does not pay, a draft model reads this many of its newest tokens."""
 SLACK = 1
 """Tokens a draft model may go beyond the best length on average: its confidence stops it, token by token."""
+COMPARED = 4
+"""Plans of which one compares a model's heads. More: less host work, another head is taken up later."""
 STOP_LOSS = 1.0
 """Plain rounds that the arm in use may lose before it is dropped. More: later to leave a text that changed."""
 MOST_REST = 15
@@ -61,8 +63,8 @@ class _Arm(NamedTuple):
     plan: Plan
     longest: int
     match: int = 0
-    reading: float = 0.0
-    """What of the round's cost is reading the context, in plain rounds: lost where the text is not the drafter's."""
+    unread: int = 0
+    """Tokens that its model reads first, beside those of its first step: lost where the text is not the drafter's."""
     horizon: int = 1
     """Tokens that are expected to come, over which reading is spread."""
 
@@ -95,8 +97,9 @@ class Scheduler:
         """Plain rounds that the arm in use gained since it was taken up, without its first reading."""
         self._prices: Prices | None = None
         """Of the last plan."""
-        self._truth = Recent()
-        """What drafting rounds took over what was predicted of them."""
+        self._leading: dict[str, str] = {}
+        """By the first head of a model, the one that promised most."""
+        self._plans = 0
         self._context = 1
         self._emitted = 0
         self._unmeasured = 0
@@ -120,7 +123,10 @@ class Scheduler:
         if cost.drafted or cost.draft_seconds:
             self._settle(cost)
         if cost.drafter in self.models and not cost.levels:  # nodes of a tree are no positions
-            self.acceptance.add(Score(cost.drafter, cost.drafted, cost.accepted))
+            # No draft lives longer than its model is sure of it: where that ended it, one more token counts as refused.
+            self.acceptance.add(Score(cost.drafter, cost.drafted + cost.stopped, cost.accepted))
+            if cost.stopped or cost.accepted < cost.drafted:
+                self.acceptance.ended(cost.drafter, stopped=cost.accepted == cost.drafted)
         self.acceptance.passed(emitted)
         self.costs.observe(cost, context_tokens=self._context)
 
@@ -132,12 +138,11 @@ class Scheduler:
         if room < 1:
             return Plan(0, reason="end")
         table = self.costs.table(self._context)
-        if table.step is None or table.is_due(self._unmeasured):
+        if table.step is None or self.costs.is_due(self._unmeasured, context_tokens=self._context):
             return Plan(0, reason="measuring")
         prices = self._prices = Prices(self.costs, table, table.step)
         arms = [self._of_offer(offer, room, prices) for offer in signals.offers if offer.drafter in self.free]
-        of_models = [self._of_model(name, unread, signals, room, prices) for name, unread in signals.unread]
-        arms += [arm for arm in of_models if arm is not None]
+        arms += self._of_models(signals, room, prices)
         plan = self._best(arms) or self._look(arms, prices)
         if plan is None:
             return self._off(prices)
@@ -166,12 +171,13 @@ class Scheduler:
             if arm.plan.shape is not None:  # its rates are known without it
                 continue
             name = arm.plan.drafter or ""
-            known = self._known(name)
-            step, host = prices.step(known, least=True) if name in self.models else 0.0, prices.host(name)
+            known, host, step, reading = self._known(name), prices.host(name, least=True), 0.0, 0.0
+            if name in self.models:
+                step, reading = prices.step(known, least=True), arm.unread * prices.read(known, least=True)
             alive = self.acceptance.curve(name, min(LOOK, arm.longest), arm.match, hope=HOPE)
             length, hope = prices.best_length(alive, step=step, host=host, least=True)
-            hope = _whole(hope, arm.reading, arm.horizon)
-            price = prices.round(length, step=step, host=host) - 1 + arm.reading
+            hope = _whole(hope, reading, arm.horizon)
+            price = prices.round(length, step=step, host=host) - 1 + arm.unread * prices.read(known)
             if hope > most and self.ledger.funds(arm.account) >= price:
                 best, most = Plan(length, name, read_max=arm.plan.read_max, reason="look"), hope
         return best
@@ -185,6 +191,19 @@ class Scheduler:
         length, speed_up = prices.best_length(alive, host=prices.host(name))
         return _Arm(name, speed_up, Plan(length, name, reason="pays"), longest, match=offer.match)
 
+    def _of_models(self, signals: Signals, room: int, prices: Prices) -> list[_Arm]:
+        """Return the arms of draft models; of one model's heads that which led lately, and now and then all."""
+        self._plans += 1
+        arms: dict[str, _Arm] = {}
+        for name, unread in signals.unread:
+            first = self.heads.get(name, (name,))[0]
+            if self._leading.get(first, name) != name and self._plans % COMPARED:
+                continue
+            arm = self._of_model(name, unread, signals, room, prices)
+            if arm is not None and (first not in arms or arm.speed_up > arms[first].speed_up):
+                arms[first], self._leading[first] = arm, name
+        return list(arms.values())
+
     def _of_model(self, name: str, unread: int, signals: Signals, room: int, prices: Prices) -> _Arm | None:
         known = self._known(name)
         step, read, host = prices.step(known), prices.read(known), prices.host(name)
@@ -193,19 +212,20 @@ class Scheduler:
         if name in self.trees:
             reading = max(0, window - 1) * read
             return self._of_tree(name, room, prices, level=step, reading=reading, horizon=horizon)
-        length, promised = prices.best_length(self.acceptance.curve(name, room), step=step, host=host)
+        stops = self.acceptance.stops(name)
+        length, promised = prices.best_length(self.acceptance.curve(name, room), step=step, host=host, stops=stops)
         account = self.heads.get(name, (name,))[0]
-        reading, read_max = max(0, unread - 1) * read, 0
-        speed_up = _whole(promised, reading, horizon)
-        if window < unread and (speed_up < SWITCH or reading > self.ledger.funds(account)):
-            reading, read_max = (window - 1) * read, READ_WINDOW
-            speed_up = _whole(promised, reading, horizon)
+        before, read_max = max(0, unread - 1), 0  # its first step reads one along
+        speed_up = _whole(promised, before * read, horizon)
+        if window < unread and (speed_up < SWITCH or before * read > self.ledger.funds(account)):
+            before, read_max = window - 1, READ_WINDOW
+            speed_up = _whole(promised, before * read, horizon)
         floor = 0.0
         if self.options.floor_stop:  # its own confidence ends the draft where one more token would not pay
             floor = prices.row(length) * max(1.0, promised)
             length = min(room, length + SLACK)
         plan = Plan(length, name, floor=floor, read_max=read_max, reason="pays")
-        return _Arm(account, speed_up, plan, room, reading=reading, horizon=horizon)
+        return _Arm(account, speed_up, plan, room, unread=before, horizon=horizon)
 
     def _of_tree(
         self, name: str, room: int, prices: Prices, *, level: float = 0.0, reading: float = 0.0, horizon: int = 1
@@ -221,7 +241,7 @@ class Scheduler:
             return None
         read_max = READ_WINDOW if level else 0
         plan = Plan(len(tree.shape), name, read_max=read_max, reason="pays", shape=tree.shape)
-        return _Arm(name, _whole(tree.speed / SWITCH, reading, horizon), plan, room, reading=reading)
+        return _Arm(name, _whole(tree.speed / SWITCH, reading, horizon), plan, room)
 
     def _known(self, name: str) -> str:
         """Return the head whose times speak for this one: itself, or one of the same model until it was timed."""
@@ -244,14 +264,11 @@ class Scheduler:
             return
         drafting = reading = 0.0
         if cost.draft_seconds:
-            drafting = max(1, cost.levels or cost.drafted) * prices.step(known) / prices.plain
+            drafting = cost.steps * prices.step(known) / prices.plain
             reading = max(0, cost.read - 2) * prices.read(known) / prices.plain
         predicted = prices.round(cost.width - 1, host=prices.host(cost.drafter)) + drafting + reading
         spent = (cost.pass_seconds + cost.draft_seconds + cost.host_seconds) / prices.seconds / prices.plain
-        self._truth.observe(spent / predicted)
-        assert self._truth.seconds is not None
-        spent = predicted * self._truth.seconds
-        gain = cost.accepted + 1 - spent
+        gain = cost.accepted + 1 - predicted * self.costs.drifted(spent / predicted)
         self._gained += gain + reading
         self.ledger.settle(self.heads.get(cost.drafter, (cost.drafter,))[0], gain)
 

@@ -22,7 +22,7 @@ from .scheduler import Scheduler, SchedulerOptions
 
 __all__ = ["Recorder", "Replayed", "replay"]
 
-FORMAT = 2
+FORMAT = 3
 
 
 class _Head(msgspec.Struct):

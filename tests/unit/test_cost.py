@@ -7,7 +7,7 @@ import random
 import pytest
 
 from edgedecode.decoding.policy import RoundCost
-from edgedecode.schedule.cost import GUESS, CostModel, CostTable, Prices, context_bucket
+from edgedecode.schedule.cost import ENOUGH, GUESS, OUTLIER, STEADY, CostModel, CostTable, Prices, context_bucket
 
 STEP = 0.01
 
@@ -143,10 +143,10 @@ def test_a_draft_models_first_slow_passes_are_not_believed_alone() -> None:
     prices = Prices(costs, costs.table(1), STEP)
     one = RoundCost(width=2, pass_seconds=STEP, drafter="model", drafted=1, read=1, draft_seconds=2 * STEP)
     found = []
-    for _ in range(3):
+    for _ in range(STEADY // 2 + 1):
         costs.observe(one, context_tokens=1)
         found.append(prices.step("model", least=True))
-    assert found == pytest.approx([2 * GUESS.step, 2 * GUESS.step, 2.0])
+    assert found == pytest.approx([2 * GUESS.step] * (STEADY // 2) + [2.0])
     assert prices.step("model") == pytest.approx(2.0)
 
 
@@ -159,3 +159,69 @@ def test_a_first_look_that_had_to_read_tells_step_and_reading_roughly() -> None:
     prices = Prices(costs, costs.table(1), STEP)
     assert 2 * prices.step("model") + 49 * prices.read("model") == pytest.approx(0.003 / STEP)
     assert prices.read("model") < prices.step("model")
+
+
+def plain(seconds: float) -> RoundCost:
+    return RoundCost(width=1, pass_seconds=seconds, host_seconds=seconds / 10)
+
+
+def drafting(steps: float) -> RoundCost:
+    return RoundCost(width=2, pass_seconds=1.3 * steps, drafter="model", drafted=1, read=1, draft_seconds=0.2 * steps)
+
+
+def test_costs_are_kept_in_plain_steps_so_that_a_slower_machine_changes_none() -> None:
+    costs = CostModel()
+    for step in (STEP, 3 * STEP):
+        for _ in range(6):
+            costs.observe(plain(step), context_tokens=1)
+        for _ in range(6):
+            costs.observe(drafting(step), context_tokens=1)
+        prices = Prices(costs, costs.table(1), costs.table(1).step or 0.0)
+        assert prices.seconds == pytest.approx(step)
+        assert (prices.step("model"), prices.host("none")) == pytest.approx((0.2, 0.1))
+        assert costs.table(1).c(2) == pytest.approx(1.3, rel=0.01)
+
+
+@pytest.mark.parametrize("factor", [0.4, 2.5])
+def test_a_plain_pass_that_agrees_with_drafting_rounds_is_the_new_step_at_once(factor: float) -> None:
+    costs = CostModel()
+    for _ in range(20):
+        costs.observe(plain(STEP), context_tokens=1)
+    assert not costs.is_due(ENOUGH, context_tokens=1)
+    for _ in range(3):
+        costs.drifted(factor)
+    assert costs.is_due(ENOUGH, context_tokens=1)
+    costs.observe(plain(STEP * factor), context_tokens=1)
+    assert costs.table(1).step == pytest.approx(STEP * factor)
+    assert not costs.is_due(ENOUGH, context_tokens=1)
+
+
+def test_a_plain_pass_that_does_not_agree_is_one_of_several() -> None:
+    costs = CostModel()
+    for _ in range(20):
+        costs.observe(plain(STEP), context_tokens=1)
+    costs.observe(plain(3 * STEP), context_tokens=1)
+    for _ in range(3):
+        costs.drifted(2.5)
+    costs.observe(plain(STEP), context_tokens=1)
+    assert costs.table(1).step == pytest.approx(STEP)
+
+
+def test_the_first_drafting_rounds_cannot_drift_far() -> None:
+    """One that was interrupted would use up an account, and the drafter would not be tried again."""
+    costs = CostModel()
+    assert costs.drifted(100.0) == OUTLIER
+    assert [costs.drifted(1.0) for _ in range(3)] == [1.0] * 3
+
+
+def test_a_draft_that_its_model_ends_costs_less_than_one_that_is_rejected() -> None:
+    costs = CostModel()
+    costs.observe(plain(STEP), context_tokens=1)
+    prices = Prices(costs, CostTable(STEP, {2: 0.3, 4: 0.3, 8: 0.3, 16: 0.3}), STEP)
+    alive = [0.6**depth for depth in range(1, 9)]
+    sure = [prices.best_length(alive, step=0.2, stops=share) for share in (0.0, 0.5, 1.0)]
+    assert [speed for _, speed in sure] == sorted(speed for _, speed in sure)
+    assert sure[0][1] < sure[2][1]
+    assert sure[0][0] <= sure[2][0]
+    certain = [1.0] * 8
+    assert prices.best_length(certain, step=0.2) == prices.best_length(certain, step=0.2, stops=1.0)

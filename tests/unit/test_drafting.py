@@ -115,7 +115,7 @@ def test_offers_are_scored_although_another_drafted() -> None:
 
 def test_a_round_is_charged_to_who_drafted_and_a_models_time_is_not_the_hosts() -> None:
     policy = Scripted(Plan(2, "slow"), Plan(0), Plan(0))
-    ticks = iter((10.0, 10.125))
+    ticks = iter((10.0, 10.125, 11.0, 11.5, 12.0, 12.0))  # drafting, and what the policy takes to learn, twice
     made = drafting(policy, slow(5, 6), clock=lambda: next(ticks))
     draft = made.propose([1, 2], room=10)
     made.observe([1, 2, 5], verdict(draft, 5))
@@ -125,7 +125,7 @@ def test_a_round_is_charged_to_who_drafted_and_a_models_time_is_not_the_hosts() 
     assert (cost.draft_seconds, cost.host_seconds) == (0.125, 0.125)
     made.propose([1, 2, 5], room=9)
     made.spent(verdict(Draft(), 7), pass_seconds=0.5, host_seconds=0.1)
-    assert [(cost.drafter, cost.width) for cost in policy.costs[1:]] == [(ASKED, 1)]
+    assert [(cost.drafter, cost.width, cost.host_seconds) for cost in policy.costs[1:]] == [(ASKED, 1, 0.1 + 0.5)]
 
 
 def test_a_model_that_dropped_its_draft_is_charged_for_drafting() -> None:
@@ -134,6 +134,21 @@ def test_a_model_that_dropped_its_draft_is_charged_for_drafting() -> None:
     draft = made.propose([1, 2], room=10)
     made.spent(verdict(draft, 7), pass_seconds=0.5, host_seconds=0.1)
     assert [(cost.drafter, cost.drafted, cost.width) for cost in policy.costs] == [("slow", 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("floor", "outcome", "stopped"),
+    [(0.5, Outcome.BONUS, True), (0.5, Outcome.ENDED, False), (0.0, Outcome.BONUS, False)],
+)
+def test_a_draft_that_its_model_ended_is_charged_for_the_token_it_dropped(
+    floor: float, outcome: Outcome, stopped: bool
+) -> None:
+    policy = Scripted(Plan(4, "slow", floor=floor))
+    made = drafting(policy, slow(3, 4))
+    draft = made.propose([1, 2], room=8)
+    made.spent(Verdict(draft, (3, 4, 5), (0, 1), outcome, verdict(draft).rows), pass_seconds=0.1, host_seconds=0.1)
+    (cost,) = policy.costs
+    assert (cost.stopped, cost.steps) == (stopped, 2 + stopped)
 
 
 def test_resting_asks_nobody_and_loses_no_cost() -> None:

@@ -222,6 +222,30 @@ def test_costs_from_a_bad_moment_are_measured_again() -> None:
     assert sum(accepted for _, _, _, accepted in late) > len(late)
 
 
+@pytest.mark.parametrize("factor", [0.4, 2.5])
+def test_a_machine_that_becomes_slower_or_faster_is_drafted_on_as_before(factor: float) -> None:
+    """Every cost is a share of a plain pass: the drafter's work became slower or faster with it."""
+    known = Experience()
+    _, before = (ride(scheduler(known), tokens=600, model=some(0.85)) for _ in range(2))  # type: ignore[arg-type]
+    after = ride(scheduler(known), tokens=600, model=some(0.85), pace=factor)  # type: ignore[arg-type]
+    assert after.cost / factor < 1.05 * before.cost < 0.9 * plain_cost(600, Machine())
+
+
+def test_a_model_that_knows_when_to_stop_is_known_for_it() -> None:
+    known = Experience()
+    first = scheduler(known)
+    first.begin()
+    for _ in range(30):
+        first.observe(RoundCost(width=2, pass_seconds=0.01, drafter="model", drafted=1, accepted=1, stopped=True))
+    assert first.acceptance.stops("model") > 0.9
+    assert first.acceptance.curve("model", 2)[1] < 0.2, "no draft lived longer than its model was sure"
+    kept = Experience.from_dict(known.as_dict())
+    assert kept.history.stops == known.history.stops
+    for _ in range(30):
+        first.observe(RoundCost(width=3, pass_seconds=0.01, drafter="model", drafted=2, accepted=1))
+    assert first.acceptance.stops("model") < 0.1
+
+
 def test_the_same_calls_make_the_same_plans() -> None:
     found = ride(scheduler(), tokens=300, free=some(0.5), model=some(0.7))  # type: ignore[arg-type]
     again, scores = scheduler(), iter(found.scores)

@@ -69,7 +69,7 @@ def test_another_packs_trace_is_refused(trace: Path) -> None:
 )
 def test_what_is_no_trace_is_refused_by_its_line(trace: Path, line: int, content: str | int, said: str) -> None:
     lines = trace.read_text(encoding="utf-8").splitlines()
-    lines[line] = content if isinstance(content, str) else lines[line].replace(":2,", f":{content},", 1)
+    lines[line] = content if isinstance(content, str) else lines[line].replace(":3,", f":{content},", 1)
     trace.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(InputError, match=said):
         list(replay(trace))
