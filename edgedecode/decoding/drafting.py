@@ -242,7 +242,7 @@ def _by_model(drafters: Sequence[Drafter]) -> list[list[Drafter]]:
     models: dict[int, list[Drafter]] = {}
     for drafter in drafters:
         if not drafter.free:
-            shared = drafter.reading if isinstance(drafter, HeadDrafter) else drafter
+            shared = drafter.state if isinstance(drafter, HeadDrafter) else drafter
             models.setdefault(id(shared), []).append(drafter)
     return list(models.values())
 
