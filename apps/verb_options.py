@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, load
 from edgedecode.commands import count, positive_count, real_number, seed
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
+from edgedecode.decoding.weights import sampling_table
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.open_pack import KV_TYPES
@@ -21,8 +22,6 @@ from .interrupts import leaving_at_once
 from .terminal import show_notices
 
 __all__ = ["add_pack_options", "add_session_options", "open_pair", "session_options", "system_messages"]
-
-_Value = TypeVar("_Value")
 
 
 def add_pack_options(parser: ArgumentParser) -> None:
@@ -96,11 +95,10 @@ def add_session_options(parser: ArgumentParser) -> None:
     )
     group.add_argument("--adapter", metavar="NAME", help="adapter of the pack to decode with, see `show`")
     group = parser.add_argument_group("sampling (what is not given, the pack's own defaults say)")
-    group.add_argument("--temp", type=real_number, metavar="T", help="temperature; 0: greedy")
-    group.add_argument("--top-k", type=count, metavar="K", help="keep the K likeliest tokens; 0: off")
-    group.add_argument("--top-p", type=real_number, metavar="P", help="keep the likeliest up to this mass; 1: off")
-    group.add_argument("--min-p", type=real_number, metavar="P", help="drop tokens below P times the likeliest; 0: off")
-    group.add_argument("--repeat-penalty", type=real_number, metavar="X", help="divide seen tokens' logits; 1: off")
+    for option in sampling_table():
+        flag, metavar = option.flag.split()
+        kind = count if option.whole else real_number
+        group.add_argument(flag, dest=option.name, type=kind, metavar=metavar, help=option.help)
     group.add_argument("--seed", type=seed, metavar="N", help="seed of the first answer (default: fresh ones)")
 
 
@@ -155,21 +153,11 @@ def system_messages(text: str | None) -> list[Message]:
 def _check_early(arguments: Namespace) -> None:
     if hasattr(arguments, "rule"):  # a verb with all of the session's options
         _sampling(arguments, Generation(end_token_ids=()))
-        FixedLength(_given(arguments.draft_max, 0))
+        FixedLength(arguments.draft_max or 0)
         if arguments.drafter not in (None, NO_DRAFTER):
             find_drafter(arguments.drafter)
 
 
 def _sampling(arguments: Namespace, generation: Generation) -> SamplingOptions:
-    base = sampling_defaults(generation)
-    return SamplingOptions(
-        temperature=_given(arguments.temp, base.temperature),
-        top_k=_given(arguments.top_k, base.top_k),
-        top_p=_given(arguments.top_p, base.top_p),
-        min_p=_given(arguments.min_p, base.min_p),
-        repetition_penalty=_given(arguments.repeat_penalty, base.repetition_penalty),
-    )
-
-
-def _given(value: _Value | None, otherwise: _Value) -> _Value:
-    return otherwise if value is None else value
+    given = {option.name: getattr(arguments, option.name) for option in sampling_table()}
+    return replace(sampling_defaults(generation), **{name: value for name, value in given.items() if value is not None})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgedecode.decoding.verify import Rule
 from edgedecode.decoding.weights import SamplingOptions
@@ -58,5 +59,5 @@ def wants_trees(options: SessionOptions) -> bool:
 
 def sampling_defaults(generation: Generation) -> SamplingOptions:
     """Take the defaults of the pack's `generation_config`; what it does not set stays greedy and off."""
-    given = {field.name: getattr(generation, field.name) for field in fields(SamplingOptions)}
-    return replace(SamplingOptions(), **{name: value for name, value in given.items() if value is not None})
+    given: dict[str, Any] = dict(generation.sampling)
+    return SamplingOptions(**given)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import edgedecode
+from edgedecode.decoding.weights import sampling_table
 from edgedecode.errors import ExportError, IncompatiblePair
 from edgedecode.pack.adapter_entry import AdapterEntry
 from edgedecode.pack.entries import OutsideFile
@@ -68,20 +69,27 @@ def read_generation(source: GenerationSource, *, otherwise: Fields | None = None
     with refused(source.name):
         found = read_json(source.folder / name)
         values = otherwise if found is None and otherwise is not None else Fields.of(found or {}, name)
-        # transformers ignores these four unless do_sample is set, and so must we
-        sampled = values if values.values.get("do_sample") is True else Fields({}, name)
+        sampled = values.values.get("do_sample") is True
         tokens = _token_config(source.folder)
         return Generation(
             end_token_ids=_end_ids(source, values, tokens),
             bos_token=_token(tokens.values.get("bos_token")),
             eos_token=_token(tokens.values.get("eos_token")),
-            temperature=sampled.optional_number("temperature") or (1.0 if sampled.values else None),
-            top_k=sampled.optional_integer("top_k"),
-            top_p=sampled.optional_number("top_p"),
-            min_p=sampled.optional_number("min_p"),
-            repetition_penalty=values.optional_number("repetition_penalty"),
+            sampling=_sampling(values, sampled=sampled),
             max_tokens=values.optional_integer("max_new_tokens"),
         )
+
+
+def _sampling(values: Fields, *, sampled: bool) -> dict[str, float]:
+    """Return the options given; transformers ignores all but penalties unless do_sample is set, and so must we."""
+    found = {
+        option.name: values.optional_integer(option.name) if option.whole else values.optional_number(option.name)
+        for option in sampling_table()
+        if sampled or option.penalise is not None
+    }
+    if sampled:
+        found["temperature"] = found["temperature"] or 1.0
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def read_chat_template(folder: Path) -> str | None:

@@ -41,10 +41,7 @@ def pack_table(manifest: Manifest, root: Path) -> Table:
     """Return what holds for the whole pack."""
     generation = manifest.generation
     template = "yes" if manifest.chat_template is not None else "none: a plain one is used"
-    sampling = {
-        name: getattr(generation, name)
-        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
-    }
+    sampling = {**generation.sampling, "max_tokens": generation.max_tokens}
     given = [f"{name.replace('_', ' ')} {value:g}" for name, value in sampling.items() if value is not None]
     return _pairs(
         {

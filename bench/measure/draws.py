@@ -6,7 +6,7 @@ Knows no pack: the rows are made here, and lie in the processor's cache as far a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from statistics import median
 from time import perf_counter
@@ -79,7 +79,7 @@ def _cost(
     greedy = _seconds(helper, row, SamplingOptions(), repetitions)
     worst = _seconds(helper, row, slowest, repetitions)
     advance()
-    return DrawCost(shape, greedy, worst, asdict(slowest), len(combinations))
+    return DrawCost(shape, greedy, worst, slowest.as_dict(), len(combinations))
 
 
 def _combinations(size: int, *, quick: bool) -> list[SamplingOptions]:

@@ -13,7 +13,8 @@ import numpy as np
 
 from .arrays import FloatArray, IntArray
 from .counter_rng import first_arrivals
-from .weights import MASS_UNIT, damaged_logits, exponent_scale, largest, penalised, total_mass, unnormalised, weighted
+from .masses import MASS_UNIT, damaged_logits, exponent_scale, largest, total_mass, unnormalised
+from .weights import weighted
 
 if TYPE_CHECKING:
     from .weights import SamplingOptions
@@ -72,8 +73,8 @@ class RowDraw(Protocol):
     ) -> int:
         """Return the id that the noise of `key` draws: the first arrival among the weights that the options leave.
 
-        The order is: penalty, temperature, top-k, top-p, min-p; greedy options take the arg-max after the penalty.
-        seen: int64 indices into the row that the penalty counts, in any order and any number of times.
+        The order is that of `SamplingOptions`; greedy options take the arg-max after the penalties.
+        seen: int64 indices into the row that penalties count, in any order and any number of times.
         ids: int64 [n], the id of each element, ascending; None: its index.
         """
         ...
@@ -128,8 +129,7 @@ class NumpyRowDraw:
     def draw(
         self, row: FloatArray, options: SamplingOptions, *, key: int, seen: IntArray, ids: IntArray | None = None
     ) -> int:
-        if options.repetition_penalty != 1:
-            row = penalised(row, seen, options.repetition_penalty)
+        row = options.penalised(row, seen)
         if options.greedy:
             index = largest(row)
             return index if ids is None else int(ids[index])

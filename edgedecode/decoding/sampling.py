@@ -1,6 +1,7 @@
 """From one row of logits to the distribution a token is drawn from. Rows are processed only when they are reached.
 
-The order is fixed: penalties over context and path, temperature, top-k, top-p, min-p (that of transformers).
+The order is that of `SamplingOptions`: penalties over context and path, temperature, top-k, top-p, min-p, as
+transformers has it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from edgedecode.errors import InputError
 
 from .arrays import FloatArray, IntArray
 from .counter_rng import first_arrivals, mixed
+from .masses import largest
 from .probs import Probs
 from .row_draw import NumpyRowDraw, RowDraw
-from .weights import SamplingOptions, largest, penalised, weighted
+from .weights import SamplingOptions, weighted
 
 __all__ = ["Noise", "Sampler", "answer_seed"]
 
@@ -96,14 +98,15 @@ class Sampler:
     row_draw: what draws a token from a row; None: numpy.
     """
 
-    __slots__ = ("_count", "_known", "_length", "_row_draw", "_seen", "options", "vocabulary_size")
+    __slots__ = ("_count", "_known", "_length", "_penalises", "_row_draw", "_seen", "options", "vocabulary_size")
 
     def __init__(self, options: SamplingOptions, *, vocabulary_size: int, row_draw: RowDraw | None = None) -> None:
         self.options = options
         self._row_draw = row_draw or NumpyRowDraw()
         self.vocabulary_size = vocabulary_size
         self._known: set[int] = set()
-        self._seen = np.empty(vocabulary_size if options.repetition_penalty != 1 else 0, dtype=np.int64)
+        self._penalises = options.penalises
+        self._seen = np.empty(vocabulary_size if self._penalises else 0, dtype=np.int64)
         self._count = 0
         self._length = 0
 
@@ -116,7 +119,7 @@ class Sampler:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append emitted tokens to the sequence."""
         self._length += len(tokens)
-        if self.options.repetition_penalty == 1:
+        if not self._penalises:
             return
         for token in tokens:
             if token not in self._known and token < self.vocabulary_size:
@@ -127,7 +130,7 @@ class Sampler:
     @property
     def takes_largest(self) -> bool:
         """Whether it draws the arg-max of every row as it is."""
-        return self.options.greedy and self.options.repetition_penalty == 1
+        return self.options.greedy and not self._penalises
 
     def draw(self, row: FloatArray, path: Sequence[int] = (), *, key: int, ids: IntArray | None = None) -> int:
         """Draw a token with the noise of `key`: the one that `Noise.draw_at` draws from `probs`, without making these.
@@ -153,9 +156,7 @@ class Sampler:
         Ids at and above the tokenizer's size are padding and get nothing. Raises CapabilityError for
         logits that are not numbers.
         """
-        logits = row[: self.vocabulary_size]
-        if self.options.repetition_penalty != 1:
-            logits = penalised(logits, self._seen_with(path), self.options.repetition_penalty)
+        logits = self.options.penalised(row[: self.vocabulary_size], self._seen_with(path))
         if self.options.greedy:
             return Probs.point(largest(logits))
         ids, weights = weighted(logits, self.options)
@@ -165,7 +166,7 @@ class Sampler:
 
     def _seen_with(self, path: Sequence[int]) -> IntArray:
         """Return the ids that a penalty counts after `path`: those of the sequence once, then the path's."""
-        if self.options.repetition_penalty == 1 or not path:
+        if not self._penalises or not path:
             return self._seen[: self._count]
         drafted = [token for token in path if token < self.vocabulary_size]
         return np.concatenate((self._seen[: self._count], np.array(drafted, dtype=np.int64)))

@@ -1,108 +1,64 @@
-"""From a row of logits to the weights that a token is drawn with: temperature, top-k, top-p, min-p. Draws nothing.
+"""The sampling options, and what each does: from a row of logits to the weights that a token is drawn with.
 
-Weights are float32, the largest is 1. Sums of them are of integers, in units of 2**-40, so that no order of addition
-matters; every float operation stands alone in a stated order. Native code gives the same bits (`row_draw`).
+Weights are float32, the largest is 1 before options drop any. A new option is a function and a field here: the order of
+the fields is that of processing. What the native draw does not know is processed here.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.errors import CapabilityError, InputError
+from edgedecode.errors import InputError
 
 from .arrays import FloatArray, IntArray
+from .masses import MASS_UNIT, damaged_logits, exponent_scale, largest, masses, total_mass, unnormalised
 
-__all__ = [
-    "MASS_UNIT",
-    "SamplingOptions",
-    "damaged_logits",
-    "exponent_scale",
-    "largest",
-    "masses",
-    "penalised",
-    "total_mass",
-    "unnormalised",
-    "weighted",
-]
+__all__ = ["SamplingOption", "SamplingOptions", "penalised", "sampling_table", "weighted"]
+
+Penalty = Callable[[FloatArray, IntArray, float], FloatArray]
+"""Takes a row of logits, the indices seen, in any order and any number of times, and the option's value."""
+Truncation = Callable[[FloatArray, float], npt.NDArray[np.bool_]]
+"""Takes weights, of which at least one is positive, and the option's value; tells which to keep, at least one."""
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """How to draw a token. temperature 0 is greedy: the arg-max of the penalised row.
+class SamplingOption:
+    """A row of the table of options: what one does, which values it takes, and what users and files call it.
 
-    top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. Raises InputError for values out of range.
+    The field's name in `SamplingOptions` is also the key in a pack, and in transformers' generation_config.json.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name, value, good in (
-            ("temperature", self.temperature, self.temperature == 0 or 1e-6 <= self.temperature <= 100),
-            ("top_k", self.top_k, 0 <= self.top_k <= 2**31),
-            ("top_p", self.top_p, 0 < self.top_p <= 1),
-            ("min_p", self.min_p, 0 <= self.min_p <= 1),
-            ("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty <= 100),
-        ):
-            if not good or not math.isfinite(value):
-                raise InputError(f"{name} {value} is out of range: {_RANGES[name]}")
+    between: tuple[float, float]
+    """The least and the most that it can be; the value that is off is allowed too."""
+    allowed: str
+    """The same for people."""
+    flag: str
+    """On the command line, with the name of its value."""
+    help: str
+    gguf: str = ""
+    """The key in a GGUF file, after `general.sampling.`; empty: there is none."""
+    penalise: Penalty | None = None
+    """What it does to a row of logits; None: nothing."""
+    keeps: Truncation | None = None
+    """Which weights it keeps, of those that the options before it left; None: all."""
+    name: str = ""
+    off: float = 0
+    """The field's name and default, which changes nothing."""
 
     @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
+    def whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return isinstance(self.off, int)
 
-
-_RANGES = {
-    "temperature": "0 (greedy), or 0.000001 to 100",
-    "top_k": "0 (off) or more",
-    "top_p": "above 0, up to 1 (off)",
-    "min_p": "0 (off) to 1",
-    "repetition_penalty": "above 0 (1 is off), up to 100",
-}
-
-
-MASS_UNIT = 2.0**40
-_PIECE = 16384
-"""Pieces of this size stay in the cache."""
-_LEAST_EXPONENT = np.float32(-125)
-"""Weights below 2**-125 are 0: no result is subnormal."""
-_ROUNDER = np.float32(1.5 * 2**23)
-"""Adding it rounds to an integer, in the low bits."""
-_ROUNDER_BITS = _ROUNDER.view(np.uint32)
-_23 = np.uint32(23)
-_COEFFICIENTS = [
-    np.float32(float.fromhex(text))
-    for text in ("0x1.444004p-13", "0x1.5f0896p-10", "0x1.3b2a1cp-7", "0x1.c6af6cp-5", "0x1.ebfbe0p-3", "0x1.62e430p-1")
-]
-"""Of (2**f - 1) / f on [-1/2, 1/2], by f's powers, the highest first: Chebyshev interpolation."""
-
-
-def damaged_logits() -> CapabilityError:
-    """Return the error for logits that are not numbers."""
-    return CapabilityError(
-        "the model's logits are not numbers: its weights are damaged (check with --verify), or the engine's "
-        "kernels fail on this machine"
-    )
-
-
-def exponent_scale(temperature: float) -> np.float32:
-    """Return what a difference of logits is multiplied by to be an exponent of 2."""
-    return np.float32(math.log2(math.e) / temperature)
-
-
-def largest(logits: FloatArray) -> int:
-    """Return the index of the largest logit, the first of equal ones. Raises CapabilityError where one is NaN."""
-    best = int(logits.argmax())
-    if logits[best] != logits[best]:  # numpy's arg-max is the first NaN where there is one
-        raise damaged_logits()
-    return best
+    def allows(self, value: float) -> bool:
+        least, most = self.between
+        return value == self.off or (math.isfinite(value) and least <= value <= most)
 
 
 def penalised(logits: FloatArray, seen: IntArray, penalty: float) -> FloatArray:
@@ -111,6 +67,134 @@ def penalised(logits: FloatArray, seen: IntArray, penalty: float) -> FloatArray:
     values = result[seen]
     result[seen] = np.where(values > 0, values / np.float32(penalty), values * np.float32(penalty))
     return result
+
+
+def nucleus(weights: FloatArray, top_p: float) -> npt.NDArray[np.bool_]:
+    """Keep the fewest likeliest whose share reaches `top_p`, and what ties with the last of them."""
+    return weights >= _nucleus_floor(weights, top_p)
+
+
+def near_best(weights: FloatArray, min_p: float) -> npt.NDArray[np.bool_]:
+    """Keep weights from `min_p` of the largest on, which is 1: top-p keeps it."""
+    return weights >= np.float32(min_p)
+
+
+_ABOVE_0 = math.ulp(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How to draw a token. temperature 0 is greedy: the arg-max of the penalised row.
+
+    The table of options, in the order of processing: penalties, temperature, top-k, then whatever keeps some of the
+    weights. Raises InputError for values out of range.
+    """
+
+    temperature: Annotated[
+        float,
+        SamplingOption(
+            (1e-6, 100.0),
+            allowed="0 (greedy), or 0.000001 to 100",
+            flag="--temp T",
+            help="temperature; 0: greedy",
+            gguf="temp",
+        ),
+    ] = 0.0
+    top_k: Annotated[
+        int,
+        SamplingOption(
+            (0, 2**31),
+            allowed="0 (off) or more",
+            flag="--top-k K",
+            help="keep the K likeliest tokens; 0: off",
+            gguf="top_k",
+        ),
+    ] = 0
+    top_p: Annotated[
+        float,
+        SamplingOption(
+            (_ABOVE_0, 1.0),
+            allowed="above 0, up to 1 (off)",
+            flag="--top-p P",
+            help="keep the likeliest up to this mass; 1: off",
+            gguf="top_p",
+            keeps=nucleus,
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        SamplingOption(
+            (0.0, 1.0),
+            allowed="0 (off) to 1",
+            flag="--min-p P",
+            help="drop tokens below P times the likeliest; 0: off",
+            gguf="min_p",
+            keeps=near_best,
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        SamplingOption(
+            (_ABOVE_0, 100.0),
+            allowed="above 0 (1 is off), up to 100",
+            flag="--repeat-penalty X",
+            help="divide seen tokens' logits; 1: off",
+            gguf="penalty_repeat",
+            penalise=penalised,
+        ),
+    ] = 1.0
+    active: Mapping[str, SamplingOption] = field(init=False, repr=False, compare=False)
+    """Those that are not off, by name, in order."""
+
+    def __post_init__(self) -> None:
+        table = sampling_table(type(self))
+        for option in table:
+            if not option.allows(value := getattr(self, option.name)):
+                raise InputError(f"{option.name} {value} is out of range: {option.allowed}")
+        active = {option.name: option for option in table if getattr(self, option.name) != option.off}
+        object.__setattr__(self, "active", active)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the tokens so far matter."""
+        return any(option.penalise is not None for option in self.active.values())
+
+    def penalised(self, logits: FloatArray, seen: IntArray) -> FloatArray:
+        """Return the row after all penalties; the row itself where there are none."""
+        for name, option in self.active.items():
+            if option.penalise is not None:
+                logits = option.penalise(logits, seen, getattr(self, name))
+        return logits
+
+    def truncations(self) -> Iterator[tuple[Truncation, float]]:
+        """Yield what keeps some of the weights, with its value, in order."""
+        for name, option in self.active.items():
+            if option.keeps is not None:
+                yield option.keeps, getattr(self, name)
+
+    def as_dict(self) -> dict[str, float]:
+        return {option.name: getattr(self, option.name) for option in sampling_table(type(self))}
+
+    def ranking(self, count: int) -> SamplingOptions:
+        """Return options with the same penalties that leave the `count` likeliest ids, at temperature 1."""
+        off = {name: option.off for name, option in self.active.items() if option.penalise is None}
+        changes: dict[str, Any] = {**off, "temperature": 1.0, "top_k": count}
+        return replace(self, **changes)
+
+
+def sampling_table(kind: type[SamplingOptions] = SamplingOptions) -> tuple[SamplingOption, ...]:
+    """Return the options, in the order of processing."""
+    hints, table = get_type_hints(kind, include_extras=True), list[SamplingOption]()
+    for each in fields(kind):
+        off: Any = each.default
+        for row in getattr(hints[each.name], "__metadata__", ()):
+            if isinstance(row, SamplingOption):
+                table.append(replace(row, name=each.name, off=off))
+    return tuple(table)
 
 
 def weighted(logits: FloatArray, options: SamplingOptions) -> tuple[IntArray | None, FloatArray]:
@@ -130,61 +214,14 @@ def weighted(logits: FloatArray, options: SamplingOptions) -> tuple[IntArray | N
         indices = np.flatnonzero(logits >= least)
         logits = logits[indices]
     weights = unnormalised(logits, top, exponent_scale(options.temperature))
-    # The largest weight is 1 and top-p keeps it, so min-p is a floor on the weights whatever top-p removes.
-    floor = np.float32(options.min_p)
-    if options.top_p < 1:
-        floor = max(floor, _nucleus_floor(weights, options.top_p))
-    if floor <= 0 and weights.all():
-        return indices, weights
-    kept = np.flatnonzero(weights >= floor) if floor > 0 else np.flatnonzero(weights)
-    return (kept if indices is None else indices[kept]), weights[kept]
+    for keeps, value in options.truncations():
+        indices, weights = _those(keeps(weights, value), indices, weights)
+    return (indices, weights) if weights.all() else _those(weights > 0, indices, weights)
 
 
-def unnormalised(logits: FloatArray, top: np.float32, scale: np.float32) -> FloatArray:
-    """Return 2**((logit - top) * scale) for logits up to `top`, as float32; 0 below 2**-125."""
-    weights = np.empty(len(logits), np.float32)
-    spare = np.empty((3, min(_PIECE, len(logits))), np.float32)
-    with np.errstate(over="ignore"):  # infinitely far below the top is far enough
-        for start in range(0, len(logits), _PIECE):
-            piece = logits[start : start + _PIECE]
-            exponents, rounded, f = spare[:, : len(piece)]
-            np.subtract(piece, top, out=exponents)
-            exponents *= scale
-            _powers(exponents, rounded, f, out=weights[start : start + _PIECE])
-    return weights
-
-
-def total_mass(weights: FloatArray) -> int:
-    """Return the sum of the weights' masses."""
-    return sum(int(masses(weights[start : start + _PIECE]).sum()) for start in range(0, len(weights), _PIECE))
-
-
-def masses(weights: FloatArray) -> npt.NDArray[np.int64]:
-    """Return the weights in units of 2**-40, to the nearest: 2**23 of them can be added."""
-    units = weights.astype(np.float64)
-    units *= MASS_UNIT
-    return np.rint(units, out=units).astype(np.int64)
-
-
-def _powers(exponents: FloatArray, rounded: FloatArray, f: FloatArray, *, out: FloatArray) -> None:
-    """Write 2**exponent for exponents up to 0, to within 1.0e-7 of it; the other three arrays are overwritten."""
-    gone = exponents < _LEAST_EXPONENT if exponents.min() < _LEAST_EXPONENT else None
-    if gone is not None:
-        exponents[gone] = 0
-    np.add(exponents, _ROUNDER, out=rounded)
-    np.subtract(rounded, _ROUNDER, out=f)
-    np.subtract(exponents, f, out=f)
-    np.multiply(f, _COEFFICIENTS[0], out=out)
-    for coefficient in _COEFFICIENTS[1:]:
-        out += coefficient
-        out *= f
-    out += np.float32(1)
-    bits, shifts = out.view(np.uint32), rounded.view(np.uint32)
-    shifts -= _ROUNDER_BITS
-    shifts <<= _23
-    bits += shifts
-    if gone is not None:
-        out[gone] = 0
+def _those(kept: npt.NDArray[np.bool_], indices: IntArray | None, weights: FloatArray) -> tuple[IntArray, FloatArray]:
+    places = np.flatnonzero(kept)
+    return (places if indices is None else indices[places]), weights[places]
 
 
 def _nucleus_floor(weights: FloatArray, top_p: float) -> np.float32:

@@ -39,7 +39,7 @@ class Ranking:
         self._noise = None if options.greedy else noise
         self._breadth = breadth
         if self._noise is None:  # one id would be left of a greedy row
-            options = SamplingOptions(1.0, top_k=breadth, repetition_penalty=options.repetition_penalty)
+            options = options.ranking(breadth)
         self._sampler = Sampler(options, vocabulary_size=vocabulary_size, row_draw=row_draw)
         self._length = 0
 
@@ -53,7 +53,7 @@ class Ranking:
 
     def ranked(self, row: FloatArray, path: Sequence[int]) -> list[int]:
         """Return at most `breadth` ids for the place after the sequence and `path`, from the row [vocabulary] there."""
-        if self._noise is None and self._sampler.options.repetition_penalty == 1:
+        if self._noise is None and not self._sampler.options.penalises:
             ids: list[int] = self._sampler.top(row, self._breadth).tolist()
             return [id for id in ids if row[id] > -np.inf]
         probs = self._sampler.probs(row, path)

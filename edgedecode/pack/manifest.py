@@ -14,6 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from edgedecode.decoding.weights import sampling_table
 from edgedecode.duplicate_names import add_once
 from edgedecode.errors import ManifestError
 from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
@@ -127,11 +128,8 @@ class Generation:
     end_token_ids: tuple[Count, ...]
     bos_token: str = ""
     eos_token: str = ""
-    temperature: Finite | None = None
-    top_k: Count | None = None
-    top_p: Finite | None = None
-    min_p: Finite | None = None
-    repetition_penalty: Finite | None = None
+    sampling: Mapping[str, int | Finite] = field(default_factory=dict)
+    """By the name of the option, as `SamplingOptions` has it; in the file beside the other fields."""
     max_tokens: Count | None = None
 
 
@@ -193,7 +191,7 @@ class Manifest:
                     f"the pack has format version {header.version}, this edgedecode reads up to {VERSION}: "
                     f"upgrade edgedecode"
                 )
-            manifest = typed(value, cls, "manifest")
+            manifest = typed(_with_sampling(value), cls, "manifest")
         except ValueError as error:
             raise ManifestError(f"{error}; export the pack again") from None
         files = {plain_path(name): entry for name, entry in manifest.files.items()}
@@ -204,7 +202,9 @@ class Manifest:
 
     def to_json(self) -> str:
         """Render as indented JSON, keys in declaration order."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+        value = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        value["generation"] |= value["generation"].pop("sampling")
+        return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -280,6 +280,19 @@ def _read(path: Path) -> str:
         raise ManifestError(f"{path} is not a manifest: {what}; export the pack again")
     with path.open("rb") as file:
         return file.read(_MOST_NBYTES).decode("utf-8")
+
+
+def _with_sampling(value: JsonValue) -> JsonValue:
+    """Return the manifest with its sampling values in a mapping of their own. Raises ValueError for a broken number."""
+    generation = value.get("generation") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(generation, dict):
+        return value
+    sampling: dict[str, JsonValue] = {}
+    for option in sampling_table():
+        if (given := generation.get(option.name)) is not None:
+            where = f"manifest.generation.{option.name}"
+            sampling[option.name] = typed(given, Count, where) if option.whole else typed(given, Finite, where)
+    return {**value, "generation": {**generation, "sampling": sampling}}
 
 
 def _object(pairs: list[tuple[str, JsonValue]]) -> JsonValue:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from edgedecode.decoding.weights import sampling_table
 from edgedecode.errors import ExportError
 from edgedecode.gguf.adapter import check_adapter
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
@@ -125,16 +126,16 @@ def _check_kind(metadata: Metadata, path: Path) -> None:
 def read_gguf_generation(source: GgufSource) -> Generation:
     """Collect whatever ends an answer, and the sampling values of newer files; what cannot be used is left out."""
     tokens, specials, metadata = source.vocabulary.tokens, source.specials, source.metadata
-    top_k = metadata.integer(_SAMPLING + "top_k")
+    given = {
+        option: (metadata.integer if option.whole else metadata.number)(_SAMPLING + option.gguf)
+        for option in sampling_table()
+        if option.gguf
+    }
     return Generation(
         end_token_ids=specials.ends,
         bos_token="" if specials.beginning is None else tokens[specials.beginning],
         eos_token=tokens[specials.ends[0]] if specials.ends else "",
-        temperature=_within(metadata.number(_SAMPLING + "temp"), high=100.0),
-        top_k=top_k if top_k is not None and top_k > 0 else None,
-        top_p=_within(metadata.number(_SAMPLING + "top_p"), high=1.0) or None,
-        min_p=_within(metadata.number(_SAMPLING + "min_p"), high=1.0),
-        repetition_penalty=_within(metadata.number(_SAMPLING + "penalty_repeat"), high=100.0) or None,
+        sampling={option.name: value for option, value in given.items() if value is not None and option.allows(value)},
     )
 
 
@@ -142,10 +143,6 @@ def read_gguf_template(source: GgufSource, generation: Generation) -> ChatTempla
     """Return the chat template, None without one. Raises ExportError for a broken one."""
     text = source.metadata.text("tokenizer.chat_template")
     return compiled_template(text, generation, name=source.name) if text else None
-
-
-def _within(value: float | None, *, high: float) -> float | None:
-    return value if value is not None and 0 <= value <= high else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ def test_the_pack_says_the_sampling_that_is_not_given(
 
     from edgedecode.apps.verb_options import add_pack_options, add_session_options, session_options
 
-    generation = replace(toy.manifest.generation, temperature=0.7, top_k=40)
+    generation = replace(toy.manifest.generation, sampling={"temperature": 0.7, "top_k": 40})
     monkeypatch.setattr(toy, "manifest", replace(toy.manifest, generation=generation))
     parser = ArgumentParser()
     add_pack_options(parser)

@@ -131,13 +131,7 @@ def test_sampling_defaults_of_newer_files(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     file = write_file(tmp_path / "files" / "a.gguf", byte_level(), File(more=more))
     found = Manifest.load(run(file)).generation
-    assert (found.temperature, found.top_k, found.top_p, found.min_p, found.repetition_penalty) == (
-        0.5,
-        20,
-        None,
-        0.25,
-        1.5,
-    )
+    assert found.sampling == {"temperature": 0.5, "top_k": 20, "min_p": 0.25, "repetition_penalty": 1.5}
 
 
 def test_a_tokenizer_beside_is_used_where_it_is_the_same(target: Path) -> None:

@@ -83,7 +83,9 @@ def manifest() -> Manifest:
         tokenizer_digest="ab" * 32,
         vocabulary_size=8192,
         chat_template="chat.jinja",
-        generation=Generation(end_token_ids=(2, 0), eos_token="</s>", temperature=0.7, top_k=40, max_tokens=100),
+        generation=Generation(
+            end_token_ids=(2, 0), eos_token="</s>", sampling={"temperature": 0.7, "top_k": 40}, max_tokens=100
+        ),
         models={"target": entry, "draft": draft},
         files={name: FileEntry(nbytes=10, sha256="cd" * 32) for name in names},
         adapters={"pirate": adapter},

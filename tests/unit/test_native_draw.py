@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.masses import exponent_scale
 from edgedecode.decoding.row_draw import Leading, NumpyRowDraw, RowDraw
 from edgedecode.decoding.sampling import Noise, Sampler
-from edgedecode.decoding.weights import SamplingOptions, exponent_scale
+from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import CapabilityError
 from edgedecode.memory import Budget
 from edgedecode.options import SessionOptions

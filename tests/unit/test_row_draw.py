@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.counter_rng import exponentials, first_arrivals, mixed
+from edgedecode.decoding.masses import exponent_scale, masses, unnormalised
 from edgedecode.decoding.row_draw import Leading, NumpyRowDraw, RowDraw, row_draw_of
 from edgedecode.decoding.sampling import Noise, Sampler
-from edgedecode.decoding.weights import SamplingOptions, exponent_scale, masses, penalised, unnormalised, weighted
+from edgedecode.decoding.weights import SamplingOptions, penalised, weighted
 from edgedecode.errors import CapabilityError
 from tests.toys import reference_row
 

@@ -192,7 +192,7 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> Non
 
 
 def test_defaults_come_from_generation_config() -> None:
-    said = Generation(end_token_ids=(1,), temperature=0.6, top_k=20, top_p=0.95)
+    said = Generation(end_token_ids=(1,), sampling={"temperature": 0.6, "top_k": 20, "top_p": 0.95})
     assert sampling_defaults(said) == SamplingOptions(temperature=0.6, top_k=20, top_p=0.95)
     assert sampling_defaults(Generation(end_token_ids=())).greedy
 

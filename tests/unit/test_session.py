@@ -88,7 +88,7 @@ def test_any_of_several_end_tokens_ends_and_none_when_ignored() -> None:
 
 
 def test_defaults_come_from_the_pack() -> None:
-    said = Generation(end_token_ids=(END,), temperature=0.9, top_k=30, max_tokens=7)
+    said = Generation(end_token_ids=(END,), sampling={"temperature": 0.9, "top_k": 30}, max_tokens=7)
     made = session(generation=said)
     assert made.sampling == WARM
     assert len(made.generate("hello").tokens) == 7

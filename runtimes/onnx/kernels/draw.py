@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgedecode.decoding.arrays import FloatArray, IntArray
-from edgedecode.decoding.row_draw import MOST_TOP, Leading
-from edgedecode.decoding.weights import damaged_logits, exponent_scale
+from edgedecode.decoding.masses import damaged_logits, exponent_scale
+from edgedecode.decoding.row_draw import MOST_TOP, Leading, NumpyRowDraw
 
 if TYPE_CHECKING:
     from edgedecode.decoding.weights import SamplingOptions
 
 __all__ = ["NativeRowDraw"]
 
+_KNOWN = frozenset({"temperature", "top_k", "top_p", "min_p", "repetition_penalty"})
+"""The options that the library knows; rows with others are drawn from in numpy."""
 _LONGEST_ROW = 2**22
 """Sums of masses stay far within 64 bits."""
 _INTEGERS = np.dtype(np.int64)
@@ -40,6 +42,7 @@ class NativeRowDraw:
         self._scratch_nbytes.argtypes = [c_int64]
         for function in (self._argmax, self._leading, self._top, self._draw, self._scratch_nbytes):
             function.restype = c_int64
+        self._numpy = NumpyRowDraw()
         self._found = np.empty(2)
         self._found_at = self._found.ctypes.data
         self._scratch = np.empty(0, np.uint64)
@@ -68,6 +71,8 @@ class NativeRowDraw:
     def draw(
         self, row: FloatArray, options: SamplingOptions, *, key: int, seen: IntArray, ids: IntArray | None = None
     ) -> int:
+        if not options.active.keys() <= _KNOWN:
+            return self._numpy.draw(row, options, key=key, seen=seen, ids=ids)
         row = _floats(row)
         size = len(row)
         if options.greedy and options.repetition_penalty == 1:

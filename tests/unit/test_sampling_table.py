@@ -1,0 +1,92 @@
+"""The table of sampling options: what is made of a row, and a row that nothing else knows."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgedecode.apps.verb_options import add_session_options, session_options
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.decoding.row_draw import NumpyRowDraw
+from edgedecode.decoding.weights import SamplingOption, SamplingOptions, sampling_table
+from edgedecode.errors import InputError, ManifestError
+from edgedecode.options import sampling_defaults
+from edgedecode.pack.manifest import FileEntry, Manifest
+from edgedecode.testing import toy_pair
+from tests.toys import quick_draw
+
+ROWS = pytest.mark.parametrize("option", sampling_table(), ids=lambda option: option.name)
+
+
+def likely_enough(weights: FloatArray, top_a: float) -> npt.NDArray[np.bool_]:
+    return weights >= np.float32(top_a / float(weights.astype(np.float64).sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class Options(SamplingOptions):
+    top_a: Annotated[
+        float,
+        SamplingOption((0.0, 1.0), allowed="0 (off) to 1", flag="--top-a A", help="top-a", keeps=likely_enough),
+    ] = 0.0
+
+
+def some(option: SamplingOption) -> float:
+    """A value that is on."""
+    least, most = option.between
+    return 7 if option.whole else 0.5 * (max(least, 0.0) + min(most, 1.0))
+
+
+@ROWS
+def test_an_option_is_off_by_default_and_active_otherwise(option: SamplingOption) -> None:
+    assert SamplingOptions().active == {}
+    options = replace(SamplingOptions(), **{option.name: some(option)})
+    assert options.active == {option.name: option}
+    with pytest.raises(InputError, match=f"{option.name} -1 is out of range: "):
+        replace(SamplingOptions(), **{option.name: -1})
+
+
+@ROWS
+def test_a_flag_sets_it_and_the_guide_names_it(option: SamplingOption) -> None:
+    parser = ArgumentParser()
+    add_session_options(parser)
+    flag = option.flag.split()[0]
+    arguments = parser.parse_args([flag, str(some(option))])
+    arguments.ctx_size = None
+    with toy_pair() as pair:
+        assert session_options(arguments, pair).sampling == replace(SamplingOptions(), **{option.name: some(option)})
+    assert f"`{flag}`" in (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
+
+
+@ROWS
+def test_a_pack_keeps_its_default(option: SamplingOption) -> None:
+    with toy_pair() as pair:
+        said = replace(pair.manifest.generation, sampling={option.name: some(option)})
+        files = {name: FileEntry(nbytes=1, sha256="ab" * 32) for name in pair.manifest.named()}
+        manifest = replace(pair.manifest, generation=said, files=files)
+    document = json.loads(manifest.to_json())
+    assert document["generation"][option.name] == some(option)
+    assert Manifest.from_json(document) == manifest
+    assert [*sampling_defaults(said).active] == [option.name]
+    document["generation"][option.name] = "much"
+    with pytest.raises(ManifestError, match=rf"manifest\.generation\.{option.name} is 'much': expected "):
+        Manifest.from_json(document)
+
+
+def test_what_the_native_draw_does_not_know_is_drawn_in_numpy() -> None:
+    rng = np.random.default_rng(5)
+    native, defined = quick_draw(), NumpyRowDraw()
+    row = (2 * rng.standard_normal(3000)).astype(np.float32)
+    seen = np.arange(0, 3000, 7)
+    options = Options(temperature=1.3, top_p=0.99, repetition_penalty=1.2, top_a=0.9)
+    drawn = [native.draw(row, options, key=key, seen=seen) for key in range(64)]
+    assert drawn == [defined.draw(row, options, key=key, seen=seen) for key in range(64)]
+    without = replace(options, top_a=0.0)
+    assert drawn != [native.draw(row, without, key=key, seen=seen) for key in range(64)]
+    assert options.ranking(4) == Options(temperature=1.0, top_k=4, repetition_penalty=1.2)
