@@ -114,7 +114,7 @@ class Scripted:
 class ScriptedHead(Scripted):
     """One of several heads of a draft model: what one reads the other has read."""
 
-    reading = "one for all"
+    state = "one for all"
     others: Sequence[ScriptedHead] = ()
 
     def propose(self, context: Sequence[int], limit: int, rng: UniformSource, plan: Plan = WHOLE) -> Draft:
