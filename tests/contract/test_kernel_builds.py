@@ -20,7 +20,8 @@ SOURCES = [
 ]
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-w"]
 DRAW = "draw-"
-SANITIZERS = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+SANITIZERS = ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+"""Without optimization: compiled in half the time, and nothing that a sanitizer could see is optimized away."""
 
 
 def build(compiler: str, out: Path, *flags: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,14 @@ from edgedecode.export.graph.graph_request import GraphRequest  # noqa: E402
 from edgedecode.export.graph.quantize import Scheme  # noqa: E402
 from edgedecode.export.graph.recipe import Recipe  # noqa: E402
 from edgedecode.export.pair_export import PairRequest, export_pair  # noqa: E402
+from edgedecode.export.recipes import activation_choice, pass_speeds  # noqa: E402
 from edgedecode.export.stages import Stages  # noqa: E402
 from edgedecode.pack.manifest import Manifest  # noqa: E402
 
 from .tiny import TinyModel, write_model  # noqa: E402
 
 Export = Callable[..., Manifest]
+SHORT_TEXT = 128
 
 
 def recipe(bits: int, *, head_bits: int | None = None, block_size: int = 32) -> Recipe:
@@ -51,6 +53,16 @@ def export(
         activations=activations,
     )
     return export_pair(request, Stages())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_measurements() -> Iterator[None]:
+    """Activations are measured over a short text and a few passes: most tests assert nothing of what is found."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(activation_choice, "TOKENS", SHORT_TEXT)
+        patch.setattr(activation_choice, "_TURNS", 1)
+        patch.setattr(pass_speeds, "ROUNDS", 2)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,11 @@ TEXTS = [[int(token) for token in np.random.default_rng(9 + n).integers(6, 320, 
 
 
 @pytest.fixture(scope="module")
+def short_measurements() -> None:
+    """Nothing is shortened where the choice itself is tested."""
+
+
+@pytest.fixture(scope="module")
 def massive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_massive(tmp_path_factory.mktemp("massive") / "model")
 

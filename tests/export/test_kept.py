@@ -23,7 +23,7 @@ from edgedecode.export.pair_export import PairRequest, export_pair
 from edgedecode.export.resume import step_cache as kept
 from edgedecode.export.stages import Stages
 
-from .conftest import recipe
+from .conftest import SHORT_TEXT, recipe
 from .test_new_folder import small_disk
 from .test_refusals import not_a_number, rewrite
 
@@ -199,7 +199,12 @@ def test_a_killed_process_is_gone_on_with(own: Path, source: Path, tmp_path: Pat
         "--name",
         "tiny",
     ]
-    with subprocess.Popen([sys.executable, "-m", "edgedecode.cli", *words], stderr=subprocess.PIPE, text=True) as child:
+    code = (
+        "import sys; from edgedecode.cli import main; from edgedecode.export.recipes import activation_choice\n"
+        f"activation_choice.TOKENS = {SHORT_TEXT}\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         while "kernel noise" not in child.stderr.readline():  # the stage that would take for ever shows that it goes on
             assert child.poll() is None

@@ -50,21 +50,40 @@ def test_transcoded_bytes() -> None:
     assert transcode(quantize(weights, Scheme(8, 32)), Scheme(8, 32))[0, [0, 1, 2, 18]].tolist() == [0, 0x3C, 127, 129]
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("name", NAMES)
-def test_every_tensor_is_the_packs(name: str, bits: int, tmp_path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A model and the GGUF file that was made of it."""
+
+    name: str
+    bits: int
+    model: Path
+    file: Path
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=[4, 8])
+def exported(name: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    bits = request.param
+    folder = tmp_path_factory.mktemp("exported")
+    model = write_model(folder / "model", SHAPES_THERE[name])
+    manifest = export_gguf(model, folder / "pack", stored=recipe(bits))
+    return Exported(name, bits, model, folder / "pack" / manifest.models["target"].gguf)
+
+
+def test_every_tensor_is_the_packs(exported: Exported) -> None:
     """All matrices against blocks made from the checkpoint anew, rows in transformers' order."""
-    tiny = SHAPES_THERE[name]
-    model = write_model(tmp_path / "model", tiny)
-    manifest = export_gguf(model, tmp_path / "pack", stored=recipe(bits))
-    found = tensors_in(tmp_path / "pack" / manifest.models["target"].gguf)
-    wanted = rounded(model, bits=bits)
+    found = tensors_in(exported.file)
+    wanted = rounded(exported.model, bits=exported.bits)
     assert found.keys() == wanted.keys()
     for title, tensor in found.items():
         stored, expected = numbers(tensor), wanted[title]
-        if name in INTERLEAVED and ("attn_q." in title or "attn_k." in title):
-            stored = in_halves(stored, tiny.head_size)
-        kind = "Q8_0" if bits == 8 or title in ("token_embd.weight", "output.weight") else "Q4_0"
+        if exported.name in INTERLEAVED and ("attn_q." in title or "attn_k." in title):
+            stored = in_halves(stored, SHAPES_THERE[exported.name].head_size)
+        kind = "Q8_0" if exported.bits == 8 or title in ("token_embd.weight", "output.weight") else "Q4_0"
         assert tensor.tensor_type.name == (kind if expected.ndim > 1 else "F32"), title
         assert np.array_equal(stored, expected), title
 
@@ -100,16 +119,11 @@ def in_halves(values: FloatArray, head: int) -> FloatArray:
 
 
 @needs_engine
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("name", NAMES)
-def test_llama_cpp_computes_with_them(name: str, bits: int, tmp_path: Path) -> None:
+def test_llama_cpp_computes_with_them(exported: Exported) -> None:
     """Close to the same blocks in float arithmetic: llama.cpp rounds activations to 8 bits, and nothing else."""
-    model = write_model(tmp_path / "model", SHAPES_THERE[name])
-    manifest = export_gguf(model, tmp_path / "pack", stored=recipe(bits))
-    path = tmp_path / "pack" / manifest.models["target"].gguf
     tokens = random_tokens(24)
-    expected = exact_logits(model, tokens, bits=bits)
-    error = stock_logits(path, tokens) - expected
+    expected = exact_logits(exported.model, tokens, bits=exported.bits)
+    error = stock_logits(exported.file, tokens) - expected
     assert np.sqrt((error**2).mean()) < 0.05 * expected.std()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -61,8 +62,15 @@ def numbers(tensor: gguf.ReaderTensor) -> FloatArray:
 
 def value_of(path: Path, key: str) -> object:
     """Return what the file says under a key, None where it has none."""
-    field = gguf.GGUFReader(path).fields.get(key)
+    found = path.stat()
+    field = _fields_in(path, found.st_mtime_ns, found.st_size).get(key)
     return None if field is None else field.contents()
+
+
+@lru_cache(maxsize=1)
+def _fields_in(path: Path, modified: int, nbytes: int) -> Mapping[str, gguf.ReaderField]:
+    """Read the fields of a file; a large vocabulary takes ten seconds."""
+    return gguf.GGUFReader(path).fields
 
 
 def context_in(path: Path) -> int:
