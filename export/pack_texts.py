@@ -11,8 +11,7 @@ from typing import Protocol
 import edgedecode
 from edgedecode.decoding.weights import sampling_table
 from edgedecode.errors import ExportError, IncompatiblePair
-from edgedecode.pack.adapter_entry import AdapterEntry
-from edgedecode.pack.entries import OutsideFile
+from edgedecode.pack.entries import AdapterEntry, OutsideFile
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
 from edgedecode.text.chat_template import ChatTemplate

@@ -32,7 +32,7 @@ ROOMS = {  # of the core: what a room may import beside itself, from rooms and f
     "gguf": {"decoding", "cache", "errors"},
     "pack": {
         *("decoding", "gguf", "onnx_format", "text"),
-        *("cache", "duplicate_names", "errors", "locks", "memory", "rate", "typed_json", "user_notices"),
+        *("cache", "duplicate_names", "errors", "locks", "memory", "typed_json", "user_notices"),
     },
     "engines": {
         *("decoding", "drafters", "pack"),

@@ -1,18 +1,80 @@
-"""The commands of a chat: /reset, /save and their kin. Each is a small function; a new one is a new row."""
+"""The commands of a chat: /reset, /save and their kin. Each is a small function; a new one is a new row.
+
+A saved conversation is a JSON object with its messages, written whole or not at all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode import EdgeDecodeError, InputError, Message
+from edgedecode.cache import aside, open_private
+from edgedecode.text.printable import checked_text
 
 from ..stats_table import stats_table
 from .conversation import Conversation
-from .saved import load_messages, save_messages
 
-__all__ = ["SLASHES", "Slash", "obey"]
+__all__ = ["SLASHES", "Slash", "load_messages", "obey", "save_messages"]
+
+LARGEST_NBYTES = 64 * 2**20
+FRAME_NBYTES, BYTES_PER_TOKEN = 2**16, 64
+"""What a file may hold beside the text that fits, and for each token of the context."""
+
+
+def save_messages(path: Path, messages: Sequence[Message]) -> None:
+    """Write the messages to `path`, replacing it in one step.
+
+    Raises OSError that names `path`, the old file unchanged; InputError where `path` is a folder, device or pipe.
+    """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} exists and is not a regular file: give another name")
+    value = {"messages": [{"role": message.role, "content": message.content} for message in messages]}
+    text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+    try:
+        with aside(path) as fresh, open(fresh, "w", encoding="utf-8", opener=open_private) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:  # its file name is the temporary one
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+
+
+def load_messages(path: Path, *, context: int = LARGEST_NBYTES) -> list[Message]:
+    """Read messages: an object with `messages`, or the bare list. Raises InputError or OSError.
+
+    No more is read than a conversation of `context` tokens can fill.
+    """
+    most = min(LARGEST_NBYTES, FRAME_NBYTES + BYTES_PER_TOKEN * context)
+    with path.open("rb") as file:
+        data = file.read(most + 1)  # a device's size says nothing
+    if len(data) > most:
+        raise InputError(
+            f"{path} has more than {most} bytes, longer than any conversation that fits this context: "
+            f"nothing was loaded"
+        )
+    try:
+        value: object = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, or a number of 5000 digits
+        raise InputError(f"{path} is not JSON ({' '.join(str(error).split())}): nothing was loaded") from None
+    if isinstance(value, dict):
+        value = value.get("messages")
+    if not isinstance(value, list):
+        raise InputError(f"{path} holds no list of messages: nothing was loaded")
+    return [_message(item, f"{path}, message {number}") for number, item in enumerate(value, start=1)]
+
+
+def _message(value: object, where: str) -> Message:
+    role, content = (value.get("role"), value.get("content")) if isinstance(value, dict) else (None, None)
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise InputError(f"{where} has no role and content that are strings: nothing was loaded")
+    try:
+        return Message(role, checked_text(content, "the content"))
+    except InputError as error:
+        raise InputError(f"{where}: {error}; nothing was loaded") from None
 
 
 @dataclass(frozen=True, slots=True)

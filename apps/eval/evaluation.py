@@ -1,4 +1,4 @@
-"""One comparison of two engines from its arguments to its last line."""
+"""One comparison of two engines from its arguments to its table and its last line."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pathlib import Path
 from edgedecode import InputError, Message, load
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import CapabilityError, ManifestError
-from edgedecode.pack.engine_equality import Equality
+from edgedecode.pack.engine_equality import EXPECTED_BEYOND, Equality
 from edgedecode.pack.gate import is_downloaded
 from edgedecode.pack.hub import BUNDLED_PACK, find_pack
-from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, ModelEntry
 from edgedecode.pack.pack_lock import changing, replace_manifest
+from edgedecode.text.printable import shown
 from edgedecode.text.prompts import Prompt, read_prompts
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..bundled_prompts import bundled_prompts
 from ..interrupts import leaving_at_once
 from ..machine import engine_versions
-from ..terminal import progress
-from .equality_report import show_equality
-from .tally import equality_of
-from .two_engines import EncodedPrompt, Opener, Setting, compare_engines
+from ..terminal import progress, table_console
+from .tally import equality_of, noisier
+from .two_engines import Comparison, EncodedPrompt, Opener, Setting, compare_engines
 
 __all__ = ["run_equality", "save_equality"]
 
@@ -189,3 +189,59 @@ def _bounds(equality: Equality) -> dict[str, object]:
     """Return the rates' bounds."""
     rates = {"divergent": equality.divergent_rate, "beyond_tokens": equality.beyond_rate}
     return {f"{name}_bounds": [rate.low, rate.high] for name, rate in rates.items()}
+
+
+NAMED = 10
+"""Prompts beyond the noise that are named."""
+_NAME_LENGTH = 60
+
+
+def show_equality(role: str, entry: ModelEntry, equality: Equality, comparison: Comparison) -> None:
+    """Print what was found of one model: conditions, counts, and the prompts whose gap exceeds the noise."""
+    from rich.table import Table
+
+    console = table_console()
+    engines = ", ".join(f"{name} ({versions})" for name, versions in equality.engines.items())
+    console.print(shown(f"{role}, {quantization(entry)}: {engines}"), highlight=False, markup=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("prompts", "arg-max in both", "divergent prompts", "largest gap"):
+        table.add_column(title, justify="right")
+    for name in equality.noise:
+        table.add_column(f"noise of {name}", justify="right")
+    table.add_column("tokens beyond noise", justify="right")
+    table.add_row(
+        str(equality.prompts),
+        f"{equality.hits} of {equality.tokens} tokens",
+        str(equality.divergent),
+        _logits(equality.largest_gap),
+        *(_logits(value) for value in equality.noise.values()),
+        str(equality.beyond_tokens),
+    )
+    console.print(table)
+    console.print(f"divergent prompts: {equality.divergent_rate}", highlight=False)
+    console.print(
+        f"tokens beyond noise: {equality.beyond_rate}; {EXPECTED_BEYOND:.1%} may be, as the noise is a percentile",
+        highlight=False,
+    )
+    noise = noisier(comparison.noise)
+    beyond = [prompt for prompt in comparison.prompts if prompt.beyond(noise)]
+    for prompt in beyond[:NAMED]:
+        text = " ".join(prompt.name.split())
+        short = text if len(text) <= _NAME_LENGTH else text[:_NAME_LENGTH] + "…"
+        gaps = ", ".join(f"{score.largest_gap:.3g} in {name}" for name, score in prompt.scores.items())
+        console.print(f"beyond the noise: {short!r}: {gaps}", highlight=False, markup=False)
+    if len(beyond) > NAMED:
+        console.print(f"and {len(beyond) - NAMED} more", highlight=False)
+    for note in entry.notes:  # they say where an engine runs other weights, or a shorter context
+        console.print(f"note of the export: {shown(note)}", highlight=False, markup=False)
+    console.print()
+
+
+def quantization(entry: ModelEntry) -> str:
+    """Say how the weights are stored."""
+    body = f"int{entry.bits} blocks of {entry.block_size}" if entry.bits < 16 else f"float{entry.bits}"
+    return f"{body}, head {'int' if entry.head_bits < 16 else 'float'}{entry.head_bits}"
+
+
+def _logits(value: float | None) -> str:
+    return "no number" if value is None else f"{value:.3g}"

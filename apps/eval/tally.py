@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edgedecode.engines.rescore import Rescore
+from edgedecode.engines.kernel_noise import Rescore
 from edgedecode.pack.engine_equality import Equality
 
 __all__ = ["PromptEquality", "equality_of", "noisier"]

@@ -16,8 +16,7 @@ from edgedecode.decoding.loop import DecodeSetting, decode, prefill
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.weights import SamplingOptions
-from edgedecode.engines.kernel_noise import measure_noise
-from edgedecode.engines.rescore import Rescore, rescore
+from edgedecode.engines.kernel_noise import Rescore, measure_noise, rescore
 from edgedecode.errors import CapabilityError, ContextExceeded, InputError
 
 from .tally import PromptEquality

@@ -2,21 +2,95 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
 
-from edgedecode import Chunk, Session
+from edgedecode import Chunk, FinishReason, InputError, Session, Stats
 from edgedecode.commands import Command, positive_count
-from edgedecode.text.printable import checked_text
+from edgedecode.text.printable import checked_text, decoded_text
 
 from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
-from .prompt import read_prompt
-from .reply import Reply
 
 __all__ = ["command"]
+
+
+@dataclass(slots=True)
+class Reply:
+    """What was said so far. With `stream` every chunk is written and flushed at once."""
+
+    paint: Paint
+    stream: bool
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: FinishReason = FinishReason.CANCELLED
+
+    def add(self, chunk: Chunk) -> None:
+        """Take a chunk, and write it. Raises BrokenPipeError when nobody reads."""
+        self.text += chunk.text
+        self.tokens += chunk.tokens
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        if self.stream and chunk.text:
+            sys.stdout.write(self.paint.paint(chunk.text, chunk.source))
+            sys.stdout.flush()
+
+    def end(self) -> None:
+        """End the last line of streamed text."""
+        if self.stream and not self.text.endswith("\n"):
+            print(flush=True)
+
+    def to_json(self, stats: Stats, *, seed: int) -> str:
+        """Return the line that --json ends with."""
+        return json.dumps(
+            {
+                "text": self.text,
+                "tokens": self.tokens,
+                "finish_reason": self.finish_reason.value,
+                "seed": seed,
+                "stats": stats.as_dict(),
+            }
+        )
+
+
+LARGEST_PROMPT_NBYTES = 64 * 2**20
+"""No context is this long; a device file or an endless pipe is."""
+
+
+def read_prompt(arguments: Namespace) -> str:
+    """Return the prompt, less one newline at the end of a file or of standard input. Raises InputError or OSError.
+
+    One of blanks alone says nothing to answer; bare text may be so.
+    """
+    text = _given(arguments)
+    if not (text if arguments.raw else text.strip()):
+        raise InputError("the prompt is empty: give some text with -p TEXT, --file PATH, or -p - for standard input")
+    return text
+
+
+def _given(arguments: Namespace) -> str:
+    if arguments.file is not None:
+        with Path(arguments.file).open("rb") as file:
+            return _read(file, arguments.file)
+    prompt = arguments.prompt_text if arguments.prompt is None else arguments.prompt
+    if prompt == "-":
+        if sys.stdin is None:
+            raise InputError("standard input is closed: give the prompt with -p TEXT or --file")
+        return _read(sys.stdin.buffer, "standard input")
+    return checked_text(prompt, "the prompt")
+
+
+def _read(file: BinaryIO, name: str) -> str:
+    data = file.read(LARGEST_PROMPT_NBYTES + 1)
+    if len(data) > LARGEST_PROMPT_NBYTES:
+        raise InputError(f"{name} is longer than {LARGEST_PROMPT_NBYTES >> 20} MiB: no model reads that")
+    text = decoded_text(data, name).removeprefix("\ufeff")
+    return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
 
 
 class GenerateCommand:

@@ -9,10 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from edgedecode.memory import format_nbytes
-from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay
 from edgedecode.pack.engine_equality import Equality
+from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, TrimCategory
 from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimEntry
-from edgedecode.pack.trim_report import TrimCategory
 from edgedecode.text.printable import shown
 
 __all__ = ["adapter_table", "file_table", "graph_table", "model_table", "pack_table"]

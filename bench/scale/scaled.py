@@ -19,7 +19,7 @@ from edgedecode.cache import cache_folder, facts_key, user_cache
 from edgedecode.errors import ManifestError
 from edgedecode.memory import format_nbytes, parse_nbytes
 from edgedecode.onnx_format.graph_file import GraphFile
-from edgedecode.pack.activations_entry import ActivationsWay
+from edgedecode.pack.entries import ActivationsWay
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Graph, Manifest, ModelEntry

@@ -1,10 +1,13 @@
 """Kernel noise: how far the gap between two leading logits moves between the one-row and the many-row kernels.
 
-What the pack's manifest keeps of it is the yardstick for calling two greedy continuations equal.
+What the pack's manifest keeps of it is the yardstick for calling two greedy continuations equal: emitted text is
+scored again with the one-row kernel, and a token is plain decoding's own when it is the arg-max there, or when the gap
+to it lies below the noise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -13,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.loop import prefill
 from edgedecode.decoding.model import LanguageModel, State
 from edgedecode.decoding.probs import Probs
 
-__all__ = ["POSITIONS", "KernelNoise", "draw", "measure_noise"]
+__all__ = ["POSITIONS", "KernelNoise", "Rescore", "draw", "measure_noise", "rescore"]
 
 POSITIONS = 2000
 _PERCENTILE = 99.9
@@ -140,3 +144,35 @@ def _read(model: LanguageModel, prompt: Sequence[int], *, room: int) -> State:
 
 def _spread(differences: FloatArray) -> npt.NDArray[np.float32]:
     return np.asarray(differences.max(axis=1) - differences.min(axis=1), np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Rescore:
+    """Of `positions` emitted greedily, `hits` were the arg-max; `gaps` are the others' logit gaps to it, in order."""
+
+    positions: int
+    hits: int
+    gaps: tuple[float, ...]
+
+    @property
+    def largest_gap(self) -> float:
+        return max(self.gaps, default=0.0)
+
+
+def rescore(model: LanguageModel, tokens: Sequence[int], *, prompt_tokens: int) -> Rescore:
+    """Feed `tokens` one row a pass after their first `prompt_tokens`, and compare each with the row's arg-max."""
+    state = model.new_state(min(len(tokens) + 1, model.card.context))
+    gaps: list[float] = []
+    hits = 0
+    try:
+        prefill(model, state, tokens[: prompt_tokens - 1])
+        for index in range(prompt_tokens - 1, len(tokens) - 1):
+            row = model.forward(tokens[index : index + 1], state).logits[0, : model.card.vocabulary_size]
+            state.keep((0,))
+            gap = float(row.max() - row[tokens[index + 1]])
+            gap = math.inf if math.isnan(gap) else gap  # logits that are no numbers agree with nothing
+            hits += gap == 0
+            gaps += [gap] if gap else []
+    finally:
+        state.close()
+    return Rescore(positions=len(tokens) - prompt_tokens, hits=hits, gaps=tuple(gaps))

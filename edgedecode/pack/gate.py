@@ -20,10 +20,10 @@ from edgedecode.onnx_format.graph_file import ValueInfo
 from edgedecode.onnx_format.graph_memory import UnknownOperator
 from edgedecode.text.chat_template import MOST_CHARACTERS
 
+from .entries import TRIM_NAMES
 from .gguf_check import check_header
 from .integrity import check_files
 from .manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
-from .trim_report import TRIM_NAMES
 
 __all__ = ["check_listing", "check_pack", "is_downloaded"]
 

@@ -19,11 +19,8 @@ from edgedecode.duplicate_names import add_once
 from edgedecode.errors import ManifestError
 from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
 
-from .activations_entry import ActivationsEntry
-from .adapter_entry import AdapterEntry
 from .engine_equality import Equality
-from .entries import FileEntry, OutsideFile, plain_path
-from .trim_report import TrimEntry
+from .entries import ActivationsEntry, AdapterEntry, FileEntry, OutsideFile, TrimEntry, plain_path
 
 __all__ = [
     "FORMAT",

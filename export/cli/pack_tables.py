@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edgedecode.memory import format_nbytes
-from edgedecode.pack.activations_entry import ActivationsEntry
+from edgedecode.pack.entries import ActivationsEntry
 from edgedecode.pack.manifest import Manifest, ModelEntry
 
 from ..stages import StageRecord, Stages

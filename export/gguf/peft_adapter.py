@@ -16,7 +16,7 @@ import numpy as np
 
 from edgedecode.errors import ExportError
 from edgedecode.gguf.header import read_header
-from edgedecode.pack.adapter_entry import AdapterEntry
+from edgedecode.pack.entries import AdapterEntry
 from edgedecode.pack.manifest import ModelEntry
 
 from ..base_model import read_json

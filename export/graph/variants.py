@@ -18,9 +18,8 @@ from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import STACKS, Graph, ModelEntry
 
-from ..checks.model_checks import CheckTexts, opened
+from ..checks.model_checks import CheckTexts, check_hidden, check_int8_cache, check_lora, opened
 from ..checks.reference import Reference
-from ..checks.variant_checks import check_hidden, check_int8_cache, check_lora
 from .drawing import EXACT_FILE, Drawing, write_exact
 from .graph_request import LORA_MODULES, GraphRequest
 from .passes.variant_passes import CacheScales, hidden_output, int8_cache, low_rank_deltas

@@ -15,7 +15,7 @@ from edgedecode.gguf.adapter import check_adapter
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
 from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import EMBEDDING, OUTPUT, Header, header_of
-from edgedecode.pack.adapter_entry import AdapterEntry
+from edgedecode.pack.entries import AdapterEntry
 from edgedecode.pack.manifest import Generation
 from edgedecode.text.chat_template import ChatTemplate
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from edgedecode.decoding.arrays import IntArray
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay, ProductError
+from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.pack.manifest import ModelEntry
 
 from ..checks.model_checks import opened

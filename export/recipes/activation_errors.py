@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.decoding.arrays import FloatArray, IntArray
-from edgedecode.pack.activations_entry import ProductError
+from edgedecode.pack.entries import ProductError
 
 from ..checks.reference import Reference
 from ..graph.recipe import HEAD, projection_name

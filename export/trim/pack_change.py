@@ -20,12 +20,12 @@ from time import time
 from edgedecode.cache import MAKING
 from edgedecode.errors import ManifestError
 from edgedecode.locks import take_lock
+from edgedecode.pack.entries import TRIM_NAMES
 from edgedecode.pack.gate import is_downloaded
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry, TrimEntry
 from edgedecode.pack.new_folder import flush_folder
 from edgedecode.pack.pack_lock import changing, replace_manifest
-from edgedecode.pack.trim_report import TRIM_NAMES
 
 __all__ = [
     "HEADS",

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgedecode.pack.entries import TrimCategory
 from edgedecode.pack.manifest import Manifest, TrimEntry
-from edgedecode.pack.trim_report import TrimCategory
 from edgedecode.text.prompts import Prompt
 
 from .forced_acceptance import LENGTHS, Acceptance

@@ -24,7 +24,7 @@ from edgedecode.gguf.header import Header
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
-from ..row_checks import check_capacity, check_tokens, continues, wanted_rows
+from ..row_state import check_capacity, check_tokens, continues, wanted_rows
 from .embeddings import EmbeddingTable
 from .llama_adapters import Adapters
 from .llama_context import Context

@@ -19,7 +19,7 @@ from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, 
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
-from ..row_checks import LEAST_ROWS, check_tokens, wanted_rows
+from ..row_state import LEAST_ROWS, check_tokens, wanted_rows
 from .biases import Biases, TreePaths
 from .buffers import Buffers
 from .graph_session import Untyped, cache_names, first_line

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from edgedecode.memory import Lease
 from edgedecode.pack.manifest import ModelEntry
 
-from ..row_checks import check_chain, check_crop, check_kept, check_room, continues
+from ..row_state import check_chain, check_crop, check_kept, check_room, continues
 from .ancestors import Ancestors
 from .session_model import SessionState
 

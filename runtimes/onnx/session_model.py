@@ -16,8 +16,7 @@ from edgedecode.errors import CapabilityError, InputError
 from edgedecode.memory import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
-from ..row_checks import LEAST_ROWS, check_capacity
-from ..row_state import RowState
+from ..row_state import LEAST_ROWS, RowState, check_capacity
 from .graph_session import Untyped
 from .onnx_footprint import Footprint
 

@@ -15,12 +15,11 @@ import pytest
 
 from edgedecode import CapabilityError, Pair, RuntimeUnavailable, SamplingOptions, SessionOptions
 from edgedecode.bench.peers import peer_child as child
-from edgedecode.bench.peers.against import _answers, open_peers
+from edgedecode.bench.peers.against import _answers, notes, open_peers, show_peer
 from edgedecode.bench.peers.peer import Answer, PeerFactory, PeerOrder
 from edgedecode.bench.peers.peer_comparison import REHEARSED, compare
 from edgedecode.bench.peers.peer_process import PeerProcess
 from edgedecode.bench.peers.peer_results import OURS, SCHEDULED
-from edgedecode.bench.peers.peer_table import notes, show_peer
 from edgedecode.bench.settings import Settings
 from edgedecode.cli import main
 from edgedecode.text.prompts import Prompt

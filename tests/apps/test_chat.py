@@ -18,11 +18,12 @@ from edgedecode import FinishReason, Message, Pair, Session, SessionOptions
 from edgedecode.apps.chat import conversation as conversation_module
 from edgedecode.apps.chat.conversation import Conversation
 from edgedecode.apps.chat.lines import PipedLines, TerminalLines
-from edgedecode.apps.chat.saved import load_messages, save_messages
 from edgedecode.apps.chat.slash import obey
 from edgedecode.apps.colour import Paint
 from edgedecode.cli import main
 from edgedecode.errors import InputError
+
+from ...edgedecode.apps.chat.slash import load_messages, save_messages
 
 Line = str | type[BaseException] | BaseException | None
 
@@ -137,7 +138,7 @@ def test_what_has_no_size_is_read_no_further_than_a_conversation_can_be_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As /dev/zero, which would fill the memory."""
-    monkeypatch.setattr("edgedecode.apps.chat.saved.LARGEST_NBYTES", 100)
+    monkeypatch.setattr("edgedecode.apps.chat.slash.LARGEST_NBYTES", 100)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = subprocess.Popen([sys.executable, "-c", f"open({str(pipe)!r}, 'wb').write(bytes(1 << 20))"], stderr=-3)

@@ -19,7 +19,7 @@ from edgedecode.apps.eval.two_engines import Comparison, EncodedPrompt, Setting,
 from edgedecode.cli import main
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.engines.rescore import Rescore
+from edgedecode.engines.kernel_noise import Rescore
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.memory import Budget
 from edgedecode.pack.engine_equality import Equality

@@ -25,7 +25,7 @@ from edgedecode.bench.scale.widening import Widening
 from edgedecode.cli import main
 from edgedecode.memory import Budget
 from edgedecode.onnx_format.graph_file import GraphFile, Node
-from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay, ProductError
+from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import check_files
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, ModelEntry

@@ -14,7 +14,7 @@ import pytest
 
 from edgedecode.apps.colour import Paint
 from edgedecode.cli import main
-from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay, ProductError
+from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, OutsideFile
 

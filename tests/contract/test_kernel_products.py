@@ -15,7 +15,7 @@ import pytest
 
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.onnx_format.graph_file import GraphFile, Node, ValueInfo
-from edgedecode.runtimes.onnx.kernels import self_check
+from edgedecode.runtimes.onnx.kernels import trial
 from edgedecode.runtimes.onnx.kernels.library import Matrix
 from edgedecode.runtimes.onnx.kernels.products import DOMAIN
 from edgedecode.runtimes.onnx.kernels.trial import tried
@@ -35,7 +35,7 @@ def _best_afterwards() -> None:
 
 def multiply(matrix: Matrix, x: FloatArray, *, planes: int = 1) -> FloatArray:
     assert LIBRARY is not None
-    return self_check.multiply(LIBRARY, matrix, x, planes=planes, threads=2)
+    return trial.multiply(LIBRARY, matrix, x, planes=planes, threads=2)
 
 
 def random_matrix(rng: np.random.Generator, *, bits: int, block: int, columns: int, inner: int, half: bool) -> Matrix:

@@ -13,7 +13,7 @@ from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.fields import FieldReader
 from edgedecode.gguf.header import read_header
 from edgedecode.pack.gguf_check import check_header
-from edgedecode.runtimes.llama.files.tiny_gguf import CONTEXT, HEAD_SIZE, HEADS, HIDDEN, MLP, ROWS, tiny_model
+from edgedecode.runtimes.llama.files.engine_probe import CONTEXT, HEAD_SIZE, HEADS, HIDDEN, MLP, ROWS, tiny_model
 from tests.contract.conftest import GgufOpener
 from tests.contract.toy_graph import ToyShape
 

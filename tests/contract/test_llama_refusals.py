@@ -24,8 +24,8 @@ from edgedecode.gguf.fields import Value
 from edgedecode.gguf.header import Header, read_header
 from edgedecode.memory import Budget
 from edgedecode.pack.gguf_check import check_header
+from edgedecode.runtimes.llama.files.engine_probe import HIDDEN, ROWS, tiny_model
 from edgedecode.runtimes.llama.files.scratch import STALE_SECONDS, scratch_file
-from edgedecode.runtimes.llama.files.tiny_gguf import HIDDEN, ROWS, tiny_model
 from tests.contract.conftest import GgufOpener, open_gguf
 from tests.contract.reference import assert_close, assert_moved, logits_of
 from tests.contract.toy_graph import ToyShape

@@ -16,7 +16,7 @@ import edgedecode
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.errors import InputError, RuntimeUnavailable
-from edgedecode.runtimes.onnx.kernels import self_check
+from edgedecode.runtimes.onnx.kernels import trial
 from edgedecode.runtimes.onnx.kernels.library import INSTRUCTION_SETS, KernelLibrary, Matrix
 from edgedecode.runtimes.onnx.kernels.prepared import FOLDER
 from edgedecode.runtimes.onnx.kernels.trial import VARIABLE, load_kernels, tried
@@ -167,14 +167,14 @@ def test_a_choice_below_what_the_processor_has_is_taken(monkeypatch: pytest.Monk
 
 def test_the_self_check_refuses_kernels_that_compute_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LIBRARY is not None
-    self_check.run_once(LIBRARY)
+    trial.run_once(LIBRARY)
 
     def zeros(self: KernelLibrary, matrix: Matrix, out: np.ndarray) -> None:
         out[:] = 0
 
     monkeypatch.setattr(KernelLibrary, "prepare", zeros)
     with pytest.raises(RuntimeUnavailable, match=f"the {SETS[0]} kernels compute wrong results"):
-        self_check.run_once(LIBRARY)
+        trial.run_once(LIBRARY)
 
 
 @pytest.mark.parametrize("wide", WIDE)

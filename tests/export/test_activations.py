@@ -20,7 +20,7 @@ from edgedecode.errors import ExportError
 from edgedecode.export.recipes.activation_choice import TOKENS, _least
 from edgedecode.export.recipes.activation_errors import Measured, measure_products, rounded, some_of
 from edgedecode.onnx_format.graph_file import GraphFile
-from edgedecode.pack.activations_entry import ProductError
+from edgedecode.pack.entries import ProductError
 from edgedecode.pack.manifest import Manifest
 from tests.contract.test_kernel_products import LIBRARY, dense, multiply, random_matrix
 

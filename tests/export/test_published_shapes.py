@@ -11,7 +11,7 @@ import pytest
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
-from edgedecode.engines.rescore import rescore
+from edgedecode.engines.kernel_noise import rescore
 from edgedecode.pack.manifest import Manifest
 
 from .conftest import export, recipe

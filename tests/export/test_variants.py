@@ -19,7 +19,7 @@ from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, L
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError, ExportError, InputError
-from edgedecode.export.checks import variant_checks
+from edgedecode.export.checks import model_checks
 from edgedecode.export.graph.graph_request import GRAPHS, GraphRequest
 from edgedecode.memory import Budget
 from edgedecode.pack.manifest import Manifest
@@ -180,7 +180,7 @@ def test_an_int8_cache_stays_close_and_its_trees_are_exact(manifest: Manifest, p
 def test_an_int8_cache_that_loses_too_much_is_refused(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(variant_checks, "LOOSE", 1e-6)
+    monkeypatch.setattr(model_checks, "LOOSE", 1e-6)
     with pytest.raises(ExportError, match="leave kv8 out of --graphs"):
         export(llama, tmp_path / "pack", graphs=GraphRequest(("base", "kv8")))
     assert not (tmp_path / "pack").exists()

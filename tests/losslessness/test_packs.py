@@ -19,7 +19,7 @@ from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Verdict
 from edgedecode.engines.identical_widths import measure_widths
-from edgedecode.engines.rescore import rescore
+from edgedecode.engines.kernel_noise import rescore
 from edgedecode.errors import CapabilityError
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.testing import ScriptedDrafter

@@ -29,7 +29,7 @@ from edgedecode.engines.interface import NO_MMAP, Runtime
 from edgedecode.engines.selection import default_runtime
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
 from edgedecode.open_pack import _first_opened
-from edgedecode.pack.activations_entry import ActivationsEntry, ProductError
+from edgedecode.pack.entries import ActivationsEntry, ProductError
 from edgedecode.pack.manifest import FileEntry, Manifest, ModelEntry
 from edgedecode.pair import Pair
 from edgedecode.runtimes.llama.files.engine_probe import Finding, probe_engine

@@ -11,8 +11,14 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import ManifestError
-from edgedecode.pack.activations_entry import ActivationsEntry, ActivationsWay, ProductError
-from edgedecode.pack.adapter_entry import AdapterEntry
+from edgedecode.pack.entries import (
+    ActivationsEntry,
+    ActivationsWay,
+    AdapterEntry,
+    ProductError,
+    TrimCategory,
+    TrimEntry,
+)
 from edgedecode.pack.manifest import (
     MANIFEST_NAME,
     VERSION,
@@ -23,7 +29,6 @@ from edgedecode.pack.manifest import (
     ModelEntry,
     OutsideFile,
 )
-from edgedecode.pack.trim_report import TrimCategory, TrimEntry
 from edgedecode.typed_json import JsonValue
 
 Document = dict[str, "JsonValue"]

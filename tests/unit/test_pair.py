@@ -15,7 +15,7 @@ from edgedecode.errors import BudgetExceeded, CapabilityError, IncompatiblePair,
 from edgedecode.memory import Budget
 from edgedecode.open_pack import load
 from edgedecode.options import SessionOptions
-from edgedecode.pack.adapter_entry import AdapterEntry
+from edgedecode.pack.entries import AdapterEntry
 from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Manifest, OutsideFile
 from edgedecode.pair import Pair
 from edgedecode.testing import TableModel, TableRuntime, byte_tokenizer, toy_pair, toy_tables

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgedecode.rate import Rate
+from edgedecode.pack.engine_equality import Rate
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgedecode.decoding.loop import PREFILL_CHUNK
-from edgedecode.engines.rescore import rescore
+from edgedecode.engines.kernel_noise import rescore
 from edgedecode.testing import TableModel, toy_tables
 from tests.toys import run, toy_model
 

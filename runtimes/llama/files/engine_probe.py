@@ -1,6 +1,7 @@
 """Tries the engine in a child process before this one loads it: a build for other processors dies at its first product.
 
-The finding is kept in the user's cache for this wheel, library and processor, so that it is asked for once.
+The child decodes a tiny quantized Llama, made here in sizes that reach the engine's fastest kernels. The finding is
+kept in the user's cache for this wheel, library and processor, so that it is asked for once.
 """
 
 from __future__ import annotations
@@ -8,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
+
+import numpy as np
 
 from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
 from edgedecode.engines.child import ask_child, child_command
 from edgedecode.engines.hardware import processor_facts
+from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
+from edgedecode.gguf.fields import Value
 
 from ..llama_engine import INSTALL, REINSTALL, Engine, Loading
 from .scratch import scratch_file
-from .tiny_gguf import tiny_model
 
-__all__ = ["Finding", "decode_tiny", "probe_engine"]
+__all__ = ["Finding", "decode_tiny", "probe_engine", "tiny_model"]
 
 TIMEOUT_SECONDS = 60.0
 REBUILD = f'CMAKE_ARGS="-DGGML_NATIVE=OFF" {REINSTALL}=='
@@ -122,3 +127,57 @@ def _load(path: Path | None) -> Finding | None:
         return None if path is None else kept_json(path, Finding)
     except (OSError, ValueError):
         return None
+
+
+HIDDEN = MLP = 256
+HEADS, HEAD_SIZE, CONTEXT, ROWS = 4, 64, 256, 64
+Q4_0, Q8_0 = 2, 8
+BLOCK = 32
+PAYLOAD = {Q4_0: 16, Q8_0: 32}
+"""Bytes of a block after its float16 scale."""
+
+
+def tiny_model() -> bytes:
+    """Return one layer of random weights and no vocabulary."""
+    rng = np.random.default_rng(0)
+    tensors = [
+        ("token_embd.weight", (HIDDEN, ROWS), Q8_0),
+        ("output_norm.weight", (HIDDEN,), F32),
+        ("output.weight", (HIDDEN, ROWS), Q8_0),
+        ("blk.0.attn_norm.weight", (HIDDEN,), F32),
+        *((f"blk.0.attn_{part}.weight", (HIDDEN, HIDDEN), Q4_0) for part in ("q", "k", "v", "output")),
+        ("blk.0.ffn_norm.weight", (HIDDEN,), F32),
+        *((f"blk.0.ffn_{part}.weight", (HIDDEN, MLP), Q4_0) for part in ("gate", "up", "down")),
+    ]
+    file = BytesIO()
+    written = [WrittenTensor(name, shape, kind, _values(shape, kind, rng)) for name, shape, kind in tensors]
+    write_gguf(file, _fields(), written)
+    return file.getvalue()
+
+
+def _fields() -> dict[str, Value]:
+    sizes = {
+        "block_count": 1,
+        "context_length": CONTEXT,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": MLP,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": HEADS,
+        "rope.dimension_count": HEAD_SIZE,
+        "vocab_size": ROWS,
+    }
+    return {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "none",
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        **{f"llama.{name}": size for name, size in sizes.items()},
+    }
+
+
+def _values(shape: Sequence[int], kind: int, rng: np.random.Generator) -> bytes:
+    count = int(np.prod(shape))
+    if kind == F32:
+        return np.ones(count, np.float32).tobytes()
+    blocks = rng.integers(0, 256, (count // BLOCK, 2 + PAYLOAD[kind]), dtype=np.uint8)
+    blocks[:, :2] = np.frombuffer(np.float16(0.002).tobytes(), np.uint8)
+    return blocks.tobytes()

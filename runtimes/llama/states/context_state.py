@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from edgedecode.errors import CapabilityError
 
-from ...row_checks import check_crop
-from ...row_state import RowState
+from ...row_state import RowState, check_crop
 from ..llama_context import Context
 
 __all__ = ["ContextState"]
