@@ -9,12 +9,13 @@ from math import prod
 from typing import BinaryIO
 
 from .contents import ALIGNMENT, BLOCKS
-from .fields import FLOAT32, TEXT, UINT32, Value
+from .fields import ARRAY, BOOL, FLOAT32, FORMATS, INT32, TEXT, UINT32, Value
 
 __all__ = ["F32", "WrittenTensor", "encoded_field", "write_encoded", "write_gguf"]
 
 F32 = 0
 VERSION = 3
+_ELEMENTS: Mapping[type, int] = {str: TEXT, bool: BOOL, int: INT32, float: FLOAT32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +60,32 @@ def write_encoded(
         file.write(bytes(_aligned(tensor.nbytes, alignment) - tensor.nbytes))
 
 
-def encoded_field(name: str, value: Value) -> bytes:
-    """Encode a text, an unsigned 32-bit integer or a 32-bit float under its name."""
-    return _text(name) + _value(value)
+def encoded_field(
+    name: str, value: Value | Sequence[Value], *, kind: int | None = None, element: int | None = None
+) -> bytes:
+    """Encode a value under its name. kind, element: GGUF's numbers of its type and of an array's elements' type.
+
+    By themselves a text, an unsigned 32-bit integer and a 32-bit float are told apart; in arrays integers are signed.
+    """
+    if kind is None:
+        kind = TEXT if isinstance(value, str) else FLOAT32 if isinstance(value, float) else UINT32
+    return _text(name) + struct.pack("<I", kind) + _value(value, kind, element=element)
 
 
 def _aligned(nbytes: int, alignment: int) -> int:
     return nbytes + -nbytes % alignment
 
 
-def _value(value: Value) -> bytes:
-    if isinstance(value, str):
-        return struct.pack("<I", TEXT) + _text(value)
-    if isinstance(value, float):
-        return struct.pack("<If", FLOAT32, value)
-    return struct.pack("<II", UINT32, value)
+def _value(value: Value | Sequence[Value], kind: int, *, element: int | None = None) -> bytes:
+    if kind == ARRAY:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"{value!r} is not an array")
+        element = _ELEMENTS[type(value[0])] if element is None else element
+        items = b"".join(_value(item, element) for item in value)
+        return struct.pack("<IQ", element, len(value)) + items
+    if isinstance(value, str) and kind == TEXT:
+        return _text(value)
+    return struct.pack("<" + FORMATS[kind], value)
 
 
 def _text(text: str) -> bytes:

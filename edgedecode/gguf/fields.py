@@ -9,7 +9,20 @@ from typing import TypeAlias
 
 import numpy as np
 
-__all__ = ["ARRAY", "FLOAT32", "FORMATS", "TEXT", "TOKENS", "UINT32", "Array", "FieldReader", "Truncated", "Value"]
+__all__ = [
+    "ARRAY",
+    "BOOL",
+    "FLOAT32",
+    "FORMATS",
+    "INT32",
+    "TEXT",
+    "TOKENS",
+    "UINT32",
+    "Array",
+    "FieldReader",
+    "Truncated",
+    "Value",
+]
 
 Value: TypeAlias = int | float | str
 """A field's value; of an array, how many elements it has (per-layer integers: the largest)."""
@@ -18,7 +31,7 @@ Array: TypeAlias = "tuple[str, ...] | tuple[float, ...]"
 
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """struct's letters by GGUF value type."""
-UINT32, FLOAT32, TEXT, ARRAY = 4, 6, 8, 9
+UINT32, INT32, FLOAT32, BOOL, TEXT, ARRAY = 4, 5, 6, 7, 8, 9
 TOKENS = "tokenizer.ggml.tokens"
 PER_LAYER = 4096
 """Arrays of up to this many integers are read (one a layer); longer ones, such as token types, are skipped."""

@@ -27,7 +27,7 @@ from .network_metadata import Identity, check_network, query_factor, window_note
 from .plan import PLAN_FILE, Vectors, make_plan
 from .row_source import StoredRows, kind_of
 from .specials import Specials, file_name, read_specials, write_vocabulary
-from .tensors import Tensor, tensors_of, write_file
+from .tensors import Tensor, fields_of, tensors_of, write_file
 from .tokenizer_check import check_reading
 from .vocabulary import Vocabulary, read_vocabulary
 
@@ -141,7 +141,7 @@ def write_gguf(
     """
     content = _content(request, source, network, windows=windows, stored=stored)
     with _quantized(folder / GGUF_FILE, kind=request.kind, importance=content.importance) as path:
-        write_file(path, content.writer, content.tensors, progress=progress, release=release)
+        write_file(path, fields_of(content.writer), content.tensors, progress=progress, release=release)
     reading = check_reading(folder / GGUF_FILE, content.inner, content.vocabulary, whole=True)
     limits = window_notes(windows, LAYOUTS[source.shape.architecture], context=network.config.max_position_embeddings)
     notes = (*mixture_notes(request.kind), *limits, *content.specials.notes, *content.vocabulary.notes, *reading.notes)

@@ -27,7 +27,7 @@ from ..imports.gguf_source import read_adapter
 from ..json_fields import Fields
 from .layouts import LAYOUTS
 from .row_source import ArrayRows
-from .tensors import Tensor, tensor_name, write_file
+from .tensors import Tensor, fields_of, tensor_name, write_file
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +84,7 @@ def write_adapter(folder: Path, path: Path, *, shape: Shape) -> None:
             kinds = gguf.GGUFValueType
             key, tokens = gguf.Keys.Adapter.ALORA_INVOCATION_TOKENS, list(settings.invocation)
             writer.add_key_value(key, tokens, kinds.ARRAY, sub_type=kinds.UINT32)
-        write_file(path, writer, tensors, progress=lambda _: None, release=checkpoint.release)
+        write_file(path, fields_of(writer), tensors, progress=lambda _: None, release=checkpoint.release)
     finally:
         checkpoint.close()
 

@@ -6,22 +6,20 @@ a training framework. The vocabulary is left out, which the pack's tokenizer tel
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import to_builtins
 
 from edgedecode.errors import ExportError, ManifestError
-from edgedecode.typed_json import JsonValue
+from edgedecode.typed_json import Count, JsonValue, Positive, typed
 
 from ..graph.quantize import Scheme
 from ..graph.weights_file import Weights
-from ..json_fields import Fields
 from .row_source import ArrayRows, BlockPiece, BlockRows, Rows
 from .tensors import Tensor
 
@@ -41,26 +39,37 @@ VOCABULARY_KEYS = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "token_t
 class PlannedKey:
     """A key's value and ggml's number of its type; `element` is that of an array's elements where it is not implied."""
 
-    kind: int
-    value: JsonValue
-    element: int | None = None
+    type: Count
+    value: bool | int | float | str | list[bool | int | float | str]
+    element: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """A matrix in blocks (`pieces`), or float32 numbers, at an `offset` of the weights file or as bytes (`values`)."""
+    """A matrix in blocks, whose pieces have `rows` rows and offsets of levels (`packed`) and `scales`; or float32
+    numbers, at an `offset` of the weights file or as bytes (`values`)."""
 
-    shape: tuple[int, ...]
-    kind: str
-    head: int = 0
-    pieces: tuple[BlockPiece, ...] = ()
-    offset: int | None = None
+    shape: tuple[Count, ...]
+    type: str
+    head: Count = 0
+    rows: tuple[Count, ...] = ()
+    packed: tuple[Count, ...] = ()
+    scales: tuple[Count, ...] = ()
+    offset: Count | None = None
     values: bytes = b""
 
-    def rows(self, weights: Path) -> Rows:
+    def __post_init__(self) -> None:
+        if not len(self.rows) == len(self.packed) == len(self.scales):
+            raise ValueError("it has pieces of different kinds: export the pack again")
+
+    @property
+    def pieces(self) -> tuple[BlockPiece, ...]:
+        return tuple(map(BlockPiece, self.rows, self.packed, self.scales))
+
+    def source(self, weights: Path) -> Rows:
         """Return what reads its rows. Raises ManifestError where the plan reaches beyond the weights file."""
-        if self.kind in _ARRAY_KINDS:
-            return BlockRows(weights, _ARRAY_KINDS[self.kind], self.shape[1], self.pieces)
+        if self.type in _ARRAY_KINDS:
+            return BlockRows(weights, _ARRAY_KINDS[self.type], self.shape[1], self.pieces)
         count = int(np.prod(self.shape))
         if self.offset is None:
             return ArrayRows(np.frombuffer(self.values, np.float32, count=count).reshape(self.shape))
@@ -68,14 +77,14 @@ class PlannedTensor:
 
     def check(self, name: str, *, file_nbytes: int) -> None:
         """Raise ManifestError unless all of it lies in a weights file of this size."""
-        if not self.shape or self.kind not in (*_ARRAY_KINDS, "F32"):
-            raise ManifestError(f"the GGUF plan has the tensor {name} of type {self.kind}: export the pack again")
+        if not self.shape or self.type not in (*_ARRAY_KINDS, "F32"):
+            raise ManifestError(f"the GGUF plan has the tensor {name} of type {self.type}: export the pack again")
         count = int(np.prod(self.shape))
-        if self.kind == "F32":
+        if self.type == "F32":
             whole = len(self.values) == 4 * count if self.offset is None else self.offset + 4 * count <= file_nbytes
             even = True
         else:
-            scheme, columns = _ARRAY_KINDS[self.kind], self.shape[-1]
+            scheme, columns = _ARRAY_KINDS[self.type], self.shape[-1]
             whole = all(_ends(piece, scheme, columns) <= file_nbytes for piece in self.pieces)
             even = (
                 len(self.shape) == 2
@@ -92,7 +101,7 @@ class GgufPlan:
     """Everything of a file but its vocabulary, in the file's order. rows: how many tokens that vocabulary has."""
 
     architecture: str
-    rows: int
+    rows: Positive
     keys: Mapping[str, PlannedKey | None]
     """None: the vocabulary's."""
     tensors: Mapping[str, PlannedTensor]
@@ -102,84 +111,38 @@ class GgufPlan:
         file_nbytes = weights.stat().st_size
         for name, tensor in self.tensors.items():
             tensor.check(name, file_nbytes=file_nbytes)
-        return [Tensor(name, tensor.shape, tensor.rows(weights), tensor.head) for name, tensor in self.tensors.items()]
+        return [
+            Tensor(name, tensor.shape, tensor.source(weights), tensor.head) for name, tensor in self.tensors.items()
+        ]
 
     def to_json(self) -> str:
         """Render in one line, in the file's order."""
-        keys: dict[str, JsonValue] = {
-            name: None if key is None else {"type": key.kind, "value": key.value, "element": key.element}
-            for name, key in self.keys.items()
-        }
-        tensors: dict[str, JsonValue] = {name: _tensor_json(tensor) for name, tensor in self.tensors.items()}
-        value = {"version": VERSION, "architecture": self.architecture, "rows": self.rows}
-        return json.dumps({**value, "keys": keys, "tensors": tensors}, ensure_ascii=False, separators=(",", ":")) + "\n"
+        value = to_builtins(self)
+        usual = to_builtins(PlannedTensor((), ""))
+        for name, tensor in value["tensors"].items():
+            value["tensors"][name] = {key: each for key, each in tensor.items() if each != usual[key]}
+        return json.dumps({"version": VERSION, **value}, ensure_ascii=False, separators=(",", ":")) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> GgufPlan:
         """Read a plan. Raises ManifestError naming what is wrong."""
         try:
-            top = Fields.of(json.loads(path.read_text(encoding="utf-8")), "the GGUF plan")
+            value: JsonValue = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise ManifestError(f"the GGUF plan {path} cannot be read ({error}): export the pack again") from None
-        if (version := top.integer("version", low=1)) > VERSION:
+        version = value.get("version") if isinstance(value, dict) else None
+        if version != VERSION:
             raise ManifestError(f"the GGUF plan {path} has version {version}, not {VERSION}: upgrade edgedecode")
-        keys = top.child("keys")
-        return cls(
-            architecture=top.text("architecture"),
-            rows=top.integer("rows", low=1),
-            keys={name: _key(keys, name) for name in keys.values},
-            tensors={name: _tensor(child) for name, child in top.children("tensors")},
-        )
+        try:
+            return typed(value, cls, "the GGUF plan")
+        except ValueError as error:
+            raise ManifestError(f"{error}: export the pack again") from None
 
 
 def _ends(piece: BlockPiece, scheme: Scheme, columns: int) -> int:
     """Return the offset behind a piece's last byte."""
     count = piece.rows * columns
     return max(piece.packed + count * scheme.bits // 8, piece.scales + 4 * (count // scheme.block_size))
-
-
-def _key(keys: Fields, name: str) -> PlannedKey | None:
-    if keys.values[name] is None:
-        return None
-    child = keys.child(name)
-    if "value" not in child.values:
-        raise ManifestError(f"{child.where} has no 'value'")
-    return PlannedKey(child.integer("type", low=0), child.values["value"], child.optional_integer("element"))
-
-
-def _tensor_json(tensor: PlannedTensor) -> JsonValue:
-    value: dict[str, JsonValue] = {"shape": [*tensor.shape], "type": tensor.kind}
-    if tensor.head:
-        value["head"] = tensor.head
-    if tensor.pieces:
-        for name in ("rows", "packed", "scales"):
-            value[name] = [getattr(piece, name) for piece in tensor.pieces]
-    elif tensor.offset is not None:
-        value["offset"] = tensor.offset
-    else:
-        value["values"] = base64.b64encode(tensor.values).decode("ascii")
-    return value
-
-
-def _tensor(fields: Fields) -> PlannedTensor:
-    try:
-        values = base64.b64decode(fields.optional_text("values") or "", validate=True)
-    except binascii.Error:
-        raise ManifestError(f"{fields.where}.values is not base64: export the pack again") from None
-    pieces: tuple[BlockPiece, ...] = ()
-    if "rows" in fields.values:
-        columns = [fields.integers(name) for name in ("rows", "packed", "scales")]
-        if len({len(column) for column in columns}) != 1:
-            raise ManifestError(f"{fields.where} has pieces of different kinds: export the pack again")
-        pieces = tuple(map(BlockPiece, *columns))
-    return PlannedTensor(
-        shape=fields.integers("shape"),
-        kind=fields.text("type"),
-        head=fields.optional_integer("head") or 0,
-        pieces=pieces,
-        offset=fields.optional_integer("offset"),
-        values=values,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,14 +177,15 @@ def make_plan(writer: GGUFWriter, tensors: Sequence[Tensor], *, rows: int, vecto
 
 
 def _planned(tensor: Tensor, vectors: Vectors) -> PlannedTensor:
-    if isinstance(tensor.rows, BlockRows):
-        return PlannedTensor(tensor.shape, tensor.kind, tensor.head, tensor.rows.pieces)
-    if not isinstance(tensor.rows, ArrayRows):
-        raise ExportError(f"the pack holds {tensor.name} as {tensor.kind}, a GGUF file is made of blocks only")
-    values = np.ascontiguousarray(tensor.rows.values, np.float32).tobytes()
+    shape, kind, rows = tensor.shape, tensor.kind, tensor.rows
+    if isinstance(rows, BlockRows):
+        counts, packed, scales = zip(*((piece.rows, piece.packed, piece.scales) for piece in rows.pieces), strict=True)
+        return PlannedTensor(shape, kind, tensor.head, counts, packed, scales)
+    if not isinstance(rows, ArrayRows):
+        raise ExportError(f"the pack holds {tensor.name} as {kind}, a GGUF file is made of blocks only")
+    values = np.ascontiguousarray(rows.values, np.float32).tobytes()
     offset = vectors.offset(values)
-    inline = b"" if offset is not None else values
-    return PlannedTensor(tensor.shape, tensor.kind, tensor.head, offset=offset, values=inline)
+    return PlannedTensor(shape, kind, tensor.head, offset=offset, values=b"" if offset is not None else values)
 
 
 def _vectors(weights: Weights, file: Path) -> Iterator[tuple[int, bytes]]:
@@ -232,7 +196,7 @@ def _vectors(weights: Weights, file: Path) -> Iterator[tuple[int, bytes]]:
                 yield extent.offset, source.read(extent.spec.nbytes)
 
 
-def _plain(value: object) -> JsonValue:
+def _plain(value: Any) -> Any:  # noqa: ANN401  (whatever the writer was given)
     """Return a key's value in JSON's types: enumerations and numpy's numbers become what they stand for."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
@@ -240,4 +204,4 @@ def _plain(value: object) -> JsonValue:
         return bool(value)
     if isinstance(value, (int, np.integer)):
         return int(value)
-    return float(value) if isinstance(value, (float, np.floating)) else str(cast(str, value))
+    return float(value) if isinstance(value, (float, np.floating)) else str(value)

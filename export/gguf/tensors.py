@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
+from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_encoded
 
 from ..graph.model_shape import Shape
 from .layouts import Layout, Rotation
@@ -24,10 +26,12 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
     from transformers import PreTrainedModel
 
-__all__ = ["Tensor", "tensor_name", "tensors_of", "write_file"]
+__all__ = ["Tensor", "fields_of", "tensor_name", "tensors_of", "write_file"]
 
 _SUFFIXES = (".weight", ".bias")
 _CHUNK_ELEMENTS = 1 << 20
+_TYPES = {"F32": F32, "F16": 1, "Q4_0": 2, "Q8_0": 8}
+"""ggml's numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,44 +106,42 @@ def _factors(layout: Layout, rotation: Rotation) -> Iterator[Tensor]:
         yield Tensor(name, rotation.factors.shape, ArrayRows(rotation.factors))
 
 
+def fields_of(writer: GGUFWriter) -> list[bytes]:
+    """Encode the keys that a writer has collected."""
+    (keys,) = writer.kv_data
+    return [
+        encoded_field(name, key.value, kind=int(key.type), element=None if key.sub_type is None else int(key.sub_type))
+        for name, key in keys.items()
+    ]
+
+
 def write_file(
     path: Path,
-    writer: GGUFWriter,
+    fields: Sequence[bytes],
     tensors: Sequence[Tensor],
     *,
     progress: Callable[[int], None],
     release: Callable[[], None],
 ) -> None:
-    """Write the keys that `writer` holds, then the tensors; `progress` gets elements, `release` follows each piece."""
-    import gguf
+    """Write encoded fields, then the tensors; `progress` gets elements, `release` follows each piece."""
 
-    for tensor in tensors:
-        kind = gguf.GGMLQuantizationType[tensor.kind]
-        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), _nbytes(tensor), raw_dtype=kind)
-    try:
-        writer.write_header_to_file(path)
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-    finally:
-        writer.close()
-    with path.open("ab") as file:
-        for tensor in tensors:
-            _pad(file, writer.data_alignment)
-            _write(file, tensor, release=release)
-            progress(int(np.prod(tensor.shape)))
-        _pad(file, writer.data_alignment)
+    def pieces(tensor: Tensor) -> Iterator[memoryview]:
+        count, unit = tensor.shape[0], tensor.head or 1
+        step = max(1, _CHUNK_ELEMENTS // (unit * prod(tensor.shape[1:]))) * unit
+        for first in range(0, count, step):
+            rows = tensor.rows.read(first, min(first + step, count))
+            yield np.ascontiguousarray(woven(rows, tensor.head)).data.cast("B")
+            release()
+        progress(prod(tensor.shape))
+
+    written = [
+        WrittenTensor(tensor.name, tensor.shape[::-1], _TYPES[tensor.kind], partial(pieces, tensor))
+        for tensor in tensors
+    ]
+    with path.open("wb") as file:
+        write_encoded(file, fields, written)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _write(file: IO[bytes], tensor: Tensor, *, release: Callable[[], None]) -> None:
-    count = tensor.shape[0]
-    unit = tensor.head or 1
-    step = max(1, _CHUNK_ELEMENTS // (unit * int(np.prod(tensor.shape[1:])))) * unit
-    for first in range(0, count, step):
-        rows = tensor.rows.read(first, min(first + step, count))
-        file.write(np.ascontiguousarray(woven(rows, tensor.head)).data)
-        release()
 
 
 def woven(rows: RowArray, head: int) -> RowArray:
@@ -150,14 +152,3 @@ def woven(rows: RowArray, head: int) -> RowArray:
     if not head:
         return rows
     return rows.reshape(-1, 2, head // 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def _nbytes(tensor: Tensor) -> int:
-    import gguf
-
-    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[tensor.kind]]
-    return int(np.prod(tensor.shape)) // int(elements) * int(size)
-
-
-def _pad(file: IO[bytes], alignment: int) -> None:
-    file.write(bytes(-file.tell() % alignment))

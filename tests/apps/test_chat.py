@@ -18,12 +18,10 @@ from edgedecode import FinishReason, Message, Pair, Session, SessionOptions
 from edgedecode.apps.chat import conversation as conversation_module
 from edgedecode.apps.chat.conversation import Conversation
 from edgedecode.apps.chat.lines import PipedLines, TerminalLines
-from edgedecode.apps.chat.slash import obey
+from edgedecode.apps.chat.slash import load_messages, obey, save_messages
 from edgedecode.apps.colour import Paint
 from edgedecode.cli import main
 from edgedecode.errors import InputError
-
-from ...edgedecode.apps.chat.slash import load_messages, save_messages
 
 Line = str | type[BaseException] | BaseException | None
 

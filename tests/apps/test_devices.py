@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 import edgedecode
+from edgedecode.apps.devices.command import probe
 from edgedecode.cli import main
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
-
-from ...edgedecode.apps.devices.command import probe
 
 SEGFAULT = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 

@@ -170,9 +170,7 @@ def test_rows_are_written_a_bounded_number_at_a_time(tmp_path: Path) -> None:
     """Whatever a tensor's size, and in whole heads where rows change places."""
     rows = CountingRows(columns=2048)
     tensor = Tensor("blk.0.attn_q.weight", (4096, 2048), rows, head=128)
-    write_file(
-        tmp_path / "file.gguf", gguf.GGUFWriter(None, "llama"), [tensor], progress=lambda _: None, release=lambda: None
-    )
+    write_file(tmp_path / "file.gguf", [], [tensor], progress=lambda _: None, release=lambda: None)
     assert sum(rows.counts) == 4096
     assert max(rows.counts) * 2048 <= 1 << 20
     assert all(count % 128 == 0 for count in rows.counts[:-1])

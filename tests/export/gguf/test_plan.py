@@ -98,20 +98,23 @@ def first(value: dict[str, Any], kind: str) -> dict[str, Any]:
     ("damage", "message"),
     [
         (lambda value: value.update(version=2), "has version 2.*upgrade"),
-        (lambda value: value.pop("rows"), "has no 'rows'"),
+        (lambda value: value.pop("rows"), "missing required field rows"),
         (lambda value: first(value, "Q4_0").update(packed=[10**9]), "does not fit the weights file"),
         (lambda value: first(value, "Q4_0").update(rows=[3]), "does not fit the weights file"),
         (lambda value: first(value, "Q4_0").update(scales=[]), "pieces of different kinds"),
         (lambda value: first(value, "Q4_0").update(head=7), "does not fit the weights file"),
         (lambda value: first(value, "Q4_0").update(type="Q9_9"), "of type Q9_9"),
         (lambda value: first(value, "F32").update(offset=10**9), "does not fit the weights file"),
-        (lambda value: first(value, "F32").update(offset=-4), "at least 0"),
+        (lambda value: first(value, "F32").update(offset=-4), ">= 0"),
         (lambda value: [first(value, "F32").pop("offset"), first(value, "F32").update(values="AAAA")], "does not fit"),
-        (lambda value: [first(value, "F32").pop("offset"), first(value, "F32").update(values="?")], "is not base64"),
+        (
+            lambda value: [first(value, "F32").pop("offset"), first(value, "F32").update(values="?")],
+            "valid base64",
+        ),
         (lambda value: value["keys"].update({"llama.block_count": {"type": 99, "value": 1}}), "is damaged"),
         (lambda value: value["keys"].update({"llama.block_count": {"type": 4, "value": "two"}}), "is damaged"),
         (lambda value: value["keys"].update({"llama.block_count": None}), "is damaged"),
-        (lambda value: value["keys"].update({"llama.block_count": {"type": 4}}), "has no 'value'"),
+        (lambda value: value["keys"].update({"llama.block_count": {"type": 4}}), "missing required field value"),
     ],
 )
 def test_a_damaged_plan_is_one_line(damage: _Damage, message: str, planned: Path, tmp_path: Path) -> None:
