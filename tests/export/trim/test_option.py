@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from edgedecode.cli import main
 from edgedecode.errors import BudgetExceeded, ExportError
 from edgedecode.export.cli import export_command as command
 from edgedecode.export.trim import head_files as heads
+from edgedecode.export.trim import sweep
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.prompts import Prompt, read_prompts
 
@@ -48,6 +50,7 @@ def test_the_made_pack_is_trimmed(
 ) -> None:
     """The pack is the toy one: what makes packs is tested elsewhere."""
     monkeypatch.setattr(command, "_export", lambda request: {"pack": str(request.out)})
+    monkeypatch.setattr(sweep, "TrimRequest", partial(sweep.TrimRequest, prompts=24, per_category=1))
     given = ("--target", "t", "--draft", "d", "--out", str(toy))
     assert main(["export", *given, "--json", "--trim-vocab", *words]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
