@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["progress", "show_notices", "table_console"]
 
 _PASTED_WIDTH = 150
-"""Columns where the output is not a terminal: a pasted table shall not be folded."""
+"""Columns where the output is not a terminal: a pasted table must not be folded."""
 
 
 def table_console() -> Console:

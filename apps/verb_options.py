@@ -42,7 +42,7 @@ def add_pack_options(parser: ArgumentParser) -> None:
         "--kv-type",
         choices=KV_TYPES,
         help="how keys and values are kept; int8 takes a quarter of float32's memory and changes results slightly "
-        "(lossy). onnx: float32 (default), or int8 with a pack exported with --graphs base,kv8; llama: float32 beside "
+        "(lossy). onnx: float32 (default), or int8 with a pack exported with --graphs base,kv8; llama: float32 with "
         "float weights, else float16 (defaults), or int8",
     )
     group.add_argument(

@@ -38,7 +38,7 @@ __all__ = ["run"]
 
 COMPARED_TEXT_TOKENS = 64
 COST_SAMPLES = 9
-"""Where no fixed arms run, so many samples of what passes cost are taken before the runs."""
+"""Samples of the cost of forward passes, taken before the runs where no fixed arms run."""
 QUICK_SAMPLES = 2
 DRAWS, QUICK_DRAWS = 200, 9
 

@@ -23,7 +23,7 @@ __all__ = ["Conversation"]
 class Conversation:
     """A session with a user. Answers go to standard output, everything about them to standard error.
 
-    obey: runs a line that begins with a slash; False when the chat shall end.
+    obey: runs a line that begins with a slash; False when the chat ends.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Conversation:
                 return 0
 
     def _take(self, line: str) -> bool:
-        """Obey or answer one line; False when the chat shall end. Ctrl-C at a terminal drops the rest of it."""
+        """Run a command or answer one line; False when the chat ends. Ctrl-C at a terminal drops the rest of it."""
         try:
             return self._obey_or_answer(line)
         except KeyboardInterrupt:

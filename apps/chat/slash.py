@@ -87,7 +87,7 @@ class Slash:
 
 
 def obey(line: str, conversation: Conversation) -> bool:
-    """Run the command in `line`; False when the chat shall end. What cannot be done is said in one line."""
+    """Run the command in `line`; False when the chat ends. What cannot be done is said in one line."""
     name, _, rest = line[1:].strip().partition(" ")
     slash = SLASHES.get(name)
     try:

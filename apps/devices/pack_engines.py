@@ -38,7 +38,7 @@ class AutoChoice:
 def explain(pack: str | None, *, measure: bool) -> AutoChoice | None:
     """Say what auto takes for a pack (None: the bundled one); None where there is no bundled one.
 
-    Raises ManifestError for what is no pack.
+    Raises ManifestError for a folder that is not a pack.
     """
     if pack is None and not Path(BUNDLED_PACK).is_dir():
         return None

@@ -29,7 +29,7 @@ NOISE_ROOM = 64
 Opener: TypeAlias = Callable[[str], AbstractContextManager[LanguageModel]]
 """Opens one model on the runtime of this name."""
 Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Shows a step of so many parts; inside, it is told how many are done."""
+"""Shows the progress of a step with this many parts; call the result with how many are done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Asks a child process what may crash, hang, or shall leave no memory behind in this one: both sides of it."""
+"""Asks a child process what may crash, hang, or leave memory behind in this one: both sides of it."""
 
 from __future__ import annotations
 

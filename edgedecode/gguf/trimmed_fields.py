@@ -123,7 +123,7 @@ class _Trimming:
         return list(compress(_texts(field), kept.tolist()))
 
     def _checked(self, field: _Field) -> IntArray:
-        """Return the ids that are kept. Raises Truncated where the array has not so many elements."""
+        """Return the ids that are kept. Raises Truncated where the array has fewer elements."""
         if field.count <= self._ids[-1]:
             raise Truncated(f"{field.name} has {field.count} elements, and there are more tokens")
         return self._ids

@@ -71,7 +71,7 @@ def _check(contents: Contents, source: Path, vocabulary: TrimmedVocabulary) -> N
     """Refuse files without a complete model or with too few rows, and models that llama.cpp does not feed with rows."""
     header = header_of(contents, source)
     if TRIM_KEY in contents.fields:
-        raise ManifestError(f"{source} is a trimmed draft already: give the whole one")
+        raise ManifestError(f"{source} is a trimmed draft already: give the full one")
     if header.architecture not in FED:
         raise CapabilityError(
             f"{source} has the architecture {header.architecture!r}, whose embedding llama.cpp looks up by itself: "

@@ -124,7 +124,7 @@ def _stamp(path: Path, name: str, entry: FileEntry) -> str:
         raise ManifestError(f"{path} is not an ordinary file")
     if found.st_size != entry.nbytes:
         raise ManifestError(
-            f"{path} has {found.st_size} bytes, the manifest says {entry.nbytes}: it is truncated or foreign; "
+            f"{path} has {found.st_size} bytes, the manifest says {entry.nbytes}: it is truncated or another file; "
             f"copy or export the pack again"
         )
     return _stamp_of(found, entry.sha256)

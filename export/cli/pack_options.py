@@ -177,7 +177,9 @@ def check_gguf_options(arguments: Namespace) -> None:
     """End with a usage error where the options contradict each other."""
     check_adapter_names(arguments)
     if arguments.adapter and "gguf" not in arguments.formats:
-        arguments.usage_error("argument --adapter: it becomes a GGUF file beside the target's, add --formats onnx,gguf")
+        arguments.usage_error(
+            "argument --adapter: it becomes a GGUF file next to the target's, add --formats onnx,gguf"
+        )
     if arguments.gguf_type and "gguf" not in arguments.formats:
         arguments.usage_error("argument --gguf-type: no GGUF file is asked for, add --formats onnx,gguf")
     if (arguments.imatrix_text or arguments.imatrix) and not arguments.gguf_type:

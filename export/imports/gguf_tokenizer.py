@@ -29,7 +29,7 @@ __all__ = ["ImportedTokenizer", "build_tokenizer", "read_tokenizer"]
 _SPACE = "\u2581"
 _ADDED = (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN)
 _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
-_BESIDE = "put the model's tokenizer.json beside it"
+_BESIDE = "put the model's tokenizer.json next to it"
 _Json = Mapping[str, object]
 
 
@@ -58,8 +58,8 @@ def read_tokenizer(source: GgufSource, *, folder: Path) -> ImportedTokenizer:
         text = _read(beside)
         difference = _difference(text, source.vocabulary)
         if difference is None:
-            return ImportedTokenizer(text, f"the tokenizer is {TOKENIZER} beside it")
-        reason = f", since {TOKENIZER} beside it is another one ({difference})"
+            return ImportedTokenizer(text, f"the tokenizer is the {TOKENIZER} next to it")
+        reason = f", since the {TOKENIZER} next to it is another one ({difference})"
     built = build_tokenizer(source.vocabulary, source.specials, strips=source.strips, name=source.name)
     return ImportedTokenizer(
         built.to_str(), f"the tokenizer was built from the vocabulary inside {source.name}{reason}"

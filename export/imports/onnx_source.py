@@ -141,7 +141,7 @@ def _weights(model: ir.Model, graph: Path) -> Path | None:
     if len(names) > 1:
         raise ExportError(f"{graph} has its weights in {len(names)} files ({names[0]} first): save them as one")
     if Path(names[0]).name != names[0]:
-        raise ExportError(f"{graph} has its weights in {names[0]!r}, which is not beside it: refused")
+        raise ExportError(f"{graph} has its weights in {names[0]!r}, which is not next to it: refused")
     path = graph.parent / names[0]
     if not path.is_file():
         raise ExportError(f"{graph} has its weights in {names[0]}, which is missing: copy or download it again")

@@ -1,4 +1,4 @@
-"""An imported graph as it came, run by plain onnxruntime: its rewritten form is held to it, and its context by it."""
+"""An imported graph in its original form, run by plain onnxruntime: the reference for the rewritten graph."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Untouched:
             feeds = {value.name: self._feed(value, tokens) for value in session.get_inputs()}
             found: FloatArray = session.run(["logits"], feeds)[0]
         except Exception as error:  # the engine's exceptions share no base class
-            raise ExportError(f"ONNX Runtime cannot run the graph as it came: {reason_of(error)}") from None
+            raise ExportError(f"ONNX Runtime cannot run the original graph: {reason_of(error)}") from None
         return found.reshape(-1, self._sizes.rows)
 
     def _session(self, *, exact: bool) -> Any:  # noqa: ANN401  (the engine ships no types)
@@ -90,7 +90,7 @@ class Untouched:
 def check_import(
     entry: ModelEntry, pack: Path, *, exact: str, untouched: Untouched, texts: CheckTexts
 ) -> Mapping[str, float]:
-    """Compare a model with itself and with the graph as it came; there are no original weights to compare with.
+    """Compare a model with itself and with the original graph; there are no original weights to compare with.
 
     exact: the file of its graph whose products do not round activations. On that graph whole, pieces, crop and a tree
     of two passes must agree with each other and with the untouched graph up to summation order; the shipped kernels
@@ -113,13 +113,13 @@ def check_import(
 
 
 def _difference(found: FloatArray, untouched: Untouched, texts: CheckTexts) -> float:
-    """Return the largest difference from the graph as it came. Raises ExportError where it is not a rounding."""
+    """Return the largest difference from the original graph. Raises ExportError where it is not a rounding."""
     came = untouched.logits(texts.text.text, exact=True)
     error = float(np.abs(found - came).max())
     limit = TOLERANCE * max(1.0, float(came.std()))
     if not error <= limit:
         raise ExportError(
-            f"the rewritten graph does not compute what it did as it came (largest difference {error:.2g}, allowed "
+            f"the rewritten graph does not compute what the original does (largest difference {error:.2g}, allowed "
             f"{limit:.2g}): this model cannot be imported"
         )
     return error

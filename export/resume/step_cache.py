@@ -112,7 +112,9 @@ def _folder() -> Path | None:
         return None
     folder = cache_folder("exports")
     if folder is None:
-        _log.warning("the cache %s cannot be written: an interrupted export would start anew", user_cache())
+        _log.warning(
+            "the cache %s cannot be written: an interrupted export would start from the beginning", user_cache()
+        )
     return folder
 
 

@@ -87,7 +87,9 @@ def find_head(model: ir.Model, *, name: str, weights: PurePath) -> FoundHead:
     Raises ExportError for a head of another form.
     """
     if not any(value.name == "rows" for value in model.graph.inputs):
-        raise ExportError(f"{name} computes the logits of every row: its head cannot be trimmed; export the model anew")
+        raise ExportError(
+            f"{name} computes the logits of every row: its head cannot be trimmed; export the model again"
+        )
     node = head_of(model)
     hidden = node.inputs[0]
     if hidden is None or hidden.dtype not in (None, ir.DataType.FLOAT):

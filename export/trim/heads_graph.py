@@ -34,7 +34,7 @@ def write_heads(base: Graph, entry: ModelEntry, root: Path, *, out: Path, ids: I
     """Write the graph of a model of the pack at `root` into the file `out` and return what the manifest says of it.
 
     base: the graph to add heads to. ids: what the trimmed head keeps, ascending.
-    The returned `file` lies beside the base graph, wherever `out` is. Of the weights only the rows kept are read.
+    The returned `file` is stored next to the base graph, wherever `out` is. Of the weights only the rows kept are read.
     With a multiple of 32 ids their logits are the whole head's bit for bit; kernels round what fills no tile otherwise.
     Raises ExportError for a head that cannot be cut, InputError for ids that are not a part of the vocabulary.
     """

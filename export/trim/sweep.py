@@ -96,7 +96,7 @@ class Sweep:
             return f"no size covers {self.bound:.1%} of the held-out tokens; {most.size} ids cover {found:.1%}"
         row = max(covered, key=lambda row: row.categories[self.main].speed_up)
         found, whole = row.categories[self.main].speed_up, self.whole.categories[self.main].speed_up
-        return f"the best, {row.size} ids, promises {found:.2f} times plain decoding, the whole draft {whole:.2f}"
+        return f"the best, {row.size} ids, promises {found:.2f} times plain decoding, the full draft {whole:.2f}"
 
     def length(self, row: SweepRow) -> int:
         """Return the draft length that this size is best at on what decides."""

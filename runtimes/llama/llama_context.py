@@ -137,7 +137,7 @@ class Context:
         self._adapter: AppliedAdapter | None = None
         self._applied = True
         self._compute_nbytes = self._engine.log.sizes().get("compute", 0)
-        """What the lease holds for the engine's graph, which is reserved anew when adapters change."""
+        """What the lease holds for the engine's graph, which is reserved again when adapters change."""
         self._changed = False
         self._busy = RLock()
         """Held in every native call, which lets other threads run: one of them may close the context."""

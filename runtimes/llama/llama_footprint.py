@@ -28,7 +28,7 @@ __all__ = [
 MIB = 2**20
 FLOAT_NBYTES = 4
 FLOAT_BITS = 16
-"""Weights of so many bits and more are multiplied without rounding the other side."""
+"""Weights of this many bits and more are multiplied without rounding the other side."""
 ENGINE_NBYTES = 16 * MIB
 """The bindings' Python modules, the library's pages and the first pass of a process (measured: 14 MiB, pages that other
 processes use too counted whole)."""
@@ -172,7 +172,7 @@ def weights_nbytes(entry: ModelEntry, header: Header, *, file_nbytes: int, loadi
 
 
 def loaded_nbytes(entry: ModelEntry, *, file_nbytes: int, loading: Loading, copied_nbytes: int) -> int:
-    """Return what loaded weights take, where the engine reports so many bytes outside the mapped file."""
+    """Return what loaded weights take, where the engine reports this many bytes outside the mapped file."""
     return (file_nbytes if loading.mmap else 0) + copied_nbytes + VOCABULARY_NBYTES * entry.rows
 
 

@@ -71,7 +71,7 @@ class Heads:
             binding.bind_ortvalue_input(name, given)
 
     def bind(self, binding: Untyped, outlet: HeadBinding, *, rows: int, slot: int) -> None:
-        """Bind passes of so many rows through a head; their logits go to the buffer's rows from `slot`."""
+        """Bind forward passes of this many rows through a head; their logits go to the buffer's rows from `slot`."""
         binding.bind_ortvalue_input("rows", self._buffers.picked_value(rows))
         for head in self._fixed:
             self._bind_logits(binding, head, rows=rows if head is outlet else 0, slot=slot)

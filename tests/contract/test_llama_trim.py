@@ -1,4 +1,4 @@
-"""The trimmed draft on llama.cpp: the whole draft's logits at the kept rows, read from any id, and what is refused."""
+"""The trimmed draft on llama.cpp: the full draft's logits at the kept rows, read from any id, and what is refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granit
 
 
 def kept_entry(entry: ModelEntry, root: Path, *, ids: np.ndarray = KEPT, file: bool = True) -> ModelEntry:
-    """Trim an entry's GGUF file beside it; without `file` the entry names the map alone."""
+    """Trim an entry's GGUF file next to it; without `file` the entry names the map alone."""
     write_token_ids(root / MAP, ids)
     if file:
         trim_gguf(root / entry.gguf, root / FILE, TrimmedVocabulary(ids, entry.rows))

@@ -131,7 +131,7 @@ SPOILED: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("name", SPOILED)
-def test_a_damaged_unit_is_made_anew(name: str, own: Path, source: Path, tmp_path: Path) -> None:
+def test_a_damaged_unit_is_made_again(name: str, own: Path, source: Path, tmp_path: Path) -> None:
     interrupted(source, tmp_path / "pack")
     (unit,) = (path for path in own.iterdir() if path.is_dir())
     SPOILED[name](unit)
@@ -251,7 +251,7 @@ def test_without_a_cache(
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file" / "below"))
     export(source, tmp_path / "pack")
-    assert "cannot be written: an interrupted export would start anew" in caplog.text
+    assert "cannot be written: an interrupted export would start from the beginning" in caplog.text
 
 
 def test_a_cache_on_another_disk(own: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,12 +139,12 @@ def test_a_tokenizer_beside_is_used_where_it_is_the_same(target: Path) -> None:
     byte_level().save(str(beside))
     manifest = Manifest.load(pack := run(target))
     assert (pack / "tokenizer.json").read_bytes() == beside.read_bytes()
-    assert manifest.models["target"].notes[0] == "the tokenizer is tokenizer.json beside it"
+    assert manifest.models["target"].notes[0] == "the tokenizer is the tokenizer.json next to it"
     other = byte_level()
     other.add_tokens(["<more>"])
     other.save(str(beside))
     entry = Manifest.load(run(target, out=pack.with_name("second"))).models["target"]
-    assert "beside it is another one (id 323 is '<more>' there and None in the file)" in entry.notes[0]
+    assert "next to it is another one (id 323 is '<more>' there and None in the file)" in entry.notes[0]
 
 
 def test_a_tokenizer_beside_serves_where_none_can_be_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

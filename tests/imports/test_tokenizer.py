@@ -205,7 +205,7 @@ def test_what_cannot_be_built(change: dict[str, str], message: str, tmp_path: Pa
     with pytest.raises(ExportError, match=message) as refused:
         build_tokenizer(replace(vocabulary, **change), specials, strips=False, name="tiny")  # type: ignore[arg-type]
     assert "\n" not in str(refused.value)
-    assert "tokenizer.json beside it" in str(refused.value)
+    assert "tokenizer.json next to it" in str(refused.value)
 
 
 def test_differences_are_named(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def _kept_threads(kept: Path | None) -> int:
 
 
 def _measured(run: Callable[[int], None], *, most: int) -> dict[int, float]:
-    """Return the median seconds of a pass by number of threads: powers of two, and `most`; in turns."""
+    """Return the median seconds of a pass by number of threads: powers of two, and `most`; interleaved."""
     counts = sorted({most, *(1 << power for power in range(most.bit_length()))} & set(range(1, most + 1)))
     samples: dict[int, list[float]] = {count: [] for count in counts}
     wanted = SAMPLES

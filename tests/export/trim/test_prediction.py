@@ -56,7 +56,7 @@ def test_no_size_wins_that_does_not_beat_the_whole_draft() -> None:
     dear = row(4096, 1.0, calibration=acceptance(0.8))
     found = sweep(dear, whole=WHOLE)
     assert found.best is None
-    assert found.reason() == "the best, 4096 ids, promises 1.12 times plain decoding, the whole draft 1.12"
+    assert found.reason() == "the best, 4096 ids, promises 1.12 times plain decoding, the full draft 1.12"
     uncovered = sweep(row(512, 0.1, calibration=acceptance(0.8, coverage=0.5)), whole=WHOLE)
     assert uncovered.best is None
     assert uncovered.reason() == "no size covers 99.0% of the held-out tokens; 512 ids cover 50.0%"
