@@ -73,10 +73,13 @@ class Requests:
         return answer(self.timed, prompt, arm=arm, settings=self.settings)
 
     def restore(self) -> None:
-        """Let the scheduler know of drafts what it knew after the warm-up, and of costs all it has learnt since."""
+        """Let the scheduler know of drafts what it knew after the warm-up; costs and accounts go on.
+
+        Else an account that the warm-up used up would never fill, and one that it filled never empty.
+        """
         pair = self.timed.pair
         known, pair.experience = pair.experience, Experience.from_dict(self._known)
-        pair.experience.costs = known.costs
+        pair.experience.costs, pair.experience.ledger = known.costs, known.ledger
 
     def _forget_answers(self) -> None:
         for name in drafter_names():

@@ -202,6 +202,8 @@ class DraftCost:
         if cost.read <= 2:  # its first step reads them along
             self.step.observe(spent / cost.steps)
             return
+        if cost.read <= ENOUGH:  # too few to tell reading from what steps vary by
+            return
         if self.step.value is None:  # until a round without reading tells them apart
             self.step.observe(spent / (cost.steps + (cost.read - 1) * GUESS.read / GUESS.step))
         assert self.step.value is not None
@@ -245,8 +247,11 @@ class CostModel:
         if cost.draft_seconds > 0:
             self.drafts.setdefault(cost.drafter, DraftCost()).observe(cost, plain_step=table.step)
 
-    def drifted(self, ratio: float) -> float:
-        """Note what a drafting round took over what was predicted; return what such rounds take of late."""
+    def drifted(self, ratio: float, drafter: str) -> float:
+        """Note what a round of this drafter took over what was predicted; return what such rounds take of late."""
+        timed = self.host.get(drafter)
+        if timed is None or timed.few:  # the prediction was a guess, which says nothing of the machine
+            return min(ratio, OUTLIER)
         if self.drift.few:  # their median would be a round that was interrupted
             ratio = min(ratio, OUTLIER)
         self.drift.observe(ratio)

@@ -177,7 +177,7 @@ class Scheduler:
             alive = self.acceptance.curve(name, min(LOOK, arm.longest), arm.match, hope=HOPE)
             length, hope = prices.best_length(alive, step=step, host=host, least=True)
             hope = _whole(hope, reading, arm.horizon)
-            price = prices.round(length, step=step, host=host) - 1 + arm.unread * prices.read(known)
+            price = prices.round(length, step=step, host=host) - 1 + reading
             if hope > most and self.ledger.funds(arm.account) >= price:
                 best, most = Plan(length, name, read_max=arm.plan.read_max, reason="look"), hope
         return best
@@ -268,7 +268,7 @@ class Scheduler:
             reading = max(0, cost.read - 2) * prices.read(known) / prices.plain
         predicted = prices.round(cost.width - 1, host=prices.host(cost.drafter)) + drafting + reading
         spent = (cost.pass_seconds + cost.draft_seconds + cost.host_seconds) / prices.seconds / prices.plain
-        gain = cost.accepted + 1 - predicted * self.costs.drifted(spent / predicted)
+        gain = cost.accepted + 1 - predicted * self.costs.drifted(spent / predicted, cost.drafter)
         self._gained += gain + reading
         self.ledger.settle(self.heads.get(cost.drafter, (cost.drafter,))[0], gain)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -165,6 +166,13 @@ def plain(seconds: float) -> RoundCost:
     return RoundCost(width=1, pass_seconds=seconds, host_seconds=seconds / 10)
 
 
+def known(costs: CostModel, drafter: str) -> None:
+    """Let a drafter's rounds have been timed often."""
+    for _ in range(3 + STEADY):
+        costs.observe(plain(STEP), context_tokens=1)
+        costs.observe(replace(drafting(STEP), drafter=drafter), context_tokens=1)
+
+
 def drafting(steps: float) -> RoundCost:
     return RoundCost(width=2, pass_seconds=1.3 * steps, drafter="model", drafted=1, read=1, draft_seconds=0.2 * steps)
 
@@ -185,11 +193,10 @@ def test_costs_are_kept_in_plain_steps_so_that_a_slower_machine_changes_none() -
 @pytest.mark.parametrize("factor", [0.4, 2.5])
 def test_a_plain_pass_that_agrees_with_drafting_rounds_is_the_new_step_at_once(factor: float) -> None:
     costs = CostModel()
-    for _ in range(20):
-        costs.observe(plain(STEP), context_tokens=1)
+    known(costs, "model")
     assert not costs.is_due(ENOUGH, context_tokens=1)
     for _ in range(3):
-        costs.drifted(factor)
+        costs.drifted(factor, "model")
     assert costs.is_due(ENOUGH, context_tokens=1)
     costs.observe(plain(STEP * factor), context_tokens=1)
     assert costs.table(1).step == pytest.approx(STEP * factor)
@@ -198,11 +205,10 @@ def test_a_plain_pass_that_agrees_with_drafting_rounds_is_the_new_step_at_once(f
 
 def test_a_plain_pass_that_does_not_agree_is_one_of_several() -> None:
     costs = CostModel()
-    for _ in range(20):
-        costs.observe(plain(STEP), context_tokens=1)
+    known(costs, "model")
     costs.observe(plain(3 * STEP), context_tokens=1)
     for _ in range(3):
-        costs.drifted(2.5)
+        costs.drifted(2.5, "model")
     costs.observe(plain(STEP), context_tokens=1)
     assert costs.table(1).step == pytest.approx(STEP)
 
@@ -210,8 +216,11 @@ def test_a_plain_pass_that_does_not_agree_is_one_of_several() -> None:
 def test_the_first_drafting_rounds_cannot_drift_far() -> None:
     """One that was interrupted would use up an account, and the drafter would not be tried again."""
     costs = CostModel()
-    assert costs.drifted(100.0) == OUTLIER
-    assert [costs.drifted(1.0) for _ in range(3)] == [1.0] * 3
+    assert [costs.drifted(ratio, "model") for ratio in (100.0, 1.0, 1.2)] == [OUTLIER, 1.0, 1.2]
+    assert costs.drift.value is None, "what was predicted was a guess"
+    known(costs, "model")
+    assert costs.drifted(100.0, "model") == OUTLIER
+    assert [costs.drifted(1.0, "model") for _ in range(3)] == [1.0] * 3
 
 
 def test_a_draft_that_its_model_ends_costs_less_than_one_that_is_rejected() -> None:
