@@ -11,7 +11,7 @@ from statistics import median
 
 from edgedecode import Pair
 from edgedecode.decoding.policy import RoundCost
-from edgedecode.schedule.cost import CostModel, Recent
+from edgedecode.schedule.cost import STEADY, CostModel, Recent
 from edgedecode.text.prompts import Prompt
 
 from ..settings import PLAIN, Arm
@@ -77,7 +77,8 @@ def learn(pair: Pair, costs: Sequence[Costs], *, host: Mapping[str, float]) -> N
             alone.observe(cost, context_tokens=measured.context)
         model.tables.update(alone.tables)
         model.drafts = alone.drafts
-    model.host = {name: Recent(seconds) for name, seconds in host.items()}
+    step = costs[0].step_seconds
+    model.host = {name: Recent(seconds / step, most=STEADY) for name, seconds in host.items()}
     pair.experience.costs = model
 
 
