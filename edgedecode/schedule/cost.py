@@ -55,16 +55,12 @@ LATEST = 5
 STEADY = 2 * LATEST - 1
 """Host work and draft steps, in plain steps, are the median of this many: when the machine becomes slower or faster,
 plain passes show it before these are mistaken for another pair's."""
-DRIFT = 1.25
+DRIFT = math.sqrt(OUTLIER)
 """Where drafting rounds took this many times more or less than predicted, and a plain pass did too, the machine's speed
 has changed: its plain step is that pass. Less: spikes are taken for it; more: prices are old for longer."""
 MEASURE = 64
 """Rounds without a plain one, after which one is plain: the unit of every cost must not grow old. A pair's fourth to
 sixth plain passes are asked for after 8, 16 and 32 rounds: the first ones may have been beside other work."""
-
-
-_HOPELESS = 0.9
-"""A speed-up that fell to this share of the best shorter draft's does not rise again."""
 
 
 class _Guess(NamedTuple):
@@ -329,8 +325,6 @@ class Prices:
             drafted = 1 - stops * (1 - chance)
             if speed > best:
                 best_length, best = length, speed
-            elif speed < _HOPELESS * best:
-                break
         return best_length, best * self.plain
 
     def tree(self, drafter: str, level: float) -> RoundPrice:

@@ -35,8 +35,6 @@ READ_WINDOW = 32
 """Where reading all of the context does not pay, a draft model reads this many of its newest tokens."""
 SLACK = 1
 """Tokens a draft model may go beyond the best length on average: its confidence stops it, token by token."""
-COMPARED = 4
-"""Plans of which one compares a model's heads. More: less host work, another head is taken up later."""
 STOP_LOSS = 1.0
 """Plain rounds that the arm in use may lose before it is dropped. More: later to leave a text that changed."""
 MOST_REST = 15
@@ -97,9 +95,6 @@ class Scheduler:
         """Plain rounds that the arm in use gained since it was taken up, without its first reading."""
         self._prices: Prices | None = None
         """Of the last plan."""
-        self._leading: dict[str, str] = {}
-        """By the first head of a model, the one that promised most."""
-        self._plans = 0
         self._context = 1
         self._emitted = 0
         self._unmeasured = 0
@@ -142,7 +137,8 @@ class Scheduler:
             return Plan(0, reason="measuring")
         prices = self._prices = Prices(self.costs, table, table.step)
         arms = [self._of_offer(offer, room, prices) for offer in signals.offers if offer.drafter in self.free]
-        arms += self._of_models(signals, room, prices)
+        of_models = [self._of_model(name, unread, signals, room, prices) for name, unread in signals.unread]
+        arms += [arm for arm in of_models if arm is not None]
         plan = self._best(arms) or self._look(arms, prices)
         if plan is None:
             return self._off(prices)
@@ -190,19 +186,6 @@ class Scheduler:
         alive = self.acceptance.curve(name, longest, offer.match)
         length, speed_up = prices.best_length(alive, host=prices.host(name))
         return _Arm(name, speed_up, Plan(length, name, reason="pays"), longest, match=offer.match)
-
-    def _of_models(self, signals: Signals, room: int, prices: Prices) -> list[_Arm]:
-        """Return the arms of draft models; of one model's heads that which led lately, and now and then all."""
-        self._plans += 1
-        arms: dict[str, _Arm] = {}
-        for name, unread in signals.unread:
-            first = self.heads.get(name, (name,))[0]
-            if self._leading.get(first, name) != name and self._plans % COMPARED:
-                continue
-            arm = self._of_model(name, unread, signals, room, prices)
-            if arm is not None and (first not in arms or arm.speed_up > arms[first].speed_up):
-                arms[first], self._leading[first] = arm, name
-        return list(arms.values())
 
     def _of_model(self, name: str, unread: int, signals: Signals, room: int, prices: Prices) -> _Arm | None:
         known = self._known(name)
