@@ -29,7 +29,7 @@ HOPE = 0.7
 """Standard deviations above the expected acceptance at which an arm is looked at. More: more looks."""
 LOOK = 2
 """Tokens drafted at most in a look at a draft model."""
-HORIZON = 2
+HORIZON = 4
 """An answer is expected to go on for as many tokens as it has, and these: reading the context is paid by what comes."""
 READ_WINDOW = 32
 """Where reading all of the context does not pay, a draft model reads this many of its newest tokens."""
