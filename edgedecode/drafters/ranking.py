@@ -18,7 +18,7 @@ from .rank_rates import RANKS, RankSurvival
 __all__ = ["RANKED", "Ranking", "TreeGuesses"]
 
 RANKED = 4
-"""Of so many chains the rows of one are ranked, to learn what trees would be worth before one is tried."""
+"""The rows of one chain in this many are ranked, to learn the value of trees before one is tried. More: less work."""
 
 
 class Ranking:
@@ -43,9 +43,9 @@ class Ranking:
         self._sampler = Sampler(options, vocabulary_size=vocabulary_size, row_draw=row_draw)
         self._length = 0
 
-    def follow(self, context: Sequence[int], *, anew: bool = False) -> None:
-        """Take note of the sequence, which only grew since the last call; `anew`: it may be another one."""
-        if anew:
+    def follow(self, context: Sequence[int], *, restart: bool = False) -> None:
+        """Take note of the sequence, which only grew since the last call; `restart`: it may be another one."""
+        if restart:
             self._sampler.begin(context)
         else:
             self._sampler.extend(context[self._length :])
@@ -82,7 +82,7 @@ class TreeGuesses:
 
     def begin(self, context: Sequence[int]) -> None:
         """A generation starts, of a sequence that may be another one."""
-        self._ranking.follow(context, anew=True)
+        self._ranking.follow(context, restart=True)
         self._at = -1
 
     def start(self, context: Sequence[int]) -> None:

@@ -113,10 +113,9 @@ class CostTable:
         curve = self.curve()
         return curve[width] if width <= WIDEST else curve[WIDEST] * width / WIDEST
 
-    def restart(self, seconds: float) -> None:
-        """Forget what plain passes took before: now it is this."""
+    def restart(self) -> None:
+        """Forget what plain passes took before: the next one is the step."""
         self._plain = Recent()
-        self.step = seconds
 
     def observe(self, width: int, seconds: float) -> None:
         """Learn from one pass. Widths beyond the first need a plain step to be compared with."""
@@ -234,7 +233,7 @@ class CostModel:
         """
         table, drift = self.table(context_tokens), _beyond(self.drift.value)
         if drift and cost.width == 1 and table.step is not None and _beyond(cost.pass_seconds / table.step) == drift:
-            table.restart(cost.pass_seconds)
+            table.restart()
             self.drift = Recent()
         table.observe(cost.width, cost.pass_seconds)
         if table.step is None:

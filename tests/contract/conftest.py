@@ -58,24 +58,26 @@ class Opener:
         return open_entry(self.entry(shape), self.root(shape), budget=budget or Budget(), threads=threads, needs=needs)
 
 
+def _request(entry: ModelEntry, root: Path, *, budget: Budget, threads: int, needs: Sequence[str]) -> ModelRequest:
+    return ModelRequest(
+        entry,
+        root,
+        name="target",
+        vocabulary_size=entry.rows,
+        budget=budget,
+        threads=threads,
+        provider="cpu",
+        needs=needs,
+    )
+
+
 def open_entry(
     entry: ModelEntry, root: Path, *, budget: Budget, threads: int = 1, needs: Sequence[str] = ()
 ) -> LanguageModel:
     runtimes = pytest.importorskip("edgedecode.runtimes.onnx")
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     runtime = runtimes.OnnxRuntime()
-    model: LanguageModel = runtime.open(
-        ModelRequest(
-            entry,
-            root,
-            name="target",
-            vocabulary_size=entry.rows,
-            budget=budget,
-            threads=threads,
-            provider="cpu",
-            needs=needs,
-        )
-    )
+    model: LanguageModel = runtime.open(_request(entry, root, budget=budget, threads=threads, needs=needs))
     return model
 
 
@@ -98,18 +100,7 @@ def open_gguf(
         pytest.skip("the llama extra is not installed")
     from edgedecode.runtimes.llama import LlamaRuntime
 
-    model: LanguageModel = LlamaRuntime().open(
-        ModelRequest(
-            entry,
-            root,
-            name="target",
-            vocabulary_size=entry.rows,
-            budget=budget,
-            threads=threads,
-            provider="cpu",
-            needs=needs,
-        )
-    )
+    model: LanguageModel = LlamaRuntime().open(_request(entry, root, budget=budget, threads=threads, needs=needs))
     return model
 
 
