@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 
 from edgedecode.decoding.policy import Score
 
@@ -139,36 +138,30 @@ class Acceptance:
         """Return the share of the failing drafts that their model ends, so that nothing beyond is paid for."""
         return self.history.stops.get(drafter, 0.0)
 
-    def curve(self, drafter: str, length: int, match: int = 0, *, hope: float = 0.0) -> list[float]:
-        """Return, for each of `length` positions, the chance that the draft is accepted up to and with it.
+    def curve(self, drafter: str, length: int, match: int = 0, *, hope: float = 0.0) -> Iterator[float]:
+        """Yield, for each of `length` positions, the chance that the draft is accepted up to and with it.
 
         It ends at positions that are hardly ever reached. hope: standard deviations added to the expected chance.
         """
         key = drafter, match_bucket(match)
         old, new = self.history.of(key), self._of(key)
-        base, above, chance, alive = _PRIORS[key[1]], -1.0, 0.0, 1.0
-        old_scale, new_scale, prior_rounds = old.scale, new.scale, PRIOR_ROUNDS
-        result: list[float] = []
-        counts = zip(old.accepted, old.tried, new.accepted, new.tried, strict=True)
-        for old_accepted, old_tried, new_accepted, new_tried in islice(counts, length):
-            known = old_tried * old_scale + prior_rounds
-            tried = new_tried * new_scale + prior_rounds
-            base = (old_accepted * old_scale + prior_rounds * base) / known
-            # Older answers at this depth, and this one a depth above: a draft that begins well goes on well.
-            prior = base if above < 0 else (base + above) / 2
-            chance = above = (new_accepted * new_scale + prior_rounds * prior) / tried
-            if hope:
-                variance = above * (1 - above) / (tried + 1)
-                variance += base * (1 - base) / (known + 1) * (prior_rounds / tried) ** 2
-                chance = min(1.0, above + hope * math.sqrt(variance))
+        old_scale, new_scale, base, above, chance, alive = old.scale, new.scale, _PRIORS[key[1]], -1.0, 0.0, 1.0
+        for depth in range(length):
+            if depth < DEPTHS:
+                known = old.tried[depth] * old_scale + PRIOR_ROUNDS
+                tried = new.tried[depth] * new_scale + PRIOR_ROUNDS
+                base = (old.accepted[depth] * old_scale + PRIOR_ROUNDS * base) / known
+                # Older answers at this depth, and this one a depth above: a draft that begins well goes on well.
+                prior = base if above < 0 else (base + above) / 2
+                chance = above = (new.accepted[depth] * new_scale + PRIOR_ROUNDS * prior) / tried
+                if hope:
+                    variance = above * (1 - above) / (tried + 1)
+                    variance += base * (1 - base) / (known + 1) * (PRIOR_ROUNDS / tried) ** 2
+                    chance = min(1.0, above + hope * math.sqrt(variance))
             alive *= chance
-            result.append(alive)
+            yield alive
             if alive < _HARDLY_EVER:
-                return result
-        for _ in range(DEPTHS, length):
-            alive *= chance
-            result.append(alive)
-        return result
+                return
 
     def _of(self, key: Key) -> Counts:
         counts = self._tables.get(key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ AGEING = 0.998
 doubted sooner."""
 REACH = 0.15
 """How far a measurement speaks for other widths, in the logarithm of the width."""
-REFIT = 8
+REFIT = 16
 """Passes of several rows after which the curve is fitted again, fewer at first. Less: more host work."""
 OUTLIER = 1.5
 """A pass this many times slower or faster than predicted counts as that: the machine did something else meanwhile."""
@@ -157,8 +157,8 @@ class CostTable:
         moved = (PRIOR_WEIGHT + weights @ (self.beta / prior)) / (PRIOR_WEIGHT + known)
         more = prior * moved * np.maximum(0, np.arange(WIDEST + 1) - 1)
         self._stale = 0
-        self._curve = _monotone(np.maximum(1.0, 1.0 + more).tolist())
-        self._least = (1 + (np.array(self._curve) - 1) * (1 - 0.5 / (1 + known))).tolist()
+        curve = _monotone(np.maximum(1.0, 1.0 + more))
+        self._curve, self._least = curve.tolist(), (1 + (curve - 1) * (1 - 0.5 / (1 + known))).tolist()
 
 
 class Recent:
@@ -308,9 +308,17 @@ class Prices:
         return (self._table.c(length + 1) + length * step + host) / self.plain
 
     def best_length(
-        self, alive: Sequence[float], *, step: float = 0.0, host: float = 0.0, least: bool = False, stops: float = 0.0
+        self,
+        alive: Iterable[float],
+        longest: int,
+        *,
+        step: float = 0.0,
+        host: float = 0.0,
+        least: bool = False,
+        stops: float = 0.0,
     ) -> tuple[int, float]:
-        """Return the length of the best speed-up for a draft with these chances of survival, and that; at least 1.
+        """Return the length, up to `longest`, of the best speed-up for a draft with these chances of survival, and
+        that; at least 1.
 
         stops: the share of the drafts that fail which end there, their model not being sure: others go on to the end.
         least: with what passes may turn out to cost, instead of what is expected.
@@ -324,6 +332,8 @@ class Prices:
             drafted = 1 - stops * (1 - chance)
             if speed > best:
                 best_length, best = length, speed
+            elif tokens + chance * (longest - length) < best * cost:  # were all others as likely, and for nothing
+                break
         return best_length, best * self.plain
 
     def tree(self, drafter: str, level: float) -> RoundPrice:
@@ -350,13 +360,7 @@ def _kernel() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     return 1 / (1 + distance**2), np.interp(widths, list(PRIOR_BETA), list(PRIOR_BETA.values()))
 
 
-def _monotone(curve: list[float]) -> list[float]:
-    """Return the nearest curve that never falls (pool adjacent violators, Ayer 1955): dips are noise."""
-    pools: list[tuple[float, int]] = []
-    for value in curve:
-        total, count = value, 1
-        while pools and pools[-1][0] / pools[-1][1] > total / count:
-            more, others = pools.pop()
-            total, count = total + more, count + others
-        pools.append((total, count))
-    return [total / count for total, count in pools for _ in range(count)]
+def _monotone(curve: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return a curve that never falls, midway between the lowest such one above and the highest below."""
+    above, below = np.maximum.accumulate(curve), np.minimum.accumulate(curve[::-1])[::-1]
+    return (above + below) / 2

@@ -169,8 +169,9 @@ class Scheduler:
             known, host, step, reading = self._known(name), prices.host(name, least=True), 0.0, 0.0
             if name in self.models:
                 step, reading = prices.step(known, least=True), arm.unread * prices.read(known, least=True)
-            alive = self.acceptance.curve(name, min(LOOK, arm.longest), arm.match, hope=HOPE)
-            length, hope = prices.best_length(alive, step=step, host=host, least=True)
+            longest = min(LOOK, arm.longest)
+            alive = self.acceptance.curve(name, longest, arm.match, hope=HOPE)
+            length, hope = prices.best_length(alive, longest, step=step, host=host, least=True)
             hope = _whole(hope, reading, arm.horizon)
             price = prices.round(length, step=step, host=host) - 1 + reading
             if hope > most and self.ledger.funds(arm.account) >= price:
@@ -183,7 +184,7 @@ class Scheduler:
             return tree
         longest = min(offer.length, room)
         alive = self.acceptance.curve(name, longest, offer.match)
-        length, speed_up = prices.best_length(alive, host=prices.host(name))
+        length, speed_up = prices.best_length(alive, longest, host=prices.host(name))
         return _Arm(name, speed_up, Plan(length, name, reason="pays"), longest, match=offer.match)
 
     def _of_model(self, name: str, unread: int, signals: Signals, room: int, prices: Prices) -> _Arm | None:
@@ -195,7 +196,8 @@ class Scheduler:
             reading = max(0, window - 1) * read
             return self._of_tree(name, room, prices, level=step, reading=reading, horizon=horizon)
         stops = self.acceptance.stops(name)
-        length, promised = prices.best_length(self.acceptance.curve(name, room), step=step, host=host, stops=stops)
+        alive = self.acceptance.curve(name, room)
+        length, promised = prices.best_length(alive, room, step=step, host=host, stops=stops)
         account = self.heads.get(name, (name,))[0]
         before, read_max = max(0, unread - 1), 0  # its first step reads one along
         speed_up = _whole(promised, before * read, horizon)

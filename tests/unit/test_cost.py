@@ -228,9 +228,9 @@ def test_a_draft_that_its_model_ends_costs_less_than_one_that_is_rejected() -> N
     costs.observe(plain(STEP), context_tokens=1)
     prices = Prices(costs, CostTable(STEP, {2: 0.3, 4: 0.3, 8: 0.3, 16: 0.3}), STEP)
     alive = [0.6**depth for depth in range(1, 9)]
-    sure = [prices.best_length(alive, step=0.2, stops=share) for share in (0.0, 0.5, 1.0)]
+    sure = [prices.best_length(alive, len(alive), step=0.2, stops=share) for share in (0.0, 0.5, 1.0)]
     assert [speed for _, speed in sure] == sorted(speed for _, speed in sure)
     assert sure[0][1] < sure[2][1]
     assert sure[0][0] <= sure[2][0]
     certain = [1.0] * 8
-    assert prices.best_length(certain, step=0.2) == prices.best_length(certain, step=0.2, stops=1.0)
+    assert prices.best_length(certain, 8, step=0.2) == prices.best_length(certain, len(certain), step=0.2, stops=1.0)

@@ -115,12 +115,12 @@ def test_answers_that_alternate_keep_their_own_rounds_and_share_what_lasts() -> 
     first.begin()
     for _ in range(3):
         first.acceptance.add(Score("model", 2, 2))
-    own = first.acceptance.curve("model", 2)
+    own = [*first.acceptance.curve("model", 2)]
     second.begin()
     for _ in range(3):
         second.acceptance.add(Score("model", 2, 0))
-    assert second.acceptance.curve("model", 2) < own
-    assert first.acceptance.curve("model", 2) > second.acceptance.curve("model", 2)
+    assert [*second.acceptance.curve("model", 2)] < own
+    assert [*first.acceptance.curve("model", 2)] > [*second.acceptance.curve("model", 2)]
     assert known.history.tables["model", 0].tried[0] == pytest.approx(6, rel=0.05)
 
 
@@ -239,7 +239,7 @@ def test_a_model_that_knows_when_to_stop_is_known_for_it() -> None:
     for _ in range(30):
         first.observe(RoundCost(width=2, pass_seconds=0.01, drafter="model", drafted=1, accepted=1, stopped=True))
     assert first.acceptance.stops("model") > 0.9
-    assert first.acceptance.curve("model", 2)[1] < 0.2, "no draft lived longer than its model was sure"
+    assert [*first.acceptance.curve("model", 2)][1] < 0.2, "no draft lived longer than its model was sure"
     kept = Experience.from_dict(known.as_dict())
     assert kept.history.stops == known.history.stops
     for _ in range(30):
