@@ -104,7 +104,7 @@ class Scheduler:
         """An answer starts. Return the rounds to rest first: where nothing paid lately, asking costs most at once."""
         self.acceptance.begin()
         self._current, self._emitted = "", 0
-        return min((MOST_REST + 1) // 4, self.experience.vain // 2)
+        return min(MOST_REST, self.experience.vain // 2)
 
     def observe(self, cost: RoundCost, scores: Sequence[Score] = ()) -> None:
         """Learn from a round, and from offers and other heads' drafts whose tokens were emitted by now."""
