@@ -37,7 +37,7 @@ SLACK = 1
 """Tokens a draft model may go beyond the best length on average: its confidence stops it, token by token."""
 STOP_LOSS = 1.0
 """Plain rounds that the arm in use may lose before it is dropped. More: later to leave a text that changed."""
-MOST_REST = 15
+MOST_REST = 31
 """Rounds at most in which nobody is asked. More: cheaper where nothing pays, slower to notice that something does."""
 
 
