@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode import FinishReason, Stats
 from edgedecode.decoding.stats import DrafterCount
-from edgedecode.memory import format_nbytes
+from edgedecode.memory.sizes import format_nbytes
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,7 +11,8 @@ from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, engine_version
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
 from edgedecode.experience_file import experience_path
-from edgedecode.memory import Budget, parse_nbytes
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.sizes import parse_nbytes
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.pack_lock import opening

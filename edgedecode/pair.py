@@ -16,7 +16,7 @@ from edgedecode.errors import (
     InputError,
 )
 from edgedecode.experience_file import load_experience, store_experience
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.pack.adapters import PackAdapters
 from edgedecode.pack.integrity import check_unchanged

@@ -12,7 +12,7 @@ from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.identical_widths import IdenticalWidths
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import find_drafter, lookup_names
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.pack.adapters import PackAdapters
 from edgedecode.pack.manifest import Manifest

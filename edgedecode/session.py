@@ -17,7 +17,7 @@ from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Rule, Verdict
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
-from edgedecode.memory import peak_nbytes
+from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.options import SessionOptions, sampling_defaults
 from edgedecode.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.resources import Resources

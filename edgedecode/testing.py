@@ -21,7 +21,7 @@ from edgedecode.decoding.tree import check_parents
 from edgedecode.decoding.verify import Verdict
 from edgedecode.engines.interface import Device, ModelRequest
 from edgedecode.errors import CapabilityError
-from edgedecode.memory import Budget, Lease
+from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import Generation, Graph, Manifest, ModelEntry
 from edgedecode.pair import Pair
 from edgedecode.text.chat_template import ChatTemplate

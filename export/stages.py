@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from edgedecode.memory import peak_nbytes
+from edgedecode.memory.process_memory import peak_nbytes
 
 __all__ = ["StageRecord", "Stages"]
 

@@ -25,6 +25,7 @@ FOLDERS = (*OUTER, DEVELOPERS)
 
 ROOMS = {  # of the core: what a room may import beside itself, from rooms and from the modules of the face
     "decoding": {"errors"},
+    "memory": {"errors", "turns"},
     "schedule": {"decoding", "errors", "user_notices"},
     "drafters": {"decoding", "cache", "errors", "memory"},
     "text": {"duplicate_names", "errors", "memory"},

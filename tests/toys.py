@@ -26,7 +26,7 @@ from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model_state import ModelStates
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.pack.manifest import Generation
 from edgedecode.pair import Pair

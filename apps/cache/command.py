@@ -13,7 +13,7 @@ from pathlib import Path
 from edgedecode.cache import AREAS, user_cache
 from edgedecode.commands import Command
 from edgedecode.locks import FOLDER, take_lock
-from edgedecode.memory import format_nbytes
+from edgedecode.memory.sizes import format_nbytes
 
 __all__ = ["command"]
 

@@ -13,7 +13,7 @@ from edgedecode.commands import Command
 from edgedecode.engines.child import ask_child, child_command, tell_parent
 from edgedecode.engines.interface import Device
 from edgedecode.engines.registry import RUNTIMES, installed
-from edgedecode.memory import format_nbytes
+from edgedecode.memory.sizes import format_nbytes
 from edgedecode.text.printable import shown
 
 from ..machine import Machine, versions

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from edgedecode.memory import format_nbytes
+from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.engine_equality import Equality
 from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, TrimCategory
 from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimEntry

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.runtimes.llama.files.cached_gguf import gguf_path
 from edgedecode.runtimes.llama.llama_engine import EXACT, KV_TYPES, Engine, Loading

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.llama.files.cached_gguf import gguf_path
 from edgedecode.runtimes.llama.llama_engine import EXACT, KV_TYPES, Engine

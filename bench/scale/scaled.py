@@ -17,7 +17,7 @@ from edgedecode import CapabilityError, InputError
 from edgedecode.apps.terminal import progress
 from edgedecode.cache import cache_folder, facts_key, user_cache
 from edgedecode.errors import ManifestError
-from edgedecode.memory import format_nbytes, parse_nbytes
+from edgedecode.memory.sizes import format_nbytes, parse_nbytes
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.entries import ActivationsWay
 from edgedecode.pack.gate import check_pack

@@ -17,7 +17,7 @@ from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.tree import RankRates, TreeShape, is_chain
 from edgedecode.decoding.verify import Verdict
-from edgedecode.memory import Lease
+from edgedecode.memory.budget import Lease
 
 from .rank_rates import RATES_AFTER, kept_rates
 from .source import DraftSetting

@@ -11,7 +11,7 @@ from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.probs import SharedNoise
 from edgedecode.decoding.row_draw import NumpyRowDraw, RowDraw
 from edgedecode.decoding.weights import SamplingOptions
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 
 from .model_state import ModelStates
 

@@ -14,7 +14,7 @@ from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import BudgetExceeded
-from edgedecode.memory import Lease
+from edgedecode.memory.budget import Lease
 
 from .automaton import NO_MATCH, Match
 from .past import STORE_NBYTES, PastOutputs, PastReader, following

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry
 
 __all__ = ["NO_MMAP", "NO_REPACK", "Device", "ModelRequest", "Runtime"]

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
-from edgedecode.memory import format_nbytes, peak_nbytes, resident_nbytes
+from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
+from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.manifest import Manifest
 from edgedecode.user_notices import notice
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
-from edgedecode.memory import peak_nbytes, resident_nbytes
+from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
 from edgedecode.open_pack import load
 from edgedecode.options import SessionOptions
 from edgedecode.pair import PROCESS, Pair

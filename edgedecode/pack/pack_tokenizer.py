@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgedecode.errors import CapabilityError, IncompatiblePair, ManifestError
-from edgedecode.memory import Budget, peak_nbytes, resident_nbytes
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from edgedecode.errors import ContextExceeded
-from edgedecode.memory import Budget, release_pages
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.process_memory import release_pages
 
 from .messages import Message
 from .tokenizer import Tokenizer

@@ -19,7 +19,7 @@ from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.kernel_noise import POSITIONS, KernelNoise, measure_noise
 from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import ExportError, InputError, ManifestError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer

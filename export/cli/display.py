@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from edgedecode.memory import format_nbytes
+from edgedecode.memory.sizes import format_nbytes
 from edgedecode.user_notices import ProgressLines
 
 from ..stages import StageRecord

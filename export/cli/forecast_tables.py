@@ -7,7 +7,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from edgedecode.memory import format_nbytes
+from edgedecode.memory.sizes import format_nbytes
 
 from ..forecast import PairForecast, time_class
 from .display import Report

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from edgedecode.memory import format_nbytes
+from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.entries import ActivationsEntry
 from edgedecode.pack.manifest import Manifest, ModelEntry
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edgedecode.memory import format_nbytes
+from edgedecode.memory.sizes import format_nbytes
 
 from ..trim.sweep import Prediction, Sweep, SweepRow, TrimResult
 from ..trim.timing import ANSWER_REPETITIONS, MAX_TOKENS

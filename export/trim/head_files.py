@@ -14,7 +14,7 @@ from edgedecode.decoding.arrays import IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import HeadedModel, LanguageModel
 from edgedecode.engines.interface import ModelRequest, Runtime
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Graph, Manifest, ModelEntry, TrimEntry
 from edgedecode.pack.token_map import write_token_ids
 

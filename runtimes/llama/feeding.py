@@ -16,7 +16,7 @@ import numpy as np
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 
 from .embeddings import EmbeddingTable, RowReader
 from .llama_context import Context

@@ -20,7 +20,7 @@ from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
 from edgedecode.gguf.gguf_names import CLASSES, INTERLEAVED, LayerModule, module_of, tensor_name
 from edgedecode.gguf.header import Header
-from edgedecode.memory import Budget, Lease
+from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import STACKS, ModelEntry
 
 from ..adapter_parts import FLOAT_NBYTES, Parts, Projection, Projections

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
-from edgedecode.memory import Lease
+from edgedecode.memory.budget import Lease
 
 from .embeddings import EmbeddingTable, RowReader
 from .llama_engine import ContextPlan, Weights

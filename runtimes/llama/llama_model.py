@@ -21,7 +21,7 @@ from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard, Output, RowRequest, State
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.gguf.header import Header
-from edgedecode.memory import Budget, Lease
+from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ..row_state import check_capacity, check_tokens, continues, wanted_rows

@@ -15,7 +15,8 @@ from edgedecode.engines.engine_factory import Refusal
 from edgedecode.engines.interface import NO_MMAP, NO_REPACK, Device, ModelRequest
 from edgedecode.errors import CapabilityError, ManifestError, RuntimeUnavailable
 from edgedecode.gguf.header import Header, read_header
-from edgedecode.memory import Budget, Lease, format_nbytes
+from edgedecode.memory.budget import Budget, Lease
+from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.gguf_check import check_header
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.user_notices import notice

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from edgedecode.decoding.arrays import FloatArray, IntArray
-from edgedecode.memory import Budget, Lease
+from edgedecode.memory.budget import Budget, Lease
 
 from .graph_session import Untyped
 from .onnx_footprint import FLOAT_NBYTES, Footprint

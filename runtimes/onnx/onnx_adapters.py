@@ -13,7 +13,7 @@ import numpy as np
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError
-from edgedecode.memory import Budget, Lease
+from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ..adapter_parts import Projection, Projections

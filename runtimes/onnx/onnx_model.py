@@ -16,7 +16,7 @@ import numpy.typing as npt
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import AdapterUse, Head, LowRank, ModelCard, Output, RowRequest, State
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, RuntimeUnavailable
-from edgedecode.memory import Budget, Lease
+from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ..row_state import LEAST_ROWS, check_tokens, wanted_rows

@@ -19,7 +19,7 @@ from edgedecode.decoding.row_draw import RowDraw
 from edgedecode.engines.engine_factory import GraphKernels, Refusal
 from edgedecode.engines.interface import Device, ModelRequest
 from edgedecode.errors import CapabilityError
-from edgedecode.memory import Budget, Lease
+from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import Graph, ModelEntry
 
 from ..threads import check_threads, default_threads, most_threads

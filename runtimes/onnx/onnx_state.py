@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.memory import Lease
+from edgedecode.memory.budget import Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ..row_state import check_chain, check_crop, check_kept, check_room, continues

@@ -13,7 +13,7 @@ from weakref import WeakSet, finalize
 
 from edgedecode.decoding.model import ModelCard
 from edgedecode.errors import CapabilityError, InputError
-from edgedecode.memory import Budget, Lease
+from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ..row_state import LEAST_ROWS, RowState, check_capacity

@@ -15,7 +15,7 @@ from edgedecode.bench.measure.timed_answers import answer, host_gaps, reading_se
 from edgedecode.bench.settings import Arm, Settings
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import drafter_names
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
 from edgedecode.text.prompts import Prompt
 from tests.toys import HeadedTable

@@ -21,7 +21,7 @@ from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.kernel_noise import Rescore
 from edgedecode.errors import CapabilityError, ManifestError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.engine_equality import Equality
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables

@@ -23,7 +23,7 @@ from edgedecode.bench.scale.mlps import find_mlps
 from edgedecode.bench.scale.scaled import scaled_pack
 from edgedecode.bench.scale.widening import Widening
 from edgedecode.cli import main
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.onnx_format.graph_file import GraphFile, Node
 from edgedecode.pack.entries import ActivationsEntry, ActivationsWay, ProductError
 from edgedecode.pack.hub import BUNDLED_PACK

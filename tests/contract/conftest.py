@@ -15,7 +15,7 @@ import pytest
 
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.interface import ModelRequest
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.testing import TableModel, toy_tables
 from tests.contract.concat_graph import write_concat

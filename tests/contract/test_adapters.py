@@ -12,7 +12,7 @@ import pytest
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from tests.contract.conftest import GgufOpener, Opener
 from tests.contract.reference import assert_close, assert_moved, settled
 from tests.contract.toy_graph import LORA_MODULES, LORA_RANK, ToyShape

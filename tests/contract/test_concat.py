@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, ManifestError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry
 from tests.contract.concat_graph import write_concat
 from tests.contract.conftest import open_entry

@@ -14,7 +14,7 @@ import edgedecode
 from edgedecode.cli import main
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry
 from tests.contract.conftest import GgufOpener, open_entry, open_gguf
 from tests.contract.gguf_pack import write_pack
@@ -162,7 +162,7 @@ def test_the_process_ends_well_with_everything_open(pack: Path, entry: ModelEntr
     open_gguf(entry, pack, budget=Budget()).close()  # skips where the engine is missing
     code = (
         "import sys; from pathlib import Path; from dataclasses import replace; "
-        "from tests.contract.conftest import open_gguf; from edgedecode.memory import Budget; "
+        "from tests.contract.conftest import open_gguf; from edgedecode.memory.budget import Budget; "
         "from tests.contract.toy_gguf import write_toy_gguf; "
         "entry = write_toy_gguf(Path(sys.argv[1])); model = open_gguf(entry, Path(sys.argv[1]), budget=Budget()); "
         "state = model.new_state(8); view = model.forward([1], state).logits"

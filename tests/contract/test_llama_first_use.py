@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, RuntimeUnavailable
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.open_pack import load
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
@@ -125,7 +125,8 @@ def test_a_frozen_application_makes_it_without_starting_itself(
 def test_two_at_once_do_no_harm(bundled: Path, cache: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from edgedecode.pack.manifest import Manifest; "
-        "from edgedecode.memory import Budget; from edgedecode.runtimes.llama.files.cached_gguf import gguf_path; "
+        "from edgedecode.memory.budget import Budget; "
+        "from edgedecode.runtimes.llama.files.cached_gguf import gguf_path; "
         "root = Path(sys.argv[1]); "
         "print(gguf_path(Manifest.load(root).located('draft'), root, name='draft', budget=Budget()))"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import CapabilityError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry
 from tests.contract.conftest import GgufOpener, open_gguf
 from tests.contract.toy_graph import ToyShape

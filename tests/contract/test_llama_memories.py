@@ -19,7 +19,7 @@ from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from tests.contract.conftest import GgufOpener
 from tests.contract.reference import assert_close, assert_moved, logits_of, settled
 from tests.contract.toy_graph import ToyShape

@@ -20,7 +20,7 @@ from edgedecode.engines.interface import NO_MMAP, NO_REPACK
 from edgedecode.errors import BudgetExceeded
 from edgedecode.gguf.header import read_header
 from edgedecode.gguf.trimmed_gguf import trim_gguf
-from edgedecode.memory import Budget, Lease
+from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import TrimEntry
 from edgedecode.pack.token_map import write_token_ids
 from edgedecode.runtimes.llama.llama_engine import Loading
@@ -38,7 +38,8 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 from edgedecode.pack.manifest import Graph, ModelEntry, TrimEntry
-from edgedecode.memory import Budget, resident_nbytes
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.process_memory import resident_nbytes
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.runtimes.llama import LlamaRuntime
 fields = json.loads(sys.argv[2])
@@ -337,7 +338,7 @@ def test_the_plan_bounds_recurrent_memories(
 RESIDENT = """
 import json, sys
 import edgedecode
-from edgedecode.memory import peak_nbytes
+from edgedecode.memory.process_memory import peak_nbytes
 
 with edgedecode.load(sys.argv[1], runtime="llama") as pair, pair.session() as session:
     before = next(lease.nbytes for lease in pair.budget.leases if lease.name.startswith("process"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgedecode.errors import CapabilityError, InputError, RuntimeUnavailable
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from tests.contract.conftest import GgufOpener, open_gguf
 from tests.contract.reference import assert_close, logits_of, settled
 from tests.contract.toy_graph import ToyShape

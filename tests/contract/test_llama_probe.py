@@ -10,7 +10,7 @@ import pytest
 
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import RuntimeUnavailable
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.runtimes.llama import LlamaRuntime
 from edgedecode.runtimes.llama import llama_runtime as runtime
 from edgedecode.runtimes.llama.files import engine_probe as probe

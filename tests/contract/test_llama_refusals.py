@@ -22,7 +22,7 @@ from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
 from edgedecode.gguf.fields import Value
 from edgedecode.gguf.header import Header, read_header
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.gguf_check import check_header
 from edgedecode.runtimes.llama.files.engine_probe import HIDDEN, ROWS, tiny_model
 from edgedecode.runtimes.llama.files.scratch import STALE_SECONDS, scratch_file

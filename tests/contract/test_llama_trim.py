@@ -31,7 +31,7 @@ from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
 from edgedecode.gguf.encoding import F32
 from edgedecode.gguf.header import EMBEDDING
 from edgedecode.gguf.trimmed_gguf import trim_gguf
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Manifest, ModelEntry, TrimEntry

@@ -13,7 +13,7 @@ import pytest
 
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, ManifestError, RuntimeUnavailable
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.runtimes.onnx import OnnxRuntime
 from tests.contract.conftest import Opener, open_entry

@@ -10,7 +10,7 @@ import pytest
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import CapabilityError, ManifestError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from tests.contract.conftest import Opener, open_entry
 from tests.contract.reference import assert_close, logits_of, settled
 from tests.contract.toy_graph import LORA_MODULES, LORA_RANK, ToyShape

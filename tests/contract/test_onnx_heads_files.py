@@ -12,7 +12,7 @@ import pytest
 
 from edgedecode.decoding.model import HeadedModel
 from edgedecode.errors import CapabilityError, ExportError, InputError, ManifestError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry, TrimEntry
 from edgedecode.pack.token_map import write_token_ids
 from tests.contract.concat_graph import write_concat

@@ -20,7 +20,8 @@ import json, sys
 from pathlib import Path
 from edgedecode.typed_json import typed
 from edgedecode.pack.manifest import ModelEntry
-from edgedecode.memory import Budget, resident_nbytes
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.process_memory import resident_nbytes
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.runtimes.onnx import OnnxRuntime
 entry, budget, runtime = typed(json.loads(sys.argv[2]), ModelEntry, "entry"), Budget(), OnnxRuntime()

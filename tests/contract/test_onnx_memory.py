@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgedecode.errors import BudgetExceeded
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.runtimes.onnx.graph_session import open_session
 from edgedecode.runtimes.onnx.providers import choose_provider
 from tests.contract.conftest import Opener
@@ -26,7 +26,8 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 from edgedecode.pack.manifest import Graph, ModelEntry
-from edgedecode.memory import Budget, resident_nbytes
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.process_memory import resident_nbytes
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.runtimes.onnx import OnnxRuntime
 fields = json.loads(sys.argv[2])
@@ -273,7 +274,8 @@ import json, sys
 from pathlib import Path
 from threading import Barrier, Thread
 from edgedecode.pack.manifest import Graph, ModelEntry
-from edgedecode.memory import Budget, resident_nbytes
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.process_memory import resident_nbytes
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.runtimes.onnx import OnnxRuntime
 fields = json.loads(sys.argv[2])

@@ -12,7 +12,7 @@ import pytest
 from edgedecode.bench.loops.onnx_loop import BareLoop
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import BudgetExceeded, CapabilityError, ManifestError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from tests.contract.conftest import Opener, open_entry
 from tests.contract.reference import assert_close, assert_moved, settled
 from tests.contract.toy_graph import ToyShape

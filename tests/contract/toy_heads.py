@@ -10,7 +10,7 @@ import pytest
 
 from edgedecode.decoding.arrays import IntArray
 from edgedecode.decoding.model import HeadedModel
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry, TrimEntry
 from edgedecode.pack.token_map import write_token_ids
 from edgedecode.runtimes.onnx.onnx_model import OnnxModel

@@ -15,7 +15,7 @@ from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.export.trim.head_layout import find_head
 from edgedecode.export.trim.heads_graph import write_heads
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest, ModelEntry, TrimEntry
 from edgedecode.pack.token_map import write_token_ids
 

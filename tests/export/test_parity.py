@@ -18,7 +18,7 @@ from edgedecode.errors import ExportError
 from edgedecode.export.checks import model_checks as checks
 from edgedecode.export.checks.parity import NODES, ParityText, check_exact, check_kernels, measure_loss
 from edgedecode.export.graph.recipe import Recipe
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest
 from edgedecode.runtimes.onnx.kernels.trial import tried
 from edgedecode.testing import TableModel, toy_tables

@@ -21,7 +21,7 @@ from edgedecode.engines.registry import find_runtime
 from edgedecode.errors import CapabilityError, ExportError, InputError
 from edgedecode.export.checks import model_checks
 from edgedecode.export.graph.graph_request import GRAPHS, GraphRequest
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import Manifest
 from tests.toys import why_refused
 

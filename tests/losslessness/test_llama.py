@@ -25,7 +25,7 @@ from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.source import DrafterSource, DraftSetting
 from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.drafters.tree_drafter import TreeSource
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from tests.contract.conftest import GgufOpener
 from tests.contract.toy_graph import ToyShape
 from tests.toys import CallDrafter, check_accounts

@@ -21,7 +21,7 @@ from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.decoding.stats import FinishReason
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import InputError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
 from edgedecode.session import Session

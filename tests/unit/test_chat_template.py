@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode.errors import EdgeDecodeError, InputError, ManifestError
-from edgedecode.memory import peak_nbytes
+from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.text import template_limits
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
@@ -232,7 +232,7 @@ import sys
 from edgedecode.text import template_limits
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.errors import EdgeDecodeError
-from edgedecode.memory import peak_nbytes
+from edgedecode.memory.process_memory import peak_nbytes
 from tests.unit.test_chat_template import GROWING
 template_limits.STEPS = 100_000
 before, messages = peak_nbytes(), [{"role": "user", "content": "hi"}]

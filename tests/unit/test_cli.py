@@ -16,7 +16,7 @@ from edgedecode import __version__, cli
 from edgedecode.cli import main
 from edgedecode.commands import count, positive_count, real_number, seed, whole_number
 from edgedecode.errors import BudgetExceeded, InputError, ManifestError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.text.printable import shown, shown_answer
 
 

@@ -12,7 +12,8 @@ import tokenizers
 from tokenizers import models, normalizers
 
 from edgedecode.errors import BudgetExceeded, ContextExceeded
-from edgedecode.memory import Budget, peak_nbytes
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.options import SessionOptions
 from edgedecode.text import encoder as encoding
 from edgedecode.text.encoder import Encoder
@@ -34,7 +35,7 @@ TEXTS = {
 TRANSIENT = """
 import sys
 from edgedecode.text.encoder import BYTE_NBYTES, TOKEN_NBYTES
-from edgedecode.memory import peak_nbytes, resident_nbytes
+from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
 from edgedecode.text.tokenizer import Tokenizer
 from pathlib import Path
 from tests.unit.test_encoding import TEXTS
@@ -51,7 +52,7 @@ assert peak_nbytes() - before <= planned, (peak_nbytes() - before, planned, toke
 HELD = """
 import sys
 import edgedecode
-from edgedecode.memory import peak_nbytes
+from edgedecode.memory.process_memory import peak_nbytes
 with edgedecode.load(memory=int(sys.argv[1]), runtime="onnx", threads=1) as pair:
     for text in ("\U0001f600" * 262_144, "~é" * 87_000, "\\n" * 262_144, "~é" * 2_000_000, "7" * 30_000, " " * 60_000):
         for answer in ("stream", "complete"):

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from edgedecode.errors import BudgetExceeded, InputError
-from edgedecode.memory import Budget, Lease, format_nbytes, parse_nbytes, peak_nbytes, resident_nbytes
+from edgedecode.memory.budget import Budget, Lease
+from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
+from edgedecode.memory.sizes import format_nbytes, parse_nbytes
 
 
 def test_a_refusal_shows_the_whole_table_and_changes_nothing() -> None:
@@ -244,7 +246,7 @@ def test_the_process_knows_its_own_size() -> None:
 
 HELD = """
 import numpy, tokenizers
-from edgedecode.memory import resident_nbytes
+from edgedecode.memory.process_memory import resident_nbytes
 held = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in open("/proc/self/smaps_rollup") if "kB" in line}
 print(resident_nbytes(), held["Rss"], held["Pss"])
 """

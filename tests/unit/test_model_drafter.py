@@ -16,7 +16,7 @@ from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
 from edgedecode.errors import BudgetExceeded, CapabilityError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.testing import TableModel, toy_tables
 from tests.toys import draft_setting, reference_row, toy_model
 

@@ -28,7 +28,7 @@ from edgedecode.decoding.row_draw import Leading, NumpyRowDraw, RowDraw
 from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import CapabilityError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
 from edgedecode.runtimes.onnx.kernels.draw import NativeRowDraw

@@ -15,7 +15,7 @@ import pytest
 import edgedecode
 from edgedecode.cli import main
 from edgedecode.errors import BudgetExceeded, ManifestError
-from edgedecode.memory import peak_nbytes, resident_nbytes
+from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
 from edgedecode.onnx_format.graph_check import CheckedGraph, Weights, check_graph
 from edgedecode.pack import gate as pack_gate
 from edgedecode.pack.gate import check_pack
@@ -55,7 +55,7 @@ class Answers:
 _CODE = """if True:
     import contextlib, io, json, sys
     from edgedecode.cli import main
-    from edgedecode.memory import peak_nbytes
+    from edgedecode.memory.process_memory import peak_nbytes
     said = {}
     for name, root in json.load(sys.stdin).items():
         out, err = io.StringIO(), io.StringIO()

@@ -12,7 +12,7 @@ import pytest
 
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import BudgetExceeded, CapabilityError, IncompatiblePair, InputError, ManifestError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.open_pack import load
 from edgedecode.options import SessionOptions
 from edgedecode.pack.entries import AdapterEntry

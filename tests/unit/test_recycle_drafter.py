@@ -15,7 +15,7 @@ from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters import recycle
 from edgedecode.drafters.recycle import BREADTH, RecycleDrafter, RecycleSource
 from edgedecode.errors import BudgetExceeded
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from tests.toys import draft_setting
 
 NOISE = Noise(0)

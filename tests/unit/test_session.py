@@ -11,7 +11,7 @@ from edgedecode.decoding.stats import FinishReason
 from edgedecode.decoding.verify import Rule
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.pack.manifest import Generation
 from edgedecode.session import Session

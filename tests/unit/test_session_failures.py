@@ -12,7 +12,7 @@ from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.verify import Rule
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.session import Session
 from edgedecode.testing import ScriptedDrafter, TableModel, TableState

@@ -12,7 +12,7 @@ from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.verify import Rule
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.pack.manifest import TrimEntry
 from edgedecode.pair import Pair

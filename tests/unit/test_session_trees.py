@@ -11,7 +11,7 @@ import pytest
 from edgedecode.decoding.verify import Verdict
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.schedule.trace import replay
 from edgedecode.testing import TableModel, TableState, toy_pair

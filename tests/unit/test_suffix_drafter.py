@@ -21,7 +21,7 @@ from edgedecode.drafters.suffix import (
     SuffixSource,
 )
 from edgedecode.errors import BudgetExceeded
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from tests.toys import draft_setting
 
 NOISE = Noise(0)

@@ -11,7 +11,7 @@ from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.model import AdapterUse
 from edgedecode.decoding.sampling import Noise
 from edgedecode.errors import BudgetExceeded, CapabilityError
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.testing import ScriptedDrafter, TableModel, byte_tokenizer, toy_pair, toy_tables
 from tests.toys import path_to, toy_model

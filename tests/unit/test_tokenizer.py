@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgedecode.errors import InputError, ManifestError
-from edgedecode.memory import peak_nbytes
+from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
@@ -320,7 +320,7 @@ def test_words_that_were_encoded_are_not_kept_without_end() -> None:
     child = """
 import random
 from tests.small_tokenizers import byte_level
-from edgedecode.memory import peak_nbytes
+from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.text.tokenizer import Tokenizer
 tokenizer, before = Tokenizer(byte_level()), None
 for number in range(3000):

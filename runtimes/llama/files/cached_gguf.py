@@ -18,7 +18,8 @@ from edgedecode.cache import aside, cache_folder, facts_key, user_cache
 from edgedecode.engines.child import ask_child, child_command, tell_parent
 from edgedecode.engines.registry import find_maker
 from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, ManifestError
-from edgedecode.memory import Budget, Lease, size_option
+from edgedecode.memory.budget import Budget, Lease
+from edgedecode.memory.sizes import size_option
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import VERSION, Manifest, ModelEntry
 from edgedecode.user_notices import notice

@@ -62,7 +62,7 @@ def decode_tiny(path: str) -> None:
     """Load the model at `path` and run a pass of one row and one of several, as the child process does."""
     from edgedecode.decoding.model import ModelCard
     from edgedecode.gguf.header import read_header
-    from edgedecode.memory import Budget
+    from edgedecode.memory.budget import Budget
     from edgedecode.pack.manifest import ModelEntry
 
     from ..llama_model import LlamaModel

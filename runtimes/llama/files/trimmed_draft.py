@@ -18,7 +18,7 @@ from edgedecode.gguf.contents import Contents, Tensor, read_contents
 from edgedecode.gguf.gguf_names import gguf_name
 from edgedecode.gguf.header import EMBEDDING, header_of
 from edgedecode.gguf.trimmed_gguf import FED, TRIM_KEY, map_sha256, write_trimmed
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.gguf_check import check_header
 from edgedecode.pack.manifest import Manifest, ModelEntry
 from edgedecode.pack.token_map import read_token_ids

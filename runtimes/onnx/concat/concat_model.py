@@ -13,7 +13,7 @@ import numpy as np
 from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
 from edgedecode.errors import CapabilityError, EdgeDecodeError, RuntimeUnavailable
-from edgedecode.memory import Budget, Lease
+from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from ...row_state import (

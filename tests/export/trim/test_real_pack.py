@@ -15,7 +15,7 @@ from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime
 from edgedecode.export.trim import answers as answering
 from edgedecode.export.trim import head_files as heads
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pack.token_map import read_token_ids

@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.decoding.model import AdapterUse, LanguageModel, ModelCard, Output, RowRequest, State
 from edgedecode.engines.interface import ModelRequest
-from edgedecode.memory import Budget
+from edgedecode.memory.budget import Budget
 from edgedecode.pack.integrity import file_sha256
 from edgedecode.pack.manifest import MANIFEST_NAME, FileEntry, Generation, Graph, Manifest, ModelEntry
 from edgedecode.pack.token_map import read_token_ids

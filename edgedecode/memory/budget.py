@@ -5,28 +5,15 @@ Knows bytes and names, not what they are for.
 
 from __future__ import annotations
 
-import ctypes
-import re
-import sys
 from collections.abc import Callable
 from types import TracebackType
 
 from edgedecode.errors import BudgetExceeded, InputError
 from edgedecode.turns import FairLock
 
-__all__ = [
-    "Budget",
-    "Lease",
-    "format_nbytes",
-    "parse_nbytes",
-    "peak_nbytes",
-    "release_pages",
-    "resident_nbytes",
-    "size_option",
-]
+from .sizes import decimals, format_nbytes, size_option
 
-_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?(E[0-9]+)?) ?(?P<unit>|[KMG]I?)B?")
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+__all__ = ["Budget", "Lease"]
 
 
 class Lease:
@@ -123,8 +110,8 @@ class Budget:
         if self.limit_nbytes is not None:
             rows.append(("budget", self.limit_nbytes))
         width = max(len(name) for name, _ in rows)
-        decimals = _decimals(rows[-2][1], rows[-1][1]) if self.limit_nbytes is not None else 1
-        return "\n".join(f"  {name:<{width}}  {format_nbytes(value, decimals):>10}" for name, value in rows)
+        places = decimals(rows[-2][1], rows[-1][1]) if self.limit_nbytes is not None else 1
+        return "\n".join(f"  {name:<{width}}  {format_nbytes(value, places):>10}" for name, value in rows)
 
     def _add(self, lease: Lease, *, following: int) -> None:
         fixed = lease.nbytes + following if lease.fixed else 0
@@ -141,10 +128,10 @@ class Budget:
                 lease.reclaim()
         if self.used_nbytes + nbytes > self.limit_nbytes:
             free = max(0, self.limit_nbytes - self.used_nbytes)
-            decimals = _decimals(nbytes, free)
+            places = decimals(nbytes, free)
             raise BudgetExceeded(
-                f"{format_nbytes(nbytes, decimals)} are needed for {_purpose(name)}, but only "
-                f"{format_nbytes(free, decimals)} of the {format_nbytes(self.limit_nbytes)} budget are free",
+                f"{format_nbytes(nbytes, places)} are needed for {_purpose(name)}, but only "
+                f"{format_nbytes(free, places)} of the {format_nbytes(self.limit_nbytes)} budget are free",
                 self._advice(name, self.used_nbytes + nbytes, fixed=fixed),
                 table=self.table(name, nbytes),
                 needed_nbytes=self.used_nbytes + nbytes,
@@ -170,66 +157,8 @@ class Budget:
         lease.nbytes = nbytes
 
 
-def format_nbytes(nbytes: int, decimals: int = 1) -> str:
-    """Render bytes in decimal megabytes, as `12.3 MB`."""
-    return f"{nbytes / 1e6:.{decimals}f} MB"
-
-
-def _decimals(more: int, less: int) -> int:
-    """Return how many decimals tell two sizes apart."""
-    return next((n for n in range(1, 6) if format_nbytes(more, n) != format_nbytes(less, n)), 6)
-
-
 def _purpose(name: str) -> str:
     """Say what a lease is for: `weights:target` is `the target's weights`."""
     kind, *owner = name.split(":")
     kind = {"kv": "keys and values", "work": "workspace"}.get(kind, kind)
     return f"the {owner[0]}'s {kind}" if owner else kind
-
-
-def size_option(nbytes: int) -> str:
-    """Render bytes as `--memory` takes them, rounded up."""
-    return f"{-(-nbytes // 10**5) / 10:g}MB"
-
-
-def parse_nbytes(text: str) -> int:
-    """Read a size such as 800MB, 1.5G, 512MiB or 1000000. Raises InputError."""
-    found = _SIZE.fullmatch(text.strip().upper())
-    value = float(found["number"]) if found else 0.0
-    if found is None or not 0 < value < 1e15:
-        raise InputError(f"{text!r} is not a size: write for example 800MB, 1.5GB or 512MiB")
-    return int(value * _UNITS[found["unit"]])
-
-
-def resident_nbytes() -> int | None:
-    """Return what this process alone would hold of memory: pages it shares with others count whole.
-
-    In bytes, as `peak_nbytes` counts them; None where the system does not tell.
-    """
-    try:
-        with open("/proc/self/smaps_rollup", encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
-    except (OSError, StopIteration, ValueError):
-        return None
-
-
-def release_pages() -> None:
-    """Let the C library give the system what it holds and nothing uses, where it can: glibc keeps it otherwise."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
-
-
-def peak_nbytes() -> int | None:
-    """Return the largest resident size this process ever had, in bytes; None where the system does not tell."""
-    if sys.platform == "win32":
-        return None
-    try:
-        # Not getrusage: its peak survives exec, so that a child of a large process would report its parent's.
-        with open("/proc/self/status", encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration, ValueError):
-        pass
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

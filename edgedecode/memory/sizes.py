@@ -1,0 +1,36 @@
+"""Sizes in bytes as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from edgedecode.errors import InputError
+
+__all__ = ["decimals", "format_nbytes", "parse_nbytes", "size_option"]
+
+_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?(E[0-9]+)?) ?(?P<unit>|[KMG]I?)B?")
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def format_nbytes(nbytes: int, decimals: int = 1) -> str:
+    """Render bytes in decimal megabytes, as `12.3 MB`."""
+    return f"{nbytes / 1e6:.{decimals}f} MB"
+
+
+def decimals(more: int, less: int) -> int:
+    """Return how many decimals tell two sizes apart."""
+    return next((n for n in range(1, 6) if format_nbytes(more, n) != format_nbytes(less, n)), 6)
+
+
+def size_option(nbytes: int) -> str:
+    """Render bytes as `--memory` takes them, rounded up."""
+    return f"{-(-nbytes // 10**5) / 10:g}MB"
+
+
+def parse_nbytes(text: str) -> int:
+    """Read a size such as 800MB, 1.5G, 512MiB or 1000000. Raises InputError."""
+    found = _SIZE.fullmatch(text.strip().upper())
+    value = float(found["number"]) if found else 0.0
+    if found is None or not 0 < value < 1e15:
+        raise InputError(f"{text!r} is not a size: write for example 800MB, 1.5GB or 512MiB")
+    return int(value * _UNITS[found["unit"]])
