@@ -36,7 +36,12 @@ def add_pack_options(parser: ArgumentParser) -> None:
     )
     group.add_argument("--provider", default="cpu", help="where the engine runs, see `devices` (default: %(default)s)")
     group.add_argument("-t", "--threads", type=positive_count, metavar="N", help="threads of the engine")
-    group.add_argument("--memory", metavar="SIZE", help="hard budget for the whole process, for example 800MB")
+    group.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="hard budget for the whole process, for example 800MB (default: EDGEDECODE_MEMORY; a container's limit "
+        "and the machine's memory are kept in any case)",
+    )
     group.add_argument("-c", "--ctx-size", type=positive_count, metavar="N", help="tokens of context to plan for")
     group.add_argument(
         "--kv-type",

@@ -12,7 +12,8 @@ from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, 
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
 from edgedecode.experience_file import experience_path
 from edgedecode.memory.budget import Budget
-from edgedecode.memory.sizes import parse_nbytes
+from edgedecode.memory.limit import ASKED, Limit, limit_in_force
+from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.pack_lock import opening
@@ -41,12 +42,13 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
 ) -> Pair:
     """Open a pack: a folder, a hub id, or None for the bundled one.
 
-    memory: the budget in bytes, or text such as "800MB"; None: no limit. runtime: an installed engine's name, an engine
-    of your own, or "auto": of those that can run the pack the one that is faster here, which is measured once; None:
-    what the variable EDGEDECODE_RUNTIME says, else auto. threads: None chooses for this machine. verify: hash every
-    file now (else only at the first opening, size and time afterwards). kv_type: how keys and values are kept, the
-    draft's too where it can; None: as the engine does by itself. "int8" takes a quarter of float32's memory, and
-    answers may differ slightly.
+    memory: the budget in bytes, or text such as "800MB". In force is the least of it, the variable EDGEDECODE_MEMORY,
+    the container's limit and the machine's memory.
+    runtime: an installed engine's name, an engine of your own, or "auto": of those that can run the pack the one that
+    is faster here, which is measured once; None: what the variable EDGEDECODE_RUNTIME says, else auto. threads: None
+    chooses for this machine. verify: hash every file now (else only at the first opening, size and time afterwards).
+    kv_type: how keys and values are kept, the draft's too where it can; None: as the engine does by itself. "int8"
+    takes a quarter of float32's memory, and answers may differ slightly.
     context: the positions that sessions will plan for, which auto asks for under a budget; None: the usual number.
     mmap, repack: False has llama.cpp read weights rather than map their file, or use them as they lie in it rather than
     as its kernels want them: either takes them once in memory instead of twice; the first is as fast and is done by
@@ -56,7 +58,7 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
     Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
     pack does not offer.
     """
-    limit = parse_nbytes(memory) if isinstance(memory, str) else memory
+    limit = _limit(memory)
     if threads is not None and not 1 <= threads <= 1024:
         raise InputError(f"{threads} threads are out of range: 1 to 1024")
     if kv_type is not None and kv_type not in KV_TYPES:
@@ -64,11 +66,20 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
     wanted = runtime if runtime is not None else default_runtime()
     root = find_pack(pack)
     loading = tuple(need for need, done in ((NO_MMAP, mmap), (NO_REPACK, repack)) if not done)
+    chosen = limit.nbytes if limit is not None and limit.chosen else None
     request = EngineRequest(
-        provider=provider, threads=threads, kv_type=kv_type, memory=limit, context=context, loading=loading
+        provider=provider, threads=threads, kv_type=kv_type, memory=chosen, context=context, loading=loading
     )
     with opening(root):
-        return _open_pack(root, wanted, request, verify=verify, wrap=wrap, asked=runtime == AUTO)
+        return _open_pack(root, wanted, request, limit=limit, verify=verify, wrap=wrap, asked=runtime == AUTO)
+
+
+def _limit(memory: int | str | None) -> Limit | None:
+    """Return the limit in force, and tell the user where it is less than what was asked for."""
+    limit = limit_in_force(memory)
+    if memory is not None and limit is not None and limit.name != ASKED:
+        notice(f"the memory budget is {format_nbytes(limit.nbytes)}, not the {memory} asked for: {limit.name}")
+    return limit
 
 
 def _open_pack(
@@ -76,6 +87,7 @@ def _open_pack(
     wanted: str | Runtime,
     request: EngineRequest,
     *,
+    limit: Limit | None,
     verify: bool,
     wrap: Callable[[Runtime], Runtime] | None,
     asked: bool,
@@ -83,7 +95,7 @@ def _open_pack(
     """Open the pack at `root`; "auto": on the faster of its engines. asked: whether that was asked for."""
     manifest = check_pack(root, full=verify)
     engine = None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
-    tokenizer = pack_tokenizer(manifest, root, Budget(request.memory))
+    tokenizer = pack_tokenizer(manifest, root, Budget(limit))
 
     def opened(engine: Runtime) -> Pair:
         pair = Pair(
@@ -93,7 +105,7 @@ def _open_pack(
             runtime=engine if wrap is None else wrap(engine),
             provider=request.provider,
             threads=request.threads,
-            budget=Budget(request.memory),
+            budget=Budget(limit),
             kv_type=request.kv_type,
             loading=request.loading,
         )

@@ -70,7 +70,12 @@ def _add_engine_options(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("pack and engines")
     group.add_argument("-m", "--model", metavar="PACK", help="folder or hub id of a pack (default: the bundled one)")
     group.add_argument("-t", "--threads", type=positive_count, metavar="N", help="threads of each engine")
-    group.add_argument("--memory", metavar="SIZE", help="hard budget for the whole process, for example 800MB")
+    group.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="hard budget for the whole process, for example 800MB (default: EDGEDECODE_MEMORY; a container's limit "
+        "and the machine's memory are kept in any case)",
+    )
     group.add_argument("--kv-type", choices=KV_TYPES, help="how both keep keys and values (default: each as it does)")
     group.add_argument("--verify", action="store_true", help="check every file's digest before loading")
 

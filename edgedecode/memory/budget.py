@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-from edgedecode.errors import BudgetExceeded, InputError
+from edgedecode.errors import BudgetExceeded
 from edgedecode.turns import FairLock
 
-from .sizes import decimals, format_nbytes, size_option
+from .limit import ASKED, Limit
+from .sizes import decimals, format_nbytes
 
 __all__ = ["Budget", "Lease"]
 
@@ -58,15 +59,17 @@ class Lease:
 
 
 class Budget:
-    """A hard limit in bytes (None: none) over the sum of all leases. Threads may share it."""
+    """A hard limit (in bytes, or with what sets it; None: none) over the sum of all leases. Threads may share it."""
 
-    def __init__(self, limit_nbytes: int | None = None) -> None:
-        if limit_nbytes is not None and limit_nbytes <= 0:
-            raise InputError(f"the memory budget must be positive, not {limit_nbytes}")
-        self.limit_nbytes = limit_nbytes
+    def __init__(self, limit: int | Limit | None = None) -> None:
+        self.limit = Limit(limit) if isinstance(limit, int) else limit
         self._lock = FairLock()
         self._leases: list[Lease] = []
         """Written under the lock; those that were released since are among them."""
+
+    @property
+    def limit_nbytes(self) -> int | None:
+        return None if self.limit is None else self.limit.nbytes
 
     @property
     def used_nbytes(self) -> int:
@@ -107,10 +110,10 @@ class Budget:
         if request:
             rows.append((f"{request} (asked for)", nbytes))
         rows.append(("sum", self.used_nbytes + nbytes))
-        if self.limit_nbytes is not None:
-            rows.append(("budget", self.limit_nbytes))
+        if self.limit is not None:
+            rows.append((f"budget{_set_by(self.limit)}", self.limit.nbytes))
         width = max(len(name) for name, _ in rows)
-        places = decimals(rows[-2][1], rows[-1][1]) if self.limit_nbytes is not None else 1
+        places = decimals(rows[-2][1], rows[-1][1]) if self.limit is not None else 1
         return "\n".join(f"  {name:<{width}}  {format_nbytes(value, places):>10}" for name, value in rows)
 
     def _add(self, lease: Lease, *, following: int) -> None:
@@ -119,33 +122,33 @@ class Budget:
         self._leases = [*self.leases, lease]
 
     def _make_room(self, name: str, nbytes: int, *, priority: int, fixed: int = 0) -> None:
-        if self.limit_nbytes is None:
+        if self.limit is None:
             return
+        limit = self.limit
         for lease in sorted(self.leases, key=lambda lease: lease.priority):
-            if self.used_nbytes + nbytes <= self.limit_nbytes:
+            if self.used_nbytes + nbytes <= limit.nbytes:
                 return
             if lease.reclaim is not None and lease.priority < priority:
                 lease.reclaim()
-        if self.used_nbytes + nbytes > self.limit_nbytes:
-            free = max(0, self.limit_nbytes - self.used_nbytes)
+        if self.used_nbytes + nbytes > limit.nbytes:
+            free = max(0, limit.nbytes - self.used_nbytes)
             places = decimals(nbytes, free)
             raise BudgetExceeded(
                 f"{format_nbytes(nbytes, places)} are needed for {_purpose(name)}, but only "
-                f"{format_nbytes(free, places)} of the {format_nbytes(self.limit_nbytes)} budget are free",
-                self._advice(name, self.used_nbytes + nbytes, fixed=fixed),
+                f"{format_nbytes(free, places)} of the {format_nbytes(limit.nbytes)} budget{_set_by(limit)} are free",
+                self._advice(limit, name, self.used_nbytes + nbytes, fixed=fixed),
                 table=self.table(name, nbytes),
                 needed_nbytes=self.used_nbytes + nbytes,
             )
 
-    def _advice(self, name: str, wanted: int, *, fixed: int) -> str:
+    def _advice(self, limit: Limit, name: str, wanted: int, *, fixed: int) -> str:
         """Say what would help, of what can: models have their leases named by role."""
-        assert self.limit_nbytes is not None
         least = fixed + sum(lease.nbytes for lease in self.leases if lease.fixed)
-        if least > self.limit_nbytes:
-            return f"no shorter context makes it fit, give --memory {size_option(least)} or more"
+        if least > limit.nbytes:
+            return f"no shorter context makes it fit, {limit.raised(least)}"
         drafts = any(each.endswith(":draft") for each in (name, *(lease.name for lease in self.leases)))
         word = "" if drafts else "or "
-        choices = f"raise --memory to {size_option(wanted)} or more, {word}shorten the context (--ctx-size)"
+        choices = f"{limit.raised(wanted)}, {word}shorten the context (--ctx-size)"
         return choices + (", or drop the draft model (--drafter suffix)" if drafts else "")
 
     def _resize(self, lease: Lease, nbytes: int) -> None:
@@ -155,6 +158,10 @@ class Budget:
             more = nbytes - lease.nbytes
             self._make_room(lease.name, more, priority=lease.priority, fixed=more if lease.fixed else 0)
         lease.nbytes = nbytes
+
+
+def _set_by(limit: Limit) -> str:
+    return "" if limit.name == ASKED else f" ({limit.name})"
 
 
 def _purpose(name: str) -> str:

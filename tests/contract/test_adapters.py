@@ -13,6 +13,7 @@ from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.limit import Limit
 from tests.contract.conftest import GgufOpener, Opener
 from tests.contract.reference import assert_close, assert_moved, settled
 from tests.contract.toy_graph import LORA_MODULES, LORA_RANK, ToyShape
@@ -194,7 +195,7 @@ def test_adapters_are_leased(engine: Engine, shape: ToyShape) -> None:
     assert plain >= sum(part.down.nbytes + part.up.nbytes for part in matrices)
     model.forward([1], model.new_state(8), adapter=replace(USE, scale=0.5))
     assert leased() > plain or not engine.onnx, "the graph takes scaled matrices, llama.cpp a scale"
-    budget.limit_nbytes = budget.used_nbytes + 100
+    budget.limit = Limit(budget.used_nbytes + 100)
     with pytest.raises(BudgetExceeded, match="adapter:target:p1"):
         held(model).add_adapter("p1", matrices)
     held(model).remove_adapter(USE.digest)

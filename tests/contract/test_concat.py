@@ -13,6 +13,7 @@ import pytest
 
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, ManifestError
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.limit import Limit
 from edgedecode.pack.manifest import ModelEntry
 from tests.contract.concat_graph import write_concat
 from tests.contract.conftest import open_entry
@@ -76,7 +77,7 @@ def test_logits_shrink_to_what_the_open_states_need(entry: ModelEntry, tmp_path:
     assert {lease.name: lease.nbytes for lease in budget.leases} == leases
     model.forward(TOKENS[:3], first)
     assert np.array_equal(model.forward(TOKENS[3:4], first).logits, expected)
-    budget.limit_nbytes = budget.used_nbytes + 100_000
+    budget.limit = Limit(budget.used_nbytes + 100_000)
     with pytest.raises(BudgetExceeded, match="logits:target"):
         model.new_state(10, rows=100_000)
     assert {lease.name: lease.nbytes for lease in budget.leases} == leases

@@ -21,6 +21,7 @@ from edgedecode.errors import BudgetExceeded
 from edgedecode.gguf.header import read_header
 from edgedecode.gguf.trimmed_gguf import trim_gguf
 from edgedecode.memory.budget import Budget, Lease
+from edgedecode.memory.limit import Limit
 from edgedecode.pack.manifest import TrimEntry
 from edgedecode.pack.token_map import write_token_ids
 from edgedecode.runtimes.llama.llama_engine import Loading
@@ -259,13 +260,13 @@ def test_a_state_that_does_not_fit_is_refused_before_it_is_made(
 
     budget = Budget()
     model = gguf_opener(LARGE, budget=budget)
-    budget.limit_nbytes = budget.used_nbytes + 2 * MIB
+    budget.limit = Limit(budget.used_nbytes + 2 * MIB)
     leases = budget.leases
     monkeypatch.setattr(Engine, "context", None)
     with pytest.raises(BudgetExceeded, match="kv:target"):
         model.new_state(2048)
     assert budget.leases == leases
-    budget.limit_nbytes = None
+    budget.limit = None
     model.close()
 
 
@@ -277,7 +278,7 @@ def test_a_state_that_reports_more_than_planned_is_refused_too(
     budget = Budget()
     model = gguf_opener(budget=budget)
     leases = budget.leases
-    budget.limit_nbytes = budget.used_nbytes + 20 * MIB
+    budget.limit = Limit(budget.used_nbytes + 20 * MIB)
     monkeypatch.setattr(Log, "sizes", lambda log: {"compute": 21 * MIB})
     with pytest.raises(BudgetExceeded, match="kv:target"):
         model.new_state(100)
@@ -294,7 +295,7 @@ def test_rows_of_several_passes_are_leased_with_the_state(gguf_opener: GgufOpene
     model.forward([1] * 200, state, rows="all")
     assert {lease.name: lease.nbytes for lease in budget.leases} == opened
     used = budget.used_nbytes
-    budget.limit_nbytes = used
+    budget.limit = Limit(used)
     with pytest.raises(BudgetExceeded):
         model.new_state(300, rows=250)
     assert budget.used_nbytes == used, "nothing of a refused state is kept"
@@ -306,12 +307,12 @@ def test_more_rows_than_planned_are_leased_before_they_are_gathered(gguf_opener:
     model = gguf_opener(budget=budget)
     state = model.new_state(300)
     model.forward([1], state)
-    budget.limit_nbytes = budget.used_nbytes
+    budget.limit = Limit(budget.used_nbytes)
     with pytest.raises(BudgetExceeded, match="logits:target"):
         model.forward([1] * 200, state, rows="all")
     assert state.pending == 1
     assert model.forward([2], state).logits.shape == (1, 128)
-    budget.limit_nbytes = None
+    budget.limit = None
     model.forward([1] * 200, state, rows="all")
     assert sum_of(budget, "logits:") == 200 * 128 * 4
     model.close()

@@ -23,6 +23,7 @@ from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
 from edgedecode.gguf.fields import Value
 from edgedecode.gguf.header import Header, read_header
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.limit import Limit
 from edgedecode.pack.gguf_check import check_header
 from edgedecode.runtimes.llama.files.engine_probe import HIDDEN, ROWS, tiny_model
 from edgedecode.runtimes.llama.files.scratch import STALE_SECONDS, scratch_file
@@ -316,11 +317,11 @@ def test_the_memory_of_a_pass_with_an_adapter_is_leased(gguf_opener: GgufOpener,
     model.add_adapter_file("d1", path)
     use, state = AdapterUse(name="formal", digest="d1"), model.new_state(40)
     plain = state.nbytes
-    budget.limit_nbytes = budget.used_nbytes
+    budget.limit = Limit(budget.used_nbytes)
     with pytest.raises(BudgetExceeded, match="kv:target"):
         model.forward([1, 2], state, adapter=use)
     assert (state.pending, state.nbytes) == (0, plain)
-    budget.limit_nbytes = None
+    budget.limit = None
     model.forward([1, 2], state, adapter=use)
     reported = model._weights.engine.log.sizes()
     assert set(reported) == {"compute"}, "the graph was reserved anew"

@@ -14,6 +14,7 @@ import pytest
 
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.limit import Limit
 from edgedecode.runtimes.onnx.graph_session import open_session
 from edgedecode.runtimes.onnx.providers import choose_provider
 from tests.contract.conftest import Opener
@@ -116,7 +117,7 @@ def test_trees_that_were_planned_take_nothing_in_mid_answer(opener: Opener) -> N
     before = sum_of(budget, "buffers:")
     state = model.new_state(100, rows=3, tree=True)
     assert sum_of(budget, "buffers:") > before
-    budget.limit_nbytes = budget.used_nbytes
+    budget.limit = Limit(budget.used_nbytes)
     model.forward([1], state)
     assert model.forward([1, 2, 3], state, parents=[-1, -1, 0], rows="all").logits.shape == (3, 128)
     chains.close()
@@ -139,7 +140,7 @@ def test_buffers_shrink_to_what_the_open_states_need(opener: Opener) -> None:
     assert {lease.name: lease.nbytes for lease in budget.leases} == leases
     model.forward([1, 2, 3], first)
     assert np.array_equal(model.forward([4], first).logits, expected)
-    budget.limit_nbytes = budget.used_nbytes + 100_000
+    budget.limit = Limit(budget.used_nbytes + 100_000)
     with pytest.raises(BudgetExceeded, match="logits:target"):
         model.new_state(10, rows=100_000)
     with pytest.raises(BudgetExceeded, match="buffers:target"):
@@ -201,14 +202,14 @@ def test_a_state_that_does_not_fit_is_refused_before_it_is_allocated(
 ) -> None:
     budget = Budget()
     model = opener(ToyShape(context=100_000), budget=budget)
-    budget.limit_nbytes = budget.used_nbytes + 10 * MIB
+    budget.limit = Limit(budget.used_nbytes + 10 * MIB)
     leases = budget.leases
     monkeypatch.setattr(np, "zeros", None)  # an allocation would fail otherwise than expected
     with pytest.raises(BudgetExceeded, match="kv:target"):
         model.new_state(100_000)
     assert budget.leases == leases
     monkeypatch.undo()
-    budget.limit_nbytes = None
+    budget.limit = None
     model.close()
 
 
@@ -218,7 +219,7 @@ def test_rows_that_do_not_fit_are_refused_and_the_state_stays(opener: Opener) ->
     model = opener(budget=budget)
     state = model.new_state(300)
     model.forward([1], state)
-    budget.limit_nbytes = budget.used_nbytes
+    budget.limit = Limit(budget.used_nbytes)
     with pytest.raises(BudgetExceeded, match="logits:target"):
         model.forward([1] * 200, state, rows="all")
     with pytest.raises(BudgetExceeded, match="buffers:target"):

@@ -13,6 +13,7 @@ from edgedecode.bench.loops.onnx_loop import BareLoop
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import BudgetExceeded, CapabilityError, ManifestError
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.limit import Limit
 from tests.contract.conftest import Opener, open_entry
 from tests.contract.reference import assert_close, assert_moved, settled
 from tests.contract.toy_graph import ToyShape
@@ -124,11 +125,11 @@ def test_the_bias_is_planned_with_the_first_state_that_outgrows_the_window(opene
 
     model.new_state(WINDOW)
     before = planned()
-    budget.limit_nbytes = budget.used_nbytes + 100_000
+    budget.limit = Limit(budget.used_nbytes + 100_000)
     with pytest.raises(BudgetExceeded, match="buffers:target"):
         model.new_state(WINDOW + 1)
     assert planned() == before
-    budget.limit_nbytes = None
+    budget.limit = None
     state = model.new_state(LENGTH)
     after = planned()
     assert after > before

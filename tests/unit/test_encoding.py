@@ -13,6 +13,7 @@ from tokenizers import models, normalizers
 
 from edgedecode.errors import BudgetExceeded, ContextExceeded
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.limit import Limit
 from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.options import SessionOptions
 from edgedecode.text import encoder as encoding
@@ -166,7 +167,7 @@ def test_a_text_that_takes_more_than_was_planned_leases_it_first() -> None:
     planned = budget.used_nbytes
     text = " " * (64 * 500)
     assert len(encoder.encode(text)) == 500
-    budget.limit_nbytes = planned + 1000
+    budget.limit = Limit(planned + 1000)
     with pytest.raises(BudgetExceeded, match="are needed for encoding a prompt"):
         encoder.encode(text)
     assert budget.used_nbytes == planned

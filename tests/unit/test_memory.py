@@ -56,12 +56,12 @@ def test_sizes_that_round_alike_are_told_apart() -> None:
 def test_a_refusal_names_what_would_help_and_nothing_else() -> None:
     """What no choice makes smaller asks for a budget that holds all of it; a draft model can be dropped where it is."""
     assert refused(Budget(20_000_000), "process", 70_000_000, fixed=True, following=50_040_000).advice == (
-        "no shorter context makes it fit, give --memory 120.1MB or more"
+        "no shorter context makes it fit, raise --memory to 120.1MB or more"
     )
     budget = Budget(100_000_000)
     budget.reserve("process", 60_000_000, fixed=True)
     assert refused(budget, "weights:target", 50_010_000, fixed=True).advice == (
-        "no shorter context makes it fit, give --memory 110.1MB or more"
+        "no shorter context makes it fit, raise --memory to 110.1MB or more"
     )
     assert refused(budget, "kv:target", 50_010_000).advice == (
         "raise --memory to 110.1MB or more, or shorten the context (--ctx-size)"

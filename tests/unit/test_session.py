@@ -12,6 +12,7 @@ from edgedecode.decoding.verify import Rule
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.limit import Limit
 from edgedecode.options import SessionOptions
 from edgedecode.pack.manifest import Generation
 from edgedecode.session import Session
@@ -240,7 +241,7 @@ def test_a_refused_drafter_gives_the_targets_state_back() -> None:
     pair = ascii_pair(budget=Budget())
     used = pair.budget.used_nbytes
     with pair.session(SessionOptions(drafter="none")):
-        pair.budget.limit_nbytes = pair.budget.used_nbytes + 100
+        pair.budget.limit = Limit(pair.budget.used_nbytes + 100)
     with pytest.raises(BudgetExceeded):
         pair.session(SessionOptions(drafter="model"))
     assert pair.budget.used_nbytes == used

@@ -12,6 +12,7 @@ from edgedecode.decoding.verify import Verdict
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.limit import Limit
 from edgedecode.options import SessionOptions
 from edgedecode.schedule.trace import replay
 from edgedecode.testing import TableModel, TableState, toy_pair
@@ -143,7 +144,7 @@ def test_trees_that_do_not_fit_are_chains_from_the_start(
 ) -> None:
     trees_take(2_000_000, monkeypatch)
     with ascii_pair(budget=Budget()) as pair:
-        pair.budget.limit_nbytes = pair.budget.used_nbytes + 1_000_000
+        pair.budget.limit = Limit(pair.budget.used_nbytes + 1_000_000)
         with pytest.raises(BudgetExceeded, match="kv:table"):
             pair.session(SessionOptions(drafter="tree"))
         with caplog.at_level(logging.INFO, NOTICES), pair.session(SessionOptions(seed=1, **options)) as session:  # type: ignore[arg-type]
@@ -161,7 +162,7 @@ def test_a_draft_model_whose_trees_do_not_fit_drafts_chains_and_says_so(
     trees_take(900_000, monkeypatch)
     with ascii_pair(budget=Budget()) as pair:
         with pair.session(SessionOptions(drafter="none")):
-            pair.budget.limit_nbytes = pair.budget.used_nbytes + 1_500_000
+            pair.budget.limit = Limit(pair.budget.used_nbytes + 1_500_000)
         with caplog.at_level(logging.INFO, NOTICES), pair.session(SessionOptions(tree=True)) as session:
             assert session.drafter_name == "model+suffix+recycle"
         told = [record.getMessage() for record in caplog.records if record.name == NOTICES]

@@ -1,0 +1,117 @@
+"""The memory limit in force: the smallest of what was asked for, the environment's, the container's and the machine's.
+
+The system ends a process that outgrows a container or the machine; a budget that knows of both refuses instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgedecode.errors import InputError
+
+from .sizes import parse_nbytes, size_option
+
+__all__ = ["ASKED", "VARIABLE", "Limit", "limit_in_force"]
+
+VARIABLE = "EDGEDECODE_MEMORY"
+ASKED = "--memory"
+MACHINE = "this machine's memory"
+_NO_LIMIT = 1 << 62
+"""Version 1 groups without a limit have a number near the largest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A number of bytes, and what sets it.
+
+    chosen: whether a person set one for this process, be it another one that is larger.
+    """
+
+    nbytes: int
+    name: str = ASKED
+    chosen: bool = True
+
+    def __post_init__(self) -> None:
+        if self.nbytes <= 0:
+            raise InputError(f"the memory budget must be positive, not {self.nbytes}")
+
+    def raised(self, nbytes: int) -> str:
+        """Say what to do for a limit of `nbytes`, in the imperative."""
+        if self.name == MACHINE:
+            return f"use a machine with {size_option(nbytes)} or more"
+        return f"raise {self.name} to {size_option(nbytes)} or more"
+
+
+def limit_in_force(asked: int | str | None = None, *, root: Path = Path("/")) -> Limit | None:
+    """Return the smallest limit there is; None where nothing limits and the system does not tell how much it has.
+
+    asked: bytes, or text such as "800MB". root: where the system's files are. Raises InputError for what is no size.
+    """
+    limits = [limit for limit in (_asked(asked), _of_variable(), _of_group(root), _of_machine()) if limit is not None]
+    least = min(limits, key=lambda limit: limit.nbytes, default=None)
+    return None if least is None else replace(least, chosen=any(limit.chosen for limit in limits))
+
+
+def _asked(asked: int | str | None) -> Limit | None:
+    if asked is None:
+        return None
+    return Limit(parse_nbytes(asked) if isinstance(asked, str) else asked)
+
+
+def _of_variable() -> Limit | None:
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return None
+    try:
+        return Limit(parse_nbytes(text), VARIABLE)
+    except InputError as error:
+        raise InputError(f"{VARIABLE}: {error.reason}") from None
+
+
+def _of_group(root: Path) -> Limit | None:
+    """Return the least limit of the control groups this process is in, of either version; those above limit it too."""
+    limits = [nbytes for file in _limit_files(root) if (nbytes := _read_limit(file)) is not None]
+    return Limit(min(limits), "the container's memory limit", chosen=False) if limits else None
+
+
+def _limit_files(root: Path) -> Iterator[Path]:
+    """Yield the files that may hold a limit. A container often sees its own group as the top one."""
+    mounts = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, group = (*line.split(":", 2), "", "")[:3]
+        if controllers == "":
+            tops, name = [mounts, mounts / "unified"], "memory.max"
+        elif "memory" in controllers.split(","):
+            tops, name = [mounts / "memory"], "memory.limit_in_bytes"
+        else:
+            continue
+        path = Path(group.lstrip("/"))
+        if ".." in path.parts:  # a group that this container cannot see
+            path = Path()
+        for top in tops:
+            yield from (top / above / name for above in (path, *path.parents))
+
+
+def _read_limit(file: Path) -> int | None:
+    text = next(iter(_lines(file)), "")
+    nbytes = int(text) if text.isascii() and text.isdigit() else 0
+    return nbytes if 0 < nbytes < _NO_LIMIT else None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def _of_machine() -> Limit | None:
+    """Return what the machine has of memory, where the system tells."""
+    try:
+        nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # no sysconf, or not this figure
+        return None
+    return Limit(nbytes, MACHINE, chosen=False) if nbytes > 0 else None
