@@ -8,9 +8,12 @@ from typing import Any
 
 from edgedecode.decoding.verify import Rule
 from edgedecode.decoding.weights import SamplingOptions
+from edgedecode.errors import InputError
 from edgedecode.pack.manifest import Generation
 
-__all__ = ["BRANCHING", "TREE", "SessionOptions", "sampling_defaults", "wants_trees"]
+__all__ = ["BRANCHING", "TREE", "SessionOptions", "planned_context", "sampling_defaults", "wants_trees"]
+
+DEFAULT_CONTEXT = 4096
 
 TREE = "tree"
 """The drafter that proposes nothing but trees."""
@@ -61,3 +64,12 @@ def sampling_defaults(generation: Generation) -> SamplingOptions:
     """Take the defaults of the pack's `generation_config`; what it does not set stays greedy and off."""
     given: dict[str, Any] = dict(generation.sampling)
     return SamplingOptions(**given)
+
+
+def planned_context(asked: int | None, most: int) -> int:
+    """Return the positions to plan for. Raises InputError when more are asked for than the model has."""
+    if asked is None:
+        return min(most, DEFAULT_CONTEXT)
+    if not 2 <= asked <= most:
+        raise InputError(f"a context of {asked} tokens is out of range: this model allows 2 to {most}")
+    return asked

@@ -18,7 +18,8 @@ from edgedecode.decoding.verify import Outcome, Rule, Verdict
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.memory.process_memory import peak_nbytes
-from edgedecode.options import SessionOptions, sampling_defaults
+from edgedecode.memory_plan import sampling_holder
+from edgedecode.options import SessionOptions, planned_context, sampling_defaults
 from edgedecode.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.resources import Resources
 from edgedecode.session_drafting import check_options, open_drafting, plan_state
@@ -30,10 +31,7 @@ from edgedecode.turns import FairLock, when_free
 
 __all__ = ["Session"]
 
-DEFAULT_CONTEXT = 4096
 DEFAULT_MAX_TOKENS = 512
-SCRATCH_NBYTES = 3 * 8
-"""Per id: processing a row in numpy holds at most three float64 arrays of the vocabulary's size at once."""
 
 
 class Session:
@@ -58,7 +56,7 @@ class Session:
         self._ends = frozenset[int]() if options.ignore_eos else shared.manifest.end_ids
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
         self._row_draw = shared.row_draw()
-        context = _context(options.context, shared.target.card.context)
+        context = planned_context(options.context, shared.target.card.context)
         check_options(shared, options)
         self._drafting: Drafting | None = None
         self._running: Answer | None = None
@@ -73,8 +71,7 @@ class Session:
         rows = next_width(widths.drafts, rows, room=context) or rows
         with ExitStack() as undo:
             size = shared.target.card.vocabulary_size
-            scratch_nbytes = SCRATCH_NBYTES * size + self._row_draw.scratch_nbytes(size)
-            self._scratch = undo.enter_context(shared.budget.reserve("sampling", scratch_nbytes))
+            self._scratch = undo.enter_context(shared.budget.reserve(*sampling_holder(size, self._row_draw)))
             self._encoder = Encoder(
                 shared.tokenizer, capacity=context, longest=shared.target.card.context, budget=shared.budget
             )
@@ -337,12 +334,3 @@ def _runs(verdict: Verdict) -> Iterator[tuple[tuple[int, ...], str]]:
         yield verdict.tokens[: verdict.accepted], verdict.draft.source
     if len(verdict.tokens) > verdict.accepted:
         yield verdict.tokens[verdict.accepted :], TARGET_SOURCE
-
-
-def _context(asked: int | None, most: int) -> int:
-    """Return the positions to plan for. Raises InputError when more are asked for than the model has."""
-    if asked is None:
-        return min(most, DEFAULT_CONTEXT)
-    if not 2 <= asked <= most:
-        raise InputError(f"a context of {asked} tokens is out of range: this model allows 2 to {most}")
-    return asked

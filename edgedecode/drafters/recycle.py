@@ -18,6 +18,7 @@ from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.tree import RankRates, TreeShape, is_chain
 from edgedecode.decoding.verify import Verdict
 from edgedecode.memory.budget import Lease
+from edgedecode.memory.footprint import Holder
 
 from .rank_rates import RATES_AFTER, kept_rates
 from .source import DraftSetting
@@ -40,6 +41,10 @@ _PRIOR_WEIGHT = 4.0
 _FADE = 0.98
 
 
+def _table_holder(vocabulary_size: int) -> Holder:
+    return Holder("recycled logits", vocabulary_size * BREADTH * np.dtype(np.int32).itemsize)
+
+
 class RecycleSource:
     """Opens recycling drafters, which share one table: it is about the target, whoever asked; needs no model."""
 
@@ -53,10 +58,12 @@ class RecycleSource:
 
     def open(self, setting: DraftSetting) -> Drafter:
         if self._table is None:
-            nbytes = setting.vocabulary_size * BREADTH * np.dtype(np.int32).itemsize
-            self._lease = setting.budget.reserve("recycled logits", nbytes)
+            self._lease = setting.budget.reserve(*_table_holder(setting.vocabulary_size))
             self._table = RecycledLogits(setting.vocabulary_size)
         return RecycleDrafter(self._table, ends=setting.ends, tree=setting.tree)
+
+    def holders(self, *, capacity: int, vocabulary_size: int, stores: bool = True) -> tuple[Holder, ...]:
+        return (_table_holder(vocabulary_size),)
 
     def close(self) -> None:
         if self._lease is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.model import LanguageModel
@@ -12,10 +12,11 @@ from edgedecode.decoding.probs import SharedNoise
 from edgedecode.decoding.row_draw import NumpyRowDraw, RowDraw
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.footprint import Holder
 
 from .model_state import ModelStates
 
-__all__ = ["DraftSetting", "DrafterSource"]
+__all__ = ["DraftSetting", "DrafterSource", "PlannedSource"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +74,14 @@ class DrafterSource(Protocol):
 
     def close(self) -> None:
         """Forget and give back what sessions share. Idempotent; a drafter opened after it starts afresh."""
+        ...
+
+
+@runtime_checkable
+class PlannedSource(Protocol):
+    """A source of drafters that lease memory of their own, beside the draft model's."""
+
+    def holders(self, *, capacity: int, vocabulary_size: int, stores: bool = True) -> tuple[Holder, ...]:
+        """Return what a session's drafter takes, known before it is opened. stores: with those that others can do
+        without, which are given back where memory is short."""
         ...

@@ -15,6 +15,7 @@ from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory.budget import Lease
+from edgedecode.memory.footprint import Holder
 
 from .automaton import NO_MATCH, Match
 from .past import STORE_NBYTES, PastOutputs, PastReader, following
@@ -30,6 +31,12 @@ TOKEN_NBYTES = 24
 """Memory a token of the context: a character of up to 4 bytes, and while it is appended copies of all of them."""
 _CODEC = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
 
+_STORE = Holder("past outputs", STORE_NBYTES)
+
+
+def _index(capacity: int) -> Holder:
+    return Holder("suffix index", capacity * TOKEN_NBYTES)
+
 
 class SuffixSource:
     """Opens suffix drafters, which share one store of past outputs; needs no model."""
@@ -43,8 +50,11 @@ class SuffixSource:
         self._lease: Lease | None = None
 
     def open(self, setting: DraftSetting) -> Drafter:
-        lease = setting.budget.reserve("suffix index", setting.capacity * TOKEN_NBYTES)
+        lease = setting.budget.reserve(*_index(setting.capacity))
         return SuffixDrafter(lease, ends=setting.ends, past=self._store(setting), remember=setting.remember)
+
+    def holders(self, *, capacity: int, vocabulary_size: int, stores: bool = True) -> tuple[Holder, ...]:
+        return (_index(capacity), *([_STORE] if stores else []))
 
     def close(self) -> None:
         past, lease = self._past, self._lease
@@ -59,7 +69,7 @@ class SuffixSource:
         past = self._past  # which another thread that needs memory may take away
         if past is None:
             try:
-                lease = setting.budget.reserve("past outputs", STORE_NBYTES, priority=-1)
+                lease = setting.budget.reserve(*_STORE, priority=-1)
             except BudgetExceeded as error:
                 logging.getLogger("edgedecode").info("past outputs are not kept: %s", error.reason)
                 return None

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from edgedecode.decoding.model import LanguageModel
+from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.footprint import Holder
 from edgedecode.pack.manifest import ModelEntry
 
-__all__ = ["NO_MMAP", "NO_REPACK", "Device", "ModelRequest", "Runtime"]
+__all__ = [
+    "NO_MMAP",
+    "NO_REPACK",
+    "Device",
+    "ModelFootprint",
+    "ModelRequest",
+    "PlanningRuntime",
+    "Runtime",
+    "StateHolders",
+]
 
 NO_MMAP, NO_REPACK = "no-mmap", "no-repack"
 """Needs of `Runtime.open`: weights are read and not mapped; they stay as the file has them."""
@@ -60,4 +70,32 @@ class Runtime(Protocol):
         With "trim" an engine gives a `HeadedModel`, or a model whose card has the trimmed `token_ids`.
         Raises RuntimeUnavailable, CapabilityError (no graph offers it) or BudgetExceeded.
         """
+        ...
+
+
+class StateHolders(Protocol):
+    """Tells what `LanguageModel.new_state` of these arguments leases."""
+
+    def __call__(self, capacity: int, *, rows: int = 1, tree: bool = False) -> tuple[Holder, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFootprint:
+    """What a model takes on an engine, known before it is loaded: upper bounds, under the names of the leases.
+
+    card: what is known of it by then. loaded: what opening it leases. state: what its first state adds; of other states
+    buffers are shared.
+    """
+
+    card: ModelCard
+    loaded: tuple[Holder, ...]
+    state: StateHolders
+
+
+@runtime_checkable
+class PlanningRuntime(Protocol):
+    """An engine that tells what a model takes without loading it."""
+
+    def footprint(self, request: ModelRequest) -> ModelFootprint:
+        """Return what `open` of this request takes. Raises as that, but for BudgetExceeded; files may be made."""
         ...

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from edgedecode.errors import ContextExceeded
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.footprint import Holder
 from edgedecode.memory.process_memory import release_pages
 
 from .messages import Message
@@ -53,13 +54,12 @@ class Encoder:
             f", or raise --ctx-size (this model allows {longest})" if longest > capacity else ""
         )
         self._budget = budget
-        self._piece = max(PIECE_CHARS, 2 * tokenizer.longest_token)
+        self._piece = _piece(tokenizer)
         self._most_nbytes = 4 * capacity * tokenizer.longest_token  # 4: characters to bytes, what a normalizer drops
-        piece_nbytes = round(4 * self._piece * tokenizer.growth)
-        usual = PLANNED_BYTES_PER_TOKEN * capacity
-        self._planned = max(_nbytes(piece_nbytes, piece_nbytes), _nbytes(usual, capacity) + TEXT_NBYTES * usual)
-        self._usual = usual
-        self._lease = budget.reserve("prompts", self._planned)
+        self._usual = PLANNED_BYTES_PER_TOKEN * capacity
+        prompts = prompts_holder(tokenizer, capacity)
+        self._planned = prompts.nbytes
+        self._lease = budget.reserve(*prompts)
 
     def render(self, messages: Sequence[Message]) -> str:
         """Return the text of a conversation. Raises ContextExceeded and BudgetExceeded before it is made."""
@@ -119,6 +119,19 @@ class Encoder:
                 yield
             finally:
                 release_pages()  # else they stay with the process
+
+
+def prompts_holder(tokenizer: Tokenizer, capacity: int) -> Holder:
+    """Return what encoding usual prompts for a context of `capacity` tokens takes."""
+    piece_nbytes = round(4 * _piece(tokenizer) * tokenizer.growth)
+    usual = PLANNED_BYTES_PER_TOKEN * capacity
+    nbytes = max(_nbytes(piece_nbytes, piece_nbytes), _nbytes(usual, capacity) + TEXT_NBYTES * usual)
+    return Holder("prompts", nbytes)
+
+
+def _piece(tokenizer: Tokenizer) -> int:
+    """Return the characters of a long text that are counted at a time."""
+    return max(PIECE_CHARS, 2 * tokenizer.longest_token)
 
 
 def _nbytes(size: int, tokens: int) -> int:

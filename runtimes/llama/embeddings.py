@@ -58,6 +58,13 @@ DECODERS = {
 Decoder: TypeAlias = Callable[[int, int, int], object]
 
 
+def fed_row_nbytes(contents: Contents) -> int:
+    """Return what a row of the embedding takes in a pass that is given rows, not ids."""
+    tensor = contents.tensors[EMBEDDING]
+    width, rows = tensor.shape
+    return COPIES * FLOAT_NBYTES * width + tensor.nbytes // rows
+
+
 class EmbeddingTable:
     """The embedding of the file at `path`, whose contents were read and checked. One thread at a time may read of it.
 
@@ -72,17 +79,14 @@ class EmbeddingTable:
         self.start = contents.start + tensor.offset
         self.stored_nbytes = tensor.nbytes // self.rows
         """What a row takes in the file."""
+        self.row_nbytes = fed_row_nbytes(contents)
+        """What a row takes in a pass."""
         self.decoder = _decoder(library, tensor.type, path=path)
         try:
             self.file = path.open("rb", buffering=0)
         except OSError as error:
             raise ManifestError(f"{path} cannot be read ({error.strerror or error}): export the pack again") from None
         self.close = finalize(self, self.file.close)
-
-    @property
-    def row_nbytes(self) -> int:
-        """What a row takes in a pass."""
-        return COPIES * FLOAT_NBYTES * self.width + self.stored_nbytes
 
 
 class RowReader:

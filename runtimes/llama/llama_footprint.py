@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from edgedecode.decoding.model import ModelCard
 from edgedecode.gguf.header import Header
+from edgedecode.memory.footprint import Holder
 from edgedecode.pack.manifest import ModelEntry
 
 from .llama_engine import EXACT, ContextPlan, Loading
@@ -22,6 +23,7 @@ __all__ = [
     "plan_state",
     "row_nbytes",
     "session_nbytes",
+    "state_holders",
     "weights_nbytes",
 ]
 
@@ -118,6 +120,30 @@ def plan_state(
         output_nbytes=outputs * row_nbytes(entry) + outputs * OUTPUT_INDEX_NBYTES + ROUNDING_NBYTES,
         compute_nbytes=_compute_nbytes(entry, header, width=width, outputs=outputs, cells=cells, kv_type=kv_type),
         work_nbytes=rounded + threads * TILE_NBYTES + index + entry.layers * GRAPH_NBYTES,
+    )
+
+
+def state_holders(
+    entry: ModelEntry,
+    header: Header,
+    card: ModelCard,
+    capacity: int,
+    *,
+    snapshots: int,
+    fed_row_nbytes: int = 0,
+    rows: int = 1,
+    tree: bool = False,
+) -> tuple[Holder, ...]:
+    """Return what a state takes, under the names of its leases; trees need no more than chains.
+
+    fed_row_nbytes: what a row takes of a model that is given embeddings.
+    """
+    plan = plan_state(entry, header, card=card, capacity=capacity, rows=rows, snapshots=snapshots)
+    gathered = rows if rows > min(plan.context.rows_per_pass, plan.context.outputs) else 0  # several passes give them
+    return (
+        Holder(f"kv:{card.name}", plan.nbytes),
+        Holder(f"work:{card.name}", plan.work_nbytes + fed_row_nbytes * plan.context.rows_per_pass),
+        Holder(f"logits:{card.name}", gathered * FLOAT_NBYTES * card.rows),
     )
 
 

@@ -8,33 +8,44 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.engine_factory import Refusal
-from edgedecode.engines.interface import NO_MMAP, NO_REPACK, Device, ModelRequest
+from edgedecode.engines.interface import NO_MMAP, NO_REPACK, Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError, ManifestError, RuntimeUnavailable
 from edgedecode.gguf.header import Header, read_header
 from edgedecode.memory.budget import Budget, Lease
+from edgedecode.memory.footprint import Holder
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.gguf_check import check_header
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.user_notices import notice
 
 from ..threads import check_threads, default_threads
-from .embeddings import EmbeddingTable
+from .embeddings import EmbeddingTable, fed_row_nbytes
 from .feeding import find_scale
 from .files.cached_gguf import gguf_path
 from .files.engine_probe import Finding, probe_engine
 from .files.trimmed_draft import TrimmedDraft, check_trim, find_trimmed
 from .llama_adapters import lora_modules, lora_projections
 from .llama_engine import EXACT, INSTALL, KV_TYPES, Engine, Loading, Weights, engine_version
-from .llama_footprint import ENGINE_NBYTES, loaded_nbytes, plan_snapshots, plan_state, session_nbytes, weights_nbytes
+from .llama_footprint import (
+    ENGINE_NBYTES,
+    loaded_nbytes,
+    plan_snapshots,
+    plan_state,
+    session_nbytes,
+    state_holders,
+    weights_nbytes,
+)
 from .llama_model import LlamaModel
 
 __all__ = ["LlamaRuntime"]
 
 PROVIDER = "cpu"
+CODE = Holder("llama.cpp code", ENGINE_NBYTES)
 OFFERED = {"tree", "lora", "trim", NO_MMAP, NO_REPACK, *(f"kv:{name}" for name in KV_TYPES)}
 INT8_BLOCK = 32
 
@@ -94,59 +105,15 @@ class LlamaRuntime:
         ]
 
     def open(self, request: ModelRequest) -> LanguageModel:
-        entry, root, name, budget, needs = request.entry, request.root, request.name, request.budget, request.needs
-        if request.provider != PROVIDER:
-            raise CapabilityError(f"llama.cpp has no provider {request.provider!r} here; it has: {PROVIDER}")
-        check_threads(request.threads)
-        kv_type = _kv_type(entry, name, needs=needs)
-        self._check_works()  # before files are made for it
-        draft = None
-        if "trim" in needs:
-            draft = find_trimmed(entry, root, name=name, vocabulary_size=request.vocabulary_size, budget=budget)
-        path = draft.path if draft is not None else gguf_path(entry, root, name=name, budget=budget)
-        card = ModelCard(
-            name=name,
-            rows=entry.rows if draft is None else len(draft.vocabulary),
-            vocabulary_size=min(entry.rows, request.vocabulary_size),
-            context=entry.context,
-            kv_type=kv_type,
-            token_ids=None if draft is None else draft.vocabulary.ids,
-            kernel_noise=None if entry.graphs else entry.kernel_noise,  # an export's was measured on the graphs
-            threads=request.threads,
-        )
-        return self._load(path, replace(entry, rows=card.rows), card=card, needs=needs, draft=draft, budget=budget)
-
-    def _load(
-        self,
-        path: Path,
-        entry: ModelEntry,
-        *,
-        card: ModelCard,
-        needs: Collection[str],
-        draft: TrimmedDraft | None,
-        budget: Budget,
-    ) -> LanguageModel:
-        """Load the file at `path`, of `entry`; its card gets what only the file and the engine tell."""
-        name, header = card.name, read_header(path)
-        check_header(header, entry, path=path)
+        found = self._found(request)
+        budget, needs, card = request.budget, request.needs, found.card
+        entry, header, path, draft, name = found.entry, found.header, found.path, found.draft, card.name
         file_nbytes = path.stat().st_size
         with ExitStack() as undo:  # gives every lease back when a later step fails
-            code = self._code.get(budget) or undo.enter_context(
-                budget.reserve("llama.cpp code", ENGINE_NBYTES, fixed=True)
-            )
-            loading = self._loading(needs)
-            sizes = partial(weights_nbytes, entry, header, file_nbytes=file_nbytes)
-            once = replace(loading, mmap=False)
-            less = loading.twice and sizes(loading=once) < sizes(loading=loading)
-            if less and not _has_room(budget, sizes(loading=loading), entry, header, card=card):
-                loading = once
-                notice(
-                    f"the {name}'s weights are read instead of mapped to fit the budget "
-                    f"({format_nbytes(sizes(loading=loading))} instead of two copies; same as --no-mmap)"
-                )
-            lease = undo.enter_context(
-                budget.reserve(f"weights:{name}", sizes(loading=loading), fixed=name == "target")
-            )
+            code = self._code.get(budget) or undo.enter_context(budget.reserve(*CODE, fixed=True))
+            loading = self._fitting(found, budget, needs)
+            holder = found.weights(loading)
+            lease = undo.enter_context(budget.reserve(holder.name, holder.nbytes, fixed=name == "target"))
             engine = self._engine = self._engine or Engine()
             weights = engine.load(path, loading)
             undo.callback(weights.close)
@@ -157,7 +124,6 @@ class LlamaRuntime:
             modules = _adapted(header, name=name, needs=needs)
             card = replace(
                 card,
-                context=min(card.context, header.context or card.context),
                 tree=not weights.recurrent,
                 rollback=not weights.recurrent or snapshots > 0,
                 lora_rank=entry.hidden_size if modules else 0,  # any: a larger one would say no more
@@ -165,7 +131,6 @@ class LlamaRuntime:
                 notes=(*entry.notes, *_recurrent_notes(weights, header, name=name, snapshots=snapshots)),
                 weights_nbytes=lease.nbytes,
                 kernels="" if loading.repack else "unrepacked",
-                threads=card.threads or default_threads(file_nbytes),
             )
             table = None
             if draft is not None:
@@ -187,6 +152,58 @@ class LlamaRuntime:
             self._code[budget] = code
         return model
 
+    def footprint(self, request: ModelRequest) -> ModelFootprint:
+        """Return what a model takes; its GGUF file is made where it is not there yet, and its header read."""
+        found = self._found(request)
+        card, header = found.card, found.header
+        recurrent = header.recurrent_nbytes > 0
+        snapshots = plan_snapshots(header, file_nbytes=found.path.stat().st_size) if recurrent else 0
+        card = replace(card, tree=not recurrent, rollback=not recurrent or snapshots > 0)
+        fed = 0 if found.draft is None else fed_row_nbytes(found.draft.contents)
+        weights = found.weights(self._fitting(found, request.budget, request.needs))
+        holders = partial(state_holders, found.entry, header, card, snapshots=snapshots, fed_row_nbytes=fed)
+        return ModelFootprint(card, (CODE, weights), holders)
+
+    def _found(self, request: ModelRequest) -> _Found:
+        """Find the model's file, made now where it must be, and say what is known of it before it is loaded."""
+        entry, root, name, budget, needs = request.entry, request.root, request.name, request.budget, request.needs
+        if request.provider != PROVIDER:
+            raise CapabilityError(f"llama.cpp has no provider {request.provider!r} here; it has: {PROVIDER}")
+        check_threads(request.threads)
+        kv_type = _kv_type(entry, name, needs=needs)
+        self._check_works()  # before files are made for it
+        draft = None
+        if "trim" in needs:
+            draft = find_trimmed(entry, root, name=name, vocabulary_size=request.vocabulary_size, budget=budget)
+        path = draft.path if draft is not None else gguf_path(entry, root, name=name, budget=budget)
+        header, rows = read_header(path), entry.rows if draft is None else len(draft.vocabulary)
+        check_header(header, replace(entry, rows=rows), path=path)
+        card = ModelCard(
+            name=name,
+            rows=rows,
+            vocabulary_size=min(entry.rows, request.vocabulary_size),
+            context=min(entry.context, header.context or entry.context),
+            kv_type=kv_type,
+            token_ids=None if draft is None else draft.vocabulary.ids,
+            kernel_noise=None if entry.graphs else entry.kernel_noise,  # an export's was measured on the graphs
+            threads=request.threads or default_threads(path.stat().st_size),
+        )
+        return _Found(path, replace(entry, rows=rows), header, card, draft)
+
+    def _fitting(self, found: _Found, budget: Budget, needs: Collection[str]) -> Loading:
+        """Return how weights are loaded: read, with a notice, where mapping them does not fit the budget."""
+        loading = self._loading(needs)
+        once = replace(loading, mmap=False)
+        holder, name = found.weights(once), found.card.name
+        less = loading.twice and holder.nbytes < found.weights(loading).nbytes
+        if not less or _has_room(budget, found.weights(loading).nbytes, found.entry, found.header, card=found.card):
+            return loading
+        notice(
+            f"the {name}'s weights are read instead of mapped to fit the budget "
+            f"({format_nbytes(holder.nbytes)} instead of two copies; same as --no-mmap)"
+        )
+        return once
+
     def _loading(self, needs: Collection[str]) -> Loading:
         return Loading(mmap=self._mmap and NO_MMAP not in needs, repack=NO_REPACK not in needs)
 
@@ -196,6 +213,20 @@ class LlamaRuntime:
     def _check_works(self) -> None:
         if self._engine is None and not (finding := self._probe()).works:
             raise RuntimeUnavailable(f"llama.cpp does not run here: {finding.reason}")
+
+
+class _Found(NamedTuple):
+    """One model before it is loaded."""
+
+    path: Path
+    entry: ModelEntry
+    header: Header
+    card: ModelCard
+    draft: TrimmedDraft | None
+
+    def weights(self, loading: Loading) -> Holder:
+        nbytes = weights_nbytes(self.entry, self.header, file_nbytes=self.path.stat().st_size, loading=loading)
+        return Holder(f"weights:{self.card.name}", nbytes)
 
 
 def _has_room(budget: Budget, weights: int, entry: ModelEntry, header: Header, *, card: ModelCard) -> bool:

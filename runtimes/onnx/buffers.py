@@ -16,9 +16,24 @@ from edgedecode.memory.budget import Budget, Lease
 from .graph_session import Untyped
 from .onnx_footprint import FLOAT_NBYTES, Footprint
 
-__all__ = ["Buffers"]
+__all__ = ["Buffers", "bias_copies", "buffers_nbytes", "logits_nbytes"]
 
 INDEX_NBYTES = 8
+
+
+def buffers_nbytes(footprint: Footprint, context: int) -> int:
+    """Return what a model's inputs and its chains' bias take."""
+    return footprint.bias_nbytes + INDEX_NBYTES * (context + 4 * footprint.rows_per_pass)
+
+
+def bias_copies(footprint: Footprint, *, tree: bool, window: bool) -> int:
+    """Return what trees and window layers add to the buffers; filling a bias takes more than the bias."""
+    return (2 * footprint.bias_nbytes if tree else 0) + (3 * footprint.bias_nbytes // 2 if window else 0)
+
+
+def logits_nbytes(count: int, *, rows: int, hidden: int) -> int:
+    """Return what `count` rows of logits take, with the hidden states beside them."""
+    return count * (rows + hidden) * FLOAT_NBYTES
 
 
 class Buffers:
@@ -31,9 +46,10 @@ class Buffers:
         self._rows, self._hidden_size = rows, hidden
         width = footprint.rows_per_pass
         self._bias_nbytes = footprint.bias_nbytes
+        self._tree_nbytes = bias_copies(footprint, tree=True, window=False)
+        self._window_nbytes = bias_copies(footprint, tree=False, window=True)
         with ExitStack() as undo:  # gives the leases back when an array cannot be made
-            nbytes = footprint.bias_nbytes + INDEX_NBYTES * (context + 4 * width)
-            self._lease = undo.enter_context(budget.reserve(f"buffers:{name}", nbytes))
+            self._lease = undo.enter_context(budget.reserve(f"buffers:{name}", buffers_nbytes(footprint, context)))
             self._logits_lease = undo.enter_context(budget.reserve(f"logits:{name}", 0))
             self.ids: IntArray = np.zeros(width, np.int64)
             self.positions: IntArray = np.zeros(width, np.int64)
@@ -77,7 +93,7 @@ class Buffers:
     def plan_tree(self) -> FloatArray:
         """Make the bias of trees. Raises BudgetExceeded when it does not fit."""
         if self._tree_bias is None:
-            self._lease.resize(self._lease.nbytes + 2 * self._bias_nbytes)  # filling it takes as much once more
+            self._lease.resize(self._lease.nbytes + self._tree_nbytes)
             self._tree_bias = np.empty(self._bias_nbytes // FLOAT_NBYTES, np.float32)
         return self._tree_bias
 
@@ -88,7 +104,7 @@ class Buffers:
     def plan_window(self) -> None:
         """Make the bias of window layers, which chains need too once they outgrow the window. Raises BudgetExceeded."""
         if self._window_bias is None:
-            self._lease.resize(self._lease.nbytes + 3 * self._bias_nbytes // 2)  # filling it takes a byte a value more
+            self._lease.resize(self._lease.nbytes + self._window_nbytes)
             self._window_bias = np.empty(self._bias_nbytes // FLOAT_NBYTES, np.float32)
 
     def window_bias(self, rows: int, total: int) -> FloatArray:
@@ -99,7 +115,7 @@ class Buffers:
     def hold_rows(self, count: int) -> None:
         """Make logits, and the hidden states beside them, `count` rows at least. Raises BudgetExceeded first."""
         if len(self.logits) < count:
-            self._logits_lease.resize(count * (self._rows + self._hidden_size) * FLOAT_NBYTES)
+            self._logits_lease.resize(logits_nbytes(count, rows=self._rows, hidden=self._hidden_size))
             self._drop_rows()  # gives the old rows back first
             fresh: FloatArray = np.empty((count, self._rows), np.float32)
             self.hidden = np.empty((count, self._hidden_size), np.float32)
@@ -111,10 +127,10 @@ class Buffers:
         if len(self.logits) > count:
             self._drop_rows()
             self.hold_rows(count)
-            self._logits_lease.resize(count * (self._rows + self._hidden_size) * FLOAT_NBYTES)
+            self._logits_lease.resize(logits_nbytes(count, rows=self._rows, hidden=self._hidden_size))
         if self._tree_bias is not None and not tree:
             self._tree_bias = None
-            self._lease.resize(self._lease.nbytes - 2 * self._bias_nbytes)
+            self._lease.resize(self._lease.nbytes - self._tree_nbytes)
 
     def pick(self, rows: Sequence[int]) -> None:
         """Ask for these rows of the coming pass."""

@@ -9,6 +9,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,13 +18,15 @@ import numpy.typing as npt
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.decoding.row_draw import RowDraw
 from edgedecode.engines.engine_factory import GraphKernels, Refusal
-from edgedecode.engines.interface import Device, ModelRequest
+from edgedecode.engines.interface import Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget, Lease
+from edgedecode.memory.footprint import Holder
 from edgedecode.pack.manifest import Graph, ModelEntry
 
 from ..threads import check_threads, default_threads, most_threads
-from .concat.concat_model import CONCAT, ConcatModel
+from .buffers import buffers_nbytes
+from .concat.concat_model import CONCAT, ConcatModel, concat_buffers, concat_holders
 from .graph_choice import choose_graph, file_nbytes
 from .graph_session import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
 from .kernels.draw import NativeRowDraw
@@ -32,11 +35,13 @@ from .kernels.thread_choice import kept_choice
 from .kernels.trial import kernels_line, load_kernels
 from .onnx_footprint import ENGINE_NBYTES, Footprint, plan_footprint, plan_own_footprint, rows_per_pass, widen_footprint
 from .onnx_model import OnnxModel
+from .onnx_state import state_holders
 from .providers import PROVIDERS, Provider, choose_provider
 from .trimmed_head import read_trimmed
 
 __all__ = ["OnnxRuntime"]
 
+CODE = Holder("engine code", ENGINE_NBYTES)
 GRAPH_COPIES = 4
 """A graph's bytes, its tensors' own and as they were written, and the rewritten graph; two of them stay."""
 DISTRIBUTIONS = tuple(f"onnxruntime{suffix}" for suffix in ("", "-gpu", "-directml", "-openvino", "-qnn"))
@@ -117,62 +122,45 @@ class OnnxRuntime:
         ]
 
     def open(self, request: ModelRequest) -> LanguageModel:
-        entry, root, name, budget, threads = request.entry, request.root, request.name, request.budget, request.threads
-        chosen = choose_provider(request.provider, installed=self._engine.get_available_providers())
-        check_threads(threads)
-        graph = choose_graph(entry, root, name=name, needs=request.needs)
-        path, weights = root / graph.file, root / entry.weights
-        engine_threads = threads or default_threads(file_nbytes(weights))
-        concat = CONCAT in graph.capabilities
-        served: Served | None = None
-        if chosen.own_kernels and not concat:
-            rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
-            with budget.reserve(f"graph:{name}", GRAPH_COPIES * file_nbytes(path)):
-                served = serve(entry, path, root=root, threads=threads or most_threads(), rows=rows)
-        footprint = _planned(entry, graph, root, served)
+        entry, name, budget, threads = request.entry, request.name, request.budget, request.threads
+        found = self._found(request)
+        graph, served, footprint = found.graph, found.served, found.footprint
         with ExitStack() as undo:  # gives every lease back when a later step fails
-            code = self._code.get(budget) or undo.enter_context(
-                budget.reserve("engine code", ENGINE_NBYTES, fixed=True)
-            )
+            code = self._code.get(budget) or undo.enter_context(budget.reserve(*CODE, fixed=True))
             fixed = name == "target"
             leases = [
-                undo.enter_context(budget.reserve(f"weights:{name}", footprint.weights_nbytes, fixed=fixed)),
-                undo.enter_context(budget.reserve(f"workspace:{name}", footprint.workspace_nbytes, fixed=fixed)),
+                undo.enter_context(budget.reserve(holder.name, holder.nbytes, fixed=fixed))
+                for holder in _loaded(name, footprint)
             ]
-            own, invariant, digest = None, False, ""
+            own, digest = None, ""
             tiles: Mapping[str, npt.NDArray[np.uint8]] = {}
             if served is not None:
-                invariant, digest = served.rewritten.row_invariant, served.digest
+                digest = served.digest
                 tiles = served.tiles()
                 own = OwnKernels(served.library.path, served.rewritten.data)
+            invariant = found.card.row_invariant
             session = open_session(
-                path,
-                weights=weights,
-                provider=chosen,
-                threads=1 if invariant else engine_threads,  # two pools would wait for each other
+                found.path,
+                weights=request.root / entry.weights,
+                provider=found.provider,
+                threads=1 if invariant else found.threads,  # two pools would wait for each other
                 own=own,
                 limit_nbytes=_free_nbytes(budget, leases),
             )
             chooses = invariant and threads is None and digest != ""
-            if concat:
-                check_concat_contract(session, entry, path=path)
+            if found.concat:
+                check_concat_contract(session, entry, path=found.path)
             else:
                 replaced = None if served is None else served.rewritten.biases
-                check_contract(session, entry, graph, path=path, replaced=replaced)
-            card = replace(
-                _card(entry, graph, name=name, vocabulary_size=request.vocabulary_size),
-                row_invariant=invariant,
-                kernels="" if served is None else served.library.instruction_set,
-                weights_nbytes=footprint.weights_nbytes,
-                threads=most_threads() if chooses else engine_threads,
-            )
+                check_contract(session, entry, graph, path=found.path, replaced=replaced)
+            card = replace(found.card, threads=most_threads() if chooses else found.threads)
             make: Callable[..., LanguageModel] = (
                 ConcatModel
-                if concat
+                if found.concat
                 else partial(
                     OnnxModel,
                     trimmed=read_trimmed(
-                        session, entry=entry, graph=graph, root=root, vocabulary_size=card.vocabulary_size
+                        session, entry=entry, graph=graph, root=request.root, vocabulary_size=card.vocabulary_size
                     ),
                     tiles=tiles,
                     tiled=own is not None,
@@ -193,8 +181,63 @@ class OnnxRuntime:
         if chooses and served is not None and isinstance(model, OnnxModel):
             build = str(served.library.path.stat().st_mtime_ns)
             kept = kept_choice([digest, graph.file, str(self.engine_version()), build])
-            model.choose_threads(kept, otherwise=engine_threads)
+            model.choose_threads(kept, otherwise=found.threads)
         return model
+
+    def footprint(self, request: ModelRequest) -> ModelFootprint:
+        """Return what a model takes; nothing is loaded, but its graph is read."""
+        found = self._found(request)
+        loaded = (CODE, *_loaded(request.name, found.footprint))
+        if found.concat:
+            inputs = concat_buffers(found.card, found.footprint, picks="rows" in found.graph.capabilities)
+            return ModelFootprint(found.card, (*loaded, *inputs), partial(concat_holders, request.entry, found.card))
+        buffers = Holder(f"buffers:{request.name}", buffers_nbytes(found.footprint, found.card.context))
+        holders = partial(state_holders, request.entry, found.card, found.footprint, tiled=found.served is not None)
+        return ModelFootprint(found.card, (*loaded, buffers), holders)
+
+    def _found(self, request: ModelRequest) -> _Found:
+        """Choose the provider and the graph, and plan the model."""
+        entry, root, name = request.entry, request.root, request.name
+        provider = choose_provider(request.provider, installed=self._engine.get_available_providers())
+        check_threads(request.threads)
+        graph = choose_graph(entry, root, name=name, needs=request.needs)
+        path = root / graph.file
+        concat = CONCAT in graph.capabilities
+        served: Served | None = None
+        if provider.own_kernels and not concat:
+            rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
+            with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * file_nbytes(path)):
+                served = serve(entry, path, root=root, threads=request.threads or most_threads(), rows=rows)
+        footprint = _planned(entry, graph, root, served)
+        card = replace(
+            _card(entry, graph, name=name, vocabulary_size=request.vocabulary_size),
+            row_invariant=served is not None and served.rewritten.row_invariant,
+            kernels="" if served is None else served.library.instruction_set,
+            weights_nbytes=footprint.weights_nbytes,
+        )
+        threads = request.threads or default_threads(file_nbytes(root / entry.weights))
+        return _Found(provider, graph, path, concat, threads, served, footprint, card)
+
+
+class _Found(NamedTuple):
+    """One model before its session is opened."""
+
+    provider: Provider
+    graph: Graph
+    path: Path
+    concat: bool
+    threads: int
+    """Of the engine, where nothing is measured."""
+    served: Served | None
+    footprint: Footprint
+    card: ModelCard
+
+
+def _loaded(name: str, footprint: Footprint) -> tuple[Holder, ...]:
+    return (
+        Holder(f"weights:{name}", footprint.weights_nbytes),
+        Holder(f"workspace:{name}", footprint.workspace_nbytes),
+    )
 
 
 def _planned(entry: ModelEntry, graph: Graph, root: Path, served: Served | None) -> Footprint:

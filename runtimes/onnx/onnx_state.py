@@ -8,14 +8,18 @@ from contextlib import AbstractContextManager
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.decoding.model import ModelCard
 from edgedecode.memory.budget import Lease
+from edgedecode.memory.footprint import Holder
 from edgedecode.pack.manifest import ModelEntry
 
-from ..row_state import check_chain, check_crop, check_kept, check_room, continues
+from ..row_state import LEAST_ROWS, check_chain, check_crop, check_kept, check_room, continues
 from .ancestors import Ancestors
+from .buffers import bias_copies, logits_nbytes
+from .onnx_footprint import Footprint
 from .session_model import SessionState
 
-__all__ = ["OnnxState", "state_nbytes"]
+__all__ = ["OnnxState", "state_holders", "state_nbytes"]
 
 TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of a bit a row), parent and depth."""
@@ -29,6 +33,27 @@ def state_nbytes(entry: ModelEntry, capacity: int, *, kv_type: str = "float32", 
     """Return what a state of `capacity` rows takes; tiled: for our attention."""
     width = np.dtype(kv_type).itemsize
     return _slots(capacity, tiled) * (2 * entry.layers * entry.kv_heads * entry.head_size * width + TREE_ROW_NBYTES)
+
+
+def state_holders(
+    entry: ModelEntry,
+    card: ModelCard,
+    footprint: Footprint,
+    capacity: int,
+    *,
+    tiled: bool,
+    rows: int = 1,
+    tree: bool = False,
+) -> tuple[Holder, ...]:
+    """Return what a model's first state takes, buffers included."""
+    window = not tiled and 0 < entry.window < capacity
+    buffers = bias_copies(footprint, tree=tree and card.tree and not tiled, window=window)
+    logits = logits_nbytes(rows + LEAST_ROWS, rows=card.rows, hidden=card.hidden_size)
+    return (
+        Holder(f"kv:{card.name}", state_nbytes(entry, capacity, kv_type=card.kv_type, tiled=tiled)),
+        Holder(f"logits:{card.name}", logits),
+        *([Holder(f"buffers:{card.name}", buffers)] if buffers else []),
+    )
 
 
 def _slots(capacity: int, tiled: bool) -> int:

@@ -14,6 +14,7 @@ from edgedecode.decoding.arrays import FloatArray, IntArray
 from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
 from edgedecode.errors import CapabilityError, EdgeDecodeError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget, Lease
+from edgedecode.memory.footprint import Holder
 from edgedecode.pack.manifest import ModelEntry
 
 from ...row_state import (
@@ -30,7 +31,28 @@ from ..graph_session import Untyped, cache_names, first_line
 from ..onnx_footprint import FLOAT_NBYTES, Footprint
 from ..session_model import SessionModel, SessionState, split_rows
 
-__all__ = ["CONCAT", "ConcatModel"]
+__all__ = ["CONCAT", "ConcatModel", "concat_buffers", "concat_holders"]
+
+INDEX_NBYTES = 8
+
+
+def concat_buffers(card: ModelCard, footprint: Footprint, *, picks: bool) -> tuple[Holder, Holder]:
+    """Return what a model's inputs take, and the logits of every row of a pass where the graph cannot pick some."""
+    scratch = 0 if picks else footprint.rows_per_pass
+    return (
+        Holder(f"buffers:{card.name}", INDEX_NBYTES * 2 * card.context),
+        Holder(f"logits:{card.name}", scratch * card.rows * FLOAT_NBYTES),
+    )
+
+
+def concat_holders(
+    entry: ModelEntry, card: ModelCard, capacity: int, *, rows: int = 1, tree: bool = False
+) -> tuple[Holder, ...]:
+    """Return what a model's first state takes; there are no trees here."""
+    return (
+        Holder(f"kv:{card.name}", concat_state_nbytes(entry, capacity)),
+        Holder(f"logits:{card.name}", (rows + LEAST_ROWS) * card.rows * FLOAT_NBYTES),
+    )
 
 
 def concat_state_nbytes(entry: ModelEntry, capacity: int) -> int:
@@ -108,7 +130,6 @@ class ConcatState(SessionState):
 
 CONCAT = "concat"
 """The capability of such graphs in a manifest."""
-INDEX_NBYTES = 8
 
 
 class ConcatModel(SessionModel[ConcatState]):
@@ -129,9 +150,10 @@ class ConcatModel(SessionModel[ConcatState]):
         names = {value.name for value in session.get_inputs()}
         self._picks, self._positioned = "rows" in names, "position_ids" in names
         scratch = 0 if self._picks else footprint.rows_per_pass
-        buffers = budget.reserve(f"buffers:{card.name}", INDEX_NBYTES * 2 * card.context)
+        inputs, logits = concat_buffers(card, footprint, picks=self._picks)
+        buffers = budget.reserve(*inputs)
         try:
-            self._logits_lease = budget.reserve(f"logits:{card.name}", scratch * card.rows * FLOAT_NBYTES)
+            self._logits_lease = budget.reserve(*logits)
         except BaseException:
             buffers.release()
             raise

@@ -1,0 +1,160 @@
+"""What a session of a pack takes on an engine, holder by holder, before anything is loaded; and how it fits a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from edgedecode.decoding.row_draw import RowDraw, row_draw_of
+from edgedecode.draft_models import default_heads
+from edgedecode.drafter_choice import DraftingFacts, choose_drafters
+from edgedecode.drafters.model_state import TREE_ROWS
+from edgedecode.drafters.source import PlannedSource
+from edgedecode.engines.interface import NO_MMAP, ModelFootprint, ModelRequest, PlanningRuntime
+from edgedecode.engines.registry import find_drafter, lookup_names
+from edgedecode.errors import CapabilityError
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.footprint import Holder, total_nbytes
+from edgedecode.memory.planner import LEAST_CONTEXT, Bounds, Choice, MemoryPlan, fit
+from edgedecode.options import SessionOptions, planned_context, wants_trees
+from edgedecode.pack.manifest import Manifest
+from edgedecode.text.encoder import prompts_holder
+from edgedecode.text.tokenizer import Tokenizer
+
+__all__ = ["PackFootprint", "sampling_holder"]
+
+SCRATCH_NBYTES = 3 * 8
+"""Per id: processing a row in numpy holds at most three float64 arrays of the vocabulary's size at once."""
+SMALLER_KV = "int8"
+
+
+def sampling_holder(size: int, row_draw: RowDraw) -> Holder:
+    """Return what drawing a token of a vocabulary of `size` ids takes."""
+    return Holder("sampling", SCRATCH_NBYTES * size + row_draw.scratch_nbytes(size))
+
+
+class PackFootprint:
+    """What the sessions of one pack take on one engine.
+
+    process: what the process holds before a model is open. kv_type: as `load` takes it. loading: needs of
+    `ModelRequest` that say how weights are loaded. Models are planned as `Pair` opens them: nothing is loaded, but a
+    file that an engine must have is made.
+    """
+
+    def __init__(  # noqa: PLR0913  (what may be said of a pack)
+        self,
+        manifest: Manifest,
+        root: Path,
+        *,
+        tokenizer: Tokenizer,
+        engine: PlanningRuntime,
+        process: Holder,
+        provider: str = "cpu",
+        threads: int | None = None,
+        kv_type: str | None = None,
+        loading: Sequence[str] = (),
+    ) -> None:
+        self._manifest, self._root, self._tokenizer, self._engine = manifest, root, tokenizer, engine
+        self._process, self._provider, self._threads = process, provider, threads
+        self._kv_type, self._loading = kv_type or "", tuple(loading)
+        self._models: dict[tuple[str, str, tuple[str, ...]], ModelFootprint] = {}
+        self._row_draw = row_draw_of(engine)
+
+    def fit(self, options: SessionOptions, limit_nbytes: int | None) -> MemoryPlan:
+        """Return the plan of a session under a limit. Raises as `choose_drafters`, and InputError for the context."""
+        card = self._model("target", self._kv_type).card
+        facts = DraftingFacts(card, "draft" in self._manifest.models, self._heads, lookup_names())
+        drafting = choose_drafters(options, facts)
+        wanted = Choice(
+            context=planned_context(options.context, card.context),
+            drafters=drafting.names,
+            draft_max=drafting.draft_max,
+            tree=wants_trees(options) and card.tree and drafting.names != (),
+            kv_type=self._kv_type,
+        )
+        bounds = Bounds(
+            models=frozenset(name for name in wanted.drafters if find_drafter(name).needs_model),
+            least_context=wanted.context if options.context is not None else min(LEAST_CONTEXT, wanted.context),
+            keeps_drafters=options.drafter is not None or options.fixed,
+            reads=self._gains_by_reading(),
+            kv_type=SMALLER_KV if self._kv_type == "" and self._offers(SMALLER_KV) else "",
+        )
+        return fit(wanted, bounds=bounds, holders=self.holders, limit_nbytes=limit_nbytes)
+
+    def holders(self, choice: Choice) -> tuple[Holder, ...]:
+        """Return what a session takes, everything before it included; what one lease holds is one holder."""
+        target = self._model("target", choice.kv_type, read=choice.read)
+        size = target.card.vocabulary_size
+        found = [
+            self._process,
+            *target.loaded,
+            *target.state(choice.context, rows=choice.draft_max + 1, tree=choice.tree),
+            sampling_holder(size, self._row_draw),
+            prompts_holder(self._tokenizer, choice.context),
+        ]
+        sources = [find_drafter(name) for name in choice.drafters]
+        if any(source.needs_model for source in sources):
+            draft = self._model("draft", choice.kv_type, read=choice.read)
+            trees = choice.tree and draft.card.tree
+            rows = TREE_ROWS if trees else 1
+            found += [holder for holder in draft.loaded if holder not in target.loaded]  # the engine's code is one
+            found += draft.state(min(choice.context, draft.card.context), rows=rows, tree=trees)
+        for source in sources:
+            if isinstance(source, PlannedSource):
+                found += source.holders(capacity=choice.context, vocabulary_size=size, stores=choice.stores)
+        return _joined(found)
+
+    @cached_property
+    def _heads(self) -> tuple[str, ...]:
+        return default_heads(self._manifest.models.get("draft"), runtime=getattr(self._engine, "name", ""))
+
+    def _gains_by_reading(self) -> bool:
+        """Tell whether weights take less where they are read."""
+        try:
+            once = self._model("target", self._kv_type, read=True)
+        except CapabilityError:
+            return False
+        return total_nbytes(once.loaded) < total_nbytes(self._model("target", self._kv_type).loaded)
+
+    def _offers(self, kv_type: str) -> bool:
+        try:
+            return self._model("target", kv_type).card.kv_type != self._model("target", "").card.kv_type
+        except CapabilityError:
+            return False
+
+    def _model(self, role: str, kv_type: str, *, read: bool = False) -> ModelFootprint:
+        """Return a role's model with this KV type; a draft may have another only."""
+        needs = (*(self._heads if role == "draft" else ()), *self._loading)
+        needs = (*needs, NO_MMAP) if read and NO_MMAP not in needs else needs
+        key = role, kv_type, needs
+        if key not in self._models:
+            try:
+                self._models[key] = self._planned(role, (*needs, f"kv:{kv_type}") if kv_type else needs)
+            except CapabilityError:
+                if role == "target" or not kv_type:
+                    raise
+                self._models[key] = self._planned(role, needs)
+        return self._models[key]
+
+    def _planned(self, role: str, needs: Sequence[str]) -> ModelFootprint:
+        return self._engine.footprint(
+            ModelRequest(
+                self._manifest.located(role),
+                self._root,
+                role,
+                self._tokenizer.size,
+                Budget(),
+                threads=self._threads,
+                provider=self._provider,
+                needs=needs,
+            )
+        )
+
+
+def _joined(holders: Sequence[Holder]) -> tuple[Holder, ...]:
+    """Add up what has one name."""
+    sums: dict[str, int] = {}
+    for name, nbytes in holders:
+        sums[name] = sums.get(name, 0) + nbytes
+    return tuple(Holder(name, nbytes) for name, nbytes in sums.items() if nbytes)
