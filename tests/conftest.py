@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from edgedecode.engines import registry
 from tests.demo_pair import write_demo_pair
 from tests.made_once import made_once, run_folder
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("EDGEDECODE_RUNTIME", "onnx")  # else a measurement decides which engine a test runs on
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads wait for each other where two workers share two cores
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of child processes would compile every module again
 
 # A shell starts background jobs with Ctrl-C ignored, children inherit it, and then nothing could test what it does.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,14 +32,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGEDECODE_CACHE", str(folder))
         yield folder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def entry_points_read_once() -> Iterator[None]:
-    """Each reading walks through the metadata of all installed packages, and many tests open many packs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "entry_points", cache(registry.entry_points))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, cast
 
@@ -22,6 +23,7 @@ __all__ = [
     "MAKERS",
     "RUNTIMES",
     "drafter_names",
+    "every_entry_point",
     "find_drafter",
     "find_factory",
     "find_maker",
@@ -37,10 +39,14 @@ LOOKUPS = "edgedecode.lookups"
 COMMANDS = "edgedecode.commands"
 MAKERS = "edgedecode.makers"
 
+every_entry_point = cache(entry_points)
+"""Read once a process: each reading walks through the metadata of all installed packages."""
+
 
 def installed(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name, sorted; nothing is imported."""
-    return {entry.name: entry for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)}
+    entries = every_entry_point().select(group=group)
+    return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
 
 
 def find_runtime(name: str) -> Runtime:

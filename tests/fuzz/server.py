@@ -5,7 +5,6 @@ Started once by `running.Fuzz`; what is slow to import is imported here, before 
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import resource
@@ -39,7 +38,6 @@ IMPORTED = (
 
 def serve() -> None:
     """Answer requests until standard input ends."""
-    registry.entry_points = functools.cache(registry.entry_points)  # type: ignore[attr-defined]
     for command in registry.installed(registry.COMMANDS).values():
         command.load()
     for name in IMPORTED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 import pytest
 
@@ -13,7 +13,7 @@ from edgedecode.decoding.sampling import Noise
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.lookup import LookupSource
 from edgedecode.engines import registry
-from edgedecode.engines.registry import LOOKUPS, drafter_names, find_drafter, lookup_names
+from edgedecode.engines.registry import DRAFTERS, LOOKUPS, drafter_names, find_drafter, lookup_names
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
 from edgedecode.testing import toy_pair
@@ -29,10 +29,8 @@ def repeat(context: Sequence[int], limit: int) -> Sequence[int]:
 
 
 def register(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    entry = EntryPoint(name, value, LOOKUPS)
-    monkeypatch.setattr(
-        registry, "entry_points", lambda group: [*entry_points(group=group), *([entry] if group == LOOKUPS else [])]
-    )
+    found = EntryPoints([*entry_points(group=DRAFTERS), EntryPoint(name, value, LOOKUPS)])
+    monkeypatch.setattr(registry, "every_entry_point", lambda: found)
 
 
 @pytest.fixture

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
 from edgedecode.drafters.model_drafter import ModelSource
 from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.engines import registry
-from edgedecode.engines.registry import COMMANDS, RUNTIMES, drafter_names, find_drafter, find_runtime, installed
+from edgedecode.engines.registry import (
+    COMMANDS,
+    DRAFTERS,
+    RUNTIMES,
+    drafter_names,
+    find_drafter,
+    find_runtime,
+    installed,
+)
 from edgedecode.errors import InputError, RuntimeUnavailable
 
 
 def only(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     """Pretend that these entry points are all there is."""
-    found = [EntryPoint(name, value, "group") for name, value in values.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    found = EntryPoints(
+        EntryPoint(name, value, group) for group in (RUNTIMES, DRAFTERS) for name, value in values.items()
+    )
+    monkeypatch.setattr(registry, "every_entry_point", lambda: found)
 
 
 def test_our_own_are_registered() -> None:
