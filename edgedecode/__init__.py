@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         ManifestError,
         RuntimeUnavailable,
     )
-    from edgedecode.open_pack import load
+    from edgedecode.open_pack import load, plan
     from edgedecode.options import SessionOptions
     from edgedecode.pair import Pair
     from edgedecode.session import Session
@@ -56,6 +56,7 @@ __all__ = [
     "Stats",
     "decode",
     "load",
+    "plan",
 ]
 
 _HOMES = {
@@ -73,7 +74,7 @@ _HOMES = {
     "decoding.loop": ("DecodeSetting", "decode"),
     "text.messages": ("Message",),
     "options": ("SessionOptions",),
-    "open_pack": ("load",),
+    "open_pack": ("load", "plan"),
     "pair": ("Pair",),
     "chunks": ("Chunk", "Completion"),
     "decoding.sampling": ("SamplingOptions",),

@@ -70,7 +70,7 @@ class BudgetExceeded(EdgeDecodeError):
         return str(self.args[0])
 
     def __str__(self) -> str:
-        return f"{self.args[0]}{f': {self.advice}' if self.advice else ''}\n{self.table}"
+        return f"{self.args[0]}{f': {self.advice}' if self.advice else ''}" + (f"\n{self.table}" if self.table else "")
 
 
 class CapabilityError(EdgeDecodeError):

@@ -1,29 +1,43 @@
-"""Opens a pack: checks it, chooses an engine, and makes the pair."""
+"""Opens a pack: checks it, chooses an engine, and makes the pair; or plans what a session of it would take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.engines.engine_speeds import EngineRequest
-from edgedecode.engines.interface import NO_MMAP, NO_REPACK, Runtime
+from edgedecode.engines.interface import NO_MMAP, NO_REPACK, PlanningRuntime, Runtime
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, engine_version
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
 from edgedecode.experience_file import experience_path
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force
+from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.sizes import format_nbytes
+from edgedecode.memory_plan import PackFootprint
+from edgedecode.options import SessionOptions
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.hub import find_pack
 from edgedecode.pack.pack_lock import opening
-from edgedecode.pack.pack_tokenizer import pack_tokenizer
+from edgedecode.pack.pack_tokenizer import pack_tokenizer, process_holder
 from edgedecode.pair import Pair
 from edgedecode.user_notices import notice
 
-__all__ = ["KV_TYPES", "load"]
+__all__ = ["KV_TYPES", "PackPlan", "load", "plan"]
 
 KV_TYPES = ("float32", "float16", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class PackPlan:
+    """The plan of a pack on an engine. limit: what is in force; None: nothing limits."""
+
+    pack: str
+    engine: str
+    limit: Limit | None
+    memory: MemoryPlan
 
 
 def load(  # noqa: PLR0913  (what may be said of a pack)
@@ -59,19 +73,79 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
     pack does not offer.
     """
     limit = _limit(memory)
+    request = _request(
+        provider=provider, threads=threads, kv_type=kv_type, context=context, mmap=mmap, repack=repack, limit=limit
+    )
+    wanted = runtime if runtime is not None else default_runtime()
+    root = find_pack(pack)
+    with opening(root):
+        return _open_pack(root, wanted, request, limit=limit, verify=verify, wrap=wrap, asked=runtime == AUTO)
+
+
+def plan(  # noqa: PLR0913  (as `load`)
+    pack: str | Path | None = None,
+    options: SessionOptions | None = None,
+    *,
+    memory: int | str | None = None,
+    runtime: str | None = None,
+    provider: str = "cpu",
+    threads: int | None = None,
+    kv_type: str | None = None,
+    mmap: bool = True,
+    repack: bool = True,
+) -> PackPlan:
+    """Plan a session of a pack, as `load` and `Pair.session` with these arguments would open it, and load nothing.
+
+    It tells who takes how many bytes, and what is given up for the limit in force. "auto" takes the engine that is
+    faster here, of those that can run the pack. Raises as `load`, but for BudgetExceeded: a plan says whether it fits;
+    CapabilityError for an engine that does not tell what models take.
+    """
+    limit = _limit(memory)
+    request = _request(provider=provider, threads=threads, kv_type=kv_type, mmap=mmap, repack=repack)
+    wanted = runtime if runtime is not None else default_runtime()
+    root = find_pack(pack)
+    with opening(root):
+        manifest = check_pack(root, full=False)
+        tokenizer = pack_tokenizer(manifest, root, Budget())
+        name = wanted if wanted != AUTO else chosen_engines(manifest, root, request, asked=False)[0]
+        engine = find_runtime(name)
+        if not isinstance(engine, PlanningRuntime):
+            raise CapabilityError(f"the engine {name} does not tell what a model takes before it is loaded")
+        footprint = PackFootprint(
+            manifest,
+            root,
+            tokenizer=tokenizer,
+            engine=engine,
+            process=process_holder(tokenizer),
+            provider=provider,
+            threads=threads,
+            kv_type=kv_type,
+            loading=request.loading,
+        )
+        fitted = footprint.fit(options or SessionOptions(), None if limit is None else limit.nbytes)
+        return PackPlan(manifest.name, name, limit, fitted)
+
+
+def _request(
+    *,
+    provider: str,
+    threads: int | None,
+    kv_type: str | None,
+    mmap: bool,
+    repack: bool,
+    context: int | None = None,
+    limit: Limit | None = None,
+) -> EngineRequest:
+    """Return how an engine is opened. Raises InputError."""
     if threads is not None and not 1 <= threads <= 1024:
         raise InputError(f"{threads} threads are out of range: 1 to 1024")
     if kv_type is not None and kv_type not in KV_TYPES:
         raise InputError(f"no KV type is called {kv_type!r}: it is {', '.join(KV_TYPES)}")
-    wanted = runtime if runtime is not None else default_runtime()
-    root = find_pack(pack)
     loading = tuple(need for need, done in ((NO_MMAP, mmap), (NO_REPACK, repack)) if not done)
     chosen = limit.nbytes if limit is not None and limit.chosen else None
-    request = EngineRequest(
+    return EngineRequest(
         provider=provider, threads=threads, kv_type=kv_type, memory=chosen, context=context, loading=loading
     )
-    with opening(root):
-        return _open_pack(root, wanted, request, limit=limit, verify=verify, wrap=wrap, asked=runtime == AUTO)
 
 
 def _limit(memory: int | str | None) -> Limit | None:

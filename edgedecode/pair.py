@@ -22,7 +22,7 @@ from edgedecode.pack.adapters import PackAdapters
 from edgedecode.pack.integrity import check_unchanged
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
-from edgedecode.pack.pack_tokenizer import PROCESS, process_nbytes, target_nbytes
+from edgedecode.pack.pack_tokenizer import PROCESS, process_holder, target_nbytes
 from edgedecode.resources import Resources
 from edgedecode.schedule.experience import Experience
 from edgedecode.session import Session
@@ -63,12 +63,8 @@ class Pair:
         self._experience_path: Path | None = None
         self._sessions: WeakSet[Session] = WeakSet()
         self._closed = False
-        self._process = budget.reserve(
-            PROCESS,
-            process_nbytes(budget) + tokenizer.cache_nbytes,
-            fixed=True,
-            following=target_nbytes(manifest),
-        )
+        process = process_holder(tokenizer, budget)
+        self._process = budget.reserve(*process, fixed=True, following=target_nbytes(manifest))
         try:
             target = self._open("target")
         except BaseException:

@@ -37,6 +37,8 @@ PUBLIC_API = [
     "Stats",
     "decode",
     "load",
+    "plan",
+    "plan",
 ]
 MAX_POSITIONAL = 2
 CORE = Path(__file__).parents[1] / "edgedecode"

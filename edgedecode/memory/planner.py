@@ -59,10 +59,10 @@ Holders: TypeAlias = Callable[[Choice], Sequence[Holder]]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One thing given up: what, what it costs the user, and how many bytes it saves."""
+    """One thing given up: what, what that means for the user, and how many bytes it saves."""
 
     what: str
-    costs: str
+    effect: str
     nbytes: int
     lossless: bool = True
 
@@ -92,75 +92,92 @@ class MemoryPlan:
 
 
 def fit(wanted: Choice, *, bounds: Bounds, holders: Holders, limit_nbytes: int | None) -> MemoryPlan:
-    """Return the first choice on the way down that fits; where none does, the last one.
+    """Return the first choice on the way down that fits, with as much of what was given up before as fits beside it.
 
-    A context that had to be shortened is as long as the limit allows.
+    Where none does, the last one. A context that had to be shortened is as long as the limit allows.
     """
 
     def takes(choice: Choice) -> int:
         return total_nbytes(holders(choice))
 
-    choice, cuts = wanted, list[Cut]()
-    speculating, running = (wanted if wanted.drafters else None), wanted
-    for what, costs, less in _steps(wanted, bounds):
-        speculating = less if less.drafters and less.kv_type == wanted.kv_type else speculating
-        running = less if less.kv_type == wanted.kv_type else running
-        if limit_nbytes is None or takes(choice) <= limit_nbytes:
-            continue  # what is left of the way tells the smallest limits only
-        if less.context < choice.context:
-            less = _longest(choice, less, takes=takes, limit_nbytes=limit_nbytes)
-            what = f"context beyond {less.context} tokens"
-        cuts.append(Cut(what, costs, takes(choice) - takes(less), lossless=less.kv_type == wanted.kv_type))
-        choice = less
+    way = [wanted, *_way_down(wanted, bounds)]
+    lossless = [choice for choice in way if choice.kv_type == wanted.kv_type]
+    speculating = [choice for choice in lossless if choice.drafters]
+    chosen = wanted
+    if limit_nbytes is not None:
+        chosen = next((choice for choice in way if takes(choice) <= limit_nbytes), way[-1])
+        if takes(chosen) <= limit_nbytes:
+            chosen = _given_back(chosen, wanted, takes=takes, limit_nbytes=limit_nbytes)
     return MemoryPlan(
-        choice=choice,
-        holders=tuple(holders(choice)),
-        cuts=tuple(cuts),
+        choice=chosen,
+        holders=tuple(holders(chosen)),
+        cuts=tuple(_cuts(wanted, chosen, takes=takes)),
         limit_nbytes=limit_nbytes,
-        least_running=takes(running),
-        least_speculating=None if speculating is None else takes(speculating),
+        least_running=takes(lossless[-1]),
+        least_speculating=takes(speculating[-1]) if speculating else None,
     )
 
 
-def _steps(wanted: Choice, bounds: Bounds) -> Iterator[tuple[str, str, Choice]]:
-    """Yield what is given up, one thing after the other: its name, what that costs, and the choice without it."""
+def _way_down(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
+    """Yield one choice after the other, each without one thing more."""
     choice = wanted
     if bounds.reads and not choice.read:
         choice = replace(choice, read=True)
-        yield "weights mapped beside their copy", "nothing: they are read, which is as fast", choice
-    if choice.stores and choice.drafters and not bounds.keeps_drafters:
+        yield choice
+    if choice.drafters and not bounds.keeps_drafters:
         choice = replace(choice, stores=False)
-        yield "past answers", "drafts come from this conversation alone", choice
-    if choice.tree and not bounds.keeps_drafters:
-        choice = replace(choice, tree=False)
-        yield "trees", "drafts are chains", choice
-    while choice.draft_max > LEAST_DRAFT and not bounds.keeps_drafters:
-        choice = replace(choice, draft_max=max(LEAST_DRAFT, choice.draft_max // 2))
-        yield f"drafts of more than {choice.draft_max} tokens", "less speed where text repeats", choice
-    free = tuple(name for name in choice.drafters if name not in bounds.models)
-    if free != choice.drafters and not bounds.keeps_drafters:
-        choice = replace(choice, drafters=free)
-        yield "the draft model", "less speed on new text", choice
+        yield choice
+        if choice.tree:
+            choice = replace(choice, tree=False)
+            yield choice
+        while choice.draft_max > LEAST_DRAFT:
+            choice = replace(choice, draft_max=max(LEAST_DRAFT, choice.draft_max // 2))
+            yield choice
+        choice = replace(choice, drafters=tuple(name for name in choice.drafters if name not in bounds.models))
+        yield choice
     if choice.context > bounds.least_context:
         choice = replace(choice, context=bounds.least_context)
-        yield "context", "long conversations end sooner", choice
+        yield choice
     if choice.drafters and not bounds.keeps_drafters:
         choice = replace(choice, drafters=(), draft_max=0)
-        yield "drafting", "plain speed", choice
+        yield choice
     if bounds.kv_type and choice.kv_type != bounds.kv_type:
         choice = replace(choice, kv_type=bounds.kv_type)
-        yield f"keys and values in full, {choice.kv_type} instead", "answers may differ slightly", choice
+        yield choice
 
 
-def _longest(before: Choice, least: Choice, *, takes: Callable[[Choice], int], limit_nbytes: int) -> Choice:
-    """Return the longest context between the two that fits, by bisection; the least where none does."""
-    low, high = 0, (before.context - least.context) // CONTEXT_STEP
-    if takes(least) > limit_nbytes:
-        return least
+def _given_back(choice: Choice, wanted: Choice, *, takes: Callable[[Choice], int], limit_nbytes: int) -> Choice:
+    """Return the choice with what fits beside it: longer drafts, a longer context, past answers."""
+    if choice.drafters:
+        longer = replace(choice, draft_max=wanted.draft_max)
+        choice = longer if takes(longer) <= limit_nbytes else choice
+    low, high, least = 0, -(-(wanted.context - choice.context) // CONTEXT_STEP), choice.context
     while low < high:
         middle = (low + high + 1) // 2
-        if takes(replace(least, context=least.context + middle * CONTEXT_STEP)) <= limit_nbytes:
-            low = middle
-        else:
-            high = middle - 1
-    return replace(least, context=least.context + low * CONTEXT_STEP)
+        longer = replace(choice, context=min(wanted.context, least + middle * CONTEXT_STEP))
+        low, high = (middle, high) if takes(longer) <= limit_nbytes else (low, middle - 1)
+    choice = replace(choice, context=min(wanted.context, least + low * CONTEXT_STEP))
+    fuller = replace(choice, stores=wanted.stores)
+    return fuller if choice.drafters and takes(fuller) <= limit_nbytes else choice
+
+
+def _cuts(wanted: Choice, chosen: Choice, *, takes: Callable[[Choice], int]) -> Iterator[Cut]:
+    """Yield what the chosen lacks of what was wanted, in the order of giving up."""
+    drafters = ", ".join(name for name in wanted.drafters if name not in chosen.drafters)
+    without = "plain speed" if not chosen.drafters else "less speed on new text"
+    told = {
+        "read": ("weights mapped beside their copy", "they are read, which is as fast"),
+        "stores": ("past answers", "drafts come from this conversation alone"),
+        "tree": ("trees", "drafts are chains"),
+        "draft_max": (f"drafts of more than {chosen.draft_max} tokens", "less speed where text repeats"),
+        "drafters": (f"drafts by {drafters}", without),
+        "context": (f"context beyond {chosen.context} tokens", "long conversations end sooner"),
+        "kv_type": (f"keys and values in full, {chosen.kv_type} instead", "answers may differ slightly"),
+    }
+    before = wanted
+    for name, (what, effect) in told.items():
+        after = replace(before, **{name: getattr(chosen, name)})
+        plain = not chosen.drafters and name in ("stores", "tree", "draft_max")  # goes with the drafters
+        if after != before and not plain:
+            yield Cut(what, effect, takes(before) - takes(after), lossless=name != "kv_type")
+        before = after

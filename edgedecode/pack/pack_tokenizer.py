@@ -6,13 +6,14 @@ from pathlib import Path
 
 from edgedecode.errors import CapabilityError, IncompatiblePair, ManifestError
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.footprint import Holder
 from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
 from .manifest import Manifest
 
-__all__ = ["PROCESS", "pack_tokenizer", "process_nbytes", "target_nbytes"]
+__all__ = ["PROCESS", "pack_tokenizer", "process_holder", "process_nbytes", "target_nbytes"]
 
 PROCESS = "process (interpreter, engine, tokenizer)"
 """The lease over what the process holds before a model is open."""
@@ -26,6 +27,11 @@ def process_nbytes(budget: Budget) -> int:
     if nbytes is None and budget.limit_nbytes is not None:
         raise CapabilityError("this system does not tell how much memory the process holds: --memory cannot be kept")
     return nbytes or 0
+
+
+def process_holder(tokenizer: Tokenizer, budget: Budget | None = None) -> Holder:
+    """Return what this process holds now, and what its tokenizer keeps later."""
+    return Holder(PROCESS, process_nbytes(budget or Budget()) + tokenizer.cache_nbytes)
 
 
 def target_nbytes(manifest: Manifest) -> int:

@@ -1,0 +1,1 @@
+"""What a conversation takes of memory."""

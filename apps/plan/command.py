@@ -1,0 +1,144 @@
+"""The verb `plan`: what a session of a pack takes by holder, and what is given up for a budget."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from edgedecode import BudgetExceeded, InputError, SessionOptions
+from edgedecode.commands import Command, count, positive_count
+from edgedecode.memory.sizes import format_nbytes, size_option
+from edgedecode.open_pack import PackPlan, plan
+
+from ..terminal import show_notices, table_console
+from ..verb_options import add_pack_options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["command"]
+
+TURN_TOKENS = 256
+"""Tokens of a usual turn, question and answer together."""
+
+
+class PlanCommand:
+    """Tables of a plan. Nothing is loaded but the tokenizer; exits with 1 where no plan fits the budget."""
+
+    name = "plan"
+    help = "plan what a conversation takes of memory, and what fits a budget"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        parser.add_argument("pack", nargs="?", metavar="PACK", help="folder or hub id (default: the bundled pack)")
+        add_pack_options(parser)
+        group = parser.add_argument_group("conversation")
+        group.add_argument("--turns", type=positive_count, metavar="Q", help="plan a context for this many turns")
+        group.add_argument(
+            "--turn-tokens",
+            type=positive_count,
+            metavar="S",
+            default=TURN_TOKENS,
+            help="tokens of a turn, question and answer together (default: %(default)s)",
+        )
+        group.add_argument("--drafter", metavar="NAME", help="only this drafter, or none")
+        group.add_argument("--draft-max", type=count, metavar="N", help="a fixed draft length")
+        group.add_argument("--tree", action="store_true", help="drafts may branch")
+        parser.add_argument("--json", action="store_true", help="end with one JSON line")
+
+    def run(self, arguments: Namespace) -> int:
+        if arguments.pack is not None and arguments.model is not None:
+            raise InputError(f"two packs, {arguments.pack!r} and {arguments.model!r}: name one of them")
+        if arguments.turns is not None and arguments.ctx_size is not None:
+            raise InputError("--turns and --ctx-size both say how long the context is: leave one of the two out")
+        show_notices()
+        made = plan(
+            arguments.pack or arguments.model,
+            _options(arguments),
+            memory=arguments.memory,
+            runtime=arguments.runtime,
+            provider=arguments.provider,
+            threads=arguments.threads,
+            kv_type=arguments.kv_type,
+            mmap=not arguments.no_mmap,
+            repack=not arguments.no_repack,
+        )
+        _show(made)
+        if arguments.json:
+            print(json.dumps(_as_dict(made)))
+        if not made.memory.fits:
+            raise _refusal(made)
+        return 0
+
+
+def _options(arguments: Namespace) -> SessionOptions:
+    context: int | None = arguments.ctx_size
+    if arguments.turns is not None:
+        context = arguments.turns * arguments.turn_tokens
+    return SessionOptions(
+        context=context, drafter=arguments.drafter, draft_max=arguments.draft_max, tree=arguments.tree
+    )
+
+
+def _show(made: PackPlan) -> None:
+    memory, choice = made.memory, made.memory.choice
+    console = table_console()
+    console.print(_holder_table(made))
+    drafters = f"{', '.join(choice.drafters)}, up to {choice.draft_max} tokens" if choice.drafters else "none"
+    kv_type = f", {choice.kv_type} keys and values" if choice.kv_type else ""
+    print(f"\nContext of {choice.context} tokens{kv_type}; drafters: {drafters}{', trees' if choice.tree else ''}.")
+    for cut in memory.cuts:
+        lossy = "" if cut.lossless else " (lossy)"
+        print(f"Given up: {cut.what}{lossy}, {format_nbytes(cut.nbytes)}: {cut.effect}.")
+    smallest = f"{size_option(memory.least_running)} to run"
+    if memory.least_speculating is not None:
+        smallest += f", {size_option(memory.least_speculating)} to draft"
+    print(f"Smallest budgets: {smallest}.")
+
+
+def _holder_table(made: PackPlan) -> Table:
+    from rich.table import Table
+
+    memory, limit = made.memory, made.limit
+    title = f"{made.pack} on {made.engine}"
+    table = Table(title=title if limit is None else f"{title}, {format_nbytes(limit.nbytes)} ({limit.name})")
+    table.add_column("holder")
+    table.add_column("memory", justify="right")
+    for holder in sorted(memory.holders, key=lambda holder: -holder.nbytes):
+        table.add_row(holder.name, format_nbytes(holder.nbytes))
+    table.add_section()
+    table.add_row("sum", format_nbytes(memory.nbytes))
+    return table
+
+
+def _as_dict(made: PackPlan) -> dict[str, object]:
+    memory = made.memory
+    return {
+        "pack": made.pack,
+        "engine": made.engine,
+        "limit": None if made.limit is None else {"nbytes": made.limit.nbytes, "name": made.limit.name},
+        "fits": memory.fits,
+        "nbytes": memory.nbytes,
+        "choice": asdict(memory.choice),
+        "holders": {holder.name: holder.nbytes for holder in memory.holders},
+        "cuts": [asdict(cut) for cut in memory.cuts],
+        "least_running": memory.least_running,
+        "least_speculating": memory.least_speculating,
+    }
+
+
+def _refusal(made: PackPlan) -> BudgetExceeded:
+    memory, limit = made.memory, made.limit
+    assert limit is not None
+    size = format_nbytes(limit.nbytes) if limit.nbytes >= 10**5 else f"{limit.nbytes} bytes"
+    return BudgetExceeded(
+        f"nothing fits {size} ({limit.name}), this pack runs in "
+        f"{size_option(memory.least_running)}",
+        limit.raised(memory.least_running),
+        table="",
+        needed_nbytes=memory.least_running,
+    )
+
+
+command: Command = PlanCommand()

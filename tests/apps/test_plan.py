@@ -1,0 +1,100 @@
+"""The verb `plan`: the table, what is given up, the smallest budgets, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edgedecode.cli import main
+from edgedecode.pack import pack_tokenizer
+
+pytest.importorskip("onnxruntime")
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of 60 MB, whatever this one holds; nothing set for it."""
+    monkeypatch.setattr(pack_tokenizer, "process_nbytes", lambda budget: 60_000_000)
+    monkeypatch.delenv("EDGEDECODE_MEMORY", raising=False)
+    monkeypatch.setenv("EDGEDECODE_RUNTIME", "onnx")
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+    assert main(["plan", *words]) == code
+    said = capsys.readouterr()
+    return said.out, said.err
+
+
+def test_plan_lists_every_holder_and_their_sum(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = told(capsys, "--json")
+    value = json.loads(out.splitlines()[-1])
+    assert value["engine"] == "onnx"
+    assert value["fits"]
+    assert value["cuts"] == []
+    assert sum(value["holders"].values()) == value["nbytes"]
+    assert all(name in out for name in value["holders"])
+    assert f"sum                                      │ {value['nbytes'] / 1e6:.1f} MB" in out
+    assert value["least_running"] <= value["least_speculating"] <= value["nbytes"]
+    assert "Smallest budgets: " in out
+
+
+def test_plan_says_what_a_budget_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = json.loads(told(capsys, "--json")[0].splitlines()[-1])
+    out, _ = told(capsys, "--memory", f"{whole['nbytes'] - 8_000_000}", "--json")
+    value = json.loads(out.splitlines()[-1])
+    assert [cut["what"] for cut in value["cuts"]] == ["drafts by " + ", ".join(whole["choice"]["drafters"][:-1])]
+    assert value["choice"]["drafters"] == ["suffix"]
+    assert value["nbytes"] <= value["limit"]["nbytes"]
+    assert ": less speed on new text." in out
+
+
+def test_plan_that_does_not_fit_shows_the_table_and_both_smallest_budgets(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = told(capsys, "--memory", "70MB", code=1)
+    assert "weights:target" in out
+    assert " to run, " in out
+    assert " to draft." in out
+    assert err.count("\n") == 1
+    assert err.startswith("edgedecode: nothing fits 70.0 MB (--memory), this pack runs in ")
+
+
+def test_plan_of_turns_has_their_context(capsys: pytest.CaptureFixture[str]) -> None:
+    value = json.loads(told(capsys, "--turns", "10", "--turn-tokens", "90", "--json")[0].splitlines()[-1])
+    assert value["choice"]["context"] == 900
+    asked = told(capsys, "--turns", "10", "--turn-tokens", "90", "--memory", "90MB", "--json", code=1)[0]
+    assert json.loads(asked.splitlines()[-1])["choice"]["context"] == 900, "what was asked for is not shortened"
+
+
+def test_plan_of_more_than_the_machine_has_says_what_is_in_force(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = told(capsys, "--memory", "900000GB")
+    assert "this machine's memory" in err or "the container's memory limit" in err
+    assert " asked for: " in err
+    assert "sum" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--memory", "0"), "'0' is not a size"),
+        (("--memory", "1e9x"), "'1e9x' is not a size"),
+        (("--memory", "10"), "nothing fits 10 bytes (--memory)"),
+        (("--memory", "-5MB"), "expected one argument"),
+        (("--turns", "4", "-c", "100"), "leave one of the two out"),
+        (("--turns", "0"), "--turns"),
+        (("--turns", "9999"), "out of range"),
+        (("--drafter", "nobody"), "nobody"),
+        (("some/where", "-m", "else/where"), "name one of them"),
+        (("./nowhere",), "nowhere"),
+        (("--runtime", "nothing"), "nothing"),
+        (("--kv-type", "float16"), "float16"),
+    ],
+)
+def test_plan_refuses_in_one_line(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["plan", *words])
+    except SystemExit as left:
+        code = int(left.code or 0)
+    err = capsys.readouterr().err
+    assert code in (1, 2)
+    assert message in err
+    assert "Traceback" not in err

@@ -1,0 +1,116 @@
+"""Plans against what is leased in fact: both engines, the bundled pack, with what a process holds left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+import edgedecode
+from edgedecode import BudgetExceeded, CapabilityError, InputError, Pair, SessionOptions
+from edgedecode.memory.planner import MemoryPlan
+from edgedecode.pack import pack_tokenizer
+
+ENGINES = {"onnx": "onnxruntime", "onnx, its own kernels": "onnxruntime", "llama": "llama_cpp"}
+OPTIONS = [
+    SessionOptions(),
+    SessionOptions(tree=True),
+    SessionOptions(drafter="none", context=1000),
+    SessionOptions(drafter="suffix"),
+    SessionOptions(drafter="recycle", context=700),
+    SessionOptions(drafter="model", draft_max=5),
+    SessionOptions(drafter="tree"),
+]
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An engine's name; the process itself counts as nothing, so that limits mean the same in any process."""
+    name: str = request.param
+    pytest.importorskip(ENGINES[name])
+    monkeypatch.setattr(pack_tokenizer, "process_nbytes", lambda budget: 0)
+    monkeypatch.setenv("EDGEDECODE_KERNELS", "engine" if name.endswith("own kernels") else "auto")
+    return name.partition(",")[0]
+
+
+def leased(pair: Pair) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for lease in pair.budget.leases:
+        sums[lease.name] += lease.nbytes
+    return +sums
+
+
+def planned(options: SessionOptions, *, engine: str, memory: int | None = None) -> MemoryPlan:
+    return edgedecode.plan(None, options, runtime=engine, memory=memory).memory
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_plan_is_what_a_session_leases(engine: str, options: SessionOptions) -> None:
+    """Lease by lease; what llama.cpp reports after loading, to which its leases shrink, is no more than was planned."""
+    plan = Counter(dict(planned(options, engine=engine).holders))
+    with edgedecode.load(runtime=engine) as pair, pair.session(options):
+        held = leased(pair)
+    assert held.keys() == plan.keys()
+    assert held <= plan
+    exact = [name for name in plan if engine == "onnx" or not name.startswith(("weights", "kv"))]
+    assert {name: held[name] for name in exact} == {name: plan[name] for name in exact}
+
+
+def test_budget_of_a_plan_is_enough_for_it(engine: str) -> None:
+    """From the smallest budget to all of it: what is planned for a budget opens in it and answers."""
+    whole = planned(SessionOptions(), engine=engine)
+    assert whole.least_speculating is not None
+    limits = [whole.least_running, whole.least_speculating]
+    limits += [whole.least_running + (whole.nbytes - whole.least_running) * step // 4 for step in (1, 2, 3, 4)]
+    for limit in limits:
+        plan = planned(SessionOptions(), engine=engine, memory=limit)
+        choice = plan.choice
+        assert plan.fits
+        names = set(choice.drafters)
+        options = SessionOptions(
+            context=choice.context,
+            drafter=None if "model" in names else "suffix" if names else "none",
+            draft_max=None if "model" in names or not names else choice.draft_max,
+        )
+        with edgedecode.load(runtime=engine, memory=limit) as pair, pair.session(options) as session:
+            assert session.generate("Hello", max_tokens=8).tokens
+            assert names <= set(session.drafter_name.split("+"))
+            assert pair.budget.used_nbytes <= limit
+
+
+def test_budget_below_the_smallest_is_refused(engine: str) -> None:
+    least = planned(SessionOptions(), engine=engine).least_running
+    plan = planned(SessionOptions(), engine=engine, memory=least - 1)
+    assert not plan.fits or not all(cut.lossless for cut in plan.cuts)
+    options = SessionOptions(context=512, drafter="none")
+    if engine == "onnx":  # llama.cpp's plan is an upper bound
+        with pytest.raises(BudgetExceeded), edgedecode.load(runtime=engine, memory=least - 1) as pair:
+            pair.session(options)
+
+
+def test_plan_of_another_kv_type(engine: str) -> None:
+    """It takes less where the pack has such a graph or the engine makes one, and is refused where not."""
+    full = planned(SessionOptions(), engine=engine)
+    try:
+        small = edgedecode.plan(runtime=engine, kv_type="int8").memory
+    except CapabilityError:
+        with pytest.raises(CapabilityError), edgedecode.load(runtime=engine, kv_type="int8"):
+            pass
+        return
+    kv = [dict(plan.holders)["kv:target"] for plan in (small, full)]
+    assert kv[0] < kv[1]
+    assert small.choice.kv_type == "int8"
+
+
+@pytest.mark.parametrize("context", [1, 1_000_000])
+def test_plan_of_a_context_that_the_model_has_not_is_refused(context: int) -> None:
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(InputError, match="out of range"):
+        edgedecode.plan(None, SessionOptions(context=context), runtime="onnx")
+
+
+def test_plan_of_a_drafter_that_is_not_there_is_refused() -> None:
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(InputError, match="nobody"):
+        edgedecode.plan(None, SessionOptions(drafter="nobody"), runtime="onnx")

@@ -1,0 +1,181 @@
+"""The planner: what is given up for a limit, over a grid of what is wanted, what may be given up, and every limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import cache
+from itertools import pairwise, product
+
+import pytest
+
+from edgedecode.memory.footprint import Holder, total_nbytes
+from edgedecode.memory.planner import Bounds, Choice, MemoryPlan, fit
+
+MODELS = frozenset({"trim", "model", "tree"})
+
+
+def holders(choice: Choice) -> tuple[Holder, ...]:
+    """What a toy pack takes: every field of a choice has its own bytes."""
+    found = [
+        Holder("weights", 700 if choice.read else 1000),
+        Holder("kv", choice.context * (1 if choice.kv_type == "int8" else 4)),
+        Holder("logits", 8 * (choice.draft_max + 1) * (2 if choice.tree else 1)),
+    ]
+    if MODELS & set(choice.drafters):
+        found.append(Holder("draft", 400 + choice.context))
+    if "suffix" in choice.drafters:
+        found.append(Holder("index", choice.context // 8))
+        found += [Holder("past", 60)] if choice.stores else []
+    return tuple(found)
+
+
+def takes(choice: Choice) -> int:
+    return total_nbytes(holders(choice))
+
+
+WANTED = [
+    Choice(context=context, drafters=drafters, draft_max=draft_max if drafters else 0, tree=tree and drafters != ())
+    for context, drafters, draft_max, tree in product(
+        (64, 512, 600, 2048), ((), ("suffix",), ("trim", "model", "suffix"), ("tree",)), (2, 16), (False, True)
+    )
+]
+
+
+def bounds_of(wanted: Choice) -> Iterator[Bounds]:
+    for asked, keeps, reads, kv_type in product((False, True), (False, True), (False, True), ("", "int8")):
+        least = wanted.context if asked else min(512, wanted.context)
+        yield Bounds(models=MODELS, least_context=least, keeps_drafters=keeps, reads=reads, kv_type=kv_type)
+
+
+def limits_of(wanted: Choice, bounds: Bounds) -> list[int]:
+    """Limits around everything that a plan can take, and between."""
+    free = fit(wanted, bounds=bounds, holders=holders, limit_nbytes=None)
+    marks = {takes(wanted), free.least_running, free.least_speculating or 0, 1}
+    return sorted({max(1, mark + step) for mark in marks for step in (-1, 0, 1)} | set(range(500, 14_000, 997)))
+
+
+@cache
+def plans() -> list[tuple[Choice, Bounds, list[MemoryPlan]]]:
+    """Return a plan for each of the grid, of one pair of wish and bounds together, smaller limits first."""
+
+    def made(wanted: Choice, bounds: Bounds) -> list[MemoryPlan]:
+        limits = limits_of(wanted, bounds)
+        return [fit(wanted, bounds=bounds, holders=holders, limit_nbytes=each) for each in limits]
+
+    return [(wanted, bounds, made(wanted, bounds)) for wanted in WANTED for bounds in bounds_of(wanted)]
+
+
+def test_plan_keeps_the_limit_wherever_one_can() -> None:
+    """Whether a plan fits is decided by the smallest limit alone, and what is told of it is what it takes."""
+    checked = 0
+    for wanted, bounds, several in plans():
+        for plan in several:
+            least = plan.least_running
+            if bounds.kv_type:
+                least = min(least, takes(replace(several[0].choice, kv_type=bounds.kv_type)))
+            assert plan.limit_nbytes is not None
+            assert plan.fits == (plan.limit_nbytes >= least)
+            assert plan.nbytes == takes(plan.choice)
+            assert plan.nbytes + sum(cut.nbytes for cut in plan.cuts) <= takes(wanted)
+            checked += 1
+    assert checked > 5000
+
+
+def test_plan_that_fits_whole_gives_nothing_up() -> None:
+    for wanted, bounds, several in plans():
+        assert fit(wanted, bounds=bounds, holders=holders, limit_nbytes=None).choice == wanted
+        for plan in several:
+            if takes(wanted) <= (plan.limit_nbytes or 0):
+                assert (plan.choice, plan.cuts) == (wanted, ())
+            else:
+                assert plan.choice != wanted or not plan.fits
+
+
+def test_plan_gives_up_only_what_it_may() -> None:
+    for wanted, bounds, several in plans():
+        for plan in several:
+            choice = plan.choice
+            assert bounds.least_context <= choice.context <= wanted.context
+            assert choice.kv_type in (wanted.kv_type, bounds.kv_type)
+            assert bounds.reads or not choice.read
+            if bounds.keeps_drafters:
+                kept = ("drafters", "draft_max", "tree", "stores")
+                assert [getattr(choice, name) for name in kept] == [getattr(wanted, name) for name in kept]
+
+
+def test_plan_of_a_larger_limit_is_never_without_what_a_smaller_one_has() -> None:
+    order = ("kv_type", "drafters", "context")
+    for _, _, several in plans():
+        for less, more in pairwise(several):
+            assert more.nbytes >= less.nbytes or not less.fits
+            for name in order:
+                before, after = getattr(less.choice, name), getattr(more.choice, name)
+                if name == "kv_type":
+                    assert (after == "") >= (before == "")
+                    continue
+                size = len if name == "drafters" else int
+                assert size(after) >= size(before) or returned(less, more, name)
+
+
+def returned(less: MemoryPlan, more: MemoryPlan, name: str) -> bool:
+    """Whether something that is given up later than `name` came back: then `name` may pay for it."""
+    drafters = len(more.choice.drafters) > len(less.choice.drafters) and name == "context"
+    return drafters or less.choice.kv_type != more.choice.kv_type
+
+
+def test_plan_is_lossless_until_nothing_else_is_left() -> None:
+    for wanted, _, several in plans():
+        for plan in several:
+            assert [cut.lossless for cut in plan.cuts].count(False) == (plan.choice.kv_type != wanted.kv_type)
+            if plan.choice.kv_type != wanted.kv_type:
+                assert plan.least_running > (plan.limit_nbytes or 0), "lossless plans were tried first"
+
+
+def test_smallest_limits_are_smallest() -> None:
+    for wanted, bounds, several in plans():
+        plan = several[0]
+        lossless = replace(bounds, kv_type="")
+        at = fit(wanted, bounds=lossless, holders=holders, limit_nbytes=plan.least_running)
+        below = fit(wanted, bounds=lossless, holders=holders, limit_nbytes=plan.least_running - 1)
+        assert (at.fits, below.fits) == (True, False)
+        if plan.least_speculating is not None:
+            at = fit(wanted, bounds=lossless, holders=holders, limit_nbytes=plan.least_speculating)
+            below = fit(wanted, bounds=lossless, holders=holders, limit_nbytes=plan.least_speculating - 1)
+            assert at.fits
+            assert at.choice.drafters != ()
+            assert not (below.fits and below.choice.drafters)
+        else:
+            assert not wanted.drafters
+
+
+def test_cuts_name_every_field_that_changed() -> None:
+    """A line for each, in the order of giving up; what goes with the drafters is not told apart."""
+    order = ("weights", "past", "trees", "drafts of", "drafts by", "context", "keys")
+    for wanted, _, several in plans():
+        for plan in several:
+            changed = {f.name for f in fields(Choice) if getattr(plan.choice, f.name) != getattr(wanted, f.name)}
+            if not plan.choice.drafters:
+                changed -= {"stores", "tree", "draft_max"}
+            assert len(plan.cuts) == len(changed)
+            places = [next(i for i, word in enumerate(order) if cut.what.startswith(word)) for cut in plan.cuts]
+            assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("limit", "given_up"),
+    [
+        (12_100, []),
+        (12_050, ["past answers"]),
+        (12_000, ["past answers", "drafts of more than 8 tokens"]),
+        (11_950, ["past answers", "drafts of more than 4 tokens"]),
+        (9_700, ["drafts by trim, model"]),
+        (9_600, ["past answers", "drafts by trim, model"]),
+        (9_000, ["drafts by trim, model", "context beyond 1856 tokens"]),
+        (1_000, ["drafts by trim, model, suffix", "context beyond 512 tokens"]),
+    ],
+)
+def test_plan_of_a_usual_session_goes_down_step_by_step(limit: int, given_up: list[str]) -> None:
+    wanted = Choice(context=2048, drafters=("trim", "model", "suffix"), draft_max=16)
+    plan = fit(wanted, bounds=Bounds(models=MODELS), holders=holders, limit_nbytes=limit)
+    assert [cut.what for cut in plan.cuts] == given_up
