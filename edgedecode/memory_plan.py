@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -63,6 +64,37 @@ class PackFootprint:
 
     def fit(self, options: SessionOptions, limit_nbytes: int | None) -> MemoryPlan:
         """Return the plan of a session under a limit. Raises as `choose_drafters`, and InputError for the context."""
+        wanted, bounds = self._wanted(options)
+        bounds = replace(
+            bounds,
+            reads=self._gains_by_reading(),
+            kv_type=SMALLER_KV if self._kv_type == "" and self._offers(SMALLER_KV) else "",
+        )
+        return fit(wanted, bounds=bounds, holders=self.holders, limit_nbytes=limit_nbytes)
+
+    def fit_session(self, options: SessionOptions, budget: Budget) -> MemoryPlan:
+        """Return the plan of a session in what is left of a budget, beside models that are open.
+
+        What others could give back counts as left. Drafts are as long as the options mean.
+        """
+        wanted, bounds = self._wanted(options)
+        kept = [lease for lease in budget.leases if lease.reclaim is None]
+        shared = {holder.name for holder in self._shared(wanted)} & {lease.name for lease in kept}
+        free = None if budget.limit_nbytes is None else budget.limit_nbytes - sum(lease.nbytes for lease in kept)
+
+        def holders(choice: Choice) -> list[Holder]:
+            return [holder for holder in self._of_session(choice) if holder.name not in shared]
+
+        bounds = replace(bounds, least_draft=wanted.draft_max)
+        return fit(wanted, bounds=bounds, holders=holders, limit_nbytes=free)
+
+    def holders(self, choice: Choice) -> tuple[Holder, ...]:
+        """Return what a session takes, everything before it included; what one lease holds is one holder."""
+        target = self._model("target", choice.kv_type, read=choice.read)
+        return _joined([self._process, *target.loaded, *self._of_session(choice)])
+
+    def _wanted(self, options: SessionOptions) -> tuple[Choice, Bounds]:
+        """Return what options mean where memory is no matter, and what of it may be given up."""
         card = self._model("target", self._kv_type).card
         facts = DraftingFacts(card, "draft" in self._manifest.models, self._heads, lookup_names())
         drafting = choose_drafters(options, facts)
@@ -77,33 +109,37 @@ class PackFootprint:
             models=frozenset(name for name in wanted.drafters if find_drafter(name).needs_model),
             least_context=wanted.context if options.context is not None else min(LEAST_CONTEXT, wanted.context),
             keeps_drafters=options.drafter is not None or options.fixed,
-            reads=self._gains_by_reading(),
-            kv_type=SMALLER_KV if self._kv_type == "" and self._offers(SMALLER_KV) else "",
         )
-        return fit(wanted, bounds=bounds, holders=self.holders, limit_nbytes=limit_nbytes)
+        return wanted, bounds
 
-    def holders(self, choice: Choice) -> tuple[Holder, ...]:
-        """Return what a session takes, everything before it included; what one lease holds is one holder."""
+    def _of_session(self, choice: Choice) -> tuple[Holder, ...]:
+        """Return what opening a session leases, where no other one is open."""
         target = self._model("target", choice.kv_type, read=choice.read)
         size = target.card.vocabulary_size
         found = [
-            self._process,
-            *target.loaded,
             *target.state(choice.context, rows=choice.draft_max + 1, tree=choice.tree),
             sampling_holder(size, self._row_draw),
             prompts_holder(self._tokenizer, choice.context),
+            *self._shared(choice),
         ]
         sources = [find_drafter(name) for name in choice.drafters]
         if any(source.needs_model for source in sources):
             draft = self._model("draft", choice.kv_type, read=choice.read)
             trees = choice.tree and draft.card.tree
             rows = TREE_ROWS if trees else 1
-            found += [holder for holder in draft.loaded if holder not in target.loaded]  # the engine's code is one
             found += draft.state(min(choice.context, draft.card.context), rows=rows, tree=trees)
         for source in sources:
             if isinstance(source, PlannedSource):
                 found += source.holders(capacity=choice.context, vocabulary_size=size, stores=choice.stores)
         return _joined(found)
+
+    def _shared(self, choice: Choice) -> list[Holder]:
+        """Return what the first session that drafts with the draft model loads for all."""
+        if not any(find_drafter(name).needs_model for name in choice.drafters):
+            return []
+        target = self._model("target", choice.kv_type, read=choice.read)
+        loaded = self._model("draft", choice.kv_type, read=choice.read).loaded
+        return [holder for holder in loaded if holder not in target.loaded]  # the engine's code is one
 
     @cached_property
     def _heads(self) -> tuple[str, ...]:

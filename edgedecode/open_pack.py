@@ -106,11 +106,11 @@ def plan(  # noqa: PLR0913  (as `load`)
     root = find_pack(pack)
     with opening(root):
         manifest = check_pack(root, full=False)
+        engine = None if wanted == AUTO else find_runtime(wanted)  # in the order of `load`: the process counts
         tokenizer = pack_tokenizer(manifest, root, Budget())
-        name = wanted if wanted != AUTO else chosen_engines(manifest, root, request, asked=False)[0]
-        engine = find_runtime(name)
+        engine = engine or find_runtime(chosen_engines(manifest, root, request, asked=False)[0])
         if not isinstance(engine, PlanningRuntime):
-            raise CapabilityError(f"the engine {name} does not tell what a model takes before it is loaded")
+            raise CapabilityError(f"the engine {engine.name} does not tell what a model takes before it is loaded")
         footprint = PackFootprint(
             manifest,
             root,
@@ -123,7 +123,7 @@ def plan(  # noqa: PLR0913  (as `load`)
             loading=request.loading,
         )
         fitted = footprint.fit(options or SessionOptions(), None if limit is None else limit.nbytes)
-        return PackPlan(manifest.name, name, limit, fitted)
+        return PackPlan(manifest.name, engine.name, limit, fitted)
 
 
 def _request(

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from weakref import WeakSet
 
 from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.draft_models import DraftModels, default_heads
 from edgedecode.drafters.source import DrafterSource
-from edgedecode.engines.interface import ModelRequest, Runtime
-from edgedecode.errors import (
-    CapabilityError,
-    InputError,
-)
+from edgedecode.engines.interface import ModelRequest, PlanningRuntime, Runtime
+from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.experience_file import load_experience, store_experience
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.footprint import Holder
+from edgedecode.memory.sizes import format_nbytes
+from edgedecode.memory_plan import PackFootprint
 from edgedecode.options import SessionOptions
 from edgedecode.pack.adapters import PackAdapters
 from edgedecode.pack.integrity import check_unchanged
@@ -29,6 +30,7 @@ from edgedecode.session import Session
 from edgedecode.text.messages import Message
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.turns import FairLock, when_free
+from edgedecode.user_notices import notice
 
 __all__ = ["PROCESS", "Pair"]
 
@@ -79,6 +81,7 @@ class Pair:
             provider=provider,
             target=target,
             drafts=DraftModels(self._load_draft if "draft" in manifest.models else None, likely=heads),
+            footprint=self._footprint(process),
             heads=heads,
             adapters=PackAdapters(manifest, root, target=target, runtime=runtime.name),
             turn=FairLock(),
@@ -169,7 +172,17 @@ class Pair:
         return self
 
     def _opened(self, options: SessionOptions, messages: Sequence[Message]) -> Session:
-        session = Session(self._still_open().shared, options, messages=messages)
+        shared = self._still_open().shared
+        try:
+            session = Session(shared, options, messages=messages)
+        except BudgetExceeded:
+            context = shared.shorter_context(options)
+            if context is None:
+                raise
+            session = Session(shared, replace(options, context=context), messages=messages)
+            limit = self.budget.limit
+            of = "" if limit is None else f" of {format_nbytes(limit.nbytes)} ({limit.name})"
+            notice(f"the context is {context} tokens, to fit the memory budget{of}")
         self._sessions.add(session)
         return session
 
@@ -192,6 +205,21 @@ class Pair:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _footprint(self, process: Holder) -> PackFootprint | None:
+        if not isinstance(self._engine, PlanningRuntime):
+            return None
+        return PackFootprint(
+            self.manifest,
+            self.root,
+            tokenizer=self.tokenizer,
+            engine=self._engine,
+            process=process,
+            provider=self.provider,
+            threads=self._threads,
+            kv_type=self._kv_type,
+            loading=self._loading,
+        )
 
     def _load_draft(self, needs: Sequence[str]) -> LanguageModel:
         entry = self.manifest.models["draft"]

@@ -13,7 +13,8 @@ from edgedecode.engines.identical_widths import IdenticalWidths
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import find_drafter, lookup_names
 from edgedecode.memory.budget import Budget
-from edgedecode.options import SessionOptions
+from edgedecode.memory_plan import PackFootprint
+from edgedecode.options import SessionOptions, planned_context
 from edgedecode.pack.adapters import PackAdapters
 from edgedecode.pack.manifest import Manifest
 from edgedecode.schedule.experience import Experience
@@ -35,6 +36,8 @@ class Resources:
     target: LanguageModel
     drafts: DraftModels
     """The draft model, loaded by the first session that uses it."""
+    footprint: PackFootprint | None
+    """What sessions take; None: the engine does not tell."""
     heads: tuple[str, ...]
     """Drafters with smaller heads of the draft model that the scheduler chooses among."""
     adapters: PackAdapters
@@ -52,6 +55,14 @@ class Resources:
         """Return the drafters these options mean. Raises as `choose_drafters`."""
         has_draft = "draft" in self.manifest.models
         return choose_drafters(options, DraftingFacts(self.target.card, has_draft, self.heads, self.lookups))
+
+    def shorter_context(self, options: SessionOptions) -> int | None:
+        """Return how many positions a session may have that was refused the usual number; None: no number helps."""
+        if options.context is not None or self.footprint is None:
+            return None
+        plan = self.footprint.fit_session(options, self.budget)
+        context = plan.choice.context
+        return context if plan.fits and context < planned_context(None, self.target.card.context) else None
 
     def drafter_source(self, name: str) -> DrafterSource:
         """Return the one source of this name. Raises InputError for an unknown name."""

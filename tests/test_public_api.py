@@ -38,7 +38,6 @@ PUBLIC_API = [
     "decode",
     "load",
     "plan",
-    "plan",
 ]
 MAX_POSITIONAL = 2
 CORE = Path(__file__).parents[1] / "edgedecode"

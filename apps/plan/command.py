@@ -133,8 +133,7 @@ def _refusal(made: PackPlan) -> BudgetExceeded:
     assert limit is not None
     size = format_nbytes(limit.nbytes) if limit.nbytes >= 10**5 else f"{limit.nbytes} bytes"
     return BudgetExceeded(
-        f"nothing fits {size} ({limit.name}), this pack runs in "
-        f"{size_option(memory.least_running)}",
+        f"nothing fits {size} ({limit.name}), this pack runs in {size_option(memory.least_running)}",
         limit.raised(memory.least_running),
         table="",
         needed_nbytes=memory.least_running,

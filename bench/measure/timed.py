@@ -17,7 +17,8 @@ from edgedecode.decoding.model import (
     State,
 )
 from edgedecode.decoding.row_draw import RowDraw, row_draw_of
-from edgedecode.engines.interface import Device, ModelRequest, Runtime
+from edgedecode.engines.interface import Device, ModelFootprint, ModelRequest, PlanningRuntime, Runtime
+from edgedecode.errors import CapabilityError
 
 __all__ = ["Pass", "TimedModel", "TimedPair", "TimedRuntime"]
 
@@ -100,6 +101,11 @@ class TimedRuntime:
 
     def row_draw(self) -> RowDraw:
         return row_draw_of(self._runtime)
+
+    def footprint(self, request: ModelRequest) -> ModelFootprint:
+        if not isinstance(self._runtime, PlanningRuntime):
+            raise CapabilityError(f"the engine {self.name} does not tell what a model takes before it is loaded")
+        return self._runtime.footprint(request)
 
     def open(self, request: ModelRequest) -> TimedModel:
         return TimedModel(self._runtime.open(request))

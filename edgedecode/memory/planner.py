@@ -46,6 +46,8 @@ class Bounds:
     models: frozenset[str] = frozenset()
     least_context: int = LEAST_CONTEXT
     """The context asked for, where one was."""
+    least_draft: int = LEAST_DRAFT
+    """Tokens to which the longest draft may be shortened."""
     keeps_drafters: bool = False
     """A drafter or a draft length was asked for."""
     reads: bool = False
@@ -130,8 +132,8 @@ def _way_down(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
         if choice.tree:
             choice = replace(choice, tree=False)
             yield choice
-        while choice.draft_max > LEAST_DRAFT:
-            choice = replace(choice, draft_max=max(LEAST_DRAFT, choice.draft_max // 2))
+        while choice.draft_max > bounds.least_draft:
+            choice = replace(choice, draft_max=max(bounds.least_draft, choice.draft_max // 2))
             yield choice
         choice = replace(choice, drafters=tuple(name for name in choice.drafters if name not in bounds.models))
         yield choice

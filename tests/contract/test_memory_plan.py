@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import edgedecode
 from edgedecode import BudgetExceeded, CapabilityError, InputError, Pair, SessionOptions
 from edgedecode.memory.planner import MemoryPlan
 from edgedecode.pack import pack_tokenizer
+from edgedecode.user_notices import NOTICES
 
 ENGINES = {"onnx": "onnxruntime", "onnx, its own kernels": "onnxruntime", "llama": "llama_cpp"}
 OPTIONS = [
@@ -87,6 +89,27 @@ def test_budget_below_the_smallest_is_refused(engine: str) -> None:
     if engine == "onnx":  # llama.cpp's plan is an upper bound
         with pytest.raises(BudgetExceeded), edgedecode.load(runtime=engine, memory=least - 1) as pair:
             pair.session(options)
+
+
+def test_session_that_does_not_fit_has_a_shorter_context(
+    engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As long as the budget allows, with a notice; one that was asked for is refused instead."""
+    least = planned(SessionOptions(), engine=engine).least_speculating
+    assert least is not None
+    limit = least + 3_000_000
+    monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
+    with caplog.at_level("INFO", logger=NOTICES), edgedecode.load(runtime=engine, memory=limit) as pair:
+        with pytest.raises(BudgetExceeded):
+            pair.session(SessionOptions(context=2048))
+        with pair.session() as session:
+            assert 512 < session.context < 2048
+            assert "suffix" in session.drafter_name
+            assert session.generate("Hello", max_tokens=8).tokens
+            assert pair.budget.used_nbytes <= limit
+            with pytest.raises(BudgetExceeded):
+                pair.session()
+    assert f"the context is {session.context} tokens, to fit the memory budget of " in caplog.text
 
 
 def test_plan_of_another_kv_type(engine: str) -> None:
