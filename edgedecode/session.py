@@ -17,6 +17,7 @@ from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Rule, Verdict
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
+from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.memory_plan import sampling_holder
 from edgedecode.options import SessionOptions, planned_context, sampling_defaults
@@ -104,6 +105,11 @@ class Session:
     def context(self) -> int:
         """How many tokens the conversation may hold."""
         return usable_context(self._state.capacity, self._widths)
+
+    @property
+    def budget(self) -> Budget:
+        """The pair's: its `table` tells who holds how much."""
+        return self._shared.budget
 
     @property
     def drafter_name(self) -> str:

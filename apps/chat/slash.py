@@ -13,6 +13,8 @@ from pathlib import Path
 
 from edgedecode import EdgeDecodeError, InputError, Message
 from edgedecode.cache import aside, open_private
+from edgedecode.memory.process_memory import memory_now, peak_nbytes
+from edgedecode.memory.sizes import format_nbytes
 from edgedecode.text.printable import checked_text
 
 from ..stats_table import stats_table
@@ -133,6 +135,18 @@ def _stats(conversation: Conversation, rest: str) -> bool:
     return True
 
 
+def _memory(conversation: Conversation, rest: str) -> bool:
+    conversation.say(f"planned:\n{conversation.session.budget.table()}")
+    now, peak = memory_now(), peak_nbytes()
+    if now is not None:
+        conversation.say(
+            f"held now: {format_nbytes(now.resident)}, of which {format_nbytes(now.anonymous)} are in no file; "
+            f"{format_nbytes(now.proportional)} where shared pages count in parts"
+        )
+    conversation.say("peak: " + ("not told by this system" if peak is None else format_nbytes(peak)))
+    return True
+
+
 def _color(conversation: Conversation, rest: str) -> bool:
     conversation.paint.on = not conversation.paint.on
     conversation.say(f"accepted drafts are {'coloured' if conversation.paint.on else 'not coloured'}")
@@ -172,6 +186,7 @@ SLASHES = {
     "reset": Slash("", "start over, keeping the system message", _reset),
     "system": Slash("TEXT", "start over with this system message", _set_system),
     "stats": Slash("", "figures of the last answer", _stats),
+    "memory": Slash("", "who holds how much memory, by plan and by the system", _memory),
     "color": Slash("", "colour accepted drafts, or not", _color),
     "save": Slash("FILE", "write the conversation to a file", _save),
     "load": Slash("FILE", "go on from a saved conversation", _load),

@@ -106,7 +106,8 @@ class Budget:
 
     def table(self, request: str = "", nbytes: int = 0) -> str:
         """Render the leases, a line each, largest first, with the request (if any), the sum and the limit."""
-        rows = [(lease.name, lease.nbytes) for lease in sorted(self.leases, key=lambda lease: -lease.nbytes)]
+        held = sorted(self.leases, key=lambda lease: -lease.nbytes)
+        rows = [(lease.name, lease.nbytes) for lease in held if lease.nbytes]
         if request:
             rows.append((f"{request} (asked for)", nbytes))
         rows.append(("sum", self.used_nbytes + nbytes))

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import NamedTuple
 
-__all__ = ["peak_nbytes", "release_pages", "resident_nbytes"]
+__all__ = ["ProcessMemory", "memory_now", "peak_nbytes", "release_pages", "resident_nbytes"]
+
+
+class ProcessMemory(NamedTuple):
+    """What a process holds now, in bytes.
+
+    resident: pages it shares with others count whole, so that this is what it would hold alone. proportional: shared
+    pages count in parts, one for each process that has them. anonymous: what no file holds, and so only swap can take.
+    """
+
+    resident: int
+    proportional: int
+    anonymous: int
+
+
+def memory_now() -> ProcessMemory | None:
+    """Return what this process holds; None where the system does not tell, as only Linux does."""
+    try:
+        with open("/proc/self/smaps_rollup", encoding="ascii") as lines:
+            told = dict(line.split()[:2] for line in lines if line.endswith(" kB\n"))
+        return ProcessMemory(*(int(told[name]) * 1024 for name in ("Rss:", "Pss:", "Anonymous:")))
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 def resident_nbytes() -> int | None:
-    """Return what this process alone would hold of memory: pages it shares with others count whole.
-
-    In bytes, as `peak_nbytes` counts them; None where the system does not tell.
-    """
-    try:
-        with open("/proc/self/smaps_rollup", encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
-    except (OSError, StopIteration, ValueError):
-        return None
+    """Return what this process alone would hold of memory, in bytes as `peak_nbytes`; None where nothing tells."""
+    now = memory_now()
+    return None if now is None else now.resident
 
 
 def release_pages() -> None:

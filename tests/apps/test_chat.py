@@ -22,6 +22,7 @@ from edgedecode.apps.chat.slash import load_messages, obey, save_messages
 from edgedecode.apps.colour import Paint
 from edgedecode.cli import main
 from edgedecode.errors import InputError
+from edgedecode.memory.process_memory import memory_now
 
 Line = str | type[BaseException] | BaseException | None
 
@@ -211,9 +212,32 @@ def test_help_lists_every_command_and_color_toggles(session: Session, capsys: py
     conversation = talk(session, "/color", "/help", "hello")
     assert conversation.paint.on
     out, err = capsys.readouterr()
-    for name in ("/reset", "/system", "/stats", "/color", "/save", "/load", "/help", "/quit", "Ctrl-C", "Ctrl-D"):
+    for name in (
+        "Ctrl-C",
+        "Ctrl-D",
+        "/reset",
+        "/system",
+        "/stats",
+        "/memory",
+        "/color",
+        "/save",
+        "/load",
+        "/help",
+        "/quit",
+    ):
         assert name in err
     assert "\x1b[32m" in out
+
+
+def test_memory_shows_plan_and_process(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    talk(session, "hello", "/memory")
+    err = capsys.readouterr().err
+    assert session.budget.table() in err
+    if (now := memory_now()) is not None:
+        assert 0 < now.anonymous <= now.resident
+        assert 0 < now.proportional <= now.resident
+        assert "held now: " in err
+    assert "\npeak: " in err
 
 
 def test_a_full_context_says_reset_and_the_session_goes_on(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
