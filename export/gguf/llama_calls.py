@@ -33,14 +33,17 @@ def require_engine() -> None:
         raise RuntimeUnavailable("K-quants are made by llama.cpp, which is not installed: pip install llama-cpp-python")
 
 
-def engine_tokens(file: Path, texts: Sequence[str], *, special: bool = False, whole: bool = False) -> list[list[int]]:
-    """Return the ids that llama.cpp reads texts as; `special` adds the tokens it puts around them.
+def engine_tokens(
+    file: Path, texts: Sequence[str], *, special: Sequence[str] = (), whole: bool = False
+) -> list[list[int]]:
+    """Return the ids that llama.cpp reads texts as, first those of `special`, with the tokens it puts around them.
 
-    whole: open all of the file, so that a tensor which is missing, unknown or of another shape is an error.
+    One child process reads all of them. whole: open all of the file, so that a tensor which is missing, unknown or of
+    another shape is an error.
 
     Raises ExportError when it cannot read the file, or dies of it.
     """
-    order: dict[str, JsonValue] = {"file": str(file), "texts": list(texts), "special": special, "whole": whole}
+    order: dict[str, JsonValue] = {"file": str(file), "special": list(special), "texts": list(texts), "whole": whole}
     answer = _ask({"verb": "tokenize", **order}, seconds=patience(file, rate=_READ_RATE))
     assert isinstance(answer, list)
     return [[int(str(id)) for id in ids] for ids in answer if isinstance(ids, list)]

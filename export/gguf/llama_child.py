@@ -37,7 +37,11 @@ def _tokenized(order: dict[str, Any]) -> list[list[int]]:
     if not model:
         raise SystemExit("llama.cpp cannot read the file")
     vocabulary = llama_cpp.llama_model_get_vocab(model)
-    return [_ids(vocabulary, text.encode(), special=order["special"]) for text in order["texts"]]
+    return [
+        _ids(vocabulary, text.encode(), special=kind == "special")
+        for kind in ("special", "texts")
+        for text in order[kind]
+    ]
 
 
 def _ids(vocabulary: Any, text: bytes, *, special: bool) -> list[int]:  # noqa: ANN401  (a pointer)

@@ -67,11 +67,12 @@ def check_reading(file: Path, inner: tokenizers.Tokenizer, vocabulary: Vocabular
     if vocabulary.spares_spaces:
         plain = [text for text in plain if not text.startswith(" ")]
     marked = _marked_texts(vocabulary)
-    found = _differing(inner, plain, engine_tokens(file, plain, special=True, whole=whole), special=True)
-    found += _differing(inner, plain, engine_tokens(file, plain), special=False)
+    ids, count = engine_tokens(file, [*plain, *marked], special=plain, whole=whole), len(plain)
+    found = _differing(inner, plain, ids[:count], special=True)
+    found += _differing(inner, plain, ids[count : 2 * count], special=False)
     if found:
         raise ExportError(f"{found[0]}: its {vocabulary.pre} is not this tokenizer's, leave gguf out of --formats")
-    found = _differing(inner, marked, engine_tokens(file, marked), special=False)
+    found = _differing(inner, marked, ids[2 * count :], special=False)
     more = f"{len(found)} of {len(marked)} texts with special tokens in them are read otherwise by llama.cpp; "
     return Reading(2 * len(plain) + len(marked), len(found), (more + found[0],) if found else ())
 
@@ -82,7 +83,7 @@ def compare_reading(file: Path, inner: tokenizers.Tokenizer, *, normal_form: str
     Raises ExportError when llama.cpp cannot open it, or dies of it. Needs llama-cpp-python.
     """
     texts = [_formed(text, normal_form) for text in PLAIN_TEXTS]
-    found = _differing(inner, texts, engine_tokens(file, texts, special=True, whole=True), special=True)
+    found = _differing(inner, texts, engine_tokens(file, [], special=texts, whole=True), special=True)
     note = f"llama.cpp itself reads {len(found)} of {len(texts)} texts otherwise than the tokenizer: "
     return Reading(len(texts), len(found), (note + found[0],) if found else ())
 

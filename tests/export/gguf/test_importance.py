@@ -60,6 +60,7 @@ def export_mixture(
         out=out,
         recipe=recipe(8),
         noise_positions=0,
+        activations="8",
         gguf=True,
         gguf_kind=kind,
         imatrix_text=text,

@@ -38,7 +38,7 @@ _Damage = Callable[[dict[str, Any]], object]
 
 
 def export_planned(target: Path, out: Path, *, stored: Recipe) -> Manifest:
-    return export_pair(PairRequest(str(target), None, out, stored, noise_positions=0), Stages())
+    return export_pair(PairRequest(str(target), None, out, stored, noise_positions=0, activations="8"), Stages())
 
 
 @pytest.mark.parametrize(("name", "bits"), [(name, 4) for name in MODELS] + [("llama", 8), ("qwen2", 8)], ids=str)

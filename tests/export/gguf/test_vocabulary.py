@@ -225,7 +225,7 @@ def test_a_beginning_is_added_as_the_tokenizer_adds_it(tmp_path: Path) -> None:
     assert tool is not None
     inner.post_processor = processors.TemplateProcessing(single="<tool> $A", special_tokens=[("<tool>", tool)])
     path, _ = vocabulary_file(tmp_path, inner)
-    assert engine_tokens(path, ["the fox"], special=True) == [inner.encode("the fox").ids]
+    assert engine_tokens(path, [], special=["the fox"]) == [inner.encode("the fox").ids]
 
 
 def test_unknown_splits_are_refused() -> None:

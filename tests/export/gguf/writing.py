@@ -38,6 +38,7 @@ SHAPES_THERE = {
 def export_gguf(
     target: Path, out: Path, *, stored: Recipe | None = None, span: Span = WHOLE, kind: str = ""
 ) -> Manifest:
+    """Export without measuring anything of the graph: activations are of 8 bits."""
     request = PairRequest(
         target=str(target),
         draft=None,
@@ -45,6 +46,7 @@ def export_gguf(
         recipe=stored or recipe(32),
         span=span,
         noise_positions=0,
+        activations="8",
         gguf=True,
         gguf_kind=kind,
     )
