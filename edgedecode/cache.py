@@ -47,6 +47,7 @@ AREAS: Mapping[str, str] = {
     "compare": "exports made for --compare",
     "optimum": "environment of --exporter optimum",
     "gguf": "GGUF files made of packs for llama.cpp",
+    "copies": "how much of a GGUF file llama.cpp copies here",
     "tiles": "weights prepared for this machine's kernels",
     "kernels": "whether edgedecode's kernels run here",
     "threads": "how many threads models use here",

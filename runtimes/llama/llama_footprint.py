@@ -187,12 +187,18 @@ def row_nbytes(entry: ModelEntry) -> int:
     return FLOAT_NBYTES * entry.rows
 
 
-def weights_nbytes(entry: ModelEntry, header: Header, *, file_nbytes: int, loading: Loading) -> int:
+def weights_nbytes(
+    entry: ModelEntry, header: Header, *, file_nbytes: int, loading: Loading, copied_nbytes: int | None = None
+) -> int:
     """Bound the weights: the mapped file, a copy repacked for the processor's kernels, the engine's vocabulary.
 
-    Weights that are not mapped are read through a buffer of the largest matrix's size.
+    Weights that are not mapped are read through a buffer of the largest matrix's size. copied_nbytes: what the engine
+    reported outside the mapped file when it loaded this one before; None: all that can be repacked counts.
     """
     largest = max((tensor.nbytes for tensor in header.tensors.values()), default=0)
+    if copied_nbytes is not None:
+        known = loaded_nbytes(entry, file_nbytes=file_nbytes, loading=loading, copied_nbytes=copied_nbytes)
+        return known + (0 if loading.mmap else largest)
     more = header.quantized_nbytes if loading.twice else 0 if loading.mmap else largest
     return file_nbytes + more + VOCABULARY_NBYTES * entry.rows
 

@@ -28,6 +28,7 @@ from .embeddings import EmbeddingTable, fed_row_nbytes
 from .feeding import find_scale
 from .files.cached_gguf import gguf_path
 from .files.engine_probe import Finding, probe_engine
+from .files.kept_copies import keep_copied, kept_copied
 from .files.trimmed_draft import TrimmedDraft, check_trim, find_trimmed
 from .llama_adapters import lora_modules, lora_projections
 from .llama_engine import EXACT, INSTALL, KV_TYPES, Engine, Loading, Weights, engine_version
@@ -120,6 +121,7 @@ class LlamaRuntime:
             _check_kind(weights, header, name=name, needs=needs)
             copied = engine.log.sizes().get("model", 0)
             lease.resize(loaded_nbytes(entry, file_nbytes=file_nbytes, loading=loading, copied_nbytes=copied))
+            keep_copied(path, loading, copied)
             snapshots = plan_snapshots(header, file_nbytes=file_nbytes) if weights.recurrent else 0
             modules = _adapted(header, name=name, needs=needs)
             card = replace(
@@ -225,7 +227,14 @@ class _Found(NamedTuple):
     draft: TrimmedDraft | None
 
     def weights(self, loading: Loading) -> Holder:
-        nbytes = weights_nbytes(self.entry, self.header, file_nbytes=self.path.stat().st_size, loading=loading)
+        """Return what the weights take: where they were loaded here before, what they took then."""
+        nbytes = weights_nbytes(
+            self.entry,
+            self.header,
+            file_nbytes=self.path.stat().st_size,
+            loading=loading,
+            copied_nbytes=kept_copied(self.path, loading),
+        )
         return Holder(f"weights:{self.card.name}", nbytes)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import ModelCard
-from edgedecode.engines.interface import NO_MMAP, NO_REPACK
+from edgedecode.engines.interface import NO_MMAP, NO_REPACK, ModelRequest
 from edgedecode.errors import BudgetExceeded
 from edgedecode.gguf.header import read_header
 from edgedecode.gguf.trimmed_gguf import trim_gguf
@@ -228,8 +228,35 @@ def test_weights_that_are_read_or_not_repacked_are_once_in_memory(gguf_opener: G
     assert np.abs(rows[(NO_REPACK,)] - rows[()]).max() < 0.1 * rows[()].std()
 
 
+def test_weights_that_were_loaded_before_are_planned_as_they_were(
+    gguf_opener: GgufOpener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before that every quantized byte counts twice. A record that is no number, or of another file, counts nothing."""
+    monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
+    pytest.importorskip("llama_cpp")
+    from edgedecode.runtimes.llama import LlamaRuntime
+
+    runtime = LlamaRuntime()
+    entry, root = gguf_opener.entry(LARGE, quantization="Q8_0"), gguf_opener.root(LARGE, "qwen2", "Q8_0")
+
+    def planned() -> int:
+        request = ModelRequest(entry, root, "target", entry.rows, Budget())
+        return dict(runtime.footprint(request).loaded)["weights:target"]
+
+    bound = planned()
+    budget = Budget()
+    model = open_gguf(entry, root, budget=budget)
+    leased = sum_of(budget, "weights:")
+    model.close()
+    assert planned() == leased <= bound
+    (kept,) = (tmp_path / "copies").iterdir()
+    for damage in ("", "[]", '{"nbytes": -1}', '{"nbytes": "many"}', "{}"):
+        kept.write_text(damage)
+        assert planned() == bound
+
+
 def test_a_budget_without_room_for_weights_twice_has_them_read(
-    gguf_opener: GgufOpener, caplog: pytest.LogCaptureFixture
+    gguf_opener: GgufOpener, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a usual session fits; a budget with room maps them and says nothing."""
     entry, root = gguf_opener.entry(LARGE, quantization="Q4_0"), gguf_opener.root(LARGE, "qwen2", "Q4_0")
@@ -239,6 +266,7 @@ def test_a_budget_without_room_for_weights_twice_has_them_read(
     twice = weights_nbytes(entry, header, file_nbytes=file_nbytes, loading=Loading())
     room = ENGINE_NBYTES + twice + session_nbytes(entry, header, card=card)
     for limit, read in ((room, False), (room - MIB, True)):
+        monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / str(limit)))  # they were never loaded here
         caplog.clear()
         with caplog.at_level("INFO", logger=NOTICES):
             budget = Budget(limit)
