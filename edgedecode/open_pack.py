@@ -101,7 +101,15 @@ def plan(  # noqa: PLR0913  (as `load`)
     CapabilityError for an engine that does not tell what models take.
     """
     limit = _limit(memory)
-    request = _request(provider=provider, threads=threads, kv_type=kv_type, mmap=mmap, repack=repack)
+    request = _request(
+        provider=provider,
+        threads=threads,
+        kv_type=kv_type,
+        mmap=mmap,
+        repack=repack,
+        limit=limit,
+        context=None if options is None else options.context,
+    )
     wanted = runtime if runtime is not None else default_runtime()
     root = find_pack(pack)
     with opening(root):
@@ -133,8 +141,8 @@ def _request(
     kv_type: str | None,
     mmap: bool,
     repack: bool,
-    context: int | None = None,
-    limit: Limit | None = None,
+    context: int | None,
+    limit: Limit | None,
 ) -> EngineRequest:
     """Return how an engine is opened. Raises InputError."""
     if threads is not None and not 1 <= threads <= 1024:
@@ -142,9 +150,9 @@ def _request(
     if kv_type is not None and kv_type not in KV_TYPES:
         raise InputError(f"no KV type is called {kv_type!r}: it is {', '.join(KV_TYPES)}")
     loading = tuple(need for need, done in ((NO_MMAP, mmap), (NO_REPACK, repack)) if not done)
-    chosen = limit.nbytes if limit is not None and limit.chosen else None
+    memory = None if limit is None else limit.nbytes
     return EngineRequest(
-        provider=provider, threads=threads, kv_type=kv_type, memory=chosen, context=context, loading=loading
+        provider=provider, threads=threads, kv_type=kv_type, memory=memory, context=context, loading=loading
     )
 
 

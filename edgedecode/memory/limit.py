@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode.errors import InputError
@@ -25,14 +25,10 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A number of bytes, and what sets it.
-
-    chosen: whether a person set one for this process, be it another one that is larger.
-    """
+    """A number of bytes, and what sets it."""
 
     nbytes: int
     name: str = ASKED
-    chosen: bool = True
 
     def __post_init__(self) -> None:
         if self.nbytes <= 0:
@@ -51,8 +47,7 @@ def limit_in_force(asked: int | str | None = None, *, root: Path = Path("/")) ->
     asked: bytes, or text such as "800MB". root: where the system's files are. Raises InputError for what is no size.
     """
     limits = [limit for limit in (_asked(asked), _of_variable(), _of_group(root), _of_machine()) if limit is not None]
-    least = min(limits, key=lambda limit: limit.nbytes, default=None)
-    return None if least is None else replace(least, chosen=any(limit.chosen for limit in limits))
+    return min(limits, key=lambda limit: limit.nbytes, default=None)
 
 
 def _asked(asked: int | str | None) -> Limit | None:
@@ -74,7 +69,7 @@ def _of_variable() -> Limit | None:
 def _of_group(root: Path) -> Limit | None:
     """Return the least limit of the control groups this process is in, of either version; those above limit it too."""
     limits = [nbytes for file in _limit_files(root) if (nbytes := _read_limit(file)) is not None]
-    return Limit(min(limits), "the container's memory limit", chosen=False) if limits else None
+    return Limit(min(limits), "the container's memory limit") if limits else None
 
 
 def _limit_files(root: Path) -> Iterator[Path]:
@@ -114,4 +109,4 @@ def _of_machine() -> Limit | None:
         nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # no sysconf, or not this figure
         return None
-    return Limit(nbytes, MACHINE, chosen=False) if nbytes > 0 else None
+    return Limit(nbytes, MACHINE) if nbytes > 0 else None
