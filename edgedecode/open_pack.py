@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgedecode.engines.engine_choice import SLACK_NBYTES
 from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.interface import NO_MMAP, NO_REPACK, PlanningRuntime, Runtime
 from edgedecode.engines.registry import find_runtime
@@ -124,7 +125,7 @@ def plan(  # noqa: PLR0913  (as `load`)
             root,
             tokenizer=tokenizer,
             engine=engine,
-            process=process_holder(tokenizer),
+            process=process_holder(tokenizer, slack_nbytes=SLACK_NBYTES),
             provider=provider,
             threads=threads,
             kv_type=kv_type,

@@ -11,10 +11,18 @@ from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import InputError
 from edgedecode.pack.manifest import Generation
 
-__all__ = ["BRANCHING", "TREE", "SessionOptions", "planned_context", "sampling_defaults", "wants_trees"]
+__all__ = [
+    "BRANCHING",
+    "DEFAULT_CONTEXT",
+    "TREE",
+    "SessionOptions",
+    "planned_context",
+    "sampling_defaults",
+    "wants_trees",
+]
 
 DEFAULT_CONTEXT = 4096
-
+"""Positions of a session that says nothing else, where the model has as many."""
 TREE = "tree"
 """The drafter that proposes nothing but trees."""
 BRANCHING = (TREE, "recycle")

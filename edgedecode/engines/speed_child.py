@@ -12,7 +12,7 @@ from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
 from edgedecode.open_pack import load
-from edgedecode.options import SessionOptions
+from edgedecode.options import DEFAULT_CONTEXT, SessionOptions
 from edgedecode.pair import PROCESS, Pair
 from edgedecode.user_notices import NOTICES
 
@@ -73,7 +73,7 @@ def _measure(order: dict[str, Any], *, before: int) -> None:
 def _planned_nbytes(pair: Pair, context: int | None) -> int:
     """Return the bytes that a session of `context` positions leases, without drafters and the process itself."""
     card = pair.target.card
-    positions = None if context is None else max(2, min(context, card.context))
+    positions = max(2, min(context or DEFAULT_CONTEXT, card.context))  # given, so that it is not shortened to fit
     with pair.session(SessionOptions(context=positions, drafter=LOOKUP if card.rollback else NO_DRAFTER)):
         return sum(lease.nbytes for lease in pair.budget.leases if lease.name != PROCESS)
 

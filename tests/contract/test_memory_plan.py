@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 import edgedecode
-from edgedecode import BudgetExceeded, CapabilityError, InputError, Pair, SessionOptions
+from edgedecode import BudgetExceeded, CapabilityError, InputError, Pair, SessionOptions, open_pack
+from edgedecode.engines.speed_child import _planned_nbytes
 from edgedecode.memory.planner import MemoryPlan
 from edgedecode.pack import pack_tokenizer
 from edgedecode.user_notices import NOTICES
@@ -32,6 +33,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     name: str = request.param
     pytest.importorskip(ENGINES[name])
     monkeypatch.setattr(pack_tokenizer, "process_nbytes", lambda budget: 0)
+    monkeypatch.setattr(open_pack, "SLACK_NBYTES", 0)
     monkeypatch.setenv("EDGEDECODE_KERNELS", "engine" if name.endswith("own kernels") else "auto")
     return name.partition(",")[0]
 
@@ -110,6 +112,14 @@ def test_session_that_does_not_fit_has_a_shorter_context(
             with pytest.raises(BudgetExceeded):
                 pair.session()
     assert f"the context is {session.context} tokens, to fit the memory budget of " in caplog.text
+
+
+def test_measured_need_of_an_engine_is_that_of_the_usual_context(engine: str) -> None:
+    """Else an engine would seem to fit where its sessions are shortened, and be taken before one that has room."""
+    least = planned(SessionOptions(), engine=engine).least_speculating
+    assert least is not None
+    with edgedecode.load(runtime=engine, memory=least + 3_000_000) as pair, pytest.raises(BudgetExceeded):
+        _planned_nbytes(pair, None)
 
 
 def test_plan_of_another_kv_type(engine: str) -> None:
