@@ -1,9 +1,14 @@
-"""What several tests read and none changes is made once a run, also where several worker processes share the run."""
+"""What several tests read and none changes is made once a run, also where several worker processes share the run.
+
+What a compiler makes is kept from run to run, by the content of its sources.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,3 +35,24 @@ def made_once(place: Path, make: Callable[[Path], object]) -> Path:
             make(unfinished)
             unfinished.rename(place)
     return place
+
+
+def compiled(config: pytest.Config, name: str, command: Sequence[str], *, folder: Path) -> Path:
+    """Return what the command makes of sources in the folder when `-o` and a file are added; the last one is kept."""
+    version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout
+    content = [path.read_bytes() for path in sorted(folder.rglob("*")) if path.suffix in (".cpp", ".h")]
+    digest = hashlib.sha256()
+    for part in (version, *map(str.encode, command), *content):
+        digest.update(b"%d " % len(part) + part)
+    assert config.cache is not None
+    kept = config.cache.mkdir("compiled")
+    place = kept / f"{name}-{digest.hexdigest()[:16]}"
+
+    def make(out: Path) -> None:
+        for older in kept.glob(f"{name}-*"):
+            if not older.name.startswith(place.name):
+                older.unlink()
+        built = subprocess.run([*command, "-o", str(out)], capture_output=True, text=True, check=False)
+        assert built.returncode == 0, built.stderr[-2000:]
+
+    return made_once(place, make)

@@ -97,9 +97,11 @@ def _imports(source: Source) -> tuple[Import, ...]:
 
 def _found_imports(source: Source) -> Iterator[Import]:
     package = source.module if source.path.name == "__init__.py" else source.module.rpartition(".")[0]
-    lazy = {id(child) for node in ast.walk(source.tree) if _is_lazy(node) for child in ast.walk(node)}
-    for node in ast.walk(source.tree):
-        on_import = id(node) not in lazy
+    todo: list[tuple[ast.AST, bool]] = [(source.tree, True)]
+    while todo:
+        node, on_import = todo.pop()
+        inside = on_import and not _is_lazy(node)
+        todo += [(child, inside) for child in ast.iter_child_nodes(node)]
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, node.lineno, on_import) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

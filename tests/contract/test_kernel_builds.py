@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.made_once import compiled
+
 FOLDER = Path(__file__).parents[2] / "runtimes" / "onnx" / "kernels"
 SOURCES = [
     FOLDER / "check" / "check.cpp",
@@ -24,11 +26,8 @@ SANITIZERS = ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recov
 """Without optimization: compiled in half the time, and nothing that a sanitizer could see is optimized away."""
 
 
-def build(compiler: str, out: Path, *flags: str) -> Path:
-    words = [compiler, *FLAGS, *flags, *map(str, SOURCES), "-o", str(out)]
-    built = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr[-2000:]
-    return out
+def build(config: pytest.Config, name: str, compiler: str, *flags: str) -> Path:
+    return compiled(config, name, [compiler, *FLAGS, *flags, *map(str, SOURCES)], folder=FOLDER)
 
 
 def digests(words: list[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -48,8 +47,8 @@ def compiler(name: str) -> str:
 
 
 @pytest.mark.slow
-def test_sanitizers_find_nothing_and_all_instruction_sets_agree(tmp_path: Path) -> None:
-    program = build(compiler("g++"), tmp_path / "check", *SANITIZERS)
+def test_sanitizers_find_nothing_and_all_instruction_sets_agree(pytestconfig: pytest.Config) -> None:
+    program = build(pytestconfig, "sanitized", compiler("g++"), *SANITIZERS)
     found, drawn = digests([str(program), "30"])
     assert "generic" in found
     assert "plain" in drawn
@@ -57,10 +56,10 @@ def test_sanitizers_find_nothing_and_all_instruction_sets_agree(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_arm64_gives_the_bits_of_this_processor(tmp_path: Path) -> None:
+def test_arm64_gives_the_bits_of_this_processor(pytestconfig: pytest.Config) -> None:
     cross, emulator = compiler("aarch64-linux-gnu-g++"), compiler("qemu-aarch64")
-    here, drawn_here = digests([str(build(compiler("g++"), tmp_path / "here", "-O2")), "40"])
-    arm = build(cross, tmp_path / "arm", "-O2", "-static")
+    here, drawn_here = digests([str(build(pytestconfig, "here", compiler("g++"), "-O2")), "40"])
+    arm = build(pytestconfig, "arm", cross, "-O2", "-static")
     emulated, drawn = digests([emulator, "-cpu", "max", str(arm), "40"])
     assert set(emulated) == {"generic", "neon", "i8mm"}
     assert set(emulated.values()) == set(here.values())

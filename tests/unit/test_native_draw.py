@@ -8,7 +8,6 @@ import itertools
 import math
 import platform
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -33,7 +32,7 @@ from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
 from edgedecode.runtimes.onnx.kernels.draw import NativeRowDraw
 from edgedecode.testing import TableRuntime, byte_tokenizer, toy_pair, toy_tables
-from tests.made_once import made_once, run_folder
+from tests.made_once import compiled
 
 ROOT = Path(__file__).parents[2]
 COMPILER = next((name for name in ("g++", "clang++") if shutil.which(name)), None)
@@ -50,17 +49,14 @@ OPTIONS = [
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def library(pytestconfig: pytest.Config) -> ctypes.CDLL:
     """The one file, compiled without the flag that forbids fused operations: the source itself forbids them."""
     if COMPILER is None:
         pytest.skip("neither g++ nor clang++ is here to compile draw.cpp")
     source = ROOT / "runtimes" / "onnx" / "kernels" / "draw.cpp"
     warnings = ("-Wall", "-Wextra", "-Werror", *(("-Wno-pass-failed",) if COMPILER == "clang++" else ()))
-    command = [COMPILER, *FLAGS, *warnings, str(source), "-o"]
-    made = made_once(
-        run_folder(tmp_path_factory) / "draw.so", lambda out: subprocess.run([*command, str(out)], check=True)
-    )
-    return ctypes.CDLL(str(made))
+    command = [COMPILER, *FLAGS, *warnings, str(source)]
+    return ctypes.CDLL(str(compiled(pytestconfig, "draw", command, folder=source.parent)))
 
 
 @pytest.fixture(params=("avx512", "avx2", "plain"))

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import msgspec
 import pytest
@@ -30,6 +31,7 @@ def scheduler(experience: Experience | None = None, **options: int) -> Scheduler
     )
 
 
+@cache
 def some(share: float, seed: int = 0) -> object:
     rng = random.Random(seed)
     right = [rng.random() < share for _ in range(10_000)]
