@@ -281,7 +281,7 @@ def json_line(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
 
 
 def test_quick_on_the_pack(run: Run, pack: Path) -> None:
-    value = json_line(run("bench", "-m", str(pack), "--quick", "--fixed", "--repetitions", "1", "--json"))
+    value = json_line(run("bench", "-m", str(pack), "--quick", "--fixed", "--repetitions", "1", "-n", "24", "--json"))
     assert isinstance(value["families"], list)
     assert {arm["drafter"] for family in value["families"] for arm in family["arms"]} == {*drafter_names()}
     assert any(arm["accepted"] > 0 for family in value["families"] for arm in family["arms"])

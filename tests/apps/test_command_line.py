@@ -67,8 +67,22 @@ def slow(*words: str, streams: int | None = None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=streams, stdout=pipe, stderr=pipe, start_new_session=True)
 
 
-def generate(run: Run, pack: Path, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return run("generate", "-m", str(pack), *WORDS, *words, stdin=stdin)
+@pytest.fixture
+def here(capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """What `run` does, in this process: for refusals, which leave nothing behind."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[bytes]:
+        try:
+            code = main(list(words))
+        except SystemExit as leaving:
+            code = int(str(leaving.code))
+        return subprocess.CompletedProcess(words, code, *capfdbinary.readouterr())
+
+    return run
+
+
+def generate(run: Run, pack: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    return run("generate", "-m", str(pack), *WORDS, *words)
 
 
 def test_generate_ends_with_one_json_line(run: Run, pack: Path) -> None:
@@ -105,12 +119,12 @@ def test_devices_lists_the_cpu(run: Run) -> None:
         (["--memory", "lots"], "is not a size"),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_one_line(words: list[str], expected: str, run: Run, pack: Path) -> None:
-    assert expected in refused(generate(run, pack, *words))
+def test_what_cannot_be_used_is_refused_in_one_line(words: list[str], expected: str, here: Run, pack: Path) -> None:
+    assert expected in refused(generate(here, pack, *words))
 
 
-def test_too_small_a_budget_shows_the_table(run: Run, pack: Path) -> None:
-    done = generate(run, pack, "--memory", "1MB")
+def test_too_small_a_budget_shows_the_table(here: Run, pack: Path) -> None:
+    done = generate(here, pack, "--memory", "1MB")
     err = done.stderr.decode()
     assert done.returncode == 1
     assert "Traceback" not in err
@@ -130,8 +144,8 @@ def test_too_small_a_budget_shows_the_table(run: Run, pack: Path) -> None:
         ["-p", "x", "--temperature", "1"],
     ],
 )
-def test_wrong_usage_exits_with_2(words: list[str], run: Run) -> None:
-    assert "usage:" in refused(run("generate", *words), code=2)
+def test_wrong_usage_exits_with_2(words: list[str], here: Run) -> None:
+    assert "usage:" in refused(here("generate", *words), code=2)
 
 
 REFUSALS = {
@@ -208,14 +222,14 @@ def test_bad_bytes_are_refused(run: Run, pack: Path, tmp_path: Path) -> None:
         assert "the prompt is not valid UTF-8" in refused(run("generate", "-m", str(pack), "-p", os.fsdecode(b"\xe9")))
 
 
-def test_files_that_cannot_be_read_are_refused(run: Run, pack: Path, tmp_path: Path) -> None:
-    assert "No such file" in refused(run("generate", "-m", str(pack), "--file", str(tmp_path / "none")))
-    assert "directory" in refused(run("generate", "-m", str(pack), "--file", str(tmp_path)))
-    assert "is not a pack" in refused(run("generate", "-m", str(tmp_path), "-p", "x"))
-    assert "no folder" in refused(run("generate", "-m", str(tmp_path / "none"), "-p", "x"))
+def test_files_that_cannot_be_read_are_refused(here: Run, pack: Path, tmp_path: Path) -> None:
+    assert "No such file" in refused(here("generate", "-m", str(pack), "--file", str(tmp_path / "none")))
+    assert "directory" in refused(here("generate", "-m", str(pack), "--file", str(tmp_path)))
+    assert "is not a pack" in refused(here("generate", "-m", str(tmp_path), "-p", "x"))
+    assert "no folder" in refused(here("generate", "-m", str(tmp_path / "none"), "-p", "x"))
 
 
-def test_a_damaged_pack_is_refused(run: Run, pack: Path, tmp_path: Path) -> None:
+def test_a_damaged_pack_is_refused(here: Run, pack: Path, tmp_path: Path) -> None:
     copy = tmp_path / "pack"
     shutil.copytree(pack, copy)
     manifest = copy / "edgedecode.json"
@@ -227,16 +241,16 @@ def test_a_damaged_pack_is_refused(run: Run, pack: Path, tmp_path: Path) -> None
         ("{", "", "is not JSON"),
     ):
         manifest.write_text(text.replace(old, new))
-        assert expected in refused(run("generate", "-m", str(copy), "-p", "x"))
+        assert expected in refused(here("generate", "-m", str(copy), "-p", "x"))
     manifest.write_text(text)
     weights = copy / "target" / "weights.bin"
     data = weights.read_bytes()
     weights.write_bytes(data[:-1])
-    assert "weights.bin" in refused(run("generate", "-m", str(copy), "-p", "x"))
+    assert "weights.bin" in refused(here("generate", "-m", str(copy), "-p", "x"))
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert "weights.bin" in refused(run("generate", "-m", str(copy), "-p", "x", "--verify"))
+    assert "weights.bin" in refused(here("generate", "-m", str(copy), "-p", "x", "--verify"))
     weights.unlink()
-    assert "weights.bin" in refused(run("generate", "-m", str(copy), "-p", "x"))
+    assert "weights.bin" in refused(here("generate", "-m", str(copy), "-p", "x"))
 
 
 def test_debug_shows_the_traceback(run: Run, tmp_path: Path) -> None:
