@@ -24,6 +24,7 @@ def both(demo_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.importorskip(package, reason="the export or llama extras are not installed")
     pack = tmp_path_factory.mktemp("packs") / "both"
     words = ["export", "--target", str(demo_pair / "target"), "--bits", "4", "--formats", "onnx,gguf"]
+    words += ["--activations", "8"]  # which is what the pair gets where they are measured
     assert main([*words, "--noise-positions", "1000", "--out", str(pack)]) == 0
     return pack
 
