@@ -51,6 +51,17 @@ EVERY_WAY = pytest.mark.parametrize(
 )
 
 
+OPENED: list[Session] = []
+
+
+@pytest.fixture(autouse=True)
+def all_are_closed() -> Iterator[None]:
+    """Sessions that were left open would hold ever more leases of the pair that tests share."""
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
 def open_session(
     drafter: str = "model",
     sampling: SamplingOptions | None = None,
@@ -64,7 +75,9 @@ def open_session(
     pair = shared_pair(tokenizer, ending)
     if drafter in ("suffix", "recycle"):  # these would draft from what other sessions of a pair said
         pair = ascii_pair(noise=0.4, tokenizer=tokenizer, ending=ending)
-    return pair.session(options, messages=messages)
+    session = pair.session(options, messages=messages)
+    OPENED.append(session)
+    return session
 
 
 @functools.cache
