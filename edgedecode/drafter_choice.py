@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgedecode.decoding.model import ModelCard
+from edgedecode.decoding.policy import FixedLength, FixedTree, Policy
 from edgedecode.decoding.verify import Rule
-from edgedecode.errors import CapabilityError
-from edgedecode.options import TREE, SessionOptions
+from edgedecode.errors import CapabilityError, InputError
+from edgedecode.options import BRANCHING, TREE, SessionOptions, wants_trees
 
-__all__ = ["DrafterChoice", "DraftingFacts", "choose_drafters"]
+__all__ = ["DrafterChoice", "DraftingFacts", "check_options", "choose_drafters", "fixed_policy"]
 
 FIXED_DRAFT = 2
 """Tokens of a fixed length that was not given: `--reproducible` may not choose by the clock."""
@@ -20,6 +22,9 @@ SCHEDULED = ("model", "suffix")
 """The drafters the scheduler chooses among beside a draft model; the first has the first right to memory."""
 ALONE = ("suffix", "recycle")
 """The same without a draft model: beside one, recycled logits gained less than they cost the host."""
+
+_SAMPLING = (("model",), ("trim",))
+"""Drafters that can draw from their own distribution, and tell it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +90,42 @@ def _drops_drafts(options: SessionOptions, card: ModelCard) -> bool:
             f"{wanted} that this target's recurrent layers cannot drop again: decode it plainly (--drafter none)"
         )
     return False
+
+
+def check_options(options: SessionOptions, choice: DrafterChoice, *, card: ModelCard) -> None:
+    """Raise InputError or CapabilityError for options that exclude each other, or are out of range.
+
+    card: the target's.
+    """
+    _check(options, choice.names)
+    if options.fixed:
+        fixed_policy(choice.draft_max, trees=wants_trees(options) and card.tree)
+
+
+def fixed_policy(longest: int, *, trees: bool) -> Policy:
+    """Return the policy of one draft length. Raises InputError for one out of range."""
+    return FixedTree(longest) if trees and longest else FixedLength(longest)
+
+
+def _check_tree(options: SessionOptions) -> None:
+    """Refuse what trees do not go with. Raises CapabilityError or InputError."""
+    wanted = "--tree" if options.tree else f"--drafter {TREE}"
+    if options.reproducible:
+        raise CapabilityError(
+            f"reproducible text needs chains, since trees change the order of sums: leave out {wanted}"
+        )
+    if options.rule is Rule.RATIO:
+        raise CapabilityError(f"the ratio rule checks one sampled chain: with {wanted}, use the match rule")
+    if options.draft_max == 0 or options.drafter not in (None, *BRANCHING):
+        chains = "--draft-max 0" if options.draft_max == 0 else f"--drafter {options.drafter}"
+        raise InputError(f"--tree with {chains}: leave one of the two out")
+
+
+def _check(options: SessionOptions, names: Sequence[str]) -> None:
+    if wants_trees(options):
+        _check_tree(options)
+    if options.rule is Rule.RATIO and (tuple(names) not in _SAMPLING or options.reproducible):
+        wanted = "--reproducible" if options.reproducible else f"--drafter {' '.join(names) or 'none'}"
+        raise CapabilityError(f"the ratio rule samples from the draft model: with {wanted}, use the match rule")
+    if options.trace is not None and (options.fixed or not names):
+        raise InputError("a trace records what the scheduler chooses: leave out the fixed draft length or drafter")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgedecode.decoding.row_draw import RowDraw, row_draw_of
 from edgedecode.draft_models import default_heads
-from edgedecode.drafter_choice import DraftingFacts, choose_drafters
+from edgedecode.drafter_choice import DraftingFacts, check_options, choose_drafters
 from edgedecode.drafters.model_state import TREE_ROWS
 from edgedecode.drafters.source import PlannedSource
 from edgedecode.engines.interface import NO_MMAP, ModelFootprint, ModelRequest, PlanningRuntime
@@ -27,7 +27,6 @@ __all__ = ["PackFootprint", "sampling_holder"]
 
 SCRATCH_NBYTES = 3 * 8
 """Per id: processing a row in numpy holds at most three float64 arrays of the vocabulary's size at once."""
-SMALLER_KV = "int8"
 
 
 def sampling_holder(size: int, row_draw: RowDraw) -> Holder:
@@ -38,9 +37,9 @@ def sampling_holder(size: int, row_draw: RowDraw) -> Holder:
 class PackFootprint:
     """What the sessions of one pack take on one engine.
 
-    process: what the process holds before a model is open. kv_type: as `load` takes it. loading: needs of
-    `ModelRequest` that say how weights are loaded. Models are planned as `Pair` opens them: nothing is loaded, but a
-    file that an engine must have is made.
+    process: what the process holds before a model is open. budget: what reading graphs takes is leased of it. kv_type:
+    as `load` takes it. loading: needs of `ModelRequest` that say how weights are loaded. Models are planned as `Pair`
+    opens them: nothing is loaded, but a file that an engine must have is made.
     """
 
     def __init__(  # noqa: PLR0913  (what may be said of a pack)
@@ -50,32 +49,38 @@ class PackFootprint:
         *,
         tokenizer: Tokenizer,
         engine: PlanningRuntime,
-        process: Holder,
+        process: Sequence[Holder],
+        budget: Budget,
         provider: str = "cpu",
         threads: int | None = None,
         kv_type: str | None = None,
         loading: Sequence[str] = (),
     ) -> None:
         self._manifest, self._root, self._tokenizer, self._engine = manifest, root, tokenizer, engine
-        self._process, self._provider, self._threads = process, provider, threads
+        self._process, self._budget, self._provider, self._threads = tuple(process), budget, provider, threads
         self._kv_type, self._loading = kv_type or "", tuple(loading)
         self._models: dict[tuple[str, str, tuple[str, ...]], ModelFootprint] = {}
-        self._row_draw = row_draw_of(engine)
 
     def fit(self, options: SessionOptions, limit_nbytes: int | None) -> MemoryPlan:
-        """Return the plan of a session under a limit. Raises as `choose_drafters`, and InputError for the context."""
+        """Return the plan of a session under a limit. Raises as a session of these options."""
         wanted, bounds = self._wanted(options)
-        bounds = replace(
-            bounds,
-            reads=self._gains_by_reading(),
-            kv_type=SMALLER_KV if self._kv_type == "" and self._offers(SMALLER_KV) else "",
-        )
+        bounds = replace(bounds, may_skip_mmap=self._gains_without_mmap(wanted.kv_type))
         return fit(wanted, bounds=bounds, holders=self.holders, limit_nbytes=limit_nbytes)
+
+    def least_with(self, kv_type: str, options: SessionOptions) -> int | None:
+        """Return the smallest limit with keys and values of another type; None where this pack has them not here."""
+        try:
+            wanted, bounds = self._wanted(options)
+            wanted = replace(wanted, kv_type=kv_type)
+            bounds = replace(bounds, may_skip_mmap=self._gains_without_mmap(kv_type))
+            return fit(wanted, bounds=bounds, holders=self.holders, limit_nbytes=None).least_running
+        except CapabilityError:
+            return None
 
     def fit_session(self, options: SessionOptions, budget: Budget) -> MemoryPlan:
         """Return the plan of a session in what is left of a budget, beside models that are open.
 
-        What others could give back counts as left. Drafts are as long as the options mean.
+        What others could give back counts as left.
         """
         wanted, bounds = self._wanted(options)
         kept = [lease for lease in budget.leases if lease.reclaim is None]
@@ -85,19 +90,19 @@ class PackFootprint:
         def holders(choice: Choice) -> list[Holder]:
             return [holder for holder in self._of_session(choice) if holder.name not in shared]
 
-        bounds = replace(bounds, least_draft=wanted.draft_max)
         return fit(wanted, bounds=bounds, holders=holders, limit_nbytes=free)
 
     def holders(self, choice: Choice) -> tuple[Holder, ...]:
         """Return what a session takes, everything before it included; what one lease holds is one holder."""
-        target = self._model("target", choice.kv_type, read=choice.read)
-        return _joined([self._process, *target.loaded, *self._of_session(choice)])
+        target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
+        return _joined([*self._process, *target.loaded, *self._of_session(choice)])
 
     def _wanted(self, options: SessionOptions) -> tuple[Choice, Bounds]:
         """Return what options mean where memory is no matter, and what of it may be given up."""
         card = self._model("target", self._kv_type).card
         facts = DraftingFacts(card, "draft" in self._manifest.models, self._heads, lookup_names())
         drafting = choose_drafters(options, facts)
+        check_options(options, drafting, card=card)
         wanted = Choice(
             context=planned_context(options.context, card.context),
             drafters=drafting.names,
@@ -114,7 +119,7 @@ class PackFootprint:
 
     def _of_session(self, choice: Choice) -> tuple[Holder, ...]:
         """Return what opening a session leases, where no other one is open."""
-        target = self._model("target", choice.kv_type, read=choice.read)
+        target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
         size = target.card.vocabulary_size
         found = [
             *target.state(choice.context, rows=choice.draft_max + 1, tree=choice.tree),
@@ -124,7 +129,7 @@ class PackFootprint:
         ]
         sources = [find_drafter(name) for name in choice.drafters]
         if any(source.needs_model for source in sources):
-            draft = self._model("draft", choice.kv_type, read=choice.read)
+            draft = self._model("draft", choice.kv_type, no_mmap=choice.no_mmap)
             trees = choice.tree and draft.card.tree
             rows = TREE_ROWS if trees else 1
             found += draft.state(min(choice.context, draft.card.context), rows=rows, tree=trees)
@@ -137,32 +142,30 @@ class PackFootprint:
         """Return what the first session that drafts with the draft model loads for all."""
         if not any(find_drafter(name).needs_model for name in choice.drafters):
             return []
-        target = self._model("target", choice.kv_type, read=choice.read)
-        loaded = self._model("draft", choice.kv_type, read=choice.read).loaded
+        target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
+        loaded = self._model("draft", choice.kv_type, no_mmap=choice.no_mmap).loaded
         return [holder for holder in loaded if holder not in target.loaded]  # the engine's code is one
+
+    @cached_property
+    def _row_draw(self) -> RowDraw:
+        return row_draw_of(self._engine)
 
     @cached_property
     def _heads(self) -> tuple[str, ...]:
         return default_heads(self._manifest.models.get("draft"), runtime=getattr(self._engine, "name", ""))
 
-    def _gains_by_reading(self) -> bool:
+    def _gains_without_mmap(self, kv_type: str) -> bool:
         """Tell whether weights take less where they are read."""
         try:
-            once = self._model("target", self._kv_type, read=True)
+            once = self._model("target", kv_type, no_mmap=True)
         except CapabilityError:
             return False
-        return total_nbytes(once.loaded) < total_nbytes(self._model("target", self._kv_type).loaded)
+        return total_nbytes(once.loaded) < total_nbytes(self._model("target", kv_type).loaded)
 
-    def _offers(self, kv_type: str) -> bool:
-        try:
-            return self._model("target", kv_type).card.kv_type != self._model("target", "").card.kv_type
-        except CapabilityError:
-            return False
-
-    def _model(self, role: str, kv_type: str, *, read: bool = False) -> ModelFootprint:
+    def _model(self, role: str, kv_type: str, *, no_mmap: bool = False) -> ModelFootprint:
         """Return a role's model with this KV type; a draft may have another only."""
         needs = (*(self._heads if role == "draft" else ()), *self._loading)
-        needs = (*needs, NO_MMAP) if read and NO_MMAP not in needs else needs
+        needs = (*needs, NO_MMAP) if no_mmap and NO_MMAP not in needs else needs
         key = role, kv_type, needs
         if key not in self._models:
             try:
@@ -180,7 +183,7 @@ class PackFootprint:
                 self._root,
                 role,
                 self._tokenizer.size,
-                Budget(),
+                self._budget,
                 threads=self._threads,
                 provider=self._provider,
                 needs=needs,

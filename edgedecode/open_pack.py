@@ -14,6 +14,7 @@ from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, 
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
 from edgedecode.experience_file import experience_path
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.footprint import Holder
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force
 from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.sizes import format_nbytes
@@ -28,17 +29,23 @@ from edgedecode.user_notices import notice
 
 __all__ = ["KV_TYPES", "PackPlan", "load", "plan"]
 
-KV_TYPES = ("float32", "float16", "int8")
+SMALLER_KV = "int8"
+KV_TYPES = ("float32", "float16", SMALLER_KV)
 
 
 @dataclass(frozen=True, slots=True)
 class PackPlan:
-    """The plan of a pack on an engine. limit: what is in force; None: nothing limits."""
+    """The plan of a pack on an engine. limit: what is in force; None: nothing limits.
+
+    least_with_int8: the smallest limit with `kv_type="int8"`, which is lossy and never chosen by itself; None where
+    another type was asked for, or the pack has no such graph for this engine.
+    """
 
     pack: str
     engine: str
     limit: Limit | None
     memory: MemoryPlan
+    least_with_int8: int | None = None
 
 
 def load(  # noqa: PLR0913  (what may be said of a pack)
@@ -125,14 +132,17 @@ def plan(  # noqa: PLR0913  (as `load`)
             root,
             tokenizer=tokenizer,
             engine=engine,
-            process=process_holder(tokenizer, slack_nbytes=SLACK_NBYTES),
+            process=[process_holder(tokenizer), Holder("what processes differ by", SLACK_NBYTES)],
+            budget=Budget(),
             provider=provider,
             threads=threads,
             kv_type=kv_type,
             loading=request.loading,
         )
-        fitted = footprint.fit(options or SessionOptions(), None if limit is None else limit.nbytes)
-        return PackPlan(manifest.name, engine.name, limit, fitted)
+        options = options or SessionOptions()
+        fitted = footprint.fit(options, None if limit is None else limit.nbytes)
+        smaller = None if kv_type is not None else footprint.least_with(SMALLER_KV, options)
+        return PackPlan(manifest.name, engine.name, limit, fitted, smaller)
 
 
 def _request(
@@ -161,7 +171,8 @@ def _limit(memory: int | str | None) -> Limit | None:
     """Return the limit in force, and tell the user where it is less than what was asked for."""
     limit = limit_in_force(memory)
     if memory is not None and limit is not None and limit.name != ASKED:
-        notice(f"the memory budget is {format_nbytes(limit.nbytes)}, not the {memory} asked for: {limit.name}")
+        asked = memory if isinstance(memory, str) else format_nbytes(memory)
+        notice(f"the memory budget is {format_nbytes(limit.nbytes)}, not the {asked} asked for: {limit.name}")
     return limit
 
 

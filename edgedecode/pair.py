@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from weakref import WeakSet
 
@@ -176,13 +175,14 @@ class Pair:
         try:
             session = Session(shared, options, messages=messages)
         except BudgetExceeded:
-            context = shared.shorter_context(options)
-            if context is None:
+            smaller = shared.smaller_session(options)
+            if smaller is None:
                 raise
-            session = Session(shared, replace(options, context=context), messages=messages)
+            session = Session(shared, smaller, messages=messages)
             limit = self.budget.limit
             of = "" if limit is None else f" of {format_nbytes(limit.nbytes)} ({limit.name})"
-            notice(f"the context is {context} tokens, to fit the memory budget{of}")
+            plain = ", without drafts," if smaller.drafter != options.drafter else ""
+            notice(f"the context is {smaller.context} tokens{plain} to fit the memory budget{of}")
         self._sessions.add(session)
         return session
 
@@ -214,7 +214,8 @@ class Pair:
             self.root,
             tokenizer=self.tokenizer,
             engine=self._engine,
-            process=process,
+            process=[process],
+            budget=self.budget,
             provider=self.provider,
             threads=self._threads,
             kv_type=self._kv_type,

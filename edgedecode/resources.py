@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgedecode.decoding.model import LanguageModel
+from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.decoding.row_draw import RowDraw, row_draw_of
 from edgedecode.draft_models import DraftModels
 from edgedecode.drafter_choice import DrafterChoice, DraftingFacts, choose_drafters
@@ -12,9 +13,10 @@ from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.identical_widths import IdenticalWidths
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import find_drafter, lookup_names
+from edgedecode.errors import EdgeDecodeError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory_plan import PackFootprint
-from edgedecode.options import SessionOptions, planned_context
+from edgedecode.options import SessionOptions
 from edgedecode.pack.adapters import PackAdapters
 from edgedecode.pack.manifest import Manifest
 from edgedecode.schedule.experience import Experience
@@ -56,13 +58,21 @@ class Resources:
         has_draft = "draft" in self.manifest.models
         return choose_drafters(options, DraftingFacts(self.target.card, has_draft, self.heads, self.lookups))
 
-    def shorter_context(self, options: SessionOptions) -> int | None:
-        """Return how many positions a session may have that was refused the usual number; None: no number helps."""
-        if options.context is not None or self.footprint is None:
+    def smaller_session(self, options: SessionOptions) -> SessionOptions | None:
+        """Return options that fit for a session whose own do not: a shorter context, at last no drafts.
+
+        None where nothing fits that leaves what was asked for.
+        """
+        if self.footprint is None:
             return None
-        plan = self.footprint.fit_session(options, self.budget)
-        context = plan.choice.context
-        return context if plan.fits and context < planned_context(None, self.target.card.context) else None
+        try:
+            plan = self.footprint.fit_session(options, self.budget)
+        except (EdgeDecodeError, OSError):  # the pack's files are gone, or reading them does not fit: nor would they
+            return None
+        choice = plan.choice
+        plain = choice.drafters == () and options.drafter is None
+        smaller = replace(options, context=choice.context, drafter=NO_DRAFTER if plain else options.drafter)
+        return smaller if plan.fits and smaller != options else None
 
     def drafter_source(self, name: str) -> DrafterSource:
         """Return the one source of this name. Raises InputError for an unknown name."""

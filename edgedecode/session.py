@@ -15,6 +15,7 @@ from edgedecode.decoding.padding import next_width, usable_context
 from edgedecode.decoding.sampling import Noise, Sampler, answer_seed
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Rule, Verdict
+from edgedecode.drafter_choice import check_options
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.memory.budget import Budget
@@ -23,7 +24,7 @@ from edgedecode.memory_plan import sampling_holder
 from edgedecode.options import SessionOptions, planned_context, sampling_defaults
 from edgedecode.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.resources import Resources
-from edgedecode.session_drafting import check_options, open_drafting, plan_state
+from edgedecode.session_drafting import open_drafting, plan_state
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
 from edgedecode.text.stop_strings import StopStrings
@@ -58,14 +59,17 @@ class Session:
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
         self._row_draw = shared.row_draw()
         context = planned_context(options.context, shared.target.card.context)
-        check_options(shared, options)
+        choice = shared.choice(options)
+        check_options(options, choice, card=shared.target.card)
+        if options.drafter is not None and choice.names:  # any other that cannot be had is left out
+            shared.drafter_source(options.drafter)
         self._drafting: Drafting | None = None
         self._running: Answer | None = None
         self._own = FairLock()
         """Held while an answer is started or stopped: first this lock, then the pair's."""
         self._closed = False
         self._adapter = None if options.adapter is None else shared.adapters.use(options.adapter)
-        draft_max = shared.choice(options).draft_max
+        draft_max = choice.draft_max
         widths = session_widths(shared, options, self._adapter)
         options = limited_drafts(options, widths, draft_max=draft_max)
         rows = shared.choice(options).draft_max + 1

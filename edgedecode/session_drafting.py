@@ -10,12 +10,13 @@ from dataclasses import replace
 from edgedecode.decoding.drafter import Drafter, head_groups
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.model import State
-from edgedecode.decoding.policy import FixedLength, FixedTree, Policy
+from edgedecode.decoding.policy import Policy
 from edgedecode.decoding.sampling import Noise
 from edgedecode.decoding.verify import Rule
+from edgedecode.drafter_choice import fixed_policy
 from edgedecode.drafters.source import DraftSetting
-from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
-from edgedecode.options import BRANCHING, TREE, SessionOptions, wants_trees
+from edgedecode.errors import BudgetExceeded, CapabilityError
+from edgedecode.options import TREE, SessionOptions, wants_trees
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.resources import Resources
 from edgedecode.schedule.experience import Experience
@@ -23,10 +24,7 @@ from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
 from edgedecode.schedule.trace import Recorder
 from edgedecode.user_notices import notice
 
-__all__ = ["check_options", "open_drafting", "plan_state"]
-
-_SAMPLING = (("model",), ("trim",))
-"""Drafters that can draw from their own distribution, and tell it."""
+__all__ = ["open_drafting", "plan_state"]
 
 
 def open_drafting(
@@ -41,7 +39,7 @@ def open_drafting(
     trees = wants_trees(options) and _reads_trees(shared, options)
     longest = choice.draft_max
     setting = replace(setting, tree=trees, draft_max=longest)
-    fixed = _fixed(longest, trees=trees) if options.fixed else None
+    fixed = fixed_policy(longest, trees=trees) if options.fixed else None
     left_out: dict[str, str] = {}
     asked = options.drafter is not None or options.fixed
     drafters = _opened(shared, choice.names, setting, asked=asked, left_out=left_out)
@@ -57,16 +55,6 @@ def open_drafting(
         for drafter in drafters:
             drafter.close()
         raise
-
-
-def check_options(shared: Resources, options: SessionOptions) -> None:
-    """Raise InputError or CapabilityError for options that exclude each other, are unknown, or are out of range."""
-    choice = shared.choice(options)
-    _check(options, choice.names)
-    if options.drafter is not None and choice.names:  # any other that cannot be had is left out
-        shared.drafter_source(options.drafter)
-    if options.fixed:
-        _fixed(choice.draft_max, trees=wants_trees(options) and shared.target.card.tree)
 
 
 def plan_state(shared: Resources, options: SessionOptions, capacity: int, *, rows: int) -> tuple[State, SessionOptions]:
@@ -88,39 +76,11 @@ def plan_state(shared: Resources, options: SessionOptions, capacity: int, *, row
     return shared.target.new_state(capacity, rows=rows), options
 
 
-def _fixed(longest: int, *, trees: bool) -> Policy:
-    return FixedTree(longest) if trees and longest else FixedLength(longest)
-
-
 def _reads_trees(shared: Resources, options: SessionOptions) -> bool:
     """Tell whether the target can verify trees; a drafter that proposes nothing else says by itself why not."""
     if not shared.target.card.tree and options.drafter != TREE:
         notice("drafts are chains: this pack's target reads no trees")
     return shared.target.card.tree
-
-
-def _check_tree(options: SessionOptions) -> None:
-    """Refuse what trees do not go with. Raises CapabilityError or InputError."""
-    wanted = "--tree" if options.tree else f"--drafter {TREE}"
-    if options.reproducible:
-        raise CapabilityError(
-            f"reproducible text needs chains, since trees change the order of sums: leave out {wanted}"
-        )
-    if options.rule is Rule.RATIO:
-        raise CapabilityError(f"the ratio rule checks one sampled chain: with {wanted}, use the match rule")
-    if options.draft_max == 0 or options.drafter not in (None, *BRANCHING):
-        chains = "--draft-max 0" if options.draft_max == 0 else f"--drafter {options.drafter}"
-        raise InputError(f"--tree with {chains}: leave one of the two out")
-
-
-def _check(options: SessionOptions, names: Sequence[str]) -> None:
-    if wants_trees(options):
-        _check_tree(options)
-    if options.rule is Rule.RATIO and (tuple(names) not in _SAMPLING or options.reproducible):
-        wanted = "--reproducible" if options.reproducible else f"--drafter {' '.join(names) or 'none'}"
-        raise CapabilityError(f"the ratio rule samples from the draft model: with {wanted}, use the match rule")
-    if options.trace is not None and (options.fixed or not names):
-        raise InputError("a trace records what the scheduler chooses: leave out the fixed draft length or drafter")
 
 
 def _opened(

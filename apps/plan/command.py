@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgedecode import BudgetExceeded, InputError, SessionOptions
 from edgedecode.commands import Command, count, positive_count
-from edgedecode.memory.sizes import format_nbytes, size_option
+from edgedecode.memory.sizes import decimals, format_nbytes, size_option
 from edgedecode.open_pack import PackPlan, plan
 
 from ..terminal import show_notices, table_console
@@ -39,8 +39,7 @@ class PlanCommand:
             "--turn-tokens",
             type=positive_count,
             metavar="S",
-            default=TURN_TOKENS,
-            help="tokens of a turn, question and answer together (default: %(default)s)",
+            help=f"tokens of a turn, question and answer together (default: {TURN_TOKENS})",
         )
         group.add_argument("--drafter", metavar="NAME", help="only this drafter, or none")
         group.add_argument("--draft-max", type=count, metavar="N", help="a fixed draft length")
@@ -52,6 +51,8 @@ class PlanCommand:
             raise InputError(f"two packs, {arguments.pack!r} and {arguments.model!r}: name one of them")
         if arguments.turns is not None and arguments.ctx_size is not None:
             raise InputError("--turns and --ctx-size both say how long the context is: leave one of the two out")
+        if arguments.turn_tokens is not None and arguments.turns is None:
+            raise InputError("--turn-tokens says how long each of the --turns is: give both")
         show_notices()
         made = plan(
             arguments.pack or arguments.model,
@@ -75,7 +76,7 @@ class PlanCommand:
 def _options(arguments: Namespace) -> SessionOptions:
     context: int | None = arguments.ctx_size
     if arguments.turns is not None:
-        context = arguments.turns * arguments.turn_tokens
+        context = arguments.turns * (arguments.turn_tokens or TURN_TOKENS)
     return SessionOptions(
         context=context, drafter=arguments.drafter, draft_max=arguments.draft_max, tree=arguments.tree
     )
@@ -89,11 +90,12 @@ def _show(made: PackPlan) -> None:
     kv_type = f", {choice.kv_type} keys and values" if choice.kv_type else ""
     print(f"\nContext of {choice.context} tokens{kv_type}; drafters: {drafters}{', trees' if choice.tree else ''}.")
     for cut in memory.cuts:
-        lossy = "" if cut.lossless else " (lossy)"
-        print(f"Given up: {cut.what}{lossy}, {format_nbytes(cut.nbytes)}: {cut.effect}.")
+        print(f"Given up: {cut.what}, {format_nbytes(cut.nbytes)}: {cut.effect}.")
     smallest = f"{size_option(memory.least_running)} to run"
     if memory.least_speculating is not None:
         smallest += f", {size_option(memory.least_speculating)} to draft"
+    if made.least_with_int8 is not None and made.least_with_int8 < memory.least_running:
+        smallest += f", {size_option(made.least_with_int8)} to run with --kv-type int8 (answers may differ slightly)"
     print(f"Smallest budgets: {smallest}.")
 
 
@@ -108,7 +110,8 @@ def _holder_table(made: PackPlan) -> Table:
     for holder in sorted(memory.holders, key=lambda holder: -holder.nbytes):
         table.add_row(holder.name, format_nbytes(holder.nbytes))
     table.add_section()
-    table.add_row("sum", format_nbytes(memory.nbytes))
+    places = 1 if limit is None else decimals(memory.nbytes, limit.nbytes)
+    table.add_row("sum", format_nbytes(memory.nbytes, places))
     return table
 
 
@@ -125,6 +128,7 @@ def _as_dict(made: PackPlan) -> dict[str, object]:
         "cuts": [asdict(cut) for cut in memory.cuts],
         "least_running": memory.least_running,
         "least_speculating": memory.least_speculating,
+        "least_with_int8": made.least_with_int8,
     }
 
 

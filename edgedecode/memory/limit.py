@@ -98,8 +98,8 @@ def _read_limit(file: Path) -> int | None:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError):
+        return os.fsdecode(file.read_bytes()).splitlines()  # a group may have any name
+    except OSError:
         return []
 
 

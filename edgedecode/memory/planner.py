@@ -1,7 +1,7 @@
 """Fits a session into a memory limit: what is given up, in a stated order, and what that saves.
 
-A pure function of what is wanted and of how many bytes each choice takes. What is given up changes no text, except a
-smaller type of keys and values, which comes last; what was asked for by name is never given up.
+A pure function of what is wanted and of how many bytes each choice takes. What is given up changes no text, and what
+was asked for by name is never given up.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ LEAST_CONTEXT = 512
 """Tokens of context below which a conversation is not worth planning."""
 CONTEXT_STEP = 64
 """A context that is shortened is a multiple of these."""
-LEAST_DRAFT = 4
-"""Longest draft below which fewer rows save next to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class Choice:
     """What a session is planned with.
 
     drafters: names, of which those that run the draft model are `Bounds.models`. stores: past answers are kept to draft
-    from. read: weights are read, not mapped beside a copy. kv_type: of keys and values; empty: the engine's own.
+    from. no_mmap: weights are read, not mapped beside a copy. kv_type: of keys and values; empty: the engine's own.
     """
 
     context: int
@@ -35,24 +33,21 @@ class Choice:
     draft_max: int = 0
     tree: bool = False
     stores: bool = True
-    read: bool = False
+    no_mmap: bool = False
     kv_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What may be given up. `models`: the drafters that run the draft model. kv_type: a smaller one that can be had."""
+    """What may be given up. `models`: the drafters that run the draft model."""
 
     models: frozenset[str] = frozenset()
     least_context: int = LEAST_CONTEXT
     """The context asked for, where one was."""
-    least_draft: int = LEAST_DRAFT
-    """Tokens to which the longest draft may be shortened."""
     keeps_drafters: bool = False
     """A drafter or a draft length was asked for."""
-    reads: bool = False
-    """Weights may be read."""
-    kv_type: str = ""
+    may_skip_mmap: bool = False
+    """Weights may be read, and take less so."""
 
 
 Holders: TypeAlias = Callable[[Choice], Sequence[Holder]]
@@ -66,7 +61,6 @@ class Cut:
     what: str
     effect: str
     nbytes: int
-    lossless: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +68,7 @@ class MemoryPlan:
     """A choice with all that it takes.
 
     limit_nbytes: None: there is none. least_running, least_speculating: the smallest limits under which the model runs
-    at all, and with drafts of some kind, without losing anything; None: nothing can be drafted.
+    at all, and with drafts of some kind; None: nothing can be drafted.
     """
 
     choice: Choice
@@ -103,8 +97,7 @@ def fit(wanted: Choice, *, bounds: Bounds, holders: Holders, limit_nbytes: int |
         return total_nbytes(holders(choice))
 
     way = [wanted, *_way_down(wanted, bounds)]
-    lossless = [choice for choice in way if choice.kv_type == wanted.kv_type]
-    speculating = [choice for choice in lossless if choice.drafters]
+    speculating = [choice for choice in way if choice.drafters]
     chosen = wanted
     if limit_nbytes is not None:
         chosen = next((choice for choice in way if takes(choice) <= limit_nbytes), way[-1])
@@ -115,7 +108,7 @@ def fit(wanted: Choice, *, bounds: Bounds, holders: Holders, limit_nbytes: int |
         holders=tuple(holders(chosen)),
         cuts=tuple(_cuts(wanted, chosen, takes=takes)),
         limit_nbytes=limit_nbytes,
-        least_running=takes(lossless[-1]),
+        least_running=takes(way[-1]),
         least_speculating=takes(speculating[-1]) if speculating else None,
     )
 
@@ -123,17 +116,14 @@ def fit(wanted: Choice, *, bounds: Bounds, holders: Holders, limit_nbytes: int |
 def _way_down(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
     """Yield one choice after the other, each without one thing more."""
     choice = wanted
-    if bounds.reads and not choice.read:
-        choice = replace(choice, read=True)
+    if bounds.may_skip_mmap and not choice.no_mmap:
+        choice = replace(choice, no_mmap=True)
         yield choice
     if choice.drafters and not bounds.keeps_drafters:
         choice = replace(choice, stores=False)
         yield choice
         if choice.tree:
             choice = replace(choice, tree=False)
-            yield choice
-        while choice.draft_max > bounds.least_draft:
-            choice = replace(choice, draft_max=max(bounds.least_draft, choice.draft_max // 2))
             yield choice
         choice = replace(choice, drafters=tuple(name for name in choice.drafters if name not in bounds.models))
         yield choice
@@ -143,16 +133,10 @@ def _way_down(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
     if choice.drafters and not bounds.keeps_drafters:
         choice = replace(choice, drafters=(), draft_max=0)
         yield choice
-    if bounds.kv_type and choice.kv_type != bounds.kv_type:
-        choice = replace(choice, kv_type=bounds.kv_type)
-        yield choice
 
 
 def _given_back(choice: Choice, wanted: Choice, *, takes: Callable[[Choice], int], limit_nbytes: int) -> Choice:
-    """Return the choice with what fits beside it: longer drafts, a longer context, past answers."""
-    if choice.drafters:
-        longer = replace(choice, draft_max=wanted.draft_max)
-        choice = longer if takes(longer) <= limit_nbytes else choice
+    """Return the choice with what fits beside it: a longer context, past answers."""
     low, high, least = 0, -(-(wanted.context - choice.context) // CONTEXT_STEP), choice.context
     while low < high:
         middle = (low + high + 1) // 2
@@ -168,18 +152,18 @@ def _cuts(wanted: Choice, chosen: Choice, *, takes: Callable[[Choice], int]) -> 
     drafters = ", ".join(name for name in wanted.drafters if name not in chosen.drafters)
     without = "plain speed" if not chosen.drafters else "less speed on new text"
     told = {
-        "read": ("weights mapped beside their copy", "they are read, which is as fast"),
+        "no_mmap": ("memory-mapped weights beside their copy", "they are read, which is as fast"),
         "stores": ("past answers", "drafts come from this conversation alone"),
         "tree": ("trees", "drafts are chains"),
-        "draft_max": (f"drafts of more than {chosen.draft_max} tokens", "less speed where text repeats"),
         "drafters": (f"drafts by {drafters}", without),
         "context": (f"context beyond {chosen.context} tokens", "long conversations end sooner"),
-        "kv_type": (f"keys and values in full, {chosen.kv_type} instead", "answers may differ slightly"),
     }
     before = wanted
     for name, (what, effect) in told.items():
         after = replace(before, **{name: getattr(chosen, name)})
-        plain = not chosen.drafters and name in ("stores", "tree", "draft_max")  # goes with the drafters
-        if after != before and not plain:
-            yield Cut(what, effect, takes(before) - takes(after), lossless=name != "kv_type")
+        if name == "drafters":
+            after = replace(after, draft_max=chosen.draft_max)
+        unsaid = not chosen.drafters and name in ("stores", "tree")  # goes with the drafters
+        if after != before and not unsaid:
+            yield Cut(what, effect, takes(before) - takes(after))
         before = after

@@ -29,9 +29,9 @@ def process_nbytes(budget: Budget) -> int:
     return nbytes or 0
 
 
-def process_holder(tokenizer: Tokenizer, budget: Budget | None = None, *, slack_nbytes: int = 0) -> Holder:
-    """Return what this process holds now, and what its tokenizer keeps later. slack_nbytes: for another process."""
-    return Holder(PROCESS, process_nbytes(budget or Budget()) + tokenizer.cache_nbytes + slack_nbytes)
+def process_holder(tokenizer: Tokenizer, budget: Budget | None = None) -> Holder:
+    """Return what this process holds now, and what its tokenizer keeps later."""
+    return Holder(PROCESS, process_nbytes(budget or Budget()) + tokenizer.cache_nbytes)
 
 
 def target_nbytes(manifest: Manifest) -> int:

@@ -112,8 +112,7 @@ class LlamaRuntime:
         file_nbytes = path.stat().st_size
         with ExitStack() as undo:  # gives every lease back when a later step fails
             code = self._code.get(budget) or undo.enter_context(budget.reserve(*CODE, fixed=True))
-            loading = self._fitting(found, budget, needs)
-            holder = found.weights(loading)
+            loading, holder = self._fitting(found, budget, needs)
             lease = undo.enter_context(budget.reserve(holder.name, holder.nbytes, fixed=name == "target"))
             engine = self._engine = self._engine or Engine()
             weights = engine.load(path, loading)
@@ -162,7 +161,7 @@ class LlamaRuntime:
         snapshots = plan_snapshots(header, file_nbytes=found.path.stat().st_size) if recurrent else 0
         card = replace(card, tree=not recurrent, rollback=not recurrent or snapshots > 0)
         fed = 0 if found.draft is None else fed_row_nbytes(found.draft.contents)
-        weights = found.weights(self._fitting(found, request.budget, request.needs))
+        _, weights = self._fitting(found, request.budget, request.needs)
         holders = partial(state_holders, found.entry, header, card, snapshots=snapshots, fed_row_nbytes=fed)
         return ModelFootprint(card, (CODE, weights), holders)
 
@@ -192,19 +191,21 @@ class LlamaRuntime:
         )
         return _Found(path, replace(entry, rows=rows), header, card, draft)
 
-    def _fitting(self, found: _Found, budget: Budget, needs: Collection[str]) -> Loading:
-        """Return how weights are loaded: read, with a notice, where mapping them does not fit the budget."""
+    def _fitting(self, found: _Found, budget: Budget, needs: Collection[str]) -> tuple[Loading, Holder]:
+        """Return how weights are loaded and what they take: read, with a notice, where mapping them does not fit."""
         loading = self._loading(needs)
-        once = replace(loading, mmap=False)
-        holder, name = found.weights(once), found.card.name
-        less = loading.twice and holder.nbytes < found.weights(loading).nbytes
-        if not less or _has_room(budget, found.weights(loading).nbytes, found.entry, found.header, card=found.card):
-            return loading
+        weights = found.weights(loading)
+        if not loading.twice or _has_room(budget, weights.nbytes, found.entry, found.header, card=found.card):
+            return loading, weights
+        read = replace(loading, mmap=False)
+        less = found.weights(read)
+        if less.nbytes >= weights.nbytes:
+            return loading, weights
         notice(
-            f"the {name}'s weights are read instead of mapped to fit the budget "
-            f"({format_nbytes(holder.nbytes)} instead of two copies; same as --no-mmap)"
+            f"the {found.card.name}'s weights are read instead of mapped to fit the budget "
+            f"({format_nbytes(less.nbytes)} instead of two copies; same as --no-mmap)"
         )
-        return once
+        return read, less
 
     def _loading(self, needs: Collection[str]) -> Loading:
         return Loading(mmap=self._mmap and NO_MMAP not in needs, repack=NO_REPACK not in needs)

@@ -53,7 +53,7 @@ def test_plan_that_does_not_fit_shows_the_table_and_both_smallest_budgets(capsys
     out, err = told(capsys, "--memory", "70MB", code=1)
     assert "weights:target" in out
     assert " to run, " in out
-    assert " to draft." in out
+    assert " to draft" in out
     assert err.count("\n") == 1
     assert err.startswith("edgedecode: nothing fits 70.0 MB (--memory), this pack runs in ")
 
@@ -81,6 +81,8 @@ def test_plan_of_more_than_the_machine_has_says_what_is_in_force(capsys: pytest.
         (("--memory", "-5MB"), "expected one argument"),
         (("--turns", "4", "-c", "100"), "leave one of the two out"),
         (("--turns", "0"), "--turns"),
+        (("--turn-tokens", "90"), "give both"),
+        (("--drafter", "none", "--tree"), "leave one of the two out"),
         (("--turns", "9999"), "out of range"),
         (("--drafter", "nobody"), "nobody"),
         (("some/where", "-m", "else/where"), "name one of them"),

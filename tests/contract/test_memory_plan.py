@@ -9,7 +9,16 @@ from collections.abc import Iterator
 import pytest
 
 import edgedecode
-from edgedecode import BudgetExceeded, CapabilityError, InputError, Pair, SessionOptions, open_pack
+from edgedecode import (
+    BudgetExceeded,
+    CapabilityError,
+    EdgeDecodeError,
+    InputError,
+    Pair,
+    Rule,
+    SessionOptions,
+    open_pack,
+)
 from edgedecode.engines.speed_child import _planned_nbytes
 from edgedecode.memory.planner import MemoryPlan
 from edgedecode.pack import pack_tokenizer
@@ -62,35 +71,29 @@ def test_plan_is_what_a_session_leases(engine: str, options: SessionOptions) -> 
 
 
 def test_budget_of_a_plan_is_enough_for_it(engine: str) -> None:
-    """From the smallest budget to all of it: what is planned for a budget opens in it and answers."""
+    """From below the smallest budget to all of it: a session opens where a plan fits, and is the planned one."""
     whole = planned(SessionOptions(), engine=engine)
-    assert whole.least_speculating is not None
-    limits = [whole.least_running, whole.least_speculating]
-    limits += [whole.least_running + (whole.nbytes - whole.least_running) * step // 4 for step in (1, 2, 3, 4)]
+    least = whole.least_running
+    limits = [least - 1_000_000, least - 1, least, whole.least_speculating or least]
+    limits += [least + (whole.nbytes - least) * step // 8 for step in range(1, 9)]
+    fitting = 0
     for limit in limits:
         plan = planned(SessionOptions(), engine=engine, memory=limit)
-        choice = plan.choice
-        assert plan.fits
-        names = set(choice.drafters)
-        options = SessionOptions(
-            context=choice.context,
-            drafter=None if "model" in names else "suffix" if names else "none",
-            draft_max=None if "model" in names or not names else choice.draft_max,
-        )
-        with edgedecode.load(runtime=engine, memory=limit) as pair, pair.session(options) as session:
+        fitting += plan.fits
+        if not plan.fits:
+            assert limit < least
+            if engine == "onnx":  # llama.cpp's plan is an upper bound
+                with pytest.raises(BudgetExceeded), edgedecode.load(runtime=engine, memory=limit) as pair:
+                    pair.session()
+            continue
+        with edgedecode.load(runtime=engine, memory=limit) as pair, pair.session() as session:
             assert session.generate("Hello", max_tokens=8).tokens
-            assert names <= set(session.drafter_name.split("+"))
             assert pair.budget.used_nbytes <= limit
-
-
-def test_budget_below_the_smallest_is_refused(engine: str) -> None:
-    least = planned(SessionOptions(), engine=engine).least_running
-    plan = planned(SessionOptions(), engine=engine, memory=least - 1)
-    assert not plan.fits or not all(cut.lossless for cut in plan.cuts)
-    options = SessionOptions(context=512, drafter="none")
-    if engine == "onnx":  # llama.cpp's plan is an upper bound
-        with pytest.raises(BudgetExceeded), edgedecode.load(runtime=engine, memory=least - 1) as pair:
-            pair.session(options)
+            assert session.context >= plan.choice.context
+            assert set(plan.choice.drafters) <= set(session.drafter_name.split("+"))
+            if engine == "onnx":
+                assert session.context == plan.choice.context
+    assert fitting == 10
 
 
 def test_session_that_does_not_fit_has_a_shorter_context(
@@ -111,7 +114,7 @@ def test_session_that_does_not_fit_has_a_shorter_context(
             assert pair.budget.used_nbytes <= limit
             with pytest.raises(BudgetExceeded):
                 pair.session()
-    assert f"the context is {session.context} tokens, to fit the memory budget of " in caplog.text
+    assert f"the context is {session.context} tokens to fit the memory budget of " in caplog.text
 
 
 def test_measured_need_of_an_engine_is_that_of_the_usual_context(engine: str) -> None:
@@ -128,12 +131,34 @@ def test_plan_of_another_kv_type(engine: str) -> None:
     try:
         small = edgedecode.plan(runtime=engine, kv_type="int8").memory
     except CapabilityError:
+        assert edgedecode.plan(runtime=engine).least_with_int8 is None
         with pytest.raises(CapabilityError), edgedecode.load(runtime=engine, kv_type="int8"):
             pass
         return
     kv = [dict(plan.holders)["kv:target"] for plan in (small, full)]
     assert kv[0] < kv[1]
     assert small.choice.kv_type == "int8"
+    assert edgedecode.plan(runtime=engine).least_with_int8 == small.least_running < full.least_running
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SessionOptions(drafter="none", tree=True),
+        SessionOptions(draft_max=0, tree=True),
+        SessionOptions(draft_max=100_000),
+        SessionOptions(tree=True, reproducible=True),
+        SessionOptions(rule=Rule.RATIO, drafter="suffix"),
+    ],
+    ids=str,
+)
+def test_plan_refuses_the_options_that_a_session_refuses(options: SessionOptions) -> None:
+    pytest.importorskip("onnxruntime")
+    with edgedecode.load(runtime="onnx") as pair, pytest.raises(EdgeDecodeError) as refused:
+        pair.session(options)
+    with pytest.raises(type(refused.value)) as planned_one:
+        edgedecode.plan(None, options, runtime="onnx")
+    assert str(planned_one.value) == str(refused.value)
 
 
 @pytest.mark.parametrize("context", [1, 1_000_000])

@@ -74,6 +74,7 @@ def test_limit_in_force_is_the_smallest(
         ("0::/a\n", {"a/memory.max": "many\n"}, None),
         ("0::/a\n", {"a/memory.max": ""}, None),
         ("half a line", {}, None),
+        ("0::/\u00e9\n", {"\u00e9/memory.max": "900\n"}, 900),
     ],
 )
 def test_limit_of_a_control_group_or_one_above_it(
