@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import logging
 import re
 import signal
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -32,6 +35,7 @@ __all__ = [
 ]
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
+_NEXT_TRY_S = 0.05
 _ENGINE = "onnx"
 """The engine whose kernels read weights in a layout of their own."""
 
@@ -137,16 +141,18 @@ def quiet(*, debug: bool) -> Iterator[None]:
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s" if debug else "edgedecode: %(message)s")
     logging.getLogger("edgedecode").setLevel(logging.DEBUG if debug else logging.WARNING)
     logging.getLogger("transformers").setLevel(logging.INFO if debug else logging.ERROR)
-    before = signal.getsignal(signal.SIGTERM)
+    before, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
     try:
         signal.signal(signal.SIGTERM, _terminate)
-    except ValueError:  # not the main thread
-        before = None
+    except ValueError:  # not the main thread, where no signal ends anything
+        yield
+        return
+    sys.unraisablehook = _interrupted_again
     try:
         yield
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        sys.unraisablehook = hook
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @contextmanager
@@ -171,3 +177,20 @@ def notices_shown() -> Iterator[None]:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
+
+
+def _interrupted_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Send a signal once more whose exception was raised where Python drops it: in a destructor or a weak reference."""
+    ended = {SystemExit: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}.get(dropped.exc_type)
+    if ended is None:
+        sys.__unraisablehook__(dropped)
+        return
+    Timer(_NEXT_TRY_S, _signal_main_thread, [ended]).start()
+
+
+def _signal_main_thread(number: signal.Signals) -> None:
+    ident = main_thread().ident
+    if hasattr(signal, "pthread_kill") and ident is not None:
+        signal.pthread_kill(ident, number)  # wakes a system call, too
+    else:
+        _thread.interrupt_main(number)

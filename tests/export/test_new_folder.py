@@ -205,9 +205,34 @@ def test_an_interrupted_command_leaves_nothing(ending: str, llama: Path, tmp_pat
         assert [path.name[:15] for path in tmp_path.iterdir()] == [".pack.partial-w"]
         child.send_signal(getattr(signal, ending))
         rest = child.stderr.read()
-    assert child.returncode != 0
+    assert child.returncode != 0, rest
     assert "Traceback" not in rest, rest
     assert not list(tmp_path.iterdir())
+
+
+_INTERRUPTED_WHERE_PYTHON_DROPS_EXCEPTIONS = """
+import signal, sys, time
+from edgedecode.export.cli.common import quiet
+class Closing:
+    def __del__(self):
+        signal.raise_signal(getattr(signal, sys.argv[1]))
+with quiet(debug=False):
+    try:
+        Closing()
+        time.sleep(60)
+    finally:
+        print("cleaned up")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+@pytest.mark.parametrize("ending", ["SIGINT", "SIGTERM"])
+def test_a_signal_that_arrives_in_a_destructor_still_ends_the_command(ending: str) -> None:
+    command = [sys.executable, "-c", _INTERRUPTED_WHERE_PYTHON_DROPS_EXCEPTIONS, ending]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode != 0
+    assert done.stdout == "cleaned up\n"
+    assert "ignored" not in done.stderr
 
 
 def test_the_manifest_is_whole(llama: Path, tmp_path: Path) -> None:
