@@ -11,16 +11,18 @@ from edgedecode.decoding.verify import Rule
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.options import BRANCHING, TREE, SessionOptions, wants_trees
 
-__all__ = ["DrafterChoice", "DraftingFacts", "check_options", "choose_drafters", "fixed_policy"]
+__all__ = ["WITHOUT_MODEL", "DrafterChoice", "DraftingFacts", "check_options", "choose_drafters", "fixed_policy"]
 
 FIXED_DRAFT = 2
 """Tokens of a fixed length that was not given: `--reproducible` may not choose by the clock."""
 LONGEST_DRAFT = 16
 """Tokens a scheduler may draft at most; half of it where a row of logits takes hundreds of kilobytes."""
 WIDE_VOCABULARY = 65536
-SCHEDULED = ("model", "suffix")
+WITHOUT_MODEL = "suffix"
+"""The drafter that costs least memory."""
+SCHEDULED = ("model", WITHOUT_MODEL)
 """The drafters the scheduler chooses among beside a draft model; the first has the first right to memory."""
-ALONE = ("suffix", "recycle")
+ALONE = (WITHOUT_MODEL, "recycle")
 """The same without a draft model: beside one, recycled logits gained less than they cost the host."""
 
 _SAMPLING = (("model",), ("trim",))

@@ -17,13 +17,15 @@ from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force
 from edgedecode.memory.planner import MemoryPlan
+from edgedecode.memory.pressure import free_memory
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.memory_plan import PackFootprint
 from edgedecode.options import SessionOptions
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.hub import find_pack
+from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
-from edgedecode.pack.pack_tokenizer import pack_tokenizer, process_holder
+from edgedecode.pack.pack_tokenizer import pack_tokenizer, process_holder, target_nbytes
 from edgedecode.pair import Pair
 from edgedecode.user_notices import notice
 
@@ -188,6 +190,7 @@ def _open_pack(
 ) -> Pair:
     """Open the pack at `root`; "auto": on the faster of its engines. asked: whether that was asked for."""
     manifest = check_pack(root, full=verify)
+    _warn_if_short(manifest)
     engine = None if wanted == AUTO else find_runtime(wanted) if isinstance(wanted, str) else wanted
     tokenizer = pack_tokenizer(manifest, root, Budget(limit))
 
@@ -212,6 +215,16 @@ def _open_pack(
     if engine is not None:
         return opened(engine)
     return _first_opened(chosen_engines(manifest, root, request, asked=asked), opened)
+
+
+def _warn_if_short(manifest: Manifest) -> None:
+    """Tell the user where other programs leave less memory than the target's weights take."""
+    free, needed = free_memory(), target_nbytes(manifest)
+    if free is not None and free.nbytes < needed:
+        notice(
+            f"only {format_nbytes(free.nbytes)} of memory are free here, the target's weights take "
+            f"{format_nbytes(needed)}: close other programs, or expect it to be slow"
+        )
 
 
 def _first_opened(names: Sequence[str], opened: Callable[[Runtime], Pair]) -> Pair:

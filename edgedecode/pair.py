@@ -175,14 +175,14 @@ class Pair:
         try:
             session = Session(shared, options, messages=messages)
         except BudgetExceeded:
-            smaller = shared.smaller_session(options)
+            smaller = shared.smaller_session(options) or shared.plain_session(options)
             if smaller is None:
                 raise
             session = Session(shared, smaller, messages=messages)
             limit = self.budget.limit
             of = "" if limit is None else f" of {format_nbytes(limit.nbytes)} ({limit.name})"
             plain = ", without drafts," if smaller.drafter != options.drafter else ""
-            notice(f"the context is {smaller.context} tokens{plain} to fit the memory budget{of}")
+            notice(f"the context is {session.context} tokens{plain} to fit the memory budget{of}")
         self._sessions.add(session)
         return session
 

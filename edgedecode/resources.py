@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Protocol
+from weakref import WeakSet
 
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.policy import NO_DRAFTER
@@ -15,6 +17,8 @@ from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import find_drafter, lookup_names
 from edgedecode.errors import EdgeDecodeError
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.pressure import MemoryPressure
+from edgedecode.memory.process_memory import release_pages
 from edgedecode.memory_plan import PackFootprint
 from edgedecode.options import SessionOptions
 from edgedecode.pack.adapters import PackAdapters
@@ -22,8 +26,17 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.schedule.experience import Experience
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.turns import FairLock
+from edgedecode.user_notices import notice
 
-__all__ = ["Resources"]
+__all__ = ["Resources", "Returnable"]
+
+
+class Returnable(Protocol):
+    """Something of a session that it can do without."""
+
+    def give_back(self) -> bool:
+        """Give its memory back; tell whether there was any."""
+        ...
 
 
 @dataclass(slots=True)
@@ -52,6 +65,9 @@ class Resources:
     lookups: tuple[str, ...] = field(default_factory=lookup_names)
     """Drafters that are a function and that the scheduler asks."""
     sources: dict[str, DrafterSource] = field(default_factory=dict)
+    pressure: MemoryPressure = field(default_factory=MemoryPressure)
+    draftings: WeakSet[Returnable] = field(default_factory=WeakSet)
+    """What each session drafts with."""
 
     def choice(self, options: SessionOptions) -> DrafterChoice:
         """Return the drafters these options mean. Raises as `choose_drafters`."""
@@ -73,6 +89,43 @@ class Resources:
         plain = choice.drafters == () and options.drafter is None
         smaller = replace(options, context=choice.context, drafter=NO_DRAFTER if plain else options.drafter)
         return smaller if plan.fits and smaller != options else None
+
+    def plain_session(self, options: SessionOptions) -> SessionOptions | None:
+        """Give back what other sessions draft with, and return options for a plain session that fits then.
+
+        None where none does, or drafts were asked for. The others draft again as soon as there is room.
+        """
+        if options.drafter is not None or options.fixed or not self.give_back_drafts():
+            return None
+        plain = replace(options, drafter=NO_DRAFTER)
+        notice("the draft model was given back: a further session needs its memory")
+        return self.smaller_session(plain) or plain
+
+    def mind_memory(self) -> None:
+        """Where the system is short of memory, give back what sessions can do without: a step a second."""
+        if self.pressure.looked() and self.pressure.short and (given := self.give_back()):
+            notice(f"memory is short here: {given} given back; answers stay the same")
+
+    def give_back(self) -> str:
+        """Give back the next of what sessions can do without, as plans do it; say what that was. Hold the turn.
+
+        Empty: nothing is left of it.
+        """
+        if self.budget.give_back():
+            given = "past answers were"
+        elif self.give_back_drafts():
+            given = "the draft model was"
+        else:
+            return ""
+        release_pages()
+        return given
+
+    def give_back_drafts(self) -> bool:
+        """Close what sessions draft with by a model, and the draft model; tell whether there was any. Hold the turn."""
+        given = [drafting for drafting in list(self.draftings) if drafting.give_back()]
+        loaded = self.drafts.loaded
+        self.drafts.keep(0)
+        return bool(given or loaded)
 
     def drafter_source(self, name: str) -> DrafterSource:
         """Return the one source of this name. Raises InputError for an unknown name."""

@@ -9,7 +9,6 @@ from weakref import finalize
 
 from edgedecode.answer import Answer
 from edgedecode.chunks import TARGET_SOURCE, Chunk, Completion, Reply
-from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.padding import next_width, usable_context
 from edgedecode.decoding.sampling import Noise, Sampler, answer_seed
@@ -24,7 +23,7 @@ from edgedecode.memory_plan import sampling_holder
 from edgedecode.options import SessionOptions, planned_context, sampling_defaults
 from edgedecode.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.resources import Resources
-from edgedecode.session_drafting import open_drafting, plan_state
+from edgedecode.session_drafting import SessionDrafting, plan_state
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
 from edgedecode.text.stop_strings import StopStrings
@@ -63,7 +62,6 @@ class Session:
         check_options(options, choice, card=shared.target.card)
         if options.drafter is not None and choice.names:  # any other that cannot be had is left out
             shared.drafter_source(options.drafter)
-        self._drafting: Drafting | None = None
         self._running: Answer | None = None
         self._own = FairLock()
         """Held while an answer is started or stopped: first this lock, then the pair's."""
@@ -86,8 +84,9 @@ class Session:
             undo.callback(self._state.close)
             self.options = options
             self._widths = fitting_widths(widths, self._state, rows=rows)
-            self._drafting = open_drafting(shared, options, self._draft_setting(), noise=self._draft_noise)
+            self._drafts = SessionDrafting(shared, options, self._draft_setting(), noise=self._draft_noise)
             undo.pop_all()
+        shared.draftings.add(self._drafts)
         for given_back in (self._scratch.release, self._encoder.close):
             finalize(self, given_back)  # a session that is dropped, not closed
 
@@ -118,7 +117,7 @@ class Session:
     @property
     def drafter_name(self) -> str:
         """The drafters in use, joined by "+"; "none" for plain decoding."""
-        return "none" if self._drafting is None else "+".join(self._drafting.drafters)
+        return self._drafts.name
 
     def stream(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
         """Answer a user message, yielding text as it is decoded.
@@ -194,7 +193,7 @@ class Session:
         self._answers += 1
         self._noise.begin(self.seed)
         self._draft_noise.begin(self.seed)
-        self.stats = Stats(mode=self._mode(), seed=self.seed)
+        self.stats = Stats(seed=self.seed)
         self._running = answer = Answer(chunks, stats=self.stats, turn=self._shared.turn, own=self._own)
         if self._closed:  # while the prompt was encoded
             answer.stop()
@@ -223,8 +222,7 @@ class Session:
         with ExitStack() as closing:
             for close in (self._encoder.close, self._scratch.release, self._state.close):
                 closing.callback(close)
-            if self._drafting is not None:
-                self._drafting.close()
+            self._drafts.close()
 
     def _turn(
         self, prompt: str, tokens: list[int], *, limit: int, stops: StopStrings, pause: Callable[[], None]
@@ -257,13 +255,16 @@ class Session:
 
     def _chunks(self, tokens: list[int], reply: Reply, *, limit: int, pause: Callable[[], None]) -> Generator[Chunk]:
         stats = self.stats
+        self._shared.mind_memory()
+        drafting = self._drafts.begin()
+        stats.mode = self._mode()
         stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
         size = self._shared.target.card.vocabulary_size
         setting = DecodeSetting(
             adapter=self._adapter,
             sampler=Sampler(self.sampling, vocabulary_size=size, row_draw=self._row_draw),
             noise=self._noise,
-            drafting=self._drafting,
+            drafting=drafting,
             rule=self.options.rule,
             ends=self._ends,
             widths=self._widths,
@@ -279,6 +280,7 @@ class Session:
             stats.verified_tokens -= surplus
             stats.time.host += perf_counter() - started if stats.rounds > 1 else 0.0
             yield from chunks
+            self._shared.mind_memory()
             if reply.stops.matched is not None:
                 break
         rest = reply.rest()
@@ -300,7 +302,7 @@ class Session:
         self._state.crop(shared)
 
     def _mode(self) -> str:
-        if self._drafting is None:
+        if self._drafts.drafting is None:
             return "plain"
         return self.drafter_name if self.options.fixed else "scheduled"
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 from edgedecode.decoding.drafter import Drafter, head_groups
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.model import State
-from edgedecode.decoding.policy import Policy
+from edgedecode.decoding.policy import NO_DRAFTER, Policy
 from edgedecode.decoding.sampling import Noise
 from edgedecode.decoding.verify import Rule
-from edgedecode.drafter_choice import fixed_policy
+from edgedecode.drafter_choice import WITHOUT_MODEL, fixed_policy
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.options import TREE, SessionOptions, wants_trees
@@ -24,7 +24,66 @@ from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
 from edgedecode.schedule.trace import Recorder
 from edgedecode.user_notices import notice
 
-__all__ = ["open_drafting", "plan_state"]
+__all__ = ["SessionDrafting", "open_drafting", "plan_state"]
+
+
+class SessionDrafting:
+    """What a session drafts with, which it gives back where memory is short, and opens again later.
+
+    `drafting` is None for plain decoding. A running answer whose drafters were given back goes on plainly.
+    """
+
+    def __init__(self, shared: Resources, options: SessionOptions, setting: DraftSetting, *, noise: Noise) -> None:
+        self._shared, self._options, self._setting, self._noise = shared, options, setting, noise
+        self._given_back = False
+        self.drafting = self._opened(options)
+
+    @property
+    def name(self) -> str:
+        """The drafters, joined by "+"; "none" for plain decoding."""
+        return NO_DRAFTER if self.drafting is None else "+".join(self.drafting.drafters)
+
+    def give_back(self) -> bool:
+        """Close drafters that hold a draft model, and those beside them; tell whether there were any."""
+        if self.drafting is None or all(drafter.free for drafter in self.drafting.drafters.values()):
+            return False
+        self._given_back = True
+        self._drop()
+        return True
+
+    def begin(self) -> Drafting | None:
+        """Return what the next answer drafts with: what was given back is opened again as far as memory allows.
+
+        While memory is short that is what needs no model; where a drafter or a length was asked for, nothing.
+        """
+        if not self._given_back:
+            return self.drafting
+        if self._shared.pressure.short:
+            chosen = self._options.fixed or self._options.drafter is not None
+            if self.drafting is None and not chosen:
+                self.drafting = self._opened(replace(self._options, drafter=WITHOUT_MODEL))
+            return self.drafting
+        self._drop()
+        try:
+            self.drafting = self._opened(self._options)
+        except (BudgetExceeded, CapabilityError) as error:  # what was asked for by name
+            notice(f"this answer is decoded plainly: {error.reason}")
+            return None
+        wanted = self._shared.choice(self._options).names
+        self._given_back = self.drafting is None or not self.drafting.drafters.keys() >= {*wanted}
+        return self.drafting
+
+    def close(self) -> None:
+        """Close the drafters. Idempotent; one that failed to close is asked again."""
+        if self.drafting is not None:
+            self.drafting.close()
+
+    def _drop(self) -> None:
+        self.close()
+        self.drafting = None
+
+    def _opened(self, options: SessionOptions) -> Drafting | None:
+        return open_drafting(self._shared, options, self._setting, noise=self._noise)
 
 
 def open_drafting(

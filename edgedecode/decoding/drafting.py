@@ -24,6 +24,8 @@ __all__ = ["Drafting"]
 
 _PLAIN = Plan(0)
 _RESTING = Plan(0, reason="nothing pays")
+_FOR_GOOD = 1 << 62
+"""Rounds at rest that never end."""
 
 
 class Drafting:
@@ -169,7 +171,11 @@ class Drafting:
             self._learning_seconds = self.clock() - started
 
     def close(self) -> None:
-        """Close the drafters, and the policy where it holds something, whichever of them fails. Idempotent."""
+        """Close the drafters, and the policy where it holds something, whichever of them fails. Idempotent.
+
+        A generation that runs goes on plainly.
+        """
+        self._resting = _FOR_GOOD
         with ExitStack() as closing:
             if isinstance(self.policy, Closable):
                 closing.callback(self.policy.close)

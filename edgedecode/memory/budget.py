@@ -104,6 +104,14 @@ class Budget:
         self._lock.run(lambda: self._add(lease, following=following))
         return lease
 
+    def give_back(self) -> bool:
+        """Have every holder that can do without its lease release or shrink it; tell whether any held something."""
+        held = [lease for lease in self.leases if lease.reclaim is not None and lease.nbytes]
+        for lease in held:
+            if (reclaim := lease.reclaim) is not None:
+                reclaim()
+        return bool(held)
+
     def table(self, request: str = "", nbytes: int = 0) -> str:
         """Render the leases, a line each, largest first, with the request (if any), the sum and the limit."""
         held = sorted(self.leases, key=lambda lease: -lease.nbytes)

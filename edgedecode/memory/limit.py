@@ -14,7 +14,7 @@ from edgedecode.errors import InputError
 
 from .sizes import parse_nbytes, size_option
 
-__all__ = ["ASKED", "VARIABLE", "Limit", "limit_in_force"]
+__all__ = ["ASKED", "VARIABLE", "Limit", "group_files", "limit_in_force", "read_limit", "system_lines"]
 
 VARIABLE = "EDGEDECODE_MEMORY"
 ASKED = "--memory"
@@ -68,14 +68,14 @@ def _of_variable() -> Limit | None:
 
 def _of_group(root: Path) -> Limit | None:
     """Return the least limit of the control groups this process is in, of either version; those above limit it too."""
-    limits = [nbytes for file in _limit_files(root) if (nbytes := _read_limit(file)) is not None]
+    limits = [nbytes for file in group_files(root) if (nbytes := read_limit(file)) is not None]
     return Limit(min(limits), "the container's memory limit") if limits else None
 
 
-def _limit_files(root: Path) -> Iterator[Path]:
+def group_files(root: Path) -> Iterator[Path]:
     """Yield the files that may hold a limit. A container often sees its own group as the top one."""
     mounts = root / "sys/fs/cgroup"
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in system_lines(root / "proc/self/cgroup"):
         _, controllers, group = (*line.split(":", 2), "", "")[:3]
         if controllers == "":
             tops, name = [mounts, mounts / "unified"], "memory.max"
@@ -90,13 +90,15 @@ def _limit_files(root: Path) -> Iterator[Path]:
             yield from (top / above / name for above in (path, *path.parents))
 
 
-def _read_limit(file: Path) -> int | None:
-    text = next(iter(_lines(file)), "")
+def read_limit(file: Path) -> int | None:
+    """Return the limit that such a file gives; None: none."""
+    text = next(iter(system_lines(file)), "")
     nbytes = int(text) if text.isascii() and text.isdigit() else 0
     return nbytes if 0 < nbytes < _NO_LIMIT else None
 
 
-def _lines(file: Path) -> list[str]:
+def system_lines(file: Path) -> list[str]:
+    """Return the lines of one of the system's files; none where it cannot be read."""
     try:
         return os.fsdecode(file.read_bytes()).splitlines()  # a group may have any name
     except OSError:

@@ -21,6 +21,7 @@ from edgedecode import (
 )
 from edgedecode.engines.speed_child import _planned_nbytes
 from edgedecode.memory.planner import MemoryPlan
+from edgedecode.memory.pressure import FreeMemory
 from edgedecode.pack import pack_tokenizer
 from edgedecode.user_notices import NOTICES
 
@@ -115,6 +116,50 @@ def test_session_that_does_not_fit_has_a_shorter_context(
             with pytest.raises(BudgetExceeded):
                 pair.session()
     assert f"the context is {session.context} tokens to fit the memory budget of " in caplog.text
+
+
+def test_further_session_takes_the_room_of_the_draft_model(
+    engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where it fits no other way; texts stay the same, and the first drafts again when the second is closed."""
+    limit = planned(SessionOptions(), engine=engine).nbytes
+    monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
+    with (
+        caplog.at_level("INFO", logger=NOTICES),
+        edgedecode.load(runtime=engine, memory=limit) as pair,
+        pair.session() as first,
+    ):
+        drafters = first.drafter_name
+        text = first.generate("Hello", max_tokens=24).text
+        assert pair.drafts.loaded
+        pair.shared.give_back()  # past answers
+        rest = pair.budget.reserve("what else is open", limit - pair.budget.used_nbytes)
+        with pair.session() as second:
+            assert "the draft model was given back: a further session needs its memory" in caplog.messages
+            assert second.drafter_name == "none"
+            assert second.generate("Hello", max_tokens=24).text == text
+            first.reset()
+            assert first.generate("Hello", max_tokens=24).text == text
+            assert first.drafter_name == "suffix"
+            assert pair.budget.used_nbytes <= limit
+            with pytest.raises(BudgetExceeded):
+                pair.session(SessionOptions(drafter="model"))
+        rest.release()
+        first.reset()
+        assert first.generate("Hello", max_tokens=24).text == text
+        assert first.drafter_name == drafters
+        assert pair.budget.used_nbytes <= limit
+
+
+def test_loading_beside_other_programs_that_leave_little_memory_is_told(
+    engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
+    for free, told in ((1_000_000, 1), (8_000_000_000, 0)):
+        monkeypatch.setattr(open_pack, "free_memory", lambda free=free: FreeMemory(free, 8_000_000_000))
+        caplog.clear()
+        with caplog.at_level("INFO", logger=NOTICES), edgedecode.load(runtime=engine):
+            assert sum("only 1.0 MB of memory are free here" in line for line in caplog.messages) == told
 
 
 def test_measured_need_of_an_engine_is_that_of_the_usual_context(engine: str) -> None:

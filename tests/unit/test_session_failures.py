@@ -145,7 +145,7 @@ def test_what_a_sampled_draft_is_drawn_from_is_leased_with_the_session() -> None
         with pair.session(options) as made:
             held = {lease.name: lease.nbytes for lease in pair.budget.leases}
             size = pair.target.card.vocabulary_size
-            draft = made._drafting.drafters["model"]
+            draft = made._drafts.drafting.drafters["model"]
             proposed: list[Draft] = []
             propose = draft.propose
             draft.propose = lambda *words, **how: (proposed.append(propose(*words, **how)), proposed[-1])[1]
@@ -159,7 +159,7 @@ def test_what_a_sampled_draft_is_drawn_from_is_leased_with_the_session() -> None
 def test_reproducible_text_refuses_trees() -> None:
     made = session(drafter="suffix", draft_max=4, reproducible=True)
     tree = Draft((3, 4), parents=(-1, -1), source="tree")
-    made._drafting.drafters["suffix"] = ScriptedDrafter(dict.fromkeys(range(512), tree))
+    made._drafts.drafting.drafters["suffix"] = ScriptedDrafter(dict.fromkeys(range(512), tree))
     with pytest.raises(CapabilityError, match="reproducible text needs chains"):
         made.generate("hello", max_tokens=8)
 
@@ -168,9 +168,9 @@ def test_a_drafter_that_fails_to_close_leaves_no_lease(monkeypatch: pytest.Monke
     pair = ascii_pair(budget=Budget())
     failing, _ = (pair.session(SessionOptions(drafter="suffix")) for _ in range(2))
     leases = len(pair.budget.leases)
-    assert failing._drafting is not None
+    assert failing._drafts.drafting is not None
     with monkeypatch.context() as patch:
-        patch.setattr(failing._drafting.drafters["suffix"], "close", fails)
+        patch.setattr(failing._drafts.drafting.drafters["suffix"], "close", fails)
         with pytest.raises(OSError, match="disk is full"):
             failing.close()
         assert len(pair.budget.leases) == leases - 3  # its state, row and encoder; the drafter's own is the drafter's

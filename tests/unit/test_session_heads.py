@@ -57,7 +57,7 @@ def test_a_recommended_trim_drafts_by_default_beside_the_whole_head_on_one_model
     pair, runtime = pair_with(TRIM)
     with pair.session() as session:
         assert session.drafter_name == "trim+model+suffix"
-        policy = session._drafting.policy  # type: ignore[union-attr]
+        policy = session._drafts.drafting.policy  # type: ignore[union-attr]
         assert isinstance(policy, Scheduler)
         assert policy.heads == {"trim": ("trim", "model"), "model": ("trim", "model")}
         reply = session.generate("hello", max_tokens=60)
@@ -102,7 +102,7 @@ def test_the_trimmed_head_can_be_named_and_drafts() -> None:
 def test_the_trimmed_and_the_whole_head_tell_what_the_other_would_have_drafted() -> None:
     pair, _ = pair_with(TRIM)
     with pair.session() as session:
-        drafting = session._drafting
+        drafting = session._drafts.drafting
         assert drafting is not None
         assert {name: [head.name for head in heads] for name, heads in drafting._heads.items()} == {
             "trim": ["model"],

@@ -93,7 +93,7 @@ def test_a_trace_that_cannot_be_written_any_further_ends_with_one_notice_and_no_
         for trace in (None, path):
             with pair.session(SessionOptions(seed=1, ignore_eos=True, trace=trace)) as session:
                 texts.append(session.generate("hello", max_tokens=40).text)
-                recorder = session._drafting.policy if session._drafting else None
+                recorder = session._drafts.drafting.policy if session._drafts.drafting else None
                 if isinstance(recorder, Recorder):
                     assert recorder._stream is not None
                     recorder._stream.close()

@@ -1,0 +1,192 @@
+"""Memory that runs short: how it is noticed, what is given back and in which order, and that texts stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.pressure import INTERVAL_S, FreeMemory, MemoryPressure, free_memory
+from edgedecode.options import SessionOptions
+from edgedecode.pair import Pair
+from edgedecode.session import Session
+from tests.toys import ascii_pair
+
+MEMINFO = "MemTotal:       8000000 kB\nMemFree:          10000 kB\nMemAvailable:   4000000 kB\nHugePages_Total:       0\n"
+PLENTY, LITTLE = FreeMemory(50, 100), FreeMemory(2, 100)
+
+
+def system(root: Path, groups: str, files: dict[str, str]) -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(groups)
+    for name, text in {"proc/meminfo": MEMINFO, **files}.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+class Reading:
+    """What the system tells, and a clock, both set by the test."""
+
+    def __init__(self, free: FreeMemory | None = PLENTY) -> None:
+        self.free, self.now, self.looks = free, 100.0, 0
+
+    def look(self) -> FreeMemory | None:
+        self.looks += 1
+        return self.free
+
+    def pressure(self) -> MemoryPressure:
+        return MemoryPressure(free=self.look, clock=lambda: self.now)
+
+
+@pytest.fixture
+def reading() -> Reading:
+    return Reading()
+
+
+@pytest.fixture
+def pair(reading: Reading) -> Iterator[Pair]:
+    with ascii_pair(budget=Budget()) as made:
+        made.shared.pressure = reading.pressure()
+        yield made
+
+
+# -- what the system tells ----------------------------------------------------------------------------------------
+
+
+def test_free_memory_is_what_the_machine_can_still_give(tmp_path: Path) -> None:
+    assert free_memory(system(tmp_path, "", {})) == FreeMemory(4_096_000_000, 8_192_000_000)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "free"),
+    [
+        (
+            "0::/app\n",
+            {
+                "sys/fs/cgroup/app/memory.max": "1000\n",
+                "sys/fs/cgroup/app/memory.current": "900\n",
+                "sys/fs/cgroup/app/memory.stat": "anon 500\ninactive_file 200\nactive_file 100\n",
+            },
+            FreeMemory(400, 1000),
+        ),
+        (
+            "4:memory:/app\n",
+            {
+                "sys/fs/cgroup/memory/app/memory.limit_in_bytes": "1000\n",
+                "sys/fs/cgroup/memory/app/memory.usage_in_bytes": "1200\n",
+                "sys/fs/cgroup/memory/app/memory.stat": "total_inactive_file 0\ntotal_active_file 100\n",
+            },
+            FreeMemory(0, 1000),
+        ),
+        ("0::/app\n", {"sys/fs/cgroup/app/memory.max": "max\n"}, FreeMemory(4_096_000_000, 8_192_000_000)),
+        ("0::/app\n", {"sys/fs/cgroup/app/memory.max": "1000\n"}, FreeMemory(4_096_000_000, 8_192_000_000)),
+    ],
+    ids=["version 2", "version 1", "no limit", "use not told"],
+)
+def test_the_scarcest_counts(groups: str, files: dict[str, str], free: FreeMemory, tmp_path: Path) -> None:
+    assert free_memory(system(tmp_path, groups, files)) == free
+
+
+def test_a_system_that_tells_nothing_is_never_short(tmp_path: Path) -> None:
+    assert free_memory(tmp_path) is None
+    pressure = Reading(None).pressure()
+    assert pressure.looked()
+    assert not pressure.short
+
+
+def test_it_looks_once_a_second_and_is_short_until_there_is_enough(reading: Reading) -> None:
+    pressure = reading.pressure()
+    seen = []
+    for share in (50, 2, 4, 5, 7, 4):
+        reading.free = FreeMemory(share, 100)
+        assert pressure.looked()
+        assert not pressure.looked()
+        seen.append(pressure.short)
+        reading.now += INTERVAL_S
+    assert seen == [False, True, True, True, False, False]
+    assert reading.looks == 6
+
+
+# -- what is given back -------------------------------------------------------------------------------------------
+
+
+def held(pair: Pair) -> set[str]:
+    return {lease.name for lease in pair.budget.leases if lease.nbytes}
+
+
+def answer(session: Session, prompt: str, *, reading: Reading | None = None, at: int = 8) -> str:
+    """Answer a prompt; memory becomes short once `at` tokens are there."""
+    text = ""
+    for chunk in session.stream(prompt, max_tokens=40):
+        text += chunk.text
+        if reading is not None:
+            reading.now += INTERVAL_S
+            if len(text) >= at:
+                reading.free = LITTLE
+    return text
+
+
+def plain_answers(*prompts: str) -> list[str]:
+    with ascii_pair() as pair, pair.session(SessionOptions(drafter="none")) as session:
+        return [session.generate(prompt, max_tokens=40).text for prompt in prompts]
+
+
+def test_past_answers_go_first_then_the_draft_model_and_texts_stay_the_same(
+    pair: Pair, reading: Reading, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "edgedecode.user_notices")
+    prompts = "hello hello hello", "and again hello", "hello at last"
+    with pair.session() as session:
+        assert {"past outputs", "kv:table"} <= held(pair)
+        texts = [answer(session, prompts[0], reading=reading)]
+        assert caplog.messages == [
+            "memory is short here: past answers were given back; answers stay the same",
+            "memory is short here: the draft model was given back; answers stay the same",
+        ]
+        assert pair.drafts.loaded == ()
+        assert sum(lease.name == "kv:table" for lease in pair.budget.leases) == 1
+        texts.append(answer(session, prompts[1]))
+        assert session.drafter_name == "suffix"
+        reading.free = PLENTY
+        reading.now += INTERVAL_S
+        texts.append(answer(session, prompts[2]))
+        assert session.drafter_name == "model+suffix"
+        assert session.stats.mode == "scheduled"
+    assert texts == plain_answers(*prompts)
+    assert len(caplog.messages) == 2
+
+
+def test_sessions_that_wait_give_back_as_well(pair: Pair, reading: Reading) -> None:
+    with pair.session() as waiting, pair.session() as session:
+        first = waiting.stream("hello hello hello", max_tokens=40)
+        text = next(first).text
+        answer(session, "hello", reading=reading, at=0)
+        assert pair.drafts.loaded == ()
+        assert sum(lease.name == "kv:table" for lease in pair.budget.leases) == 2
+        assert text + "".join(chunk.text for chunk in first) == plain_answers("hello hello hello")[0]
+
+
+def test_a_drafter_that_was_asked_for_comes_back_when_memory_does(pair: Pair, reading: Reading) -> None:
+    with pair.session(SessionOptions(drafter="model", draft_max=4)) as session:
+        answer(session, "hello", reading=reading, at=0)
+        assert session.drafter_name == "none"
+        answer(session, "hello again")
+        assert (session.drafter_name, session.stats.mode) == ("none", "plain")
+        reading.free = PLENTY
+        reading.now += INTERVAL_S
+        answer(session, "hello again")
+        assert (session.drafter_name, session.stats.mode) == ("model", "model")
+
+
+def test_closed_sessions_and_pairs_hold_nothing_after_pressure(reading: Reading) -> None:
+    pair = ascii_pair(budget=Budget())
+    pair.shared.pressure = reading.pressure()
+    session = pair.session()
+    answer(session, "hello", reading=reading, at=0)
+    session.close()
+    pair.close()
+    assert pair.budget.leases == ()
