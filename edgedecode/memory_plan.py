@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from edgedecode.decoding.model import ModelCard
 from edgedecode.decoding.row_draw import RowDraw, row_draw_of
 from edgedecode.draft_models import default_heads
 from edgedecode.drafter_choice import DraftingFacts, check_options, choose_drafters
@@ -61,6 +62,11 @@ class PackFootprint:
         self._kv_type, self._loading = kv_type or "", tuple(loading)
         self._models: dict[tuple[str, str, tuple[str, ...]], ModelFootprint] = {}
 
+    @property
+    def card(self) -> ModelCard:
+        """The target's."""
+        return self._model("target", self._kv_type).card
+
     def fit(self, options: SessionOptions, limit_nbytes: int | None) -> MemoryPlan:
         """Return the plan of a session under a limit. Raises as a session of these options."""
         wanted, bounds = self._wanted(options)
@@ -99,7 +105,7 @@ class PackFootprint:
 
     def _wanted(self, options: SessionOptions) -> tuple[Choice, Bounds]:
         """Return what options mean where memory is no matter, and what of it may be given up."""
-        card = self._model("target", self._kv_type).card
+        card = self.card
         facts = DraftingFacts(card, "draft" in self._manifest.models, self._heads, lookup_names())
         drafting = choose_drafters(options, facts)
         check_options(options, drafting, card=card)

@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgedecode.decoding.model import ModelCard
 from edgedecode.engines.engine_choice import SLACK_NBYTES
 from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.interface import NO_MMAP, NO_REPACK, PlanningRuntime, Runtime
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, engine_version
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
-from edgedecode.experience_file import experience_path
+from edgedecode.experience_file import experience_path, load_experience
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force
-from edgedecode.memory.planner import MemoryPlan
+from edgedecode.memory.planner import Choice, MemoryPlan
 from edgedecode.memory.pressure import free_memory
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.memory_plan import PackFootprint
@@ -27,6 +28,7 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
 from edgedecode.pack.pack_tokenizer import pack_tokenizer, process_holder, target_nbytes
 from edgedecode.pair import Pair
+from edgedecode.schedule.predicted_speed import PredictedSpeed, predicted_speed
 from edgedecode.user_notices import notice
 
 __all__ = ["KV_TYPES", "PackPlan", "load", "plan"]
@@ -40,7 +42,8 @@ class PackPlan:
     """The plan of a pack on an engine. limit: what is in force; None: nothing limits.
 
     least_with_int8: the smallest limit with `kv_type="int8"`, which is lossy and never chosen by itself; None where
-    another type was asked for, or the pack has no such graph for this engine.
+    another type was asked for, or the pack has no such graph for this engine. speed: of the plan, speed_uncut: of one
+    that no limit cuts; None where nothing was decoded here before.
     """
 
     pack: str
@@ -48,6 +51,8 @@ class PackPlan:
     limit: Limit | None
     memory: MemoryPlan
     least_with_int8: int | None = None
+    speed: PredictedSpeed | None = None
+    speed_uncut: PredictedSpeed | None = None
 
 
 def load(  # noqa: PLR0913  (what may be said of a pack)
@@ -144,7 +149,14 @@ def plan(  # noqa: PLR0913  (as `load`)
         options = options or SessionOptions()
         fitted = footprint.fit(options, None if limit is None else limit.nbytes)
         smaller = None if kv_type is not None else footprint.least_with(SMALLER_KV, options)
-        return PackPlan(manifest.name, engine.name, limit, fitted, smaller)
+        experience = load_experience(_experience_path(manifest, engine.name, request, footprint.card))
+
+        def speed(choice: Choice) -> PredictedSpeed | None:
+            half = choice.context // 2
+            return predicted_speed(experience, choice.drafters, draft_max=choice.draft_max, context_tokens=half)
+
+        uncut = footprint.fit(options, None).choice
+        return PackPlan(manifest.name, engine.name, limit, fitted, smaller, speed(fitted.choice), speed(uncut))
 
 
 def _request(
@@ -206,15 +218,20 @@ def _open_pack(
             kv_type=request.kv_type,
             loading=request.loading,
         )
-        if (version := engine_version(engine.name)) is not None:
-            card = pair.target.card
-            settings = (request.provider, card.threads, request.kv_type, card.kernels)
-            pair.keep_experience(experience_path(manifest, engine=engine.name, version=version, settings=settings))
+        pair.keep_experience(_experience_path(manifest, engine.name, request, pair.target.card))
         return pair
 
     if engine is not None:
         return opened(engine)
     return _first_opened(chosen_engines(manifest, root, request, asked=asked), opened)
+
+
+def _experience_path(manifest: Manifest, engine: str, request: EngineRequest, card: ModelCard) -> Path | None:
+    """Return where what is learnt of the pack on this engine is kept; None: nothing can be. card: the target's."""
+    if (version := engine_version(engine)) is None:
+        return None
+    settings = (request.provider, card.threads, request.kv_type, card.kernels)
+    return experience_path(manifest, engine=engine, version=version, settings=settings)
 
 
 def _warn_if_short(manifest: Manifest) -> None:

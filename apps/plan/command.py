@@ -11,6 +11,7 @@ from edgedecode import BudgetExceeded, InputError, SessionOptions
 from edgedecode.commands import Command, count, positive_count
 from edgedecode.memory.sizes import decimals, format_nbytes, size_option
 from edgedecode.open_pack import PackPlan, plan
+from edgedecode.schedule.predicted_speed import PredictedSpeed
 
 from ..terminal import show_notices, table_console
 from ..verb_options import add_pack_options
@@ -91,12 +92,24 @@ def _show(made: PackPlan) -> None:
     print(f"\nContext of {choice.context} tokens{kv_type}; drafters: {drafters}{', trees' if choice.tree else ''}.")
     for cut in memory.cuts:
         print(f"Given up: {cut.what}, {format_nbytes(cut.nbytes)}: {cut.effect}.")
+    if made.speed is not None:
+        print(_speed_line(made.speed, made.speed_uncut))
     smallest = f"{size_option(memory.least_running)} to run"
     if memory.least_speculating is not None:
         smallest += f", {size_option(memory.least_speculating)} to draft"
     if made.least_with_int8 is not None and made.least_with_int8 < memory.least_running:
         smallest += f", {size_option(made.least_with_int8)} to run with --kv-type int8 (answers may differ slightly)"
     print(f"Smallest budgets: {smallest}.")
+
+
+def _speed_line(speed: PredictedSpeed, uncut: PredictedSpeed | None) -> str:
+    """Say what was predicted, and what the cuts cost of it."""
+    found = f"{speed.plain:.0f} tokens a second plainly"
+    if speed.drafted is not None:
+        found += f", {speed.drafted:.0f} with drafts of the draft model"
+    if uncut is not None and uncut.drafted is not None and uncut.drafted > (speed.drafted or speed.plain):
+        found += f" ({uncut.drafted:.0f} without a budget)"
+    return f"Predicted by what was decoded here before: {found}; text that repeats comes faster."
 
 
 def _holder_table(made: PackPlan) -> Table:
@@ -129,6 +142,8 @@ def _as_dict(made: PackPlan) -> dict[str, object]:
         "least_running": memory.least_running,
         "least_speculating": memory.least_speculating,
         "least_with_int8": made.least_with_int8,
+        "tokens_per_second": None if made.speed is None else made.speed._asdict(),
+        "tokens_per_second_uncut": None if made.speed_uncut is None else made.speed_uncut._asdict(),
     }
 
 

@@ -31,7 +31,7 @@ from .graph_choice import choose_graph, file_nbytes
 from .graph_session import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
 from .kernels.draw import NativeRowDraw
 from .kernels.serving import Served, explain, serve
-from .kernels.thread_choice import kept_choice
+from .kernels.thread_choice import kept_choice, kept_threads
 from .kernels.trial import kernels_line, load_kernels
 from .onnx_footprint import ENGINE_NBYTES, Footprint, plan_footprint, plan_own_footprint, rows_per_pass, widen_footprint
 from .onnx_model import OnnxModel
@@ -132,10 +132,9 @@ class OnnxRuntime:
                 undo.enter_context(budget.reserve(holder.name, holder.nbytes, fixed=fixed))
                 for holder in _loaded(name, footprint)
             ]
-            own, digest = None, ""
+            own = None
             tiles: Mapping[str, npt.NDArray[np.uint8]] = {}
             if served is not None:
-                digest = served.digest
                 tiles = served.tiles()
                 own = OwnKernels(served.library.path, served.rewritten.data)
             invariant = found.card.row_invariant
@@ -147,12 +146,12 @@ class OnnxRuntime:
                 own=own,
                 limit_nbytes=_free_nbytes(budget, leases),
             )
-            chooses = invariant and threads is None and digest != ""
             if found.concat:
                 check_concat_contract(session, entry, path=found.path)
             else:
                 replaced = None if served is None else served.rewritten.biases
                 check_contract(session, entry, graph, path=found.path, replaced=replaced)
+            chooses = threads is None and found.chooses_threads
             card = replace(found.card, threads=most_threads() if chooses else found.threads)
             make: Callable[..., LanguageModel] = (
                 ConcatModel
@@ -178,15 +177,16 @@ class OnnxRuntime:
             )
             undo.pop_all()
             self._code[budget] = code
-        if chooses and served is not None and isinstance(model, OnnxModel):
-            build = str(served.library.path.stat().st_mtime_ns)
-            kept = kept_choice([digest, graph.file, str(self.engine_version()), build])
-            model.choose_threads(kept, otherwise=found.threads)
+        if chooses and isinstance(model, OnnxModel):
+            model.choose_threads(self._kept_choice(found), otherwise=found.threads)
         return model
 
     def footprint(self, request: ModelRequest) -> ModelFootprint:
         """Return what a model takes; nothing is loaded, but its graph is read."""
         found = self._found(request)
+        chooses = request.threads is None and found.chooses_threads
+        threads = kept_threads(self._kept_choice(found)) or None if chooses else found.threads
+        found = found._replace(card=replace(found.card, threads=threads))
         loaded = (CODE, *_loaded(request.name, found.footprint))
         if found.concat:
             inputs = concat_buffers(found.card, found.footprint, picks="rows" in found.graph.capabilities)
@@ -194,6 +194,13 @@ class OnnxRuntime:
         buffers = Holder(f"buffers:{request.name}", buffers_nbytes(found.footprint, found.card.context))
         holders = partial(state_holders, request.entry, found.card, found.footprint, tiled=found.served is not None)
         return ModelFootprint(found.card, (*loaded, buffers), holders)
+
+    def _kept_choice(self, found: _Found) -> Path | None:
+        """Return the file that keeps how many threads are fastest; None: nothing can be kept."""
+        if found.served is None:
+            return None
+        build = str(found.served.library.path.stat().st_mtime_ns)
+        return kept_choice([found.served.digest, found.graph.file, str(self.engine_version()), build])
 
     def _found(self, request: ModelRequest) -> _Found:
         """Choose the provider and the graph, and plan the model."""
@@ -231,6 +238,11 @@ class _Found(NamedTuple):
     served: Served | None
     footprint: Footprint
     card: ModelCard
+
+    @property
+    def chooses_threads(self) -> bool:
+        """Whether threads are measured where none are asked for: those of our kernels, with weights that are known."""
+        return self.served is not None and self.card.row_invariant and self.served.digest != ""
 
 
 def _loaded(name: str, footprint: Footprint) -> tuple[Holder, ...]:

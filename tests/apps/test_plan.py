@@ -6,8 +6,11 @@ import json
 
 import pytest
 
+import edgedecode
+from edgedecode import open_pack
 from edgedecode.cli import main
 from edgedecode.pack import pack_tokenizer
+from edgedecode.schedule.predicted_speed import PredictedSpeed
 
 pytest.importorskip("onnxruntime")
 
@@ -47,6 +50,28 @@ def test_plan_says_what_a_budget_costs(capsys: pytest.CaptureFixture[str]) -> No
     assert value["choice"]["drafters"] == ["suffix"]
     assert value["nbytes"] <= value["limit"]["nbytes"]
     assert ": less speed on new text." in out
+
+
+def test_plan_predicts_the_speed_and_what_the_cuts_cost_of_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predicted(experience: object, drafters: tuple[str, ...], **shape: int) -> PredictedSpeed:
+        return PredictedSpeed(100.0, 150.0 if "model" in drafters else None)
+
+    monkeypatch.setattr(open_pack, "predicted_speed", predicted)
+    out, _ = told(capsys, "--json")
+    value = json.loads(out.splitlines()[-1])
+    assert ": 100 tokens a second plainly, 150 with drafts of the draft model; text" in out
+    assert value["tokens_per_second"] == value["tokens_per_second_uncut"] == {"plain": 100.0, "drafted": 150.0}
+    out, _ = told(capsys, "--memory", f"{value['nbytes'] - 8_000_000}")
+    assert ": 100 tokens a second plainly (150 without a budget); text" in out
+
+
+def test_plan_reads_what_sessions_learnt_here(capsys: pytest.CaptureFixture[str]) -> None:
+    with edgedecode.load() as pair, pair.session() as session:
+        session.generate("Tell me about a boat.", max_tokens=24)
+    value = json.loads(told(capsys, "--json")[0].splitlines()[-1])
+    assert value["tokens_per_second"]["plain"] > 0
 
 
 def test_plan_that_does_not_fit_shows_the_table_and_both_smallest_budgets(capsys: pytest.CaptureFixture[str]) -> None:

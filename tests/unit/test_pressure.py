@@ -14,7 +14,7 @@ from edgedecode.pair import Pair
 from edgedecode.session import Session
 from tests.toys import ascii_pair
 
-MEMINFO = "MemTotal:       8000000 kB\nMemFree:          10000 kB\nMemAvailable:   4000000 kB\nHugePages_Total:       0\n"
+MEMINFO = "MemTotal:  8000000 kB\nMemFree:  10000 kB\nMemAvailable:  4000000 kB\nHugePages_Total:  0\n"
 PLENTY, LITTLE = FreeMemory(50, 100), FreeMemory(2, 100)
 
 

@@ -18,7 +18,7 @@ from edgedecode.engines.hardware import cores, processor_facts
 from edgedecode.typed_json import Positive
 from edgedecode.user_notices import notice
 
-__all__ = ["FOLDER", "chosen_threads", "fewest_fast", "kept_choice"]
+__all__ = ["FOLDER", "chosen_threads", "fewest_fast", "kept_choice", "kept_threads"]
 
 FOLDER = "threads"
 FORMAT = 1
@@ -42,7 +42,7 @@ def chosen_threads(run: Callable[[int], None], *, most: int, kept: Path | None) 
 
     run: does one pass of one row with as many threads.
     """
-    threads = _kept_threads(kept)
+    threads = kept_threads(kept)
     if 1 <= threads <= most:
         return threads
     ends = time() + BUSY_SECONDS if _busy_cores() + most >= cores() + 1 else None
@@ -68,7 +68,7 @@ class _Kept:
     ends: float | None = None
 
 
-def _kept_threads(kept: Path | None) -> int:
+def kept_threads(kept: Path | None) -> int:
     """Return what was found; 0 for nothing, for damage, and for what no longer holds."""
     try:
         found = None if kept is None else kept_json(kept, _Kept)
