@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from edgedecode import FinishReason, Stats
 from edgedecode.decoding.stats import DrafterCount
-from edgedecode.memory.sizes import format_nbytes
+from edgedecode.memory.process_memory import ProcessMemory
+
+from .memory_table import memory_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,12 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["acceptance_per_position", "drafts_line", "stats_line", "stats_table"]
 
 
-def stats_table(stats: Stats, *, finish_reason: FinishReason) -> Table:
-    """Return the table that --stats and /stats show."""
+def stats_table(stats: Stats, *, finish_reason: FinishReason, peak: ProcessMemory | None = None) -> Table:
+    """Return the table that --stats and /stats show. peak: as it was sampled."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in _rows(stats, finish_reason):
+    for name, value in _rows(stats, finish_reason, peak):
         table.add_row(name, value)
     return table
 
@@ -68,7 +70,7 @@ _WHY = {
 }
 
 
-def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]]:
+def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None) -> Iterator[tuple[str, str]]:
     modes = {"plain": "plain (no drafts)", "scheduled": "scheduled: drafts where they pay here"}
     yield "mode", modes.get(stats.mode, f"speculative, drafter {stats.mode}")
     if stats.mode != "plain":
@@ -85,8 +87,8 @@ def _rows(stats: Stats, finish_reason: FinishReason) -> Iterator[tuple[str, str]
     yield "time", _split(stats)
     yield "speed", f"{stats.tokens_per_second:.1f} tokens/s after the first, prompt {_prefill(stats)}"
     yield "first token", f"{1000 * stats.time_to_first_token:.1f} ms"
-    peak = "not told by this system" if stats.peak_nbytes is None else format_nbytes(stats.peak_nbytes)
-    yield "memory", f"planned {format_nbytes(stats.planned_nbytes)}, peak of the process {peak}"
+    known = peak or (None if stats.peak_nbytes is None else ProcessMemory(stats.peak_nbytes))
+    yield "memory", memory_line(stats.planned_nbytes, known)
 
 
 def _split(stats: Stats) -> str:

@@ -51,7 +51,10 @@ EXPORT = CORE | TRAINING | {"huggingface_hub", "matplotlib", "ml_dtypes", "onnxr
 EXPORT |= {"builders"}  # the model builder's own package, reached through onnxruntime_genai
 APPS = {"numpy", "rich"}
 BENCH = EXPORT | APPS | set().union(*ENGINES.values())
-HUB = Path("edgedecode/pack/hub.py")
+ASKED_LAZILY = {  # inside functions of these files, and nowhere else in the core
+    Path("edgedecode/pack/hub.py"): "huggingface_hub",
+    Path("edgedecode/memory/process_memory.py"): "psutil",
+}
 LLAMA_CHILD = Path("export/gguf/llama_child.py")  # llama.cpp's tokenizer and quantizer, never in our process
 
 PRINTERS = {
@@ -146,7 +149,7 @@ def sources() -> tuple[Source, ...]:
 def _allowed(source: Source) -> set[str]:
     """Return the third-party packages a file may import, anywhere in it."""
     if source.ring == "edgedecode":
-        return CORE | ({"huggingface_hub"} if source.path == HUB else set())
+        return CORE | {ASKED_LAZILY[source.path]} if source.path in ASKED_LAZILY else CORE
     if source.ring == "runtimes":
         return CORE | (ENGINES.get(source.path.parts[1], set()))
     if source.path == LLAMA_CHILD:
@@ -251,9 +254,10 @@ def test_no_folder_is_imported_by_its_bare_name() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_hub_is_only_asked_for_inside_a_function() -> None:
-    hub = [i for s in sources() if s.path == HUB for i in s.imports() if i.top == "huggingface_hub"]
-    assert not [imported for imported in hub if imported.on_import]
+def test_the_hub_and_psutil_are_only_asked_for_inside_a_function() -> None:
+    found = [i for s in sources() for i in s.imports() if ASKED_LAZILY.get(s.path) == i.top]
+    assert {imported.top for imported in found} == set(ASKED_LAZILY.values())
+    assert not [imported for imported in found if imported.on_import]
 
 
 def test_the_command_line_is_light() -> None:

@@ -8,6 +8,7 @@ from argparse import ArgumentParser, Namespace
 from edgedecode.commands import Command, positive_count
 
 from ..colour import Paint, add_colour_option
+from ..memory_table import sampling
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 
 __all__ = ["command"]
@@ -22,6 +23,7 @@ class ChatCommand:
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("--system", metavar="TEXT", help="system message the conversation begins with")
         parser.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="end an answer after N tokens")
+        parser.add_argument("--stats", action="store_true", help="show figures after each answer, memory sampled")
         add_colour_option(parser)
         add_pack_options(parser)
         add_session_options(parser)
@@ -33,9 +35,19 @@ class ChatCommand:
 
         messages = system_messages(arguments.system)
         lines = open_lines()
-        with open_pair(arguments) as pair, pair.session(session_options(arguments, pair), messages=messages) as session:
-            paint = Paint.for_stream(sys.stdout, when=arguments.color)
-            conversation = Conversation(session, lines, paint=paint, obey=obey, max_tokens=arguments.max_tokens)
+        with (
+            sampling(arguments.stats) as sampler,
+            open_pair(arguments) as pair,
+            pair.session(session_options(arguments, pair), messages=messages) as session,
+        ):
+            conversation = Conversation(
+                session,
+                lines,
+                paint=Paint.for_stream(sys.stdout, when=arguments.color),
+                obey=obey,
+                max_tokens=arguments.max_tokens,
+                sampler=sampler,
+            )
             if lines.interactive:
                 conversation.say(
                     f"{pair.manifest.name}, drafter {session.drafter_name}, context {session.context} tokens"

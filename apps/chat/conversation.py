@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable
 
 from edgedecode import ContextExceeded, EdgeDecodeError, FinishReason, InputError, Message, Session
+from edgedecode.memory.sampler import PeakSampler
 from edgedecode.text.printable import shown, shown_lines
 
 from ..colour import Paint, dim
 from ..interrupts import until_interrupted
-from ..stats_table import stats_line
+from ..stats_table import stats_line, stats_table
 from .lines import Lines
 
 __all__ = ["Conversation"]
@@ -34,8 +35,11 @@ class Conversation:
         paint: Paint,
         obey: Callable[[str, Conversation], bool],
         max_tokens: int | None = None,
+        sampler: PeakSampler | None = None,
     ) -> None:
         self.session = session
+        self.sampler = sampler
+        """Of this process's memory; None: nobody asked for figures after each answer."""
         self.paint = paint
         self.last_finish: FinishReason | None = None
         """How the last answer ended; None before the first."""
@@ -99,9 +103,19 @@ class Conversation:
         except EdgeDecodeError as error:
             self.refuse(" ".join(str(error).split()))
             return
-        self.say(stats_line(self.session.stats, finish_reason=self.last_finish))
+        if self.sampler is None:
+            self.say(stats_line(self.session.stats, finish_reason=self.last_finish))
+        else:
+            self.show_stats(self.last_finish)
         if self.last_finish is FinishReason.CONTEXT:
             self.say("the context is full: /reset starts over")
+
+    def show_stats(self, finish: FinishReason) -> None:
+        """Write the table of the last answer's figures."""
+        from rich.console import Console
+
+        peak = None if self.sampler is None else self.sampler.peak
+        Console(stderr=True).print(stats_table(self.session.stats, finish_reason=finish, peak=peak))
 
     def start_over(self, messages: list[Message]) -> None:
         """Replace the conversation."""

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from edgedecode import EdgeDecodeError, InputError, Message
 from edgedecode.cache import aside, open_private
-from edgedecode.memory.process_memory import memory_now, peak_nbytes
-from edgedecode.memory.sizes import format_nbytes
+from edgedecode.memory.process_memory import ProcessMemory, memory_now, peak_nbytes
 from edgedecode.text.printable import checked_text
 
-from ..stats_table import stats_table
+from ..memory_table import memory_table
 from .conversation import Conversation
 
 __all__ = ["SLASHES", "Slash", "load_messages", "obey", "save_messages"]
@@ -126,24 +125,21 @@ def _set_system(conversation: Conversation, rest: str) -> bool:
 
 
 def _stats(conversation: Conversation, rest: str) -> bool:
-    from rich.console import Console
-
     if conversation.last_finish is None:
         raise InputError("there is no answer yet")
-    table = stats_table(conversation.session.stats, finish_reason=conversation.last_finish)
-    Console(stderr=True).print(table)
+    conversation.show_stats(conversation.last_finish)
     return True
 
 
 def _memory(conversation: Conversation, rest: str) -> bool:
-    conversation.say(f"planned:\n{conversation.session.budget.table()}")
-    now, peak = memory_now(), peak_nbytes()
-    if now is not None:
-        conversation.say(
-            f"held now: {format_nbytes(now.resident)}, of which {format_nbytes(now.anonymous)} are in no file; "
-            f"{format_nbytes(now.proportional)} where shared pages count in parts"
-        )
-    conversation.say("peak: " + ("not told by this system" if peak is None else format_nbytes(peak)))
+    from rich.console import Console
+
+    budget, sampler = conversation.session.budget, conversation.sampler
+    peak = None if sampler is None else sampler.peak
+    if peak is None and (resident := peak_nbytes()) is not None:
+        peak = ProcessMemory(resident)
+    conversation.say(f"planned:\n{budget.table()}\nof this process:")
+    Console(stderr=True).print(memory_table(budget.used_nbytes, now=memory_now(), peak=peak))
     return True
 
 

@@ -12,10 +12,12 @@ from typing import BinaryIO
 
 from edgedecode import Chunk, FinishReason, InputError, Session, Stats
 from edgedecode.commands import Command, positive_count
+from edgedecode.memory.sampler import PeakSampler
 from edgedecode.text.printable import checked_text, decoded_text
 
 from ..colour import Paint, add_colour_option
 from ..interrupts import until_interrupted
+from ..memory_table import memory_json, sampling
 from ..verb_options import add_pack_options, add_session_options, open_pair, session_options, system_messages
 
 __all__ = ["command"]
@@ -45,17 +47,15 @@ class Reply:
         if self.stream and not self.text.endswith("\n"):
             print(flush=True)
 
-    def to_json(self, stats: Stats, *, seed: int) -> str:
-        """Return the line that --json ends with."""
-        return json.dumps(
-            {
-                "text": self.text,
-                "tokens": self.tokens,
-                "finish_reason": self.finish_reason.value,
-                "seed": seed,
-                "stats": stats.as_dict(),
-            }
-        )
+    def as_dict(self, stats: Stats, *, seed: int) -> dict[str, object]:
+        """Return what the line of --json holds."""
+        return {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason.value,
+            "seed": seed,
+            "stats": stats.as_dict(),
+        }
 
 
 LARGEST_PROMPT_NBYTES = 64 * 2**20
@@ -112,7 +112,7 @@ class GenerateCommand:
         parser.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="stop after N tokens")
         parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before TEXT; repeatable")
         parser.add_argument("--ignore-eos", action="store_true", help="go on past end-of-sequence tokens")
-        parser.add_argument("--stats", action="store_true", help="show a table of figures after the text")
+        parser.add_argument("--stats", action="store_true", help="show figures after the text, memory sampled")
         parser.add_argument("--json", action="store_true", help="write one JSON line instead of streamed text")
         add_colour_option(parser)
         add_pack_options(parser)
@@ -121,20 +121,24 @@ class GenerateCommand:
     def run(self, arguments: Namespace) -> int:
         prompt = read_prompt(arguments)
         messages = system_messages(arguments.system)
-        with open_pair(arguments) as pair, pair.session(session_options(arguments, pair), messages=messages) as session:
-            return _answer(arguments, session, prompt)
+        with (
+            sampling(arguments.stats) as sampler,
+            open_pair(arguments) as pair,
+            pair.session(session_options(arguments, pair), messages=messages) as session,
+        ):
+            return _answer(arguments, session, prompt, sampler=sampler)
 
 
-def _answer(arguments: Namespace, session: Session, prompt: str) -> int:
+def _answer(arguments: Namespace, session: Session, prompt: str, *, sampler: PeakSampler | None) -> int:
     reply = Reply(Paint.for_stream(sys.stdout, when=arguments.color), stream=not arguments.json)
     chunks = _chunks(arguments, session, prompt)
     try:
         for chunk in until_interrupted(chunks):
             reply.add(chunk)
     except KeyboardInterrupt:  # what was said stays, and is accounted for
-        _finish(arguments, session, reply)
+        _finish(arguments, session, reply, sampler=sampler)
         raise
-    _finish(arguments, session, reply)
+    _finish(arguments, session, reply, sampler=sampler)
     return 0
 
 
@@ -145,16 +149,20 @@ def _chunks(arguments: Namespace, session: Session, prompt: str) -> Iterator[Chu
     return session.stream(prompt, max_tokens=arguments.max_tokens, stop=stop)
 
 
-def _finish(arguments: Namespace, session: Session, reply: Reply) -> None:
+def _finish(arguments: Namespace, session: Session, reply: Reply, *, sampler: PeakSampler | None) -> None:
     reply.end()
+    peak = None if sampler is None else sampler.peak
     if arguments.stats:
         from rich.console import Console
 
         from ..stats_table import stats_table
 
-        Console(stderr=True).print(stats_table(session.stats, finish_reason=reply.finish_reason))
+        Console(stderr=True).print(stats_table(session.stats, finish_reason=reply.finish_reason, peak=peak))
     if arguments.json:
-        print(reply.to_json(session.stats, seed=session.seed), flush=True)
+        value = reply.as_dict(session.stats, seed=session.seed)
+        if arguments.stats:
+            value["memory"] = memory_json(session.stats.planned_nbytes, peak)
+        print(json.dumps(value), flush=True)
 
 
 command: Command = GenerateCommand()

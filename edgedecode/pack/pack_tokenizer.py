@@ -25,7 +25,10 @@ def process_nbytes(budget: Budget) -> int:
     """Return what this process holds already; where only its peak is told, that."""
     nbytes = resident_nbytes() or peak_nbytes()
     if nbytes is None and budget.limit_nbytes is not None:
-        raise CapabilityError("this system does not tell how much memory the process holds: --memory cannot be kept")
+        raise CapabilityError(
+            "this system does not tell how much memory the process holds, so --memory cannot be kept: "
+            "pip install 'edgedecode[measure]'"
+        )
     return nbytes or 0
 
 

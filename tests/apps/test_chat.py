@@ -23,6 +23,7 @@ from edgedecode.apps.colour import Paint
 from edgedecode.cli import main
 from edgedecode.errors import InputError
 from edgedecode.memory.process_memory import memory_now
+from edgedecode.memory.sizes import format_nbytes
 
 Line = str | type[BaseException] | BaseException | None
 
@@ -233,11 +234,29 @@ def test_memory_shows_plan_and_process(session: Session, capsys: pytest.CaptureF
     talk(session, "hello", "/memory")
     err = capsys.readouterr().err
     assert session.budget.table() in err
-    if (now := memory_now()) is not None:
-        assert 0 < now.anonymous <= now.resident
-        assert 0 < now.proportional <= now.resident
-        assert "held now: " in err
-    assert "\npeak: " in err
+    title, now, peak = (line.split() for line in err.splitlines()[-3:])
+    assert title == ["planned", "resident", "anonymous", "proportional"]
+    assert (now[0], peak[0]) == ("now", "peak")
+    assert now[1:3] == peak[1:3] == format_nbytes(session.budget.used_nbytes).split()
+    assert peak[-2:] == ["-", "-"]  # nothing samples
+    if (held := memory_now()) is not None:
+        assert "-" not in now
+        assert held.anonymous is not None
+        assert 0 < held.anonymous <= held.resident
+
+
+@pytest.mark.usefixtures("toy")
+def test_figures_after_each_answer_tell_every_kind_of_peak(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    piped(monkeypatch, b"hello\nagain\n/memory\n")
+    assert main(["chat", "-n", "12", "--temp", "0", "--stats"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("acceptance length") == 2
+    assert err.count("peak of the process: ") == 2
+    if memory_now() is not None:
+        assert err.count("anonymous") == err.count("proportional") == 3
+        assert "-" not in err.splitlines()[-1].split()
 
 
 def test_a_full_context_says_reset_and_the_session_goes_on(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from edgedecode import Pair
+from edgedecode.apps.memory_table import KINDS
 from edgedecode.cli import main
+from edgedecode.memory.process_memory import memory_now
 
 PLAIN = ["generate", "-p", "hello", "-n", "24", "--temp", "0", "--ignore-eos", "--draft-max", "2"]
 STATS = {
@@ -47,6 +50,36 @@ def test_json_is_one_line_with_every_field(capsys: pytest.CaptureFixture[str]) -
     assert value["finish_reason"] == "length"
     assert len(value["tokens"]) == 24 == value["stats"]["verified_tokens"]
     assert value["stats"]["accepted"] > 0
+
+
+def test_json_with_stats_has_the_plan_beside_the_sampled_peaks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAIN, "--json", "--stats"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    memory = value["memory"]
+    assert set(memory) == {f"{name}_nbytes" for name in ("planned", *(f"peak_{kind}" for kind in KINDS))}
+    assert memory["planned_nbytes"] == value["stats"]["planned_nbytes"]
+    if memory_now() is not None:
+        assert 0 < memory["peak_anonymous_nbytes"] <= memory["peak_resident_nbytes"]
+        assert 0 < memory["peak_proportional_nbytes"] <= memory["peak_resident_nbytes"]
+
+
+def test_no_child_is_started_without_stats(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    assert main([*PLAIN, "--json"]) == 0
+    assert "memory" not in json.loads(capsys.readouterr().out)
+
+
+def test_memory_that_cannot_be_sampled_is_a_notice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    assert main([*PLAIN, "--json", "--stats"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["memory"]["peak_resident_nbytes"] is None
+    assert err.count("memory is not sampled: there is no Python to run a sampler with\n") == 1
 
 
 def test_streamed_text_is_the_json_text(capsys: pytest.CaptureFixture[str]) -> None:
