@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import NamedTuple
 
 __all__ = [
+    "Counters",
     "ProcessMemory",
     "high_water_nbytes",
     "highest",
     "memory_now",
     "memory_of",
     "peak_nbytes",
-    "quick_memory",
     "release_pages",
     "resident_nbytes",
 ]
@@ -52,16 +53,25 @@ def memory_of(pid: int) -> ProcessMemory | None:
         return None
 
 
-def quick_memory(pid: int) -> ProcessMemory | None:
-    """Return what `memory_of` does but for proportional pages, from counters: 0.02 ms for a process of any size."""
-    if sys.platform != "linux":
-        return _by_psutil(pid, full=False)
-    try:
-        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
-            resident, shared = (int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in file.read().split()[1:3])
-    except (OSError, ValueError):
-        return None
-    return ProcessMemory(resident, None, resident - shared) if resident else None  # none: it ended, and is not reaped
+class Counters:
+    """What the system counts of a process: as `memory_of`, but for proportional pages, as fast for any size."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._page = pid, os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 0
+        self._file = -1
+        if self._page:
+            with suppress(OSError):
+                self._file = os.open(f"/proc/{pid}/statm", os.O_RDONLY)  # of this very process, whoever gets its number
+
+    def read(self) -> ProcessMemory | None:
+        """Return what the process holds now; None where it has ended, or nothing tells."""
+        if not self._page:
+            return _by_psutil(self._pid, full=False)
+        try:
+            resident, shared = (int(pages) * self._page for pages in os.pread(self._file, 128, 0).split()[1:3])
+        except (OSError, ValueError):
+            return None
+        return ProcessMemory(resident, None, resident - shared) if resident else None  # none: ended, and not reaped
 
 
 def highest(one: ProcessMemory, other: ProcessMemory) -> ProcessMemory:

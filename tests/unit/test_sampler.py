@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from edgedecode.memory import process_memory
-from edgedecode.memory.process_memory import ProcessMemory, highest, memory_now, memory_of, quick_memory
+from edgedecode.memory.process_memory import Counters, ProcessMemory, highest, memory_now, memory_of
 from edgedecode.memory.sampler import PeakSampler
 from edgedecode.memory.sampling_child import MOST_SAMPLES, Course
 
@@ -98,7 +98,7 @@ def test_the_highest_of_each_kind_is_kept_and_what_is_not_told_counts_for_nothin
 def test_a_course_keeps_every_peak_however_long_it_gets() -> None:
     course = Course()
     for step in range(10_000):
-        course.add(0.02 * step, figures(7000 if step == 6543 else 100 + step % 7, None, step % 50))
+        course.add(0.04 * step, figures(7000 if step == 6543 else 100 + step % 7, None, step % 50))
     course.raise_resident(9000)
     assert course.peak == figures(9000, None, 49)
     assert MOST_SAMPLES // 4 < len(course.samples) <= MOST_SAMPLES
@@ -112,7 +112,7 @@ def test_a_course_keeps_every_peak_however_long_it_gets() -> None:
 
 @TELLS
 def test_counters_and_pages_tell_the_same() -> None:
-    by_counters, by_pages = quick_memory(os.getpid()), memory_now()
+    by_counters, by_pages = Counters(os.getpid()).read(), memory_now()
     assert by_counters is not None
     assert by_pages is not None
     assert by_pages.anonymous is not None
@@ -256,6 +256,6 @@ def test_other_systems_ask_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_memory.sys, "platform", "darwin")
     assert memory_now() == figures(7 * MB, None, 3 * MB)
     assert memory_of(1) == figures(7 * MB)
-    assert quick_memory(1) == figures(7 * MB)
+    assert Counters(1).read() == figures(7 * MB)
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert memory_now() is None
