@@ -40,6 +40,11 @@ _PROCESS_NBYTES = 440_000_000
 _PEAK_WEIGHTS = 3.0
 """The peak beyond that, in weights files: an engine holds one twice, the reference one layer in float32."""
 
+_RUNNING_NBYTES, _WORKSPACE_NBYTES = 100_000_000, 30_000_000
+"""What a chat takes beside weights, keys and values: the process, and the workspace of each model."""
+_KV_NBYTES = 2 * 4
+"""A key's number and a value's, as the ONNX engine keeps them by itself; llama.cpp takes half."""
+
 _GRAPH_NBYTES, _LAYER_NBYTES = 2_000, 6_600
 _CLASSES = ((15, "seconds"), (90, "about a minute"), (2700, "minutes"))
 
@@ -63,6 +68,10 @@ class ModelForecast:
     nbytes: int
     peak_nbytes: int
     download_nbytes: int
+    context: int
+    """The most positions it can be run with."""
+    kv_token_nbytes: int
+    """Keys and values of one position."""
     temporary_nbytes: int
     """What a file beside the pack takes while it is made: the floats that llama.cpp quantizes."""
     stages: tuple[StageForecast, ...]
@@ -88,6 +97,12 @@ class PairForecast:
     def temporary_nbytes(self) -> int:
         """Room needed beyond the pack's own while it is made; one model after another."""
         return max(model.temporary_nbytes for model in self.models)
+
+    def running_nbytes(self, positions: int) -> int:
+        """Return about what a chat takes, with a context of this many positions for each model."""
+        models = self.models
+        each = (m.weights_nbytes + _WORKSPACE_NBYTES + m.kv_token_nbytes * min(positions, m.context) for m in models)
+        return _RUNNING_NBYTES + sum(each)
 
     @property
     def seconds(self) -> float:
@@ -135,6 +150,8 @@ def _model(role: str, model: Texts, request: PairRequest, notes: tuple[str, ...]
         nbytes=weights + len(request.graphs.names) * graph + texts + (weights if request.gguf else 0),
         peak_nbytes=round(_PROCESS_NBYTES + _PEAK_WEIGHTS * weights),
         download_nbytes=model.download_nbytes,
+        context=context,
+        kv_token_nbytes=_KV_NBYTES * model.shape.layers * model.shape.kv_heads * model.shape.head_size,
         temporary_nbytes=floats_nbytes(model.shape) if kind else 0,
         stages=tuple(_stages(role, model.shape, weights, request)),
         notes=(*notes, *request.span.notes_on(model.shape), *mixture_notes(kind), *_unchecked(model)),

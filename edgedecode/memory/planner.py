@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from .footprint import Holder, total_nbytes
 
-__all__ = ["Bounds", "Choice", "Cut", "Holders", "MemoryPlan", "fit"]
+__all__ = ["LEAST_CONTEXT", "Bounds", "Choice", "Cut", "Holders", "MemoryPlan", "fit"]
 
 LEAST_CONTEXT = 512
 """Tokens of context below which a conversation is not worth planning."""

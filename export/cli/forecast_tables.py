@@ -7,7 +7,10 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
+from edgedecode.memory.limit import Limit, limit_in_force
+from edgedecode.memory.planner import LEAST_CONTEXT
 from edgedecode.memory.sizes import format_nbytes
+from edgedecode.options import planned_context
 
 from ..forecast import PairForecast, time_class
 from .display import Report
@@ -25,6 +28,7 @@ def show_forecast(forecast: PairForecast) -> None:
         for note in model.notes:
             console.print(f"{model.role}: {note}")
     console.print()
+    console.print(_running_line(forecast, limit_in_force()))
     size, peak = format_nbytes(forecast.nbytes), format_nbytes(forecast.peak_nbytes)
     if forecast.temporary_nbytes:
         console.print(
@@ -50,12 +54,35 @@ def forecast_report(forecast: PairForecast) -> Report:
     return {
         "dry_run": True,
         "nbytes": forecast.nbytes,
+        "running_nbytes": forecast.running_nbytes(_positions(forecast)),
         "temporary_nbytes": forecast.temporary_nbytes,
         "peak_nbytes": forecast.peak_nbytes,
         "time_class": time_class(forecast.seconds),
         "cores": 2,
         "models": models,
     }
+
+
+def _positions(forecast: PairForecast) -> int:
+    """Return the context of a chat that says nothing else."""
+    return planned_context(None, forecast.models[0].context)
+
+
+def _running_line(forecast: PairForecast, limit: Limit | None) -> str:
+    """Say what a chat takes, and whether that fits here."""
+    positions = _positions(forecast)
+    needed, least = forecast.running_nbytes(positions), forecast.running_nbytes(LEAST_CONTEXT)
+    line = f"to run it takes about {format_nbytes(needed)} with a context of {positions} tokens"
+    if limit is None:
+        return line
+    there = f"{format_nbytes(limit.nbytes)} ({limit.name})"
+    if needed <= limit.nbytes:
+        return f"{line}, of {there}"
+    if least > limit.nbytes:
+        return f"{line}: more than {there}, whatever the context; fewer --bits or a smaller model would fit"
+    each = forecast.running_nbytes(LEAST_CONTEXT + 1) - least
+    fits = LEAST_CONTEXT + (limit.nbytes - least) // each
+    return f"{line}: more than {there}, which holds about {fits} tokens"
 
 
 def _stage_table(forecast: PairForecast) -> Table:

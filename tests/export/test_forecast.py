@@ -128,3 +128,25 @@ def test_what_is_asked_for_is_forecast(large: Path) -> None:
     added = [title.removeprefix("target: ") for title in titles[1] if title not in titles[0]]
     assert added == ["calibration text", "importance", "hidden graph", "kv8 graph", "gguf"]
     assert forecast_pair(more, out=None).nbytes > 1.9 * forecast_pair(plain, out=None).nbytes
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("9GB", ", of 9000.0 MB (EDGEDECODE_MEMORY)"),
+        ("6GB", ": more than 6000.0 MB (EDGEDECODE_MEMORY), which holds about "),
+        ("1GB", ": more than 1000.0 MB (EDGEDECODE_MEMORY), whatever the context; fewer --bits or a smaller model"),
+    ],
+)
+def test_what_running_it_takes_is_told_beside_what_there_is(
+    limit: str, told: str, large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Keys and values of a 7B Llama are 2 x 32 layers x 4,096 numbers of 4 bytes a position: 4.3 GB for 4,096."""
+    monkeypatch.setenv("EDGEDECODE_MEMORY", limit)
+    found = forecast(large)
+    assert found.running_nbytes(4096) - found.running_nbytes(0) == 4096 * 2 * 32 * 4096 * 4
+    assert found.running_nbytes(10**9) == found.running_nbytes(4096)
+    assert main(["export", "--target", str(large), "--bits", "4", "--dry-run", "--json"]) == 0
+    said = capsys.readouterr().out
+    assert told in said
+    assert json.loads(said.splitlines()[-1])["running_nbytes"] == found.running_nbytes(4096)
