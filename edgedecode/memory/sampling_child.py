@@ -18,13 +18,13 @@ from .process_memory import Counters, ProcessMemory, high_water_nbytes, highest,
 
 __all__ = ["Course", "MemorySample", "main"]
 
-INTERVAL_SECONDS = 0.04
-"""Between two looks at the system's counters, 0.1 to 0.3 ms each with waking up: 0.3 to 0.7% of one processor.
+INTERVAL_SECONDS, LONGEST_SECONDS = 0.02, 0.2
+"""Between two looks at the system's counters: 0.1 to 0.4 ms each were measured, with waking up.
 
 The largest number of resident pages is the system's own, and is not missed between two looks.
 """
-FULL_SHARE = 0.002
-"""Of one processor, at most, for looks at every page: 2 ms for 150 MB."""
+QUICK_SHARE, FULL_SHARE = 0.006, 0.002
+"""Of one processor, at most: for these, and for looks at every page, of which one takes 2 ms for 150 MB."""
 WAIT_SECONDS = 1.0
 """Between two looks for the parent once the process has ended."""
 MOST_SAMPLES = 512
@@ -83,7 +83,17 @@ class Watch:
         self._pid, self._started = pid, monotonic()
         self._counters = Counters(pid)
         self._close_look_due = 0.0
+        self._uncounted = process_time()
+        """Processor time that was not for quick looks."""
         self._high_water = high_water_nbytes(pid) or 0
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long to wait until the next look."""
+        if self.ended:
+            return WAIT_SECONDS
+        due = (process_time() - self._uncounted) / QUICK_SHARE - (monotonic() - self._started)
+        return min(max(INTERVAL_SECONDS, due), LONGEST_SECONDS)
 
     def look(self) -> None:
         """Read what the process holds now."""
@@ -96,7 +106,9 @@ class Watch:
         """Read what the process holds now, page by page, and the highest that the system saw since the start."""
         began = process_time()
         self._add(memory_of(self._pid))
-        self._close_look_due = monotonic() + (process_time() - began) / FULL_SHARE
+        took = process_time() - began
+        self._uncounted += took
+        self._close_look_due = monotonic() + took / FULL_SHARE
         if (high_water := high_water_nbytes(self._pid) or 0) > self._high_water:
             self.course.raise_resident(high_water)
 
@@ -117,7 +129,7 @@ def main(pid: int) -> None:
     words = b"any"
     while words and os.getppid() == parent:
         try:
-            words = asked.get(timeout=WAIT_SECONDS if watch.ended else INTERVAL_SECONDS)
+            words = asked.get(timeout=watch.pause_seconds)
         except Empty:
             watch.look()
             continue

@@ -98,7 +98,7 @@ def test_the_highest_of_each_kind_is_kept_and_what_is_not_told_counts_for_nothin
 def test_a_course_keeps_every_peak_however_long_it_gets() -> None:
     course = Course()
     for step in range(10_000):
-        course.add(0.04 * step, figures(7000 if step == 6543 else 100 + step % 7, None, step % 50))
+        course.add(0.02 * step, figures(7000 if step == 6543 else 100 + step % 7, None, step % 50))
     course.raise_resident(9000)
     assert course.peak == figures(9000, None, 49)
     assert MOST_SAMPLES // 4 < len(course.samples) <= MOST_SAMPLES
