@@ -15,6 +15,8 @@ from .peers.peer import PEERS
 __all__ = ["command"]
 
 REPETITIONS = 9
+SWEPT = 12
+"""Budgets of a memory sweep."""
 QUICK_REPETITIONS = 3
 """Of a quick look at a widened pack, whose tokens take ten times as long as the bundled pack's."""
 
@@ -34,6 +36,15 @@ class BenchCommand:
         )
         kind.add_argument(
             "--draws", action="store_true", help="drawing a token from a row of 151,936 logits, at its slowest"
+        )
+        kind.add_argument(
+            "--memory-sweep",
+            nargs="?",
+            type=_budget_count,
+            const=SWEPT,
+            metavar="N",
+            help=f"memory peaks of a chat under N budgets ({SWEPT}), from the smallest to unlimited, on each engine; "
+            "exits with 1 where one was not kept",
         )
         kind.add_argument("--replay", metavar="TRACE", help="whether a recorded trace gives the same plans again")
         _add_peer_options(parser)
@@ -70,9 +81,13 @@ class BenchCommand:
         )
         what.add_argument("--temp", type=real_number, metavar="T", help="sample at this temperature (default: greedy)")
         what.add_argument("--top-p", type=real_number, metavar="P", help="with --temp: the likeliest of this mass")
+        what.add_argument("--turns", type=positive_count, metavar="N", help="of a memory sweep's chat (default: 32)")
         what.add_argument("--seed", type=seed, default=0, metavar="N", help="of the draws (default: %(default)s)")
         parser.add_argument(
-            "--plot", type=Path, metavar="FILE", help="draw S and W of each family to FILE, .svg or .png"
+            "--plot",
+            type=Path,
+            metavar="FILE",
+            help="draw S and W of each family, or a memory sweep, to FILE, .svg or .png",
         )
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         add_pack_options(parser)
@@ -80,6 +95,7 @@ class BenchCommand:
 
     def run(self, arguments: Namespace) -> int:
         _check_peer_options(arguments)
+        _check_sweep(arguments)
         if arguments.top_p is not None and not arguments.temp:
             arguments.usage_error("--top-p says what is drawn from: give --temp with it")
         prompts = arguments.drafters, arguments.lengths, arguments.fixed, arguments.temp, arguments.families
@@ -115,8 +131,27 @@ def _check_peer_options(arguments: Namespace) -> None:
         arguments.usage_error("--against compares whole requests and --overhead bare loops: leave one of the two out")
     if arguments.against and (arguments.drafters or arguments.lengths or arguments.fixed):
         arguments.usage_error("--against compares what the scheduler chooses: leave --drafters and --lengths out")
-    if arguments.against and any((arguments.draws, arguments.calibrate, arguments.replay, arguments.temp)):
+    others = arguments.draws, arguments.calibrate, arguments.replay, arguments.temp, arguments.memory_sweep
+    if arguments.against and any(others):
         arguments.usage_error("--against measures greedy answers to prompts and nothing else: give it alone")
+
+
+def _check_sweep(arguments: Namespace) -> None:
+    """End with a usage error where options mean nothing to a memory sweep, or to anything else."""
+    if arguments.memory_sweep is None:
+        if arguments.turns is not None:
+            arguments.usage_error("--turns says how long a memory sweep's chats are: give --memory-sweep with it")
+        return
+    if arguments.memory is not None:
+        arguments.usage_error("--memory-sweep chooses the budgets: leave --memory out")
+    names = "families", "per_family", "prompts", "drafters", "lengths", "fixed", "temp", "repetitions", "quick", "scale"
+    if given := [name for name in names if getattr(arguments, name)]:
+        option = given[0].replace("_", "-")
+        arguments.usage_error(f"--memory-sweep runs a chat of its own, the same each time: leave --{option} out")
+
+
+def _budget_count(text: str) -> int:
+    return whole_number(text, least=2, most=1000)
 
 
 def _check_plot(arguments: Namespace) -> None:

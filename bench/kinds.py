@@ -33,6 +33,7 @@ from .report.bench_tables import Report
 from .report.conditions import Conditions
 from .scale.scaled import scaled_pack
 from .settings import Settings, arms_of
+from .sweep.memory_sweep import memory_sweep
 
 __all__ = ["run"]
 
@@ -61,6 +62,8 @@ def run(arguments: Namespace) -> int:
     """Measure, show, and return the exit code."""
     if arguments.replay is not None:
         return _replay(arguments)
+    if arguments.memory_sweep is not None:
+        return memory_sweep(arguments)
     check_names(arguments.against)
     prompts = read_choices(arguments)
     if arguments.scale is not None:

@@ -16,7 +16,7 @@ from ..measure.cost_meter import Costs
 from ..measure.draws import DrawCost
 from ..measure.family_results import ArmResult, FamilyResult, Hindsight
 from ..measure.overhead import HostWork, LoopRatio
-from .conditions import Conditions
+from .conditions import Conditions, SweepConditions
 from .speed_chart import speed_figure
 
 __all__ = ["Report", "ratio_cell"]
@@ -24,7 +24,7 @@ __all__ = ["Report", "ratio_cell"]
 _TEXT = {
     *("family", "arm", "best", "best fixed", "bound", "drafter", "other loop"),
     *("accepted up to position 1, 2, …", "rounds by drafter", "plain rounds and why"),
-    "its draft, lookup at their best setting",
+    *("its draft, lookup at their best setting", "verdict", "drafters", "given up"),
 }
 """Columns of words, on the left of their place."""
 
@@ -35,7 +35,7 @@ _FamilyColumns: TypeAlias = dict[str, Callable[[FamilyResult], str]]
 class Report:
     """Writes tables to standard output, each with its conditions."""
 
-    def __init__(self, conditions: Conditions) -> None:
+    def __init__(self, conditions: Conditions | SweepConditions) -> None:
         self._console = table_console()
         self._conditions = conditions
 

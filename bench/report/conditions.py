@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from edgedecode.apps.machine import Machine, versions
-from edgedecode.pack.manifest import MANIFEST_NAME, ModelEntry
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, ModelEntry
 
 from ..measure.timed import TimedPair
 from ..settings import Settings
 
-__all__ = ["Conditions"]
+__all__ = ["Conditions", "SweepConditions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +41,18 @@ class Conditions:
         pair = timed.pair
         machine = Machine.here()
         source = arguments.prompts or "bundled, held out"
-        digest = hashlib.sha256((pair.root / MANIFEST_NAME).read_bytes()).hexdigest()
         return cls(
-            device=f"{machine.processor}, {machine.cores} cores, {machine.system}",
+            device=_device(machine),
             threads=_threads(timed, asked=arguments.threads),
-            pack=f"{pair.manifest.name}, digest {digest[:12]}, {pair.runtime} on {arguments.provider}{_kv_type(timed)}",
+            pack=f"{pair.manifest.name}, digest {_digest(pair.root)}, "
+            f"{pair.runtime} on {arguments.provider}{_kv_type(timed)}",
             quantization="; ".join(f"{role} {_bits(entry)}" for role, entry in pair.manifest.models.items()),
             prompts=f"{len(settings.prompts)} of {len(settings.families)} families, {source}",
             decoding=f"{_sampling(settings)}, at most {settings.max_tokens} tokens, {_arms(settings)}",
             scheduler=_scheduler(arguments, settings, warm_up=warm_up),
             repetitions=f"{settings.repetitions}, interleaved, medians{_warning(settings)}",
-            versions=", ".join(f"{name} {number}" for name, number in versions(pair.runtime).items())
-            + f", Python {machine.python}",
-            date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            versions=_versions(versions(pair.runtime), machine),
+            date=_now(),
             load=_load(),
         )
 
@@ -60,6 +61,51 @@ class Conditions:
         return " | ".join(
             (self.device, f"threads: {self.threads}", self.pack, self.decoding, self.repetitions, self.date)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SweepConditions:
+    """Those of a memory sweep."""
+
+    device: str
+    pack: str
+    chat: str
+    versions: str
+    date: str
+
+    @classmethod
+    def of(cls, root: Path, arguments: Namespace, *, engines: Sequence[str], turns: int) -> SweepConditions:
+        machine = Machine.here()
+        known = {name: number for engine in engines for name, number in versions(engine).items()}
+        asked = f", context of {arguments.ctx_size} tokens" if arguments.ctx_size is not None else ""
+        kept = f", {arguments.kv_type} keys and values" if arguments.kv_type is not None else ""
+        return cls(
+            device=_device(machine),
+            pack=f"{Manifest.load(root).name}, digest {_digest(root)}",
+            chat=f"greedy, {turns} turns{asked}{kept}",
+            versions=_versions(known, machine),
+            date=_now(),
+        )
+
+    def line(self) -> str:
+        """Return what a table must not be without."""
+        return " | ".join((self.device, self.pack, self.chat, self.versions, self.date))
+
+
+def _device(machine: Machine) -> str:
+    return f"{machine.processor}, {machine.cores} cores, {machine.system}"
+
+
+def _digest(root: Path) -> str:
+    return hashlib.sha256((root / MANIFEST_NAME).read_bytes()).hexdigest()[:12]
+
+
+def _versions(known: Mapping[str, str], machine: Machine) -> str:
+    return ", ".join(f"{name} {number}" for name, number in known.items()) + f", Python {machine.python}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _kv_type(timed: TimedPair) -> str:

@@ -1,0 +1,64 @@
+"""A memory sweep as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edgedecode.export.cli.plot_file import write_plot
+from edgedecode.memory.sizes import format_nbytes
+
+from ..sweep.sweep_runs import Chat, SweepRun
+from .bench_tables import Report
+from .memory_chart import memory_figure
+
+__all__ = ["show_sweep", "write_sweep_chart"]
+
+_NOTE = "unused: planned less resident; red beyond the larger of 5% and 8 MB\n"
+
+
+def show_sweep(report: Report, runs: Sequence[SweepRun]) -> None:
+    """Show each engine's runs, by budget, and why those without figures ended."""
+    columns: dict[str, Callable[[SweepRun], str]] = {
+        "budget": _budget,
+        "planned": _of(lambda chat: format_nbytes(chat.planned_nbytes)),
+        "resident": _of(lambda chat: _size(chat.peak.resident)),
+        "anonymous": _of(lambda chat: _size(chat.peak.anonymous)),
+        "proportional": _of(lambda chat: _size(chat.peak.proportional)),
+        "verdict": lambda run: f"[{'green' if run.kept else 'red'}]{run.verdict}[/]",
+        "unused": _unused,
+        "context": _of(lambda chat: str(chat.context)),
+        "filled": _of(lambda chat: f"{chat.longest / chat.context:.0%}"),
+        "drafters": _of(lambda chat: chat.drafters),
+        "given up": _of(lambda chat: "; ".join(chat.given_up) or "nothing"),
+        "tok/s": _of(lambda chat: f"{chat.tokens_per_second:.0f}"),
+    }
+    for engine in dict.fromkeys(run.engine for run in runs):
+        mine = [run for run in runs if run.engine == engine]
+        report.table(f"Peaks of a chat on {engine} under each budget", columns, mine, note=_NOTE)
+    report.lines(f"Aborted: {run.engine}, {_budget(run)}: {run.failure}" for run in runs if run.failure)
+
+
+def write_sweep_chart(path: Path, runs: Sequence[SweepRun], *, conditions: str) -> None:
+    """Draw the runs to a file. Raises InputError where it cannot be written."""
+    write_plot(path, memory_figure(runs, conditions=conditions))
+
+
+def _of(cell: Callable[[Chat], str]) -> Callable[[SweepRun], str]:
+    return lambda run: "-" if run.chat is None else cell(run.chat)
+
+
+def _budget(run: SweepRun) -> str:
+    return "unlimited" if run.budget_nbytes is None else format_nbytes(run.budget_nbytes)
+
+
+def _size(nbytes: int | None) -> str:
+    return "-" if nbytes is None else format_nbytes(nbytes)
+
+
+def _unused(run: SweepRun) -> str:
+    """Return by how much the plan was above the peak; red where that is much, on either side."""
+    if run.unused_nbytes is None:
+        return "-"
+    size = format_nbytes(run.unused_nbytes)
+    return size if run.as_planned else f"[red]{size}[/]"

@@ -1,0 +1,163 @@
+"""`bench --memory-sweep`: asks for the plan of each engine, runs a chat under each budget, shows what came of it."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice, zip_longest
+from typing import Any
+
+from edgedecode import CapabilityError, InputError
+from edgedecode.apps.bundled_prompts import bundled_prompts
+from edgedecode.apps.memory_table import memory_json
+from edgedecode.apps.terminal import progress, show_notices
+from edgedecode.engines.child import ask_child, child_command
+from edgedecode.engines.registry import RUNTIMES, installed
+from edgedecode.engines.selection import AUTO
+from edgedecode.memory.limit import VARIABLE
+from edgedecode.memory.process_memory import ProcessMemory
+from edgedecode.memory.sampler import PeakSampler
+from edgedecode.memory.sampling_child import MemorySample
+from edgedecode.pack.hub import find_pack
+
+from ..lock import one_at_a_time
+from ..report.bench_tables import Report
+from ..report.conditions import SweepConditions
+from ..report.sweep_tables import show_sweep, write_sweep_chart
+from .sweep_runs import Chat, SweepRun, budgets
+
+__all__ = ["memory_sweep"]
+
+TURNS = 32
+_ENVIRONMENT = {VARIABLE: "", "PYTHONWARNINGS": "ignore"}
+"""The sweep sets the budgets itself."""
+
+
+def memory_sweep(arguments: Namespace) -> int:
+    """Measure, show, and return 0 where every chat came to its end within its budget."""
+    engines = _engines(arguments.runtime)
+    _check_sampler()
+    root = find_pack(arguments.model)
+    order = _order(arguments, pack=str(root), turns=arguments.turns or TURNS)
+    show_notices()
+    with one_at_a_time():
+        conditions = SweepConditions.of(root, arguments, engines=engines, turns=order["turns"])
+        report = Report(conditions)
+        runs, reasons = _measured(order, engines, count=arguments.memory_sweep)
+    if not runs:
+        raise CapabilityError(f"nothing could be measured: {'; '.join(reasons)}")
+    show_sweep(report, runs)
+    report.lines(f"Not measured: {reason}" for reason in reasons)
+    if arguments.plot is not None:
+        write_sweep_chart(arguments.plot, runs, conditions=conditions.line())
+    if arguments.json:
+        value = {"conditions": asdict(conditions), "runs": [_json(run) for run in runs], "not_measured": reasons}
+        print(json.dumps(value))
+    return 0 if all(run.kept for run in runs) else 1
+
+
+def _check_sampler() -> None:
+    with PeakSampler() as sampler:
+        if sampler.why_not:
+            raise CapabilityError(f"memory cannot be sampled: {sampler.why_not}")
+
+
+def _engines(name: str | None) -> list[str]:
+    known = list(installed(RUNTIMES))
+    if name in (None, AUTO):
+        return known
+    if name not in known:
+        raise InputError(f"no engine is called {name!r}: it is {', '.join(known)}")
+    return [str(name)]
+
+
+def _order(arguments: Namespace, *, pack: str, turns: int) -> dict[str, Any]:
+    """Return what every child is told."""
+    return {
+        "pack": pack,
+        "turns": turns,
+        "max_tokens": arguments.max_tokens,
+        "context": arguments.ctx_size,
+        "verify": arguments.verify,
+        "prompts": _prompts(turns),
+        "opening": {
+            "provider": arguments.provider,
+            "threads": arguments.threads,
+            "kv_type": arguments.kv_type,
+            "mmap": not arguments.no_mmap,
+            "repack": not arguments.no_repack,
+        },
+    }
+
+
+def _prompts(count: int) -> list[str]:
+    """Return the first of each family of bundled prompts, then the second of each, until there are enough."""
+    families: dict[str, list[str]] = {}
+    for prompt in bundled_prompts():
+        families.setdefault(prompt.family, []).append(prompt.turns[0])
+    return list(islice((text for row in zip_longest(*families.values()) for text in row if text is not None), count))
+
+
+def _measured(order: Mapping[str, Any], engines: Sequence[str], *, count: int) -> tuple[list[SweepRun], list[str]]:
+    """Return the chats on every engine that can plan one, and a line for each that cannot."""
+    runs: list[SweepRun] = []
+    reasons: list[str] = []
+    for engine in engines:
+        mine = {**order, "opening": {**order["opening"], "runtime": engine}}
+        planned = _asked({**mine, "turns": None})
+        if "failure" in planned:
+            reasons.append(f"{engine}: {planned['failure']}")
+            continue
+        sizes = budgets(planned["least"], planned["whole"], count)
+        with progress(f"chats on {engine}", len(sizes)) as advance:
+            for budget in sizes:
+                runs.append(_run(engine, budget, _asked({**mine, "memory": budget})))
+                advance()
+    return runs, reasons
+
+
+def _asked(order: Mapping[str, object]) -> dict[str, Any]:
+    """Return what a child tells, or its failure."""
+    command = child_command("edgedecode.bench.sweep.chat_child:main")
+    assert command is not None, "a bench is run by a Python"
+    reply = ask_child(command, given=json.dumps(order), environment=_ENVIRONMENT)
+    if reply.failure or not reply.told:
+        return {"failure": reply.failure or "it told nothing"}
+    told: dict[str, Any] = reply.told[-1]
+    return told
+
+
+def _run(engine: str, budget: int | None, told: Mapping[str, Any]) -> SweepRun:
+    if "failure" in told:
+        return SweepRun(engine, budget, None, told["failure"])
+    chat = dict(told["chat"])
+    chat["peak"] = ProcessMemory(*chat["peak"])
+    chat["samples"] = tuple(MemorySample(seconds, ProcessMemory(*memory)) for seconds, memory in chat["samples"])
+    return SweepRun(engine, budget, Chat(**{**chat, "given_up": tuple(chat["given_up"])}))
+
+
+def _json(run: SweepRun) -> dict[str, object]:
+    """Return a run's figures; how memory went is told of unlimited ones."""
+    chat = run.chat
+    value: dict[str, object] = {
+        "engine": run.engine,
+        "budget_nbytes": run.budget_nbytes,
+        "verdict": run.verdict,
+        "failure": run.failure,
+    }
+    if chat is None:
+        return value
+    samples = chat.samples if run.budget_nbytes is None else ()
+    return {
+        **value,
+        **memory_json(chat.planned_nbytes, chat.peak),
+        "as_planned": run.as_planned,
+        "context": chat.context,
+        "longest": chat.longest,
+        "drafters": chat.drafters,
+        "given_up": list(chat.given_up),
+        "tokens_per_second": round(chat.tokens_per_second, 2),
+        "samples": [{"seconds": round(sample.seconds, 3), **sample.memory._asdict()} for sample in samples],
+    }

@@ -1,0 +1,228 @@
+"""`bench --memory-sweep`: its budgets, its verdicts, the chat in a child, and whole runs on the bundled pack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgedecode import Pair, SessionOptions
+from edgedecode.bench.sweep import chat_child, memory_sweep
+from edgedecode.bench.sweep.sweep_runs import Chat, SweepRun, budgets
+from edgedecode.cli import main
+from edgedecode.engines.registry import RUNTIMES, installed
+from edgedecode.memory.process_memory import ProcessMemory, memory_now
+from edgedecode.memory.sampling_child import MemorySample
+
+from .conftest import Run
+
+MB = 10**6
+CHAT = Chat(
+    planned_nbytes=110 * MB,
+    peak=ProcessMemory(100 * MB, 90 * MB, 50 * MB),
+    context=512,
+    longest=512,
+    drafters="suffix",
+    given_up=("past answers",),
+    tokens_per_second=12.0,
+    samples=(MemorySample(0.0, ProcessMemory(40 * MB, 30 * MB, 20 * MB)), MemorySample(1.0, ProcessMemory(100 * MB))),
+)
+
+
+def test_budgets_are_at_equal_distances_from_the_smallest_and_the_last_is_none() -> None:
+    assert budgets(100, 200, 12) == (*range(100, 201, 10), None)
+    assert budgets(100, 200, 3) == (100, 200, None)
+    assert budgets(100, 200, 2) == (100, None)
+    assert budgets(100, 100, 12) == (100, None)  # nothing can be given up
+
+
+@pytest.mark.parametrize(
+    ("budget", "peak", "verdict", "kept"),
+    [
+        (110, 100, "kept", True),
+        (100, 100, "kept", True),
+        (99, 100, "over by 1.0 MB", False),
+        (None, 900, "kept", True),
+    ],
+)
+def test_a_budget_is_kept_by_what_is_resident(budget: int | None, peak: int, verdict: str, kept: bool) -> None:
+    chat = replace(CHAT, peak=ProcessMemory(peak * MB, None, None))
+    run = SweepRun("onnx", None if budget is None else budget * MB, chat)
+    assert (run.verdict, run.kept) == (verdict, kept)
+
+
+def test_a_chat_that_ended_early_kept_nothing() -> None:
+    run = SweepRun("onnx", 10**9, None, "it died")
+    assert (run.verdict, run.kept, run.as_planned, run.unused_nbytes) == ("aborted", False, False, None)
+
+
+@pytest.mark.parametrize(
+    ("planned", "peak", "as_planned"),
+    [(108, 100, True), (109, 100, False), (100, 108, True), (91, 100, False), (1050, 1000, True), (1100, 1000, False)],
+)
+def test_a_plan_is_right_within_a_share_or_some_megabytes(planned: int, peak: int, as_planned: bool) -> None:
+    chat = replace(CHAT, planned_nbytes=planned * MB, peak=ProcessMemory(peak * MB))
+    assert SweepRun("onnx", None, chat).as_planned == as_planned
+
+
+def test_the_chat_fills_its_context_and_goes_on(toy: Pair) -> None:
+    with toy.session(SessionOptions(context=128, ignore_eos=True, seed=0)) as session:
+        talk = chat_child._talk(session, ["hello", "good day"], turns=12, max_tokens=None)
+        assert talk.longest > 0.9 * session.context
+        assert 0 < len(session.messages) < 24
+        assert session.messages[0].role == "user"
+    assert 0 < talk.tokens <= 12 * 11  # the context's share of each turn
+    assert talk.planned_nbytes > 0
+    with toy.session(SessionOptions(context=128, ignore_eos=True, seed=0)) as session:
+        assert chat_child._talk(session, ["hello"], turns=2, max_tokens=5).tokens == 10
+
+
+def told(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer as a child on two engines: the plan, then chats, of which the smallest of llama dies."""
+    engine, budget = order["opening"]["runtime"], order.get("memory")
+    if order["turns"] is None:
+        return {"failure": "it cannot plan"} if engine == "other" else {"least": 120 * MB, "whole": 140 * MB}
+    if engine == "llama" and budget == 120 * MB:
+        return {"failure": "its native code died with SIGKILL"}
+    chat = CHAT if budget != 140 * MB else replace(CHAT, peak=ProcessMemory(141 * MB, None, None))
+    fields = {name: getattr(chat, name) for name in chat.__slots__}  # a child's line has lists for tuples
+    return json.loads(json.dumps({"chat": fields}))  # type: ignore[no-any-return]
+
+
+def sweep(monkeypatch: pytest.MonkeyPatch, *words: str, engines: tuple[str, ...]) -> int:
+    monkeypatch.setattr(memory_sweep, "_asked", told)
+    monkeypatch.setattr(memory_sweep, "installed", lambda group: dict.fromkeys(engines))
+    return main(["bench", "--memory-sweep", *words])
+
+
+def test_every_engine_and_budget_is_a_row_and_a_broken_budget_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(monkeypatch, "3", "--json", engines=("llama", "onnx", "other")) == 1
+    out = capsys.readouterr().out
+    value = json.loads(out.splitlines()[-1])
+    assert set(value) == {"conditions", "runs", "not_measured"}
+    assert value["not_measured"] == ["other: it cannot plan"]
+    rows = [(run["engine"], run["budget_nbytes"], run["verdict"]) for run in value["runs"]]
+    mine = [(120 * MB, "kept"), (140 * MB, "over by 1.0 MB"), (None, "kept")]
+    assert rows == [("llama", 120 * MB, "aborted"), *(("llama", *row) for row in mine[1:])] + [
+        ("onnx", *row) for row in mine
+    ]
+    assert "Aborted: llama, 120.0 MB: its native code died with SIGKILL" in out
+    assert "Not measured: other: it cannot plan" in out
+    assert "over by 1.0 MB" in out
+    onnx = value["runs"][3]
+    assert (onnx["planned_nbytes"], onnx["peak_resident_nbytes"], onnx["peak_anonymous_nbytes"]) == (
+        110 * MB,
+        100 * MB,
+        50 * MB,
+    )
+    assert (onnx["given_up"], onnx["samples"]) == (["past answers"], [])
+    assert value["runs"][-1]["samples"][0] == {
+        "seconds": 0.0,
+        "resident": 40 * MB,
+        "proportional": 30 * MB,
+        "anonymous": 20 * MB,
+    }
+
+
+def test_kept_budgets_are_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep(monkeypatch, "2", engines=("onnx",)) == 0
+    assert "unlimited" in capsys.readouterr().out
+
+
+def test_nothing_measured_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep(monkeypatch, engines=("other",)) == 1
+    assert capsys.readouterr().err == "edgedecode: nothing could be measured: other: it cannot plan\n"
+
+
+def test_the_chart_has_a_column_for_each_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    from edgedecode.bench.report.memory_chart import memory_figure
+
+    file = tmp_path / "sweep.png"
+    assert sweep(monkeypatch, "3", "--plot", str(file), engines=("llama", "onnx")) == 1
+    assert file.read_bytes().startswith(b"\x89PNG")
+    runs = [SweepRun(engine, budget, CHAT) for engine in ("llama", "onnx") for budget in (120 * MB, 140 * MB, None)]
+    axes = memory_figure(runs, conditions="here").axes
+    assert [each.get_title() for each in axes] == ["Peaks on llama", "Peaks on onnx", *["The unlimited chat"] * 2]
+    lines = {line.get_label(): line for line in axes[0].lines}
+    assert list(lines["planned"].get_ydata()) == [110, 110]
+    assert list(lines["budget"].get_ydata()) == [120, 140]
+    times = {line.get_label(): list(line.get_xdata()) for line in axes[2].lines}
+    assert (times["resident"], times["proportional"]) == ([0, 1], [0])  # not told in between
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["--memory-sweep", "0"], 2, "'0' is too small: 2 is the least"),
+        (["--memory-sweep", "two"], 2, "'two' is not a whole number"),
+        (["--memory-sweep", "--turns", "0"], 2, "'0' is too small: 1 is the least"),
+        (["--memory-sweep", "--memory", "1GB"], 2, "leave --memory out"),
+        (["--memory-sweep", "--per-family", "2"], 2, "leave --per-family out"),
+        (["--memory-sweep", "--overhead"], 2, "not allowed with"),
+        (["--memory-sweep", "--against", "genai"], 2, "give it alone"),
+        (["--turns", "4"], 2, "give --memory-sweep with it"),
+        (["--memory-sweep", "--runtime", "abacus"], 1, "no engine is called 'abacus': it is "),
+        (["--memory-sweep", "--plot", "x.pdf"], 1, "charts are SVG or PNG"),
+        (["--memory-sweep", "-m", "/no/such/pack"], 1, "/no/such/pack"),
+    ],
+)
+def test_bad_input(words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if code == 2:
+        with pytest.raises(SystemExit, match="2"):
+            main(["bench", *words])
+    else:
+        assert main(["bench", *words]) == code
+    err = capsys.readouterr().err
+    assert expected in err
+    assert code == 2 or err.count("\n") == 1
+
+
+def missing_plot(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("edgedecode.export.cli.plot_file.find_spec", lambda name: None)
+    return "pip install 'edgedecode[plot]'"
+
+
+def missing_sampler(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("sys.executable", "")
+    return "memory cannot be sampled: there is no Python"
+
+
+@pytest.mark.parametrize("missing", [missing_plot, missing_sampler])
+def test_what_is_missing_is_said_before_anything_runs(
+    missing: Callable[[pytest.MonkeyPatch], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = missing(monkeypatch)
+    assert main(["bench", "--memory-sweep", "--plot", "x.svg"]) == 1
+    err = capsys.readouterr().err
+    assert expected in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.memory
+@pytest.mark.skipif(memory_now() is None, reason="this system does not tell")
+def test_budgets_are_kept_on_the_bundled_pack(run: Run, pack: Path) -> None:
+    words = ["--memory-sweep", "2", "--turns", "3", "--ctx-size", "512", "--json"]
+    done = run("bench", "-m", str(pack), *words)
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    value = json.loads(done.stdout.splitlines()[-1])
+    measured = [name for name in installed(RUNTIMES) if not any(name in each for each in value["not_measured"])]
+    assert "onnx" in measured
+    rows = value["runs"]
+    assert [row["engine"] for row in rows] == [name for name in measured for _ in range(2)]
+    for small, unlimited in zip(rows[::2], rows[1::2], strict=True):
+        assert unlimited["budget_nbytes"] is None
+        assert small["peak_resident_nbytes"] <= small["planned_nbytes"] <= small["budget_nbytes"]
+        assert small["planned_nbytes"] < unlimited["planned_nbytes"]
+        assert small["given_up"]
+        assert not unlimited["given_up"]
+        assert small["longest"] == unlimited["longest"] == small["context"] == 512
+        assert 0 < small["peak_anonymous_nbytes"] < small["peak_resident_nbytes"]
+        assert 0 < small["peak_proportional_nbytes"] <= small["peak_resident_nbytes"]
+        assert max(sample["resident"] for sample in unlimited["samples"]) <= unlimited["peak_resident_nbytes"]
