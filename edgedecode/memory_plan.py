@@ -11,7 +11,7 @@ from edgedecode.decoding.model import ModelCard
 from edgedecode.decoding.row_draw import RowDraw, row_draw_of
 from edgedecode.draft_models import default_heads
 from edgedecode.drafter_choice import DraftingFacts, check_options, choose_drafters
-from edgedecode.drafters.model_state import TREE_ROWS
+from edgedecode.drafters.model_state import TREE_ROWS, shorter_windows
 from edgedecode.drafters.source import PlannedSource
 from edgedecode.engines.interface import NO_MMAP, ModelFootprint, ModelRequest, PlanningRuntime
 from edgedecode.engines.registry import find_drafter, lookup_names
@@ -19,7 +19,7 @@ from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder, total_nbytes
 from edgedecode.memory.planner import LEAST_CONTEXT, Bounds, Choice, MemoryPlan, fit
-from edgedecode.options import SessionOptions, planned_context, wants_trees
+from edgedecode.options import TREE, SessionOptions, planned_context, wants_trees
 from edgedecode.pack.manifest import Manifest
 from edgedecode.text.encoder import prompts_holder
 from edgedecode.text.tokenizer import Tokenizer
@@ -116,8 +116,10 @@ class PackFootprint:
             tree=wants_trees(options) and card.tree and drafting.names != (),
             kv_type=self._kv_type,
         )
+        models = frozenset(name for name in wanted.drafters if find_drafter(name).needs_model)
         bounds = Bounds(
-            models=frozenset(name for name in wanted.drafters if find_drafter(name).needs_model),
+            models=models,
+            draft_contexts=self._draft_contexts(wanted) if models and options.drafter != TREE else (),
             least_context=wanted.context if options.context is not None else min(LEAST_CONTEXT, wanted.context),
             keeps_drafters=options.drafter is not None or options.fixed,
         )
@@ -138,7 +140,8 @@ class PackFootprint:
             draft = self._model("draft", choice.kv_type, no_mmap=choice.no_mmap)
             trees = choice.tree and draft.card.tree
             rows = TREE_ROWS if trees else 1
-            found += draft.state(min(choice.context, draft.card.context), rows=rows, tree=trees)
+            positions = choice.draft_context or min(choice.context, draft.card.context)
+            found += draft.state(positions, rows=rows, tree=trees)
         for source in sources:
             if isinstance(source, PlannedSource):
                 found += source.holders(capacity=choice.context, vocabulary_size=size, stores=choice.stores)
@@ -159,6 +162,10 @@ class PackFootprint:
     @cached_property
     def _heads(self) -> tuple[str, ...]:
         return default_heads(self._manifest.models.get("draft"), runtime=getattr(self._engine, "name", ""))
+
+    def _draft_contexts(self, wanted: Choice) -> tuple[int, ...]:
+        draft = self._model("draft", wanted.kv_type)
+        return shorter_windows(min(wanted.context, draft.card.context))
 
     def _gains_without_mmap(self, kv_type: str) -> bool:
         """Tell whether weights take less where they are read."""

@@ -7,20 +7,36 @@ from collections.abc import Callable, Sequence
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.decoding.model import Head, LanguageModel, State
-from edgedecode.decoding.policy import Plan
+from edgedecode.decoding.policy import MAX_DRAFT, Plan
 from edgedecode.decoding.tree import MOST_NODES
 from edgedecode.errors import BudgetExceeded
 
 from .ranking import TreeGuesses
 
-__all__ = ["TREE_ROWS", "ModelState", "ModelStates"]
+__all__ = ["TREE_ROWS", "ModelState", "ModelStates", "shorter_windows"]
 
 TREE_ROWS = MOST_NODES // 2 + 1
 """Rows of a pass over a tree's level: nodes with children, and the least branches a state must be able to hold."""
+LEAST_WINDOW = 512
+"""Positions below which a draft model's guesses are not worth its memory."""
+
+
+def shorter_windows(capacity: int) -> tuple[int, ...]:
+    """Return the capacities, the longest first, that a state is given where one of `capacity` positions does not fit.
+
+    A draft model that reads less of a long context guesses nearly as well, and what it guesses is verified.
+    """
+    windows = []
+    while (capacity := capacity // 2) >= LEAST_WINDOW:
+        windows.append(capacity)
+    return tuple(windows)
 
 
 class ModelState:
     """A cache of the context: the tokens in the state, `_read`, are the context's from `_start` on as far as `_agreed`.
+
+    One that is shorter than the context holds a window of it: where that is full, the newest half of it is read again,
+    which costs about a token of reading for each that is decoded.
 
     It is cropped to what the context confirms, and catches up in chunks when a row is asked for (lazy prompt reading;
     Cascade 2312.11462 reads eagerly and delays the first token). guesses: the rows are to hold trees, and this counts
@@ -35,6 +51,8 @@ class ModelState:
         """Why they do not."""
         self._users: dict[str, None] = {}
         self._state = self._new_state(min(capacity, model.card.context))
+        self._window = self._state.capacity if self._state.capacity < capacity else 0
+        """Its capacity where the context may outgrow it, else 0."""
         self._read: list[int] = []
         self._start = 0
         self._agreed = 0
@@ -45,7 +63,13 @@ class ModelState:
                 return self.model.new_state(capacity, rows=TREE_ROWS, tree=True)
             except BudgetExceeded as error:
                 self.refused_trees, self.guesses = error, None
-        return self.model.new_state(capacity)
+        *longer, last = capacity, *shorter_windows(capacity)
+        for positions in longer:
+            try:
+                return self.model.new_state(positions)
+            except BudgetExceeded:
+                continue
+        return self.model.new_state(last)
 
     def nbytes_of(self, user: str) -> int:
         """Return what a drafter is charged for it: the first of its users for all of it, the others for nothing."""
@@ -84,15 +108,17 @@ class ModelState:
         agreed = self._matching(context)
         if agreed < self._state.oldest_crop:
             agreed = 0
-        return len(context) - agreed - (self._start if agreed else 0)
+        length = len(context) - (self._start if agreed else 0)
+        return self._window // 2 if self._is_full(length) else length - agreed
 
     def reach(self, context: Sequence[int], limit: int, plan: Plan) -> int:
         """Return how many tokens may be drafted, at most `limit`; where the plan wants a window, begin it."""
         self.agree(context)
         unread = len(context) - self._start - len(self._read)
         if 0 < plan.read_max < unread:
-            self._start = len(context) - plan.read_max
-            self._crop(0)
+            self._restart(len(context) - plan.read_max)
+        if self._is_full(len(context) - self._start):
+            self._restart(len(context) - self._window // 2)
         return min(limit, self._state.capacity - (len(context) - self._start))
 
     def catch_up(self, context: Sequence[int], head: Head | LanguageModel) -> FloatArray:
@@ -127,6 +153,14 @@ class ModelState:
         while agreed < end and self._read[agreed] == context[self._start + agreed]:
             agreed += 1
         return agreed
+
+    def _is_full(self, length: int) -> bool:
+        """Tell whether a window has no room for the longest draft after so many positions."""
+        return self._window > 0 and length + min(MAX_DRAFT, self._window // 4) > self._window
+
+    def _restart(self, start: int) -> None:
+        self._start = start
+        self._crop(0)
 
     def _crop(self, length: int) -> None:
         self._agreed = length if length >= self._state.oldest_crop else 0

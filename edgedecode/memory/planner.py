@@ -32,6 +32,8 @@ class Choice:
     drafters: tuple[str, ...] = ()
     draft_max: int = 0
     tree: bool = False
+    draft_context: int = 0
+    """Positions of the draft model's state; 0: as many as the context's."""
     stores: bool = True
     no_mmap: bool = False
     kv_type: str = ""
@@ -44,6 +46,8 @@ class Bounds:
     models: frozenset[str] = frozenset()
     least_context: int = LEAST_CONTEXT
     """The context asked for, where one was."""
+    draft_contexts: tuple[int, ...] = ()
+    """Shorter ones that the draft model may have, the longest first."""
     keeps_drafters: bool = False
     """A drafter or a draft length was asked for."""
     may_skip_mmap: bool = False
@@ -119,18 +123,24 @@ def _way_down(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
     if bounds.may_skip_mmap and not choice.no_mmap:
         choice = replace(choice, no_mmap=True)
         yield choice
-    if choice.drafters and not bounds.keeps_drafters:
+    may_drop = bool(choice.drafters) and not bounds.keeps_drafters
+    if may_drop:
         choice = replace(choice, stores=False)
         yield choice
         if choice.tree:
             choice = replace(choice, tree=False)
             yield choice
-        choice = replace(choice, drafters=tuple(name for name in choice.drafters if name not in bounds.models))
+    for positions in bounds.draft_contexts:
+        choice = replace(choice, draft_context=positions)
+        yield choice
+    if may_drop:
+        drafters = tuple(name for name in choice.drafters if name not in bounds.models)
+        choice = replace(choice, drafters=drafters, draft_context=0)
         yield choice
     if choice.context > bounds.least_context:
         choice = replace(choice, context=bounds.least_context)
         yield choice
-    if choice.drafters and not bounds.keeps_drafters:
+    if may_drop:
         choice = replace(choice, drafters=(), draft_max=0)
         yield choice
 
@@ -155,6 +165,10 @@ def _cuts(wanted: Choice, chosen: Choice, *, takes: Callable[[Choice], int]) -> 
         "no_mmap": ("memory-mapped weights beside their copy", "they are read, which is as fast"),
         "stores": ("past answers", "drafts come from this conversation alone"),
         "tree": ("trees", "drafts are chains"),
+        "draft_context": (
+            f"the draft model's context beyond {chosen.draft_context} tokens",
+            "it drafts from the newest ones",
+        ),
         "drafters": (f"drafts by {drafters}", without),
         "context": (f"context beyond {chosen.context} tokens", "long conversations end sooner"),
     }

@@ -118,6 +118,27 @@ def test_session_that_does_not_fit_has_a_shorter_context(
     assert f"the context is {session.context} tokens to fit the memory budget of " in caplog.text
 
 
+def test_draft_model_with_a_shorter_context_than_the_conversation(engine: str) -> None:
+    """The text is the same, and drafts are accepted beyond the window too."""
+    options = SessionOptions(drafter="model", draft_max=4, ignore_eos=True)
+    whole = planned(options, engine=engine)
+    limit = whole.nbytes - 1_000_000
+    if (plan := planned(options, engine=engine, memory=limit)).choice.no_mmap:  # goes first
+        limit = plan.nbytes - 1_000_000
+    assert planned(options, engine=engine, memory=limit).choice.draft_context == 1024
+    said: list[str] = []
+    for memory in (None, limit):
+        with edgedecode.load(runtime=engine, memory=memory) as pair, pair.session(options) as session:
+            assert session.context == 2048
+            if memory is not None and engine == "onnx":  # llama.cpp's plan is an upper bound
+                assert leased(pair)["kv:draft"] < dict(whole.holders)["kv:draft"]
+            said.append(session.collect(session.complete("Tell me about a boat. " * 160, max_tokens=200)).text)
+            assert len(session.tokens) > 1200
+            assert session.stats.accepted > 30
+            assert memory is None or pair.budget.used_nbytes <= memory
+    assert said[0] == said[1]
+
+
 def test_further_session_takes_the_room_of_the_draft_model(
     engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -99,14 +99,40 @@ def test_it_stops_after_an_end_token() -> None:
     assert made.propose([1, 2], 6, Noise(0)).tokens == chain[: chain.index(chain[2]) + 1]
 
 
-def test_a_smaller_context_shortens_the_draft_and_then_ends_it() -> None:
-    model = toy_model(VOCABULARY, context=16)
-    made = drafter(model, capacity=64)
+def test_a_smaller_context_is_a_window_that_moves_on_by_halves() -> None:
+    """Each draft is what the model says after the window; the newest half is read again where it is full."""
+    model = toy_model(VOCABULARY, context=64)
+    made = drafter(model, capacity=512)
     context = [index % VOCABULARY for index in range(13)]
     made.begin(context)
-    assert 1 <= len(made.propose(context, 8, Noise(0))) <= 4
-    assert len(made.propose([*context, 1, 2, 3], 8, Noise(0))) == 0
-    assert len(made.propose([*context, 1, 2, 3, 4, 5], 8, Noise(0))) == 0
+    start = restarts = 0
+    for step in range(150):
+        if made.unread(context) == 32:
+            start, restarts = len(context) - 32, restarts + 1
+        draft = made.propose(context, 8, Noise(0))
+        assert draft.tokens == greedy_chain(model, context[start:], 8)
+        context = [*context, *draft.tokens[: step % 3], step % VOCABULARY]
+    assert len(context) > 300
+    assert restarts == model.passes.count(32) > 8
+
+
+def test_a_window_is_read_again_for_another_conversation() -> None:
+    model = toy_model(VOCABULARY, context=64)
+    made = drafter(model, capacity=512)
+    for first in (1, 2):
+        context = [(first * index) % VOCABULARY for index in range(200)]
+        made.begin(context)
+        assert made.unread(context) == 32
+        assert made.propose(context, 8, Noise(0)).tokens == greedy_chain(model, context[-32:], 8)
+
+
+def test_a_window_takes_what_memory_there_is() -> None:
+    model = TableModel(toy_tables(VOCABULARY, seed=1), context=4096, budget=Budget(8 * 1100))
+    made = drafter(model, capacity=4096)
+    assert made.state.nbytes_of("model") == 8 * 1024
+    made.close()
+    with pytest.raises(BudgetExceeded):
+        drafter(TableModel(toy_tables(VOCABULARY, seed=1), context=4096, budget=Budget(8 * 511)), capacity=4096)
 
 
 def test_penalties_follow_the_context_and_the_draft() -> None:
@@ -245,8 +271,8 @@ def test_a_window_lets_a_small_model_draft_in_a_long_context() -> None:
     made = drafter(model, capacity=200)
     context = [index * 7 % VOCABULARY for index in range(90)]
     made.begin(context)
-    assert len(made.propose(context, 4, Noise(0))) == 0
-    assert made.propose(context, 4, Noise(0), Plan(4, read_max=8)).tokens == greedy_chain(model, context[-8:], 4)
+    assert made.propose(context, 4, Noise(0)).tokens == greedy_chain(model, context[-8:], 4)
+    assert made.propose(context, 4, Noise(0), Plan(4, read_max=6)).tokens == greedy_chain(model, context[-8:], 4)
 
 
 # -- how sure to be ----------------------------------------------------------------------------------------------------

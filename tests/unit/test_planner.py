@@ -23,7 +23,7 @@ def holders(choice: Choice) -> tuple[Holder, ...]:
         Holder("logits", 8 * (choice.draft_max + 1) * (2 if choice.tree else 1)),
     ]
     if MODELS & set(choice.drafters):
-        found.append(Holder("draft", 400 + choice.context))
+        found.append(Holder("draft", 400 + (choice.draft_context or choice.context)))
     if "suffix" in choice.drafters:
         found.append(Holder("index", choice.context // 8))
         found += [Holder("past", 60)] if choice.stores else []
@@ -43,9 +43,10 @@ WANTED = [
 
 
 def bounds_of(wanted: Choice) -> Iterator[Bounds]:
-    for asked, keeps, read in product((False, True), (False, True), (False, True)):
+    windows = [()] if wanted.context < 600 or not MODELS & {*wanted.drafters} else [(), (wanted.context // 2, 64)]
+    for asked, keeps, read, draft in product((False, True), (False, True), (False, True), windows):
         least = wanted.context if asked else min(512, wanted.context)
-        yield Bounds(models=MODELS, least_context=least, keeps_drafters=keeps, may_skip_mmap=read)
+        yield Bounds(models=MODELS, least_context=least, keeps_drafters=keeps, may_skip_mmap=read, draft_contexts=draft)
 
 
 def limits_of(wanted: Choice, bounds: Bounds) -> list[int]:
@@ -97,6 +98,8 @@ def test_plan_gives_up_only_what_it_may() -> None:
             assert choice.kv_type == wanted.kv_type
             assert choice.draft_max in (wanted.draft_max, 0)
             assert bounds.may_skip_mmap or not choice.no_mmap
+            assert choice.draft_context in (0, *bounds.draft_contexts)
+            assert choice.draft_context == 0 or MODELS & {*choice.drafters}
             if bounds.keeps_drafters:
                 kept = ("drafters", "draft_max", "tree", "stores")
                 assert [getattr(choice, name) for name in kept] == [getattr(wanted, name) for name in kept]
@@ -129,7 +132,7 @@ def test_smallest_limits_are_smallest() -> None:
 
 def test_cuts_name_every_field_that_changed() -> None:
     """A line for each, in the order of giving up; what goes with the drafters is not told apart."""
-    order = ("memory-mapped", "past", "trees", "drafts by", "context")
+    order = ("memory-mapped", "past", "trees", "the draft model's context", "drafts by", "context")
     for wanted, _, several in plans():
         for plan in several:
             changed = {f.name for f in fields(Choice) if getattr(plan.choice, f.name) != getattr(wanted, f.name)}
@@ -144,7 +147,9 @@ def test_cuts_name_every_field_that_changed() -> None:
     [
         (12_100, []),
         (12_050, ["past answers"]),
-        (12_000, ["drafts by trim, model"]),
+        (12_000, ["the draft model's context beyond 1024 tokens"]),
+        (11_000, ["the draft model's context beyond 512 tokens"]),
+        (10_000, ["drafts by trim, model"]),
         (9_700, ["drafts by trim, model"]),
         (9_600, ["past answers", "drafts by trim, model"]),
         (9_000, ["drafts by trim, model", "context beyond 1856 tokens"]),
@@ -153,5 +158,6 @@ def test_cuts_name_every_field_that_changed() -> None:
 )
 def test_plan_of_a_usual_session_goes_down_step_by_step(limit: int, given_up: list[str]) -> None:
     wanted = Choice(context=2048, drafters=("trim", "model", "suffix"), draft_max=16)
-    plan = fit(wanted, bounds=Bounds(models=MODELS), holders=holders, limit_nbytes=limit)
+    bounds = Bounds(models=MODELS, draft_contexts=(1024, 512))
+    plan = fit(wanted, bounds=bounds, holders=holders, limit_nbytes=limit)
     assert [cut.what for cut in plan.cuts] == given_up
