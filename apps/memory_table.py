@@ -16,7 +16,7 @@ from .terminal import show_notices
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["memory_json", "memory_line", "memory_table", "sampling"]
+__all__ = ["KINDS", "memory_json", "memory_line", "memory_table", "sampling"]
 
 KINDS = ("resident", "anonymous", "proportional")
 

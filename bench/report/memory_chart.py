@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..sweep.sweep_runs import SweepRun
+from edgedecode.apps.memory_table import KINDS
+
+from ..sweep.sweep_runs import Chat, SweepRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +29,7 @@ def memory_figure(runs: Sequence[SweepRun], *, conditions: str) -> Figure:
     from matplotlib.figure import Figure
 
     engines = list(dict.fromkeys(run.engine for run in runs))
-    figure = Figure((6.0 * len(engines), 9), layout="constrained")
+    figure = Figure((7.0 * len(engines), 9), layout="constrained")
     panels = figure.subplots(2, len(engines), squeeze=False, sharey="row")
     for engine, above, below in zip(engines, *panels, strict=True):
         mine = [run for run in runs if run.engine == engine]
@@ -40,48 +42,44 @@ def memory_figure(runs: Sequence[SweepRun], *, conditions: str) -> Figure:
 
 
 def _by_budget(axes: Axes, runs: Sequence[SweepRun], *, engine: str) -> None:
-    """Draw plan and peaks over the budgets, unlimited ones as wide lines; a peak above the slope broke its budget."""
-    limited = [(run.budget_nbytes / _MB, run.chat) for run in runs if run.budget_nbytes and run.chat]
-    figures: dict[str, list[int | None]] = {
-        "planned": [chat.planned_nbytes for _, chat in limited],
-        "resident": [chat.peak.resident for _, chat in limited],
-        "anonymous": [chat.peak.anonymous for _, chat in limited],
-        "proportional": [chat.peak.proportional for _, chat in limited],
-    }
-    budgets = [budget for budget, _ in limited]
+    """Draw plan and peaks over the budgets; a resident peak above the slope broke its budget."""
+    limited = [(run.budget_nbytes, run.chat) for run in runs if run.budget_nbytes is not None and run.chat is not None]
+    budgets = [budget / _MB for budget, _ in limited]
     axes.plot(budgets, budgets, color="black", linewidth=1, label="budget")
-    for label, values in figures.items():
-        if None not in values:
-            axes.plot(
-                budgets,
-                [(value or 0) / _MB for value in values],
-                "o-",
-                color=_COLOURS[label],
-                markersize=4,
-                label=label,
-            )
-    for chat in (run.chat for run in runs if run.budget_nbytes is None):
-        if chat is not None:
-            axes.axhline(
-                chat.peak.resident / _MB, color=_COLOURS["resident"], linestyle=":", label="resident, unlimited"
-            )
-    axes.set_title(f"Peaks on {engine}")
-    axes.set_xlabel("budget, MB")
-    axes.set_ylabel("MB")
-    axes.legend(fontsize="small")
+    _line(axes, "planned", budgets, [chat.planned_nbytes for _, chat in limited], marker="o")
+    for kind in KINDS:
+        _line(axes, kind, budgets, [getattr(chat.peak, kind) for _, chat in limited], marker="o")
+    for chat in _unlimited(runs):
+        size = chat.peak.resident / _MB
+        axes.axhline(size, color=_COLOURS["resident"], linestyle=":", label="resident, unlimited")
+    _name(axes, f"Peaks on {engine}", across="budget, MB")
 
 
 def _by_time(axes: Axes, runs: Sequence[SweepRun]) -> None:
     """Draw the samples of the unlimited chat, and its plan."""
-    for chat in (run.chat for run in runs if run.budget_nbytes is None):
-        if chat is None:
-            continue
+    for chat in _unlimited(runs):
         axes.axhline(chat.planned_nbytes / _MB, color=_COLOURS["planned"], linestyle="--", label="planned")
-        for kind in ("resident", "anonymous", "proportional"):
-            told = [(sample.seconds, getattr(sample.memory, kind)) for sample in chat.samples]
-            known = [(seconds, nbytes / _MB) for seconds, nbytes in told if nbytes is not None]
-            axes.plot([seconds for seconds, _ in known], [size for _, size in known], color=_COLOURS[kind], label=kind)
-    axes.set_title("The unlimited chat")
-    axes.set_xlabel("seconds")
+        seconds = [sample.seconds for sample in chat.samples]
+        for kind in KINDS:
+            _line(axes, kind, seconds, [getattr(sample.memory, kind) for sample in chat.samples])
+    _name(axes, "The unlimited chat", across="seconds")
+
+
+def _unlimited(runs: Sequence[SweepRun]) -> list[Chat]:
+    return [run.chat for run in runs if run.budget_nbytes is None and run.chat is not None]
+
+
+def _line(
+    axes: Axes, label: str, places: Sequence[float], sizes: Sequence[int | None], *, marker: str | None = None
+) -> None:
+    """Draw the sizes that are known."""
+    known = [(place, nbytes / _MB) for place, nbytes in zip(places, sizes, strict=True) if nbytes is not None]
+    across, up = [place for place, _ in known], [size for _, size in known]
+    axes.plot(across, up, color=_COLOURS[label], marker=marker, markersize=4, label=label)
+
+
+def _name(axes: Axes, title: str, *, across: str) -> None:
+    axes.set_title(title)
+    axes.set_xlabel(across)
     axes.set_ylabel("MB")
     axes.legend(fontsize="small")

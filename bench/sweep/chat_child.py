@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from time import perf_counter
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import cycle
+from typing import Any, TypeAlias
 
-from edgedecode.chunks import Completion
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.engines.child import tell_parent
 from edgedecode.errors import CapabilityError, ContextExceeded, EdgeDecodeError
@@ -21,7 +21,14 @@ from edgedecode.session import Session
 
 from .sweep_runs import Chat
 
-__all__ = ["main"]
+__all__ = ["Talk", "main", "prompt_of"]
+
+PROMPT_SHARE = 0.75
+"""Of a turn's tokens."""
+LEAST_ANSWER = 8
+SHORTEST = "a"
+
+Encode: TypeAlias = Callable[[str], Sequence[int]]
 
 
 def main() -> None:
@@ -51,7 +58,8 @@ def _chatted(order: dict[str, Any]) -> dict[str, object]:
         ) as pair,
     ):
         with pair.session(options) as session:
-            talk = _talk(session, order["prompts"], turns=order["turns"], max_tokens=order["max_tokens"])
+            talk = Talk(session, cycle(order["texts"]), encode=pair.tokenizer.encode)
+            talk.run(order["turns"], max_tokens=order["max_tokens"])
             context, drafters = session.context, session.drafter_name
             sampler.close()
         if (peak := sampler.peak) is None:
@@ -63,42 +71,62 @@ def _chatted(order: dict[str, Any]) -> dict[str, object]:
             longest=talk.longest,
             drafters=drafters,
             given_up=_given_up(pair, options),
-            tokens_per_second=talk.tokens / talk.seconds,
+            tokens_per_second=talk.tokens_per_second,
             samples=sampler.samples,
         )
     return {"chat": asdict(chat)}
 
 
-@dataclass(slots=True)
-class _Talk:
-    tokens: int = 0
-    seconds: float = 0.0
-    longest: int = 0
-    planned_nbytes: int = 0
+class Talk:
+    """A chat that fills its context: mostly by prompts, which are read faster than answers are made.
+
+    Answers are as long as they may be, whatever the model would say.
+    """
+
+    def __init__(self, session: Session, texts: Iterator[str], *, encode: Encode) -> None:
+        self._session, self._texts, self._encode = session, texts, encode
+        self._tokens, self._seconds = 0, 0.0
+        self.longest = 0
+        self.planned_nbytes = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """After the first token of each answer."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    def run(self, turns: int, *, max_tokens: int | None) -> None:
+        """Take turns that each have an equal share of the context."""
+        share = -(-self._session.context // turns)
+        for _ in range(turns):
+            prompt, length = prompt_of(self._texts, least=PROMPT_SHARE * share, encode=self._encode)
+            self._answer(prompt, max_tokens=max_tokens or max(LEAST_ANSWER, share - length))
+
+    def _answer(self, prompt: str, *, max_tokens: int) -> None:
+        """Answer a prompt; where it no longer fits, after the newer half of what was said, and else after nothing."""
+        session = self._session
+        for kept in (len(session.messages) // 4 * 2, 0):
+            try:
+                return self._generate(prompt, max_tokens=max_tokens)
+            except ContextExceeded:
+                with suppress(ContextExceeded):
+                    self._generate(SHORTEST, max_tokens=session.context)  # what is left of it
+                session.reset(session.messages[len(session.messages) - kept :])
+        return self._generate(prompt, max_tokens=max_tokens)
+
+    def _generate(self, prompt: str, *, max_tokens: int) -> None:
+        stats = self._session.generate(prompt, max_tokens=max_tokens).stats
+        self._seconds += stats.time.total
+        self._tokens += max(0, stats.verified_tokens - 1)
+        self.longest = max(self.longest, len(self._session.tokens))
+        self.planned_nbytes = max(self.planned_nbytes, stats.planned_nbytes)
 
 
-def _talk(session: Session, prompts: Sequence[str], *, turns: int, max_tokens: int | None) -> _Talk:
-    """Answer the prompts in turn. Answers are as long as fills the context in all, whatever the model would say."""
-    talk = _Talk()
-    limit = max_tokens or -(-session.context // turns)
-    for turn in range(turns):
-        started = perf_counter()
-        stats = _answer(session, prompts[turn % len(prompts)], max_tokens=limit).stats
-        talk.seconds += perf_counter() - started
-        talk.tokens += stats.verified_tokens
-        talk.longest = max(talk.longest, len(session.tokens))
-        talk.planned_nbytes = max(talk.planned_nbytes, stats.planned_nbytes)
-    return talk
-
-
-def _answer(session: Session, prompt: str, *, max_tokens: int) -> Completion:
-    """Answer a prompt; where it no longer fits, after the newer half of the conversation, and else after nothing."""
-    for kept in (len(session.messages) // 4 * 2, 0):
-        try:
-            return session.generate(prompt, max_tokens=max_tokens)
-        except ContextExceeded:
-            session.reset(session.messages[len(session.messages) - kept :])
-    return session.generate(prompt, max_tokens=max_tokens)
+def prompt_of(texts: Iterator[str], *, least: float, encode: Encode) -> tuple[str, int]:
+    """Return as many of the texts as make a prompt of at least so many tokens, and its length."""
+    prompt = next(texts)
+    while (length := len(encode(prompt))) < least:
+        prompt += f"\n{next(texts)}"
+    return prompt, length
 
 
 def _given_up(pair: Pair, options: SessionOptions) -> tuple[str, ...]:

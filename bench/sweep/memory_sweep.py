@@ -6,7 +6,7 @@ import json
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 from edgedecode import CapabilityError, InputError
@@ -81,7 +81,7 @@ def _order(arguments: Namespace, *, pack: str, turns: int) -> dict[str, Any]:
         "max_tokens": arguments.max_tokens,
         "context": arguments.ctx_size,
         "verify": arguments.verify,
-        "prompts": _prompts(turns),
+        "texts": _texts(),
         "opening": {
             "provider": arguments.provider,
             "threads": arguments.threads,
@@ -92,12 +92,12 @@ def _order(arguments: Namespace, *, pack: str, turns: int) -> dict[str, Any]:
     }
 
 
-def _prompts(count: int) -> list[str]:
-    """Return the first of each family of bundled prompts, then the second of each, until there are enough."""
+def _texts() -> list[str]:
+    """Return the bundled prompts: the first of each family, then the second of each, and so on."""
     families: dict[str, list[str]] = {}
     for prompt in bundled_prompts():
         families.setdefault(prompt.family, []).append(prompt.turns[0])
-    return list(islice((text for row in zip_longest(*families.values()) for text in row if text is not None), count))
+    return [text for row in zip_longest(*families.values()) for text in row if text is not None]
 
 
 def _measured(order: Mapping[str, Any], engines: Sequence[str], *, count: int) -> tuple[list[SweepRun], list[str]]:

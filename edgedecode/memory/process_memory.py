@@ -54,7 +54,10 @@ def memory_of(pid: int) -> ProcessMemory | None:
 
 
 class Counters:
-    """What the system counts of a process: as `memory_of`, but for proportional pages, as fast for any size."""
+    """What the system counts of a process: as `memory_of`, but for proportional pages, as fast for any size.
+
+    Some versions of Linux count roughly: a tenth of a megabyte may be missing for each processor.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid, self._page = pid, os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 0

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgedecode import Pair, SessionOptions
-from edgedecode.bench.sweep import chat_child, memory_sweep
+from edgedecode import Pair, Session, SessionOptions
+from edgedecode.bench.sweep import memory_sweep
+from edgedecode.bench.sweep.chat_child import Talk, prompt_of
 from edgedecode.bench.sweep.sweep_runs import Chat, SweepRun, budgets
 from edgedecode.cli import main
 from edgedecode.engines.registry import RUNTIMES, installed
@@ -69,16 +71,36 @@ def test_a_plan_is_right_within_a_share_or_some_megabytes(planned: int, peak: in
     assert SweepRun("onnx", None, chat).as_planned == as_planned
 
 
+def talked(toy: Pair, turns: int, *, max_tokens: int | None = None) -> tuple[Session, Talk]:
+    with toy.session(SessionOptions(context=128, ignore_eos=True, seed=0)) as session:
+        talk = Talk(session, cycle(["hello", "good day"]), encode=toy.tokenizer.encode)
+        talk.run(turns, max_tokens=max_tokens)
+    return session, talk
+
+
 def test_the_chat_fills_its_context_and_goes_on(toy: Pair) -> None:
-    with toy.session(SessionOptions(context=128, ignore_eos=True, seed=0)) as session:
-        talk = chat_child._talk(session, ["hello", "good day"], turns=12, max_tokens=None)
-        assert talk.longest > 0.9 * session.context
-        assert 0 < len(session.messages) < 24
-        assert session.messages[0].role == "user"
-    assert 0 < talk.tokens <= 12 * 11  # the context's share of each turn
+    session, talk = talked(toy, 20)
+    assert talk.longest == 128
+    assert 0 < len(session.messages) < 40
+    assert session.messages[0].role == "user"
     assert talk.planned_nbytes > 0
-    with toy.session(SessionOptions(context=128, ignore_eos=True, seed=0)) as session:
-        assert chat_child._talk(session, ["hello"], turns=2, max_tokens=5).tokens == 10
+    assert talk.tokens_per_second > 0
+
+
+def test_answers_may_be_of_a_length_that_was_asked_for(toy: Pair) -> None:
+    session, talk = talked(toy, 6, max_tokens=5)
+    assert session.stats.verified_tokens == 5
+    assert talk.longest == 128
+
+
+def test_prompts_are_as_long_as_their_share_of_the_context() -> None:
+    texts = cycle(["one two", "three"])
+    assert prompt_of(texts, least=1, encode=split) == ("one two", 2)
+    assert prompt_of(texts, least=4, encode=split) == ("three\none two\nthree", 4)
+
+
+def split(text: str) -> list[int]:
+    return [len(word) for word in text.split()]
 
 
 def told(order: Mapping[str, Any]) -> dict[str, Any]:
