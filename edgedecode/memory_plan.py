@@ -144,7 +144,7 @@ class PackFootprint:
             found += draft.state(positions, rows=rows, tree=trees)
         for source in sources:
             if isinstance(source, PlannedSource):
-                found += source.holders(capacity=choice.context, vocabulary_size=size, stores=choice.stores)
+                found += source.holders(capacity=choice.context, vocabulary_size=size)
         return _joined(found)
 
     def _shared(self, choice: Choice) -> list[Holder]:

@@ -10,13 +10,15 @@ from array import array
 from collections.abc import Sequence
 from threading import Lock
 
+from edgedecode.errors import BudgetExceeded
+from edgedecode.memory.budget import Lease
+
 from .automaton import TOKEN_NBYTES, Cursor, SuffixAutomaton
 from .remembered import OutputFile
 
-__all__ = ["STORE_NBYTES", "PastOutputs", "PastReader", "following"]
+__all__ = ["PastOutputs", "PastReader", "following"]
 
 STORE_TOKENS = 16384
-STORE_NBYTES = STORE_TOKENS * TOKEN_NBYTES
 _BOUNDARY = -1
 """Stands after every output: no id, so that nothing matches across it."""
 _SHORTEST = 8
@@ -26,9 +28,15 @@ _SUFFIX = 32
 
 
 class PastOutputs:
-    """Outputs of this process and, with a file, of earlier ones."""
+    """Outputs of this process and, with a file, of earlier ones.
 
-    def __init__(self, *, capacity: int = STORE_TOKENS) -> None:
+    lease: grows before an output is kept, and one that does not fit is not kept. None: nothing limits them.
+    """
+
+    def __init__(self, *, capacity: int = STORE_TOKENS, lease: Lease | None = None) -> None:
+        self._lease = lease
+        self._adding = Lock()
+        """Held while an output is added and leased. `close`, which a full budget calls, waits for `_writing` only."""
         self._half = capacity // 2
         self._closed = False
         self._writing = Lock()
@@ -62,11 +70,27 @@ class PastOutputs:
             self.version += 1
 
     def _take(self, output: array[int]) -> None:
-        with self._writing:
-            if len(self.automata[0]) + len(output) + 1 > self._half or not self.automata[0].whole:
-                self.automata = [SuffixAutomaton(), self.automata[0]]
-            self.automata[0].extend((*output, _BOUNDARY))
-            self.version += 1
+        with self._adding:
+            with self._writing:
+                if len(self.automata[0]) + len(output) + 1 > self._half or not self.automata[0].whole:
+                    self.automata = [SuffixAutomaton(), self.automata[0]]
+                    self.version += 1
+            if not self._leased(len(output) + 1):
+                return
+            with self._writing:
+                if not self._closed:
+                    self.automata[0].extend((*output, _BOUNDARY))
+                    self.version += 1
+
+    def _leased(self, more: int) -> bool:
+        """Lease what is kept and this many tokens more; tell whether there is room."""
+        if self._lease is None:
+            return True
+        try:
+            self._lease.resize(TOKEN_NBYTES * (more + sum(len(automaton) for automaton in self.automata)))
+        except (BudgetExceeded, ValueError):  # no room, or given back meanwhile
+            return False
+        return True
 
 
 class PastReader:

@@ -62,7 +62,7 @@ class RecycleSource:
             self._table = RecycledLogits(setting.vocabulary_size)
         return RecycleDrafter(self._table, ends=setting.ends, tree=setting.tree)
 
-    def holders(self, *, capacity: int, vocabulary_size: int, stores: bool = True) -> tuple[Holder, ...]:
+    def holders(self, *, capacity: int, vocabulary_size: int) -> tuple[Holder, ...]:
         return (_table_holder(vocabulary_size),)
 
     def close(self) -> None:

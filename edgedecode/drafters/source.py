@@ -81,7 +81,6 @@ class DrafterSource(Protocol):
 class PlannedSource(Protocol):
     """A source of drafters that lease memory of their own, beside the draft model's."""
 
-    def holders(self, *, capacity: int, vocabulary_size: int, stores: bool = True) -> tuple[Holder, ...]:
-        """Return what a session's drafter takes, known before it is opened. stores: with those that others can do
-        without, which are given back where memory is short."""
+    def holders(self, *, capacity: int, vocabulary_size: int) -> tuple[Holder, ...]:
+        """Return what a session's drafter takes, known before it is opened."""
         ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from array import array
 from collections.abc import Sequence
@@ -13,12 +12,11 @@ from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.verify import Verdict
-from edgedecode.errors import BudgetExceeded
 from edgedecode.memory.budget import Lease
 from edgedecode.memory.footprint import Holder
 
 from .automaton import NO_MATCH, Match
-from .past import STORE_NBYTES, PastOutputs, PastReader, following
+from .past import PastOutputs, PastReader, following
 from .remembered import OutputFile
 from .source import DraftSetting
 
@@ -30,8 +28,6 @@ GROWTH = 4
 TOKEN_NBYTES = 24
 """Memory a token of the context: a character of up to 4 bytes, and while it is appended copies of all of them."""
 _CODEC = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
-
-_STORE = Holder("past outputs", STORE_NBYTES)
 
 
 def _index(capacity: int) -> Holder:
@@ -53,8 +49,8 @@ class SuffixSource:
         lease = setting.budget.reserve(*_index(setting.capacity))
         return SuffixDrafter(lease, ends=setting.ends, past=self._store(setting), remember=setting.remember)
 
-    def holders(self, *, capacity: int, vocabulary_size: int, stores: bool = True) -> tuple[Holder, ...]:
-        return (_index(capacity), *([_STORE] if stores else []))
+    def holders(self, *, capacity: int, vocabulary_size: int) -> tuple[Holder, ...]:
+        return (_index(capacity),)
 
     def close(self) -> None:
         past, lease = self._past, self._lease
@@ -64,16 +60,12 @@ class SuffixSource:
         if lease is not None:
             lease.release()
 
-    def _store(self, setting: DraftSetting) -> PastOutputs | None:
-        """Return the store, which makes way for anything else; None, with a notice, where the budget has no room."""
+    def _store(self, setting: DraftSetting) -> PastOutputs:
+        """Return the store, which takes what is left of the budget, as it grows, and makes way for anything else."""
         past = self._past  # which another thread that needs memory may take away
         if past is None:
-            try:
-                lease = setting.budget.reserve(*_STORE, priority=-1)
-            except BudgetExceeded as error:
-                logging.getLogger("edgedecode").info("past outputs are not kept: %s", error.reason)
-                return None
-            past = PastOutputs()
+            lease = setting.budget.reserve("past outputs", 0, priority=-1)
+            past = PastOutputs(lease=lease)
             self._past, self._lease = past, lease
             lease.reclaim = self.close  # last: a thread that reclaims it finds the store
         if setting.remember and (file := OutputFile.of_tokenizer(setting.tokenizer_digest)) is not None:

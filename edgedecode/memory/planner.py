@@ -24,8 +24,8 @@ CONTEXT_STEP = 64
 class Choice:
     """What a session is planned with.
 
-    drafters: names, of which those that run the draft model are `Bounds.models`. stores: past answers are kept to draft
-    from. no_mmap: weights are read, not mapped beside a copy. kv_type: of keys and values; empty: the engine's own.
+    drafters: names, of which those that run the draft model are `Bounds.models`. no_mmap: weights are read, not mapped
+    beside a copy. kv_type: of keys and values; empty: the engine's own.
     """
 
     context: int
@@ -34,7 +34,6 @@ class Choice:
     tree: bool = False
     draft_context: int = 0
     """Positions of the draft model's state; 0: as many as the context's."""
-    stores: bool = True
     no_mmap: bool = False
     kv_type: str = ""
 
@@ -124,12 +123,9 @@ def _way_down(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
         choice = replace(choice, no_mmap=True)
         yield choice
     may_drop = bool(choice.drafters) and not bounds.keeps_drafters
-    if may_drop:
-        choice = replace(choice, stores=False)
+    if may_drop and choice.tree:
+        choice = replace(choice, tree=False)
         yield choice
-        if choice.tree:
-            choice = replace(choice, tree=False)
-            yield choice
     for positions in bounds.draft_contexts:
         choice = replace(choice, draft_context=positions)
         yield choice
@@ -146,15 +142,13 @@ def _way_down(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
 
 
 def _given_back(choice: Choice, wanted: Choice, *, takes: Callable[[Choice], int], limit_nbytes: int) -> Choice:
-    """Return the choice with what fits beside it: a longer context, past answers."""
+    """Return the choice with as long a context as fits."""
     low, high, least = 0, -(-(wanted.context - choice.context) // CONTEXT_STEP), choice.context
     while low < high:
         middle = (low + high + 1) // 2
         longer = replace(choice, context=min(wanted.context, least + middle * CONTEXT_STEP))
         low, high = (middle, high) if takes(longer) <= limit_nbytes else (low, middle - 1)
-    choice = replace(choice, context=min(wanted.context, least + low * CONTEXT_STEP))
-    fuller = replace(choice, stores=wanted.stores)
-    return fuller if choice.drafters and takes(fuller) <= limit_nbytes else choice
+    return replace(choice, context=min(wanted.context, least + low * CONTEXT_STEP))
 
 
 def _cuts(wanted: Choice, chosen: Choice, *, takes: Callable[[Choice], int]) -> Iterator[Cut]:
@@ -163,7 +157,6 @@ def _cuts(wanted: Choice, chosen: Choice, *, takes: Callable[[Choice], int]) -> 
     without = "plain speed" if not chosen.drafters else "less speed on new text"
     told = {
         "no_mmap": ("memory-mapped weights beside their copy", "they are read, which is as fast"),
-        "stores": ("past answers", "drafts come from this conversation alone"),
         "tree": ("trees", "drafts are chains"),
         "draft_context": (
             f"the draft model's context beyond {chosen.draft_context} tokens",
@@ -177,7 +170,7 @@ def _cuts(wanted: Choice, chosen: Choice, *, takes: Callable[[Choice], int]) -> 
         after = replace(before, **{name: getattr(chosen, name)})
         if name == "drafters":
             after = replace(after, draft_max=chosen.draft_max)
-        unsaid = not chosen.drafters and name in ("stores", "tree")  # goes with the drafters
+        unsaid = not chosen.drafters and name == "tree"  # goes with the drafters
         if after != before and not unsaid:
             yield Cut(what, effect, takes(before) - takes(after))
         before = after

@@ -7,7 +7,7 @@ from pathlib import Path
 from edgedecode.errors import CapabilityError, IncompatiblePair, ManifestError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
-from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
+from edgedecode.memory.process_memory import peak_nbytes, release_pages, resident_nbytes
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
@@ -63,6 +63,7 @@ def pack_tokenizer(manifest: Manifest, root: Path, budget: Budget) -> Tokenizer:
         budget.reserve("reading the tokenizer", reading, fixed=True, following=max(0, weights - reading)),
     ):
         tokenizer = Tokenizer.from_file(root / manifest.tokenizer, chat_template=template)
+        release_pages()  # of what reading took: else they count for the process, and the models' once more
     # The file's content was checked against the manifest; its identity digest takes a second on large vocabularies.
     if tokenizer.size != manifest.vocabulary_size:
         raise IncompatiblePair(

@@ -31,9 +31,9 @@ MIB = 2**20
 FLOAT_NBYTES = 4
 FLOAT_BITS = 16
 """Weights of this many bits and more are multiplied without rounding the other side."""
-ENGINE_NBYTES = 16 * MIB
-"""The bindings' Python modules, the library's pages and the first pass of a process (measured: 14 MiB, pages that other
-processes use too counted whole)."""
+ENGINE_NBYTES = 10 * MIB
+"""The bindings' Python modules, the library's pages and the first model of a process (measured: 8 to 9 MiB, pages
+that other processes use too counted whole)."""
 CELL_GRID = 256
 """The engine rounds its cells up to this."""
 ROWS_PER_PASS = 128

@@ -24,7 +24,7 @@ from edgedecode.pack.manifest import ModelEntry
 from edgedecode.user_notices import notice
 
 from ..threads import check_threads, default_threads
-from .embeddings import EmbeddingTable, fed_row_nbytes
+from .embeddings import TABLE_NBYTES, EmbeddingTable, fed_row_nbytes
 from .feeding import find_scale
 from .files.cached_gguf import gguf_path
 from .files.engine_probe import Finding, probe_engine
@@ -119,7 +119,8 @@ class LlamaRuntime:
             undo.callback(weights.close)
             _check_kind(weights, header, name=name, needs=needs)
             copied = engine.log.sizes().get("model", 0)
-            lease.resize(loaded_nbytes(entry, file_nbytes=file_nbytes, loading=loading, copied_nbytes=copied))
+            loaded = loaded_nbytes(entry, file_nbytes=file_nbytes, loading=loading, copied_nbytes=copied)
+            lease.resize(loaded + found.table_nbytes)
             keep_copied(path, loading, copied)
             snapshots = plan_snapshots(header, file_nbytes=file_nbytes) if weights.recurrent else 0
             modules = _adapted(header, name=name, needs=needs)
@@ -130,7 +131,7 @@ class LlamaRuntime:
                 lora_rank=entry.hidden_size if modules else 0,  # any: a larger one would say no more
                 lora_modules=modules,
                 notes=(*entry.notes, *_recurrent_notes(weights, header, name=name, snapshots=snapshots)),
-                weights_nbytes=lease.nbytes,
+                weights_nbytes=loaded,
                 kernels="" if loading.repack else "unrepacked",
             )
             table = None
@@ -236,7 +237,12 @@ class _Found(NamedTuple):
             loading=loading,
             copied_nbytes=kept_copied(self.path, loading),
         )
-        return Holder(f"weights:{self.card.name}", nbytes)
+        return Holder(f"weights:{self.card.name}", nbytes + self.table_nbytes)
+
+    @property
+    def table_nbytes(self) -> int:
+        """What it takes that a trimmed draft is fed from the whole one's file."""
+        return 0 if self.draft is None else TABLE_NBYTES
 
 
 def _has_room(budget: Budget, weights: int, entry: ModelEntry, header: Header, *, card: ModelCard) -> bool:

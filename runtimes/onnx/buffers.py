@@ -31,9 +31,9 @@ def bias_copies(footprint: Footprint, *, tree: bool, window: bool) -> int:
     return (2 * footprint.bias_nbytes if tree else 0) + (3 * footprint.bias_nbytes // 2 if window else 0)
 
 
-def logits_nbytes(count: int, *, rows: int, hidden: int) -> int:
-    """Return what `count` rows of logits take, with the hidden states beside them."""
-    return count * (rows + hidden) * FLOAT_NBYTES
+def logits_nbytes(count: int, *, rows: int, hidden: int, copies: int) -> int:
+    """Return what `count` rows of logits take, made of `copies` others, with the hidden states beside them."""
+    return count * ((1 + copies) * rows + hidden) * FLOAT_NBYTES
 
 
 class Buffers:
@@ -44,6 +44,7 @@ class Buffers:
     ) -> None:
         self._value = engine.OrtValue.ortvalue_from_numpy
         self._rows, self._hidden_size = rows, hidden
+        self._row_nbytes = logits_nbytes(1, rows=rows, hidden=hidden, copies=footprint.logits_copies)
         width = footprint.rows_per_pass
         self._bias_nbytes = footprint.bias_nbytes
         self._tree_nbytes = bias_copies(footprint, tree=True, window=False)
@@ -115,7 +116,7 @@ class Buffers:
     def hold_rows(self, count: int) -> None:
         """Make logits, and the hidden states beside them, `count` rows at least. Raises BudgetExceeded first."""
         if len(self.logits) < count:
-            self._logits_lease.resize(logits_nbytes(count, rows=self._rows, hidden=self._hidden_size))
+            self._logits_lease.resize(count * self._row_nbytes)
             self._drop_rows()  # gives the old rows back first
             fresh: FloatArray = np.empty((count, self._rows), np.float32)
             self.hidden = np.empty((count, self._hidden_size), np.float32)
@@ -127,7 +128,7 @@ class Buffers:
         if len(self.logits) > count:
             self._drop_rows()
             self.hold_rows(count)
-            self._logits_lease.resize(logits_nbytes(count, rows=self._rows, hidden=self._hidden_size))
+            self._logits_lease.resize(count * self._row_nbytes)
         if self._tree_bias is not None and not tree:
             self._tree_bias = None
             self._lease.resize(self._lease.nbytes - self._tree_nbytes)

@@ -10,24 +10,33 @@ from math import isqrt
 
 from edgedecode.pack.manifest import ModelEntry
 
+from .graph_needs import GraphSizes
+
 __all__ = ["ENGINE_NBYTES", "Footprint", "plan_footprint", "plan_own_footprint", "rows_per_pass", "widen_footprint"]
 
 MIB = 2**20
 FLOAT_NBYTES = 4
-SESSION_NBYTES = 3 * MIB
-"""A session without weights: nodes, allocators, rotary tables."""
-ENGINE_NBYTES = 9 * MIB
-"""Pages of the engine's library that the first session and pass of a process touch (measured: 8.9 MiB)."""
+SESSION_NBYTES = MIB // 8
+LAYER_NBYTES = 96 * 1024
+"""A session without weights: allocators; each layer's nodes (measured: 84 KiB)."""
+ENGINE_NBYTES = 10 * MIB
+"""Pages of the engine's library that the first session and pass of a process touch, and what the first session leaves
+in the heap (measured: 8.2 MiB with our kernels and 9.3 with the engine's, and 1.5)."""
+ARENA_SHARE = 9 / 8
+ARENA_NBYTES = 3 * MIB // 2
+"""The engine's allocator takes regions of 1, 2, 4, … MiB; what does not fit into the rest of one leaves it unused."""
+THREADS_NBYTES = MIB
+"""What the engine's products and attention keep for each thread, beside the allocator."""
 ROWS_PER_PASS = 256
 """A toy of the bundled target's shape reads a prompt at 0.93 to 0.99 of the speed of 512 rows (one busy machine)."""
 BIAS_NBYTES = 2 * MIB
-"""Limit of one pass's attention bias. The engine's score buffers are as large, once for every query head."""
+"""Limit of one pass's attention bias."""
 ACTIVATION_NBYTES = 24 * MIB
 """Limit of one pass's other intermediate values; with wide MLPs it shortens the pass."""
 LOGITS_NBYTES = 16 * 2**20
 """Limit of one pass's logits where the graph computes every row's."""
-SCORE_COPIES = 3
-"""Scores, masked scores and their softmax, beside the mask that the base plan counts once for every head."""
+SCORE_COPIES = 2
+"""Scores and their softmax, for every head; the mask is one of the values that are counted for a row."""
 SPREAD_COPIES = 4
 """Keys and values repeated for every query head, each in two layouts."""
 
@@ -42,6 +51,8 @@ class Footprint:
     attention, which takes none."""
     workspace_nbytes: int
     rows_per_pass: int
+    logits_copies: int = 0
+    """Rows of logits that are made of one before it is given out."""
 
     def rows_after(self, total: int) -> int:
         """Return how many rows a pass may append when `total` rows are there: rows × (total + rows) fits the bias."""
@@ -57,72 +68,47 @@ def rows_per_pass(entry: ModelEntry, *, adapters: bool) -> int:
 
 
 def plan_own_footprint(
-    entry: ModelEntry,
-    *,
-    weights_nbytes: int,
-    graph_nbytes: int,
-    tiles_nbytes: int,
-    scratch_nbytes: int,
-    adapters: bool,
-    all_ours: bool,
+    entry: ModelEntry, sizes: GraphSizes, *, graph_nbytes: int, tiles_nbytes: int, scratch_nbytes: int, adapters: bool
 ) -> Footprint:
-    """Plan a model on our kernels: weights as tiles, used in place, and the embedding's rows from the weights file.
+    """Plan a model on our kernels: weights as tiles, used in place; what is left to the engine it packs.
 
-    all_ours: else the engine has products of its own, and packs their weights: all of them is an upper bound.
+    sizes, graph_nbytes: of the rewritten graph.
     """
-    row, rows = _row_nbytes(entry, adapters=adapters), rows_per_pass(entry, adapters=adapters)
-    read = int(entry.rows * entry.hidden_size * _weight_nbytes(entry.head_bits, entry.block_size))
-    held = min(weights_nbytes, read) if all_ours else _weights_nbytes(entry, weights_nbytes)
+    rows = rows_per_pass(entry, adapters=adapters)
+    left = THREADS_NBYTES if sizes.products_nbytes else 0
     return Footprint(
-        weights_nbytes=tiles_nbytes + held + 2 * graph_nbytes + SESSION_NBYTES,
+        weights_nbytes=tiles_nbytes + _held_nbytes(entry, sizes, graph_nbytes),
         bias_nbytes=0,
-        workspace_nbytes=rows * row * 5 // 4 + scratch_nbytes,
+        workspace_nbytes=_arena_nbytes(sizes, rows) + scratch_nbytes + left,
         rows_per_pass=rows,
+        logits_copies=sizes.logits,
     )
 
 
-def plan_footprint(entry: ModelEntry, *, weights_nbytes: int, graph_nbytes: int, adapters: bool = False) -> Footprint:
-    """Plan a model whose files have these sizes; `adapters`: its graph adds deltas to projections.
+def plan_footprint(entry: ModelEntry, sizes: GraphSizes, *, graph_nbytes: int, adapters: bool = False) -> Footprint:
+    """Plan a model on the engine's kernels; `adapters`: its graph adds deltas to projections.
 
-    Weights measured against the plan (MiB, the whole embedding read): bundled target at 8 bits 18.4 of 19.1, at 4 bits
-    14.6 of 15.4, in float 48.6 of 49.6. A 0.5B Qwen2 at 4 bits, part of the embedding read: 560 of 638, about 620 at
-    the peak of loading; a trimmed head of 32,768 rows in its graph's file adds 24 of 36 at 4 bits, 38 of 64 at 8.
-    16-bit weights are an assumption, not measured.
+    The engine's attention computes by blocks of positions, also with a bias: no scores of a whole pass exist.
     """
-    row, rows = _row_nbytes(entry, adapters=adapters), rows_per_pass(entry, adapters=adapters)
+    rows = rows_per_pass(entry, adapters=adapters)
     bias = max(min(BIAS_NBYTES, rows * entry.context * FLOAT_NBYTES), entry.context * FLOAT_NBYTES)
-    query_heads = -(-entry.hidden_size // entry.head_size)
     return Footprint(
-        weights_nbytes=_weights_nbytes(entry, weights_nbytes) + 2 * graph_nbytes + SESSION_NBYTES,
+        weights_nbytes=_held_nbytes(entry, sizes, graph_nbytes),
         bias_nbytes=bias,
-        workspace_nbytes=rows * row * 5 // 4 + query_heads * bias,  # a quarter: the arena rounds up
+        workspace_nbytes=_arena_nbytes(sizes, rows) + THREADS_NBYTES,
         rows_per_pass=rows,
+        logits_copies=sizes.logits,
     )
 
 
-def _weights_nbytes(entry: ModelEntry, file_nbytes: int) -> int:
-    """Bound the prepacked copy that is made of every matrix, and the embedding's file pages beside it.
-
-    A quantized block of b bytes and a float32 scale is packed as b bytes, a scale and a sum, and the file's scales are
-    kept: (b + 12) / (b + 4) of the file. The embedding may share its table with the head: read from the file by rows,
-    packed for the head.
-    """
-    head = entry.rows * entry.hidden_size * _weight_nbytes(entry.head_bits, entry.block_size)
-    head_nbytes = min(file_nbytes, int(head))
-    body = (file_nbytes - head_nbytes) * _packed_factor(entry.bits, entry.block_size)
-    return int(body + head_nbytes * _packed_factor(entry.head_bits, entry.block_size)) + head_nbytes
+def _held_nbytes(entry: ModelEntry, sizes: GraphSizes, graph_nbytes: int) -> int:
+    """Return what an open session holds: tables where they lie, what it packed, the graph read and optimized."""
+    session = SESSION_NBYTES + LAYER_NBYTES * entry.layers
+    return sizes.tables_nbytes + sizes.products_nbytes + 2 * graph_nbytes + session
 
 
-def _weight_nbytes(bits: int, block: int) -> float:
-    return bits / 8 + (FLOAT_NBYTES / block if bits <= 8 and block else 0)
-
-
-def _packed_factor(bits: int, block: int) -> float:
-    if bits == 32:
-        return 1.0
-    if bits == 16 or not block:
-        return 3.0  # kept as read and as float32
-    return (block * bits / 8 + 12) / (block * bits / 8 + 4)
+def _arena_nbytes(sizes: GraphSizes, rows: int) -> int:
+    return int(rows * FLOAT_NBYTES * sizes.values * ARENA_SHARE) + ARENA_NBYTES
 
 
 def _row_nbytes(entry: ModelEntry, *, adapters: bool) -> int:

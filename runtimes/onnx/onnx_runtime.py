@@ -19,15 +19,17 @@ from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.decoding.row_draw import RowDraw
 from edgedecode.engines.engine_factory import GraphKernels, Refusal
 from edgedecode.engines.interface import Device, ModelFootprint, ModelRequest
-from edgedecode.errors import CapabilityError
+from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.footprint import Holder
+from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
 from .concat.concat_model import CONCAT, ConcatModel, concat_buffers, concat_holders
 from .graph_choice import choose_graph, file_nbytes
+from .graph_needs import graph_sizes
 from .graph_session import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
 from .kernels.draw import NativeRowDraw
 from .kernels.serving import Served, explain, serve
@@ -211,11 +213,11 @@ class OnnxRuntime:
         path = root / graph.file
         concat = CONCAT in graph.capabilities
         served: Served | None = None
-        if provider.own_kernels and not concat:
-            rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
-            with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * file_nbytes(path)):
+        with request.budget.reserve(f"graph:{name}", GRAPH_COPIES * file_nbytes(path)):
+            if provider.own_kernels and not concat:
+                rows = rows_per_pass(entry, adapters="lora" in graph.capabilities)
                 served = serve(entry, path, root=root, threads=request.threads or most_threads(), rows=rows)
-        footprint = _planned(entry, graph, root, served)
+            footprint = _planned(entry, graph, path, served)
         card = replace(
             _card(entry, graph, name=name, vocabulary_size=request.vocabulary_size),
             row_invariant=served is not None and served.rewritten.row_invariant,
@@ -252,21 +254,32 @@ def _loaded(name: str, footprint: Footprint) -> tuple[Holder, ...]:
     )
 
 
-def _planned(entry: ModelEntry, graph: Graph, root: Path, served: Served | None) -> Footprint:
+def _planned(entry: ModelEntry, graph: Graph, path: Path, served: Served | None) -> Footprint:
     """Return what the model takes, with our kernels or the engine's."""
-    sizes = {"weights_nbytes": file_nbytes(root / entry.weights), "graph_nbytes": file_nbytes(root / graph.file)}
     adapters = "lora" in graph.capabilities
+    data = _graph_bytes(path) if served is None else served.rewritten.data
+    try:
+        sizes = graph_sizes(GraphFile.parse(data), hidden=entry.hidden_size)
+    except (ValueError, IndexError) as error:
+        raise ManifestError(f"{path} cannot be read ({error}): export or import the pack again") from None
     if served is None:
-        footprint = plan_footprint(entry, **sizes, adapters=adapters)
+        footprint = plan_footprint(entry, sizes, graph_nbytes=len(data), adapters=adapters)
         return widen_footprint(footprint, entry) if CONCAT in graph.capabilities else footprint
     return plan_own_footprint(
         entry,
-        **sizes,
+        sizes,
+        graph_nbytes=len(data),
         tiles_nbytes=served.nbytes,
         scratch_nbytes=served.scratch_nbytes,
         adapters=adapters,
-        all_ours=served.rewritten.row_invariant,
     )
+
+
+def _graph_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}): export or import the pack again") from None
 
 
 def _card(entry: ModelEntry, graph: Graph, *, name: str, vocabulary_size: int) -> ModelCard:

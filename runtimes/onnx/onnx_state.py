@@ -48,7 +48,8 @@ def state_holders(
     """Return what a model's first state takes, buffers included."""
     window = not tiled and 0 < entry.window < capacity
     buffers = bias_copies(footprint, tree=tree and card.tree and not tiled, window=window)
-    logits = logits_nbytes(rows + LEAST_ROWS, rows=card.rows, hidden=card.hidden_size)
+    copies = footprint.logits_copies
+    logits = logits_nbytes(rows + LEAST_ROWS, rows=card.rows, hidden=card.hidden_size, copies=copies)
     return (
         Holder(f"kv:{card.name}", state_nbytes(entry, capacity, kv_type=card.kv_type, tiled=tiled)),
         Holder(f"logits:{card.name}", logits),

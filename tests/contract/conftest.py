@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,12 @@ from tests.contract.toy_graph import ToyShape, write_toy
 PACK = os.environ.get("EDGEDECODE_CONTRACT_PACK")
 TOYS = ["toy", "toy engine", "toy hidden", "toy lora", "toy kv8"]
 NAMES = [*TOYS, "llama", "table", "concat", *(["pack"] if PACK else [])]
+
+
+def assert_planned(figures: Mapping[str, int]) -> None:
+    """Assert that what a child measured is what was planned: never more, and by 5% or 8 MB less at most."""
+    used, planned = figures["used"], figures["planned"]
+    assert 0 < used <= planned <= max(1.05 * used, used + 8_000_000)
 
 
 class Opener:

@@ -153,7 +153,6 @@ def test_further_session_takes_the_room_of_the_draft_model(
         drafters = first.drafter_name
         text = first.generate("Hello", max_tokens=24).text
         assert pair.drafts.loaded
-        pair.shared.give_back()  # past answers
         rest = pair.budget.reserve("what else is open", limit - pair.budget.used_nbytes)
         with pair.session() as second:
             assert "the draft model was given back: a further session needs its memory" in caplog.messages

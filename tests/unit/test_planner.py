@@ -26,7 +26,6 @@ def holders(choice: Choice) -> tuple[Holder, ...]:
         found.append(Holder("draft", 400 + (choice.draft_context or choice.context)))
     if "suffix" in choice.drafters:
         found.append(Holder("index", choice.context // 8))
-        found += [Holder("past", 60)] if choice.stores else []
     return tuple(found)
 
 
@@ -101,7 +100,7 @@ def test_plan_gives_up_only_what_it_may() -> None:
             assert choice.draft_context in (0, *bounds.draft_contexts)
             assert choice.draft_context == 0 or MODELS & {*choice.drafters}
             if bounds.keeps_drafters:
-                kept = ("drafters", "draft_max", "tree", "stores")
+                kept = ("drafters", "draft_max", "tree")
                 assert [getattr(choice, name) for name in kept] == [getattr(wanted, name) for name in kept]
 
 
@@ -132,11 +131,11 @@ def test_smallest_limits_are_smallest() -> None:
 
 def test_cuts_name_every_field_that_changed() -> None:
     """A line for each, in the order of giving up; what goes with the drafters is not told apart."""
-    order = ("memory-mapped", "past", "trees", "the draft model's context", "drafts by", "context")
+    order = ("memory-mapped", "trees", "the draft model's context", "drafts by", "context")
     for wanted, _, several in plans():
         for plan in several:
             changed = {f.name for f in fields(Choice) if getattr(plan.choice, f.name) != getattr(wanted, f.name)}
-            changed -= {"draft_max"} | (set() if plan.choice.drafters else {"stores", "tree"})
+            changed -= {"draft_max"} | (set() if plan.choice.drafters else {"tree"})
             assert len(plan.cuts) == len(changed)
             places = [next(i for i, word in enumerate(order) if cut.what.startswith(word)) for cut in plan.cuts]
             assert places == sorted(places)
@@ -145,13 +144,12 @@ def test_cuts_name_every_field_that_changed() -> None:
 @pytest.mark.parametrize(
     ("limit", "given_up"),
     [
-        (12_100, []),
-        (12_050, ["past answers"]),
+        (12_050, []),
         (12_000, ["the draft model's context beyond 1024 tokens"]),
         (11_000, ["the draft model's context beyond 512 tokens"]),
         (10_000, ["drafts by trim, model"]),
         (9_700, ["drafts by trim, model"]),
-        (9_600, ["past answers", "drafts by trim, model"]),
+        (9_600, ["drafts by trim, model"]),
         (9_000, ["drafts by trim, model", "context beyond 1856 tokens"]),
         (1_000, ["drafts by trim, model, suffix", "context beyond 512 tokens"]),
     ],

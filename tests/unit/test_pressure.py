@@ -139,21 +139,21 @@ def test_past_answers_go_first_then_the_draft_model_and_texts_stay_the_same(
     pair: Pair, reading: Reading, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "edgedecode.user_notices")
-    prompts = "hello hello hello", "and again hello", "hello at last"
+    prompts = "hello", "hello hello hello", "and again hello", "hello at last"
     with pair.session() as session:
-        assert {"past outputs", "kv:table"} <= held(pair)
-        texts = [answer(session, prompts[0], reading=reading)]
+        texts = [answer(session, prompts[0])]
+        texts.append(answer(session, prompts[1], reading=reading))
         assert caplog.messages == [
             "memory is short here: past answers were given back; answers stay the same",
             "memory is short here: the draft model was given back; answers stay the same",
         ]
         assert pair.drafts.loaded == ()
         assert sum(lease.name == "kv:table" for lease in pair.budget.leases) == 1
-        texts.append(answer(session, prompts[1]))
+        texts.append(answer(session, prompts[2]))
         assert session.drafter_name == "suffix"
         reading.free = PLENTY
         reading.now += INTERVAL_S
-        texts.append(answer(session, prompts[2]))
+        texts.append(answer(session, prompts[3]))
         assert session.drafter_name == "model+suffix"
         assert session.stats.mode == "scheduled"
     assert texts == plain_answers(*prompts)

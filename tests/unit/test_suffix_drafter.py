@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence
-from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgedecode.decoding.sampling import Noise
-from edgedecode.drafters.past import STORE_NBYTES, PastOutputs, PastReader, following
+from edgedecode.drafters.automaton import TOKEN_NBYTES as STORED_NBYTES
+from edgedecode.drafters.past import PastOutputs, PastReader, following
 from edgedecode.drafters.suffix import (
     GROWTH,
     LONGEST_MATCH,
@@ -203,58 +203,63 @@ def test_what_is_longer_than_the_store_keeps_its_end() -> None:
     assert len(past.automata[0]) <= 32
 
 
-def test_one_store_is_leased_once_and_given_back_by_the_source() -> None:
+def test_one_store_is_leased_as_it_grows_and_given_back_by_the_source() -> None:
     budget = Budget()
     source = SuffixSource()
     first = source.open(draft_setting(10, budget=budget, capacity=100))
     second = source.open(draft_setting(10, budget=budget, capacity=100))
-    assert budget.used_nbytes == first.nbytes + second.nbytes + STORE_NBYTES
+    assert budget.used_nbytes == first.nbytes + second.nbytes
+    assert isinstance(first, SuffixDrafter)
+    answers(first, [1, 2], *ANSWER)
     first.close()
     second.close()
-    assert budget.used_nbytes == STORE_NBYTES
+    assert budget.used_nbytes == STORED_NBYTES * (len(ANSWER) + 1)
     source.close()
     source.close()
     assert budget.used_nbytes == 0
 
 
-def test_the_store_makes_way_for_what_needs_its_memory() -> None:
-    budget = Budget(STORE_NBYTES + 200_000)
+def test_full_store_leases_no_more_than_it_keeps() -> None:
+    budget = Budget()
+    with budget.reserve("past outputs", 0) as lease:
+        past = PastOutputs(capacity=64, lease=lease)
+        for start in range(40):
+            past.add([100 * start + index for index in range(20)])
+            assert lease.nbytes == STORED_NBYTES * sum(len(automaton) for automaton in past.automata)
+
+
+def test_store_makes_way_for_what_needs_its_memory() -> None:
+    budget = Budget(200_000)
     source = SuffixSource()
     made = source.open(draft_setting(10, budget=budget, capacity=100))
     assert isinstance(made, SuffixDrafter)
     answers(made, [1, 2], *ANSWER)
     made.begin([5])
     assert made.propose([5, 20, 21], 1, NOISE).tokens == (22,)
-    with budget.reserve("a draft model", 1_000_000):
-        assert budget.used_nbytes == made.nbytes + 1_000_000
+    rest = 200_000 - made.nbytes
+    with budget.reserve("a draft model", rest):
+        assert budget.used_nbytes == made.nbytes + rest
         assert made.propose([5, 20, 21, 22], 1, NOISE).tokens == ()
         answers(made, [5, 20, 21, 22], *ANSWER)
         made.begin([5])
         assert made.propose([5, 20, 21], 1, NOISE).tokens == ()
     again = source.open(draft_setting(10, budget=budget, capacity=100))
-    assert budget.used_nbytes == made.nbytes + again.nbytes + STORE_NBYTES
+    assert budget.used_nbytes == made.nbytes + again.nbytes
 
 
-def test_a_store_that_is_reclaimed_while_it_is_made_is_never_kept_without_a_lease(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    budget = Budget(STORE_NBYTES + 200_000)
-    source = SuffixSource()
-
-    class Reclaimed(PastOutputs):
-        """Another thread needs memory while it is made: it makes way, or refuses."""
-
-        def __init__(self) -> None:
-            with suppress(BudgetExceeded):
-                budget.reserve("a draft model", 1_000_000).release()
-            super().__init__()
-
-    monkeypatch.setattr("edgedecode.drafters.suffix.PastOutputs", Reclaimed)
-    source.open(draft_setting(10, budget=budget, capacity=100)).close()
-    assert (source._past is None) == (budget.used_nbytes == 0)
-    monkeypatch.undo()
-    budget.reserve("a draft model", 1_000_000).release()  # it makes way still
-    assert (source._past, budget.used_nbytes) == (None, 0)
+def test_outputs_that_do_not_fit_are_not_kept() -> None:
+    budget = Budget(STORED_NBYTES * 50)
+    with budget.reserve("past outputs", 0, priority=-1) as lease:
+        past = PastOutputs(lease=lease)
+        past.add(ANSWER)
+        assert lease.nbytes == STORED_NBYTES * 21
+        with budget.reserve("a prompt", STORED_NBYTES * 20):
+            past.add(ANSWER)
+            assert lease.nbytes == STORED_NBYTES * len(past.automata[0]) == STORED_NBYTES * 21
+        past.add(ANSWER)
+        assert lease.nbytes == STORED_NBYTES * 42
+    past.add(ANSWER)  # given back
+    assert len(past.automata[0]) == 42
 
 
 def test_without_room_for_the_store_the_conversation_is_enough() -> None:

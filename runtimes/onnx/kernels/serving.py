@@ -78,7 +78,7 @@ def serve(entry: ModelEntry, path: Path, *, root: Path, threads: int, rows: int)
         sum(tiles_nbytes(library, stored) for stored in rewritten.sources().values()),
         read.weights,
         read.digest,
-        _scratch_nbytes(entry, rows=rows, widest=max(inner, default=0), threads=threads),
+        _scratch_nbytes(entry, rows=rows, widest=max(inner, default=0), heads=read.heads, threads=threads),
     )
 
 
@@ -108,6 +108,8 @@ class _Read:
     rewritten: Rewritten
     weights: WeightsFile
     digest: str
+    heads: int
+    """Of queries, at most."""
 
 
 def _rewritten(entry: ModelEntry, path: Path, *, root: Path, library: KernelLibrary, threads: int) -> _Read | str:
@@ -122,14 +124,15 @@ def _rewritten(entry: ModelEntry, path: Path, *, root: Path, library: KernelLibr
             keep_findings(digest, mapped.findings)
     except (OSError, ValueError, LookupError, TypeError, OverflowError, AssertionError) as error:
         return str(error) or type(error).__name__
-    return (
-        "its attention is of a form that ours does not have" if rewritten is None else _Read(rewritten, mapped, digest)
-    )
+    if rewritten is None:
+        return "its attention is of a form that ours does not have"
+    heads = (node.attributes.get("num_heads", 0) for node in file.nodes)
+    return _Read(rewritten, mapped, digest, max((each for each in heads if isinstance(each, int)), default=0))
 
 
-def _scratch_nbytes(entry: ModelEntry, *, rows: int, widest: int, threads: int) -> int:
+def _scratch_nbytes(entry: ModelEntry, *, rows: int, widest: int, heads: int, threads: int) -> int:
     """Bound the operators' own memory (`Scratch`): rounded rows, queries, and scores of 16 queries a thread."""
     rounded = rows * widest * 9 // 4  # up to two bytes a value, and eight for each 32
-    queries = rows * max(entry.hidden_size, entry.kv_heads * entry.head_size) * 4 * 2
-    scores = threads * 16 * 4 * (2 * (entry.context + 32) + entry.head_size)
+    queries = rows * heads * entry.head_size * 4
+    scores = threads * 16 * 4 * (entry.context + 32 + entry.head_size + rows)
     return rounded + queries + scores

@@ -1,0 +1,135 @@
+"""What a graph takes by its own nodes: what it reads of its weights, and the values that are needed at one time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from edgedecode.onnx_format.graph_file import GraphFile, Node, Tensor
+
+__all__ = ["GraphSizes", "graph_sizes"]
+
+_PICKS = ("Gather", "GatherBlockQuantized")
+_QUANTIZED = "MatMulNBits"
+_PRODUCTS = (_QUANTIZED, "RowsProduct", "MatMul", "FloatProduct", "Gemm")
+_ENGINES_ATTENTION = "GroupQueryAttention"
+_ATTENTION = (_ENGINES_ATTENTION, "TreeAttention", "TreeAttentionInt8")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """Sizes of one graph as the engine opens it.
+
+    tables_nbytes: of initializers that are used where they lie, such as the embedding. products_nbytes: of matrices
+    that the engine multiplies by, as it packs them. values: the most floats that a row of a pass needs at one time.
+    logits: the most rows of logits that are made of one row before they are the graph's output.
+    """
+
+    tables_nbytes: int
+    products_nbytes: int
+    values: int
+    logits: int
+
+
+def graph_sizes(file: GraphFile, *, hidden: int) -> GraphSizes:
+    """Measure a graph whose hidden states have `hidden` values. A table that is shared by two uses counts in both."""
+    tables: dict[str, int] = {}
+    products: dict[str, float] = {}
+    for node in file.nodes:
+        for place, name in enumerate(node.inputs):
+            tensor = file.initializers.get(name)
+            if tensor is None or tensor.external is None:
+                continue  # what the graph itself holds is counted with its file
+            nbytes = tensor.external.length or 0
+            if place and node.op_type in _PRODUCTS:
+                products[name] = nbytes * _packed(node, tensor, nbytes)
+            else:
+                tables[name] = nbytes
+    every = _widths(file, hidden)
+    after = _after_heads(file, every)
+    return GraphSizes(
+        tables_nbytes=sum(tables.values()),
+        products_nbytes=round(sum(products.values())),
+        values=_most_alive(file, every),
+        logits=_most_alive(file, after),
+    )
+
+
+def _packed(node: Node, tensor: Tensor, nbytes: int) -> float:
+    """Return how many times what is stored of it a matrix takes.
+
+    A quantized block of b bytes and a float32 scale is packed as b bytes, a scale and a sum, and the file's scales are
+    kept: (b + 12) / (b + 4). 16-bit values are kept as read and as float32.
+    """
+    if node.op_type == _QUANTIZED:
+        block = _number(node, "block_size") * _number(node, "bits") / 8
+        return (block + 12) / (block + 4)
+    return 3.0 if nbytes == 2 * prod(tensor.dims) else 1.0
+
+
+def _most_alive(file: GraphFile, widths: Mapping[str, int]) -> int:
+    """Walk the nodes in their order; return the largest sum of the widths that are needed at one time."""
+    outputs = {value.name for value in file.outputs}
+    last = {name: index for index, node in enumerate(file.nodes) for name in node.inputs}
+    alive = most = 0
+    for index, node in enumerate(file.nodes):
+        alive += sum(widths.get(name, 0) for name in node.outputs if name not in outputs)
+        most = max(most, alive + _inside(node, widths))
+        done = {name for name in (*node.inputs, *node.outputs) if last.get(name, index) <= index}
+        alive -= sum(widths.get(name, 0) for name in done if name not in outputs)
+    return most
+
+
+def _inside(node: Node, widths: Mapping[str, int]) -> int:
+    """Return what the engine's own operator works with, beside its inputs and outputs."""
+    if node.op_type == _ENGINES_ATTENTION:  # queries, keys and values by head, before and after they are rotated
+        return 2 * sum(widths.get(name, 0) for name in node.inputs[:3])
+    if node.op_type == _QUANTIZED:  # rounded to 8 bits, with scales
+        return -(-widths.get(node.inputs[0], 0) // 3)
+    return 0
+
+
+def _widths(file: GraphFile, hidden: int) -> dict[str, int]:
+    """Return how many floats a row has of each value that is made of all rows of a pass."""
+    widths: dict[str, int] = {}
+    for node in file.nodes:
+        if width := _width(node, file.initializers, widths, hidden=hidden):
+            made = node.outputs[:1] if node.op_type in _ATTENTION else node.outputs  # its others are the cache
+            widths.update((name, width) for name in made if name)
+    return widths
+
+
+def _width(node: Node, tensors: Mapping[str, Tensor], widths: Mapping[str, int], *, hidden: int) -> int:
+    names = node.inputs
+    if node.op_type in _PICKS:
+        return hidden if names[0] in tensors else 0  # of the embedding; else of computed rows, which are few
+    if not any(name in widths for name in names):
+        return 0
+    if node.op_type in _ATTENTION:
+        heads, shared = _number(node, "num_heads"), _number(node, "kv_num_heads")
+        width = widths.get(names[0], 0)
+        return width if names[1] else width * heads // max(1, heads + 2 * shared)
+    if node.op_type in _PRODUCTS:
+        matrix = tensors.get(names[1])
+        stated = _number(node, "columns") or _number(node, "N")
+        return stated or (matrix.dims[-1] if matrix is not None and matrix.dims else widths.get(names[1], hidden))
+    return max(widths.get(name, 0) for name in names)
+
+
+def _after_heads(file: GraphFile, every: Mapping[str, int]) -> dict[str, int]:
+    """Return, as 1 each, what is made of logits: products of the few rows that are picked."""
+    found: dict[str, int] = {}
+    outputs = {value.name for value in file.outputs}
+    rows = max((width for width in every.values()), default=0)
+    for node in file.nodes:
+        picked = node.op_type in _PRODUCTS and node.inputs[0] not in every and not set(node.outputs) & outputs
+        wide = max(_number(node, "columns"), _number(node, "N")) > rows
+        if (picked and wide) or any(name in found for name in node.inputs):
+            found.update((name, 1) for name in node.outputs if name not in outputs)
+    return found
+
+
+def _number(node: Node, name: str) -> int:
+    value = node.attributes.get(name, 0)
+    return value if isinstance(value, int) else 0
