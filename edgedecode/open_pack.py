@@ -93,8 +93,12 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
     )
     wanted = runtime if runtime is not None else default_runtime()
     root = find_pack(pack)
-    with opening(root):
-        return _open_pack(root, wanted, request, limit=limit, verify=verify, wrap=wrap, asked=runtime == AUTO)
+    try:
+        with opening(root):
+            return _open_pack(root, wanted, request, limit=limit, verify=verify, wrap=wrap, asked=runtime == AUTO)
+    except BudgetExceeded as error:
+        advice = f"{error.advice}; `edgedecode plan` lists what a session takes"
+        raise BudgetExceeded(error.reason, advice, table=error.table, needed_nbytes=error.needed_nbytes) from None
 
 
 def plan(  # noqa: PLR0913  (as `load`)

@@ -174,10 +174,10 @@ class Pair:
         shared = self._still_open().shared
         try:
             session = Session(shared, options, messages=messages)
-        except BudgetExceeded:
+        except BudgetExceeded as error:
             smaller = shared.smaller_session(options) or shared.plain_session(options)
             if smaller is None:
-                raise
+                raise shared.refused(error, options) from None
             session = Session(shared, smaller, messages=messages)
             limit = self.budget.limit
             of = "" if limit is None else f" of {format_nbytes(limit.nbytes)} ({limit.name})"

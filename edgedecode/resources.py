@@ -15,10 +15,12 @@ from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.identical_widths import IdenticalWidths
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import find_drafter, lookup_names
-from edgedecode.errors import EdgeDecodeError
+from edgedecode.errors import BudgetExceeded, EdgeDecodeError
 from edgedecode.memory.budget import Budget
+from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.pressure import MemoryPressure
 from edgedecode.memory.process_memory import release_pages
+from edgedecode.memory.sizes import size_option
 from edgedecode.memory_plan import PackFootprint
 from edgedecode.options import SessionOptions
 from edgedecode.pack.adapters import PackAdapters
@@ -79,16 +81,39 @@ class Resources:
 
         None where nothing fits that leaves what was asked for.
         """
-        if self.footprint is None:
-            return None
-        try:
-            plan = self.footprint.fit_session(options, self.budget)
-        except (EdgeDecodeError, OSError):  # the pack's files are gone, or reading them does not fit: nor would they
+        plan = self._plan(options)
+        if plan is None or not plan.fits:
             return None
         choice = plan.choice
         plain = choice.drafters == () and options.drafter is None
         smaller = replace(options, context=choice.context, drafter=NO_DRAFTER if plain else options.drafter)
-        return smaller if plan.fits and smaller != options else None
+        return smaller if smaller != options else None
+
+    def refused(self, error: BudgetExceeded, options: SessionOptions) -> BudgetExceeded:
+        """Return the refusal of a session with the smallest budgets that it runs and drafts in, where they are known.
+
+        error: what was asked for first that did not fit.
+        """
+        plan, limit = self._plan(options), self.budget.limit
+        if plan is None or plan.fits or plan.limit_nbytes is None or limit is None:
+            return error
+        open_nbytes = limit.nbytes - plan.limit_nbytes
+        least, drafting = (open_nbytes + (each or 0) for each in (plan.least_running, plan.least_speculating))
+        advice = limit.raised(least)
+        if drafting > least:
+            advice += f" to run, {size_option(drafting)} to draft"
+        if options.context is not None:
+            advice += ", or shorten the context (--ctx-size)"
+        return BudgetExceeded(error.reason, advice, table=error.table, needed_nbytes=least)
+
+    def _plan(self, options: SessionOptions) -> MemoryPlan | None:
+        """Return the plan of one more session; None where the engine does not tell, or cannot read the pack now."""
+        if self.footprint is None:
+            return None
+        try:
+            return self.footprint.fit_session(options, self.budget)
+        except (EdgeDecodeError, OSError):  # the pack's files are gone, or reading them does not fit: nor would they
+            return None
 
     def plain_session(self, options: SessionOptions) -> SessionOptions | None:
         """Give back what other sessions draft with, and return options for a plain session that fits then.

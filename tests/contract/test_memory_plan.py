@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -116,6 +117,33 @@ def test_session_that_does_not_fit_has_a_shorter_context(
             with pytest.raises(BudgetExceeded):
                 pair.session()
     assert f"the context is {session.context} tokens to fit the memory budget of " in caplog.text
+
+
+def test_refused_session_is_told_the_smallest_budgets_and_opens_in_them(engine: str) -> None:
+    limit = planned(SessionOptions(), engine=engine).least_running
+    while True:  # llama.cpp's plan is an upper bound
+        limit -= 200_000
+        with edgedecode.load(runtime=engine, memory=limit) as pair:
+            try:
+                pair.session().close()
+            except BudgetExceeded as error:
+                refusal = error
+                break
+    assert re.fullmatch(r"raise --memory to [\d.]+MB or more to run, [\d.]+MB to draft", refusal.advice)
+    assert "kv:target" in refusal.table
+    assert 0 < refusal.needed_nbytes - limit <= 400_000
+    with edgedecode.load(runtime=engine, memory=refusal.needed_nbytes) as pair, pair.session() as session:
+        assert (session.context, session.drafter_name) == (512, "none")
+    with (
+        edgedecode.load(runtime=engine, memory=limit) as pair,
+        pytest.raises(BudgetExceeded, match=r"or shorten the context \(--ctx-size\)"),
+    ):
+        pair.session(SessionOptions(context=1000))
+
+
+def test_refused_pack_is_told_what_lists_its_needs(engine: str) -> None:
+    with pytest.raises(BudgetExceeded, match=r"raise --memory to .* or more; `edgedecode plan` lists what"):
+        edgedecode.load(runtime=engine, memory=1_000_000)
 
 
 def test_draft_model_with_a_shorter_context_than_the_conversation(engine: str) -> None:
