@@ -25,8 +25,9 @@ Bounds of what was measured with tokenizers 0.23 on a million bytes: 91 to 128 a
 """
 TEXT_NBYTES = 24
 """Memory for each byte of a conversation's text, in addition: six copies, as wide as the widest character."""
-PLANNED_BYTES_PER_TOKEN = 4
-"""Bytes of text for each token of context that a session reserves when it opens; longer text takes a further lease."""
+PLANNED_BYTES_PER_TOKEN, PLANNED_TOKENS = 5, 1.25
+"""Bytes of text, and tokens, for each of the context's that a session reserves when it opens: a conversation is encoded
+whole when it just no longer fits, and prose has 4 to 4.5 bytes a token. Longer text takes a further lease."""
 PIECE_CHARS = 256
 """Characters encoded at a time where only the number of tokens is needed."""
 OVERFLOW_FACTOR = 2
@@ -125,8 +126,8 @@ def prompts_holder(tokenizer: Tokenizer, capacity: int) -> Holder:
     """Return what encoding usual prompts for a context of `capacity` tokens takes."""
     piece_nbytes = round(4 * _piece(tokenizer) * tokenizer.growth)
     usual = PLANNED_BYTES_PER_TOKEN * capacity
-    nbytes = max(_nbytes(piece_nbytes, piece_nbytes), _nbytes(usual, capacity) + TEXT_NBYTES * usual)
-    return Holder("prompts", nbytes)
+    usual_nbytes = _nbytes(usual, round(PLANNED_TOKENS * capacity)) + TEXT_NBYTES * usual
+    return Holder("prompts", max(_nbytes(piece_nbytes, piece_nbytes), usual_nbytes))
 
 
 def _piece(tokenizer: Tokenizer) -> int:
