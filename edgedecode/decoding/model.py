@@ -87,6 +87,8 @@ class ModelCard:
     rollback: bool = True
     """Whether a state can drop its newest rows; recurrent layers cannot, and without it nothing can be drafted."""
     kv_type: str = "float32"
+    kv_nbytes: int = 0
+    """What keys and values of one position take; 0: the engine does not say."""
     hidden_size: int = 0
     """Size of the hidden output; 0: the graph has none."""
     token_ids: IntArray | None = field(default=None, compare=False)

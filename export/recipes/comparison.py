@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.cache import cache_folder
+from edgedecode.engines.text_scores import ScoredText, Scores, score_texts
 from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import Generation, ModelEntry
 from edgedecode.pack.new_folder import remove_abandoned, work_folder
@@ -32,7 +33,7 @@ from ..resume.finished_steps import Unit
 from ..stages import Stages
 from .calibration import TOKENS, sample_texts
 from .pass_speeds import TURNS, Speeds
-from .scored_texts import ScoredText, Scores, read_texts, score_texts, whole_texts
+from .scored_texts import read_texts, whole_texts
 
 __all__ = ["Comparison", "Result", "compare_model"]
 

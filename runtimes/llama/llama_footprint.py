@@ -21,6 +21,7 @@ __all__ = [
     "loaded_nbytes",
     "plan_snapshots",
     "plan_state",
+    "position_nbytes",
     "row_nbytes",
     "session_nbytes",
     "state_holders",
@@ -101,7 +102,6 @@ def plan_state(
     outputs = max(LEAST_OUTPUTS, min(rows, MOST_OUTPUTS))
     sequences = outputs if card.tree else 1 + snapshots
     width = _width(header, cells=cells, sequences=sequences, kv_type=kv_type)
-    values = 2 * entry.layers * entry.kv_heads * entry.head_size
     mlp = header.mlp_size or 4 * header.hidden_size
     widest = max(mlp, header.heads * header.head_size, header.hidden_size)
     rounded = int(width * widest * (FLOAT_NBYTES if entry.bits >= FLOAT_BITS else ROUNDED_NBYTES))
@@ -116,11 +116,16 @@ def plan_state(
             kv_type=kv_type,
             threads=threads,
         ),
-        kv_nbytes=int(cells * values * KV_VALUE_NBYTES[kv_type]) + ROUNDING_NBYTES + recurrent,
+        kv_nbytes=cells * position_nbytes(entry, kv_type=kv_type) + ROUNDING_NBYTES + recurrent,
         output_nbytes=outputs * row_nbytes(entry) + outputs * OUTPUT_INDEX_NBYTES + ROUNDING_NBYTES,
         compute_nbytes=_compute_nbytes(entry, header, width=width, outputs=outputs, cells=cells, kv_type=kv_type),
         work_nbytes=rounded + threads * TILE_NBYTES + index + entry.layers * GRAPH_NBYTES,
     )
+
+
+def position_nbytes(entry: ModelEntry, *, kv_type: str) -> int:
+    """Return what keys and values of one position take."""
+    return int(2 * entry.layers * entry.kv_heads * entry.head_size * KV_VALUE_NBYTES[kv_type])
 
 
 def state_holders(

@@ -37,6 +37,7 @@ from .llama_footprint import (
     loaded_nbytes,
     plan_snapshots,
     plan_state,
+    position_nbytes,
     session_nbytes,
     state_holders,
     weights_nbytes,
@@ -186,6 +187,7 @@ class LlamaRuntime:
             vocabulary_size=min(entry.rows, request.vocabulary_size),
             context=min(entry.context, header.context or entry.context),
             kv_type=kv_type,
+            kv_nbytes=position_nbytes(entry, kv_type=kv_type),
             token_ids=None if draft is None else draft.vocabulary.ids,
             kernel_noise=None if entry.graphs else entry.kernel_noise,  # an export's was measured on the graphs
             threads=request.threads or default_threads(path.stat().st_size),

@@ -37,7 +37,7 @@ from .kernels.thread_choice import kept_choice, kept_threads
 from .kernels.trial import kernels_line, load_kernels
 from .onnx_footprint import ENGINE_NBYTES, Footprint, plan_footprint, plan_own_footprint, rows_per_pass, widen_footprint
 from .onnx_model import OnnxModel
-from .onnx_state import state_holders
+from .onnx_state import position_nbytes, state_holders
 from .providers import PROVIDERS, Provider, choose_provider
 from .trimmed_head import read_trimmed
 
@@ -291,6 +291,7 @@ def _card(entry: ModelEntry, graph: Graph, *, name: str, vocabulary_size: int) -
         context=entry.context,
         tree="tree" in graph.capabilities,
         kv_type=graph.kv_type,
+        kv_nbytes=position_nbytes(entry, kv_type=graph.kv_type),
         hidden_size=entry.hidden_size if "hidden" in graph.capabilities else 0,
         lora_rank=graph.lora_rank,
         lora_modules=graph.lora_modules,

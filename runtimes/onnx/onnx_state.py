@@ -19,7 +19,7 @@ from .buffers import bias_copies, logits_nbytes
 from .onnx_footprint import Footprint
 from .session_model import SessionState
 
-__all__ = ["OnnxState", "state_holders", "state_nbytes"]
+__all__ = ["OnnxState", "position_nbytes", "state_holders", "state_nbytes"]
 
 TREE_ROW_NBYTES = 64 + 72
 """A pending row of a tree: cached ancestors (512 masks of a bit a row), parent and depth."""
@@ -31,8 +31,12 @@ KEY_TILE = 16
 
 def state_nbytes(entry: ModelEntry, capacity: int, *, kv_type: str = "float32", tiled: bool = False) -> int:
     """Return what a state of `capacity` rows takes; tiled: for our attention."""
-    width = np.dtype(kv_type).itemsize
-    return _slots(capacity, tiled) * (2 * entry.layers * entry.kv_heads * entry.head_size * width + TREE_ROW_NBYTES)
+    return _slots(capacity, tiled) * (position_nbytes(entry, kv_type=kv_type) + TREE_ROW_NBYTES)
+
+
+def position_nbytes(entry: ModelEntry, *, kv_type: str) -> int:
+    """Return what keys and values of one position take."""
+    return 2 * entry.layers * entry.kv_heads * entry.head_size * np.dtype(kv_type).itemsize
 
 
 def state_holders(

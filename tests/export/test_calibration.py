@@ -13,13 +13,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgedecode.decoding.arrays import FloatArray
+from edgedecode.engines.text_scores import ScoredText
 from edgedecode.export.base_model import find_weights, open_source
 from edgedecode.export.checks.reference import Reference
 from edgedecode.export.graph.checkpoint import Checkpoint
 from edgedecode.export.graph.network import open_network
 from edgedecode.export.graph.recipe import EMBEDDING, HEAD, Recipe
 from edgedecode.export.recipes.calibration import find_importance, sample_texts
-from edgedecode.export.recipes.scored_texts import ScoredText, read_texts
+from edgedecode.export.recipes.scored_texts import read_texts
 from edgedecode.export.stages import Stages
 from edgedecode.testing import TableModel, toy_tables
 from edgedecode.text.chat_template import ChatTemplate

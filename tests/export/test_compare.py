@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from edgedecode.cli import main
+from edgedecode.engines.text_scores import ScoredText, Scores
 from edgedecode.errors import ExportError, InputError, RuntimeUnavailable
 from edgedecode.export.cli.plot_file import check_plot, write_plot
 from edgedecode.export.graph.quantize import Scheme
 from edgedecode.export.graph.recipe import Recipe
 from edgedecode.export.recipes.comparison import Comparison, Result
 from edgedecode.export.recipes.pass_speeds import Speeds
-from edgedecode.export.recipes.scored_texts import ScoredText, Scores, read_texts, score_texts
-from edgedecode.testing import TableModel, toy_tables
+from edgedecode.export.recipes.scored_texts import read_texts
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
@@ -162,20 +162,6 @@ def test_texts_that_are_none(name: str, content: str | bytes, message: str, llam
 def test_conversations_need_a_template(llama: Path, calibration: Path) -> None:
     with pytest.raises(ExportError, match="no chat template"):
         read(calibration, llama, template=False)
-
-
-def test_scores_are_the_models_own() -> None:
-    model = TableModel(toy_tables(32, seed=1))
-    text = ScoredText((3, 4, 5, 6, 7, 8), 2)
-    state = model.new_state(8)
-    rows = model.forward(text.tokens, state, rows="all").logits.astype(np.float64)
-    expected = [np.log(np.exp(rows[at - 1]).sum()) - rows[at - 1][text.tokens[at]] for at in range(2, 6)]
-    scores = score_texts(model, [text])
-    assert scores.losses == pytest.approx(expected, rel=1e-5)
-    assert scores.leading.tolist() == [int(rows[at - 1].argmax()) for at in range(2, 6)]
-    assert scores.perplexity == pytest.approx(np.exp(np.mean(expected)), rel=1e-5)
-    other = Scores(scores.losses, scores.leading + np.array([0, 0, 0, 1]))
-    assert scores.agreement(other) == 0.75
 
 
 def test_the_chart_has_a_point_for_every_recipe(tmp_path: Path) -> None:

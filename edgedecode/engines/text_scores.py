@@ -1,0 +1,149 @@
+"""How well a model predicts texts, and how far another way of running it is from that. Reads no file.
+
+Texts are read in passes of at most `PIECE` rows over one state, as decoding reads them: keys and values go through the
+state's cache, of whatever type it is, and no more rows of logits are held than one pass gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.decoding.loop import prefill
+from edgedecode.decoding.model import LanguageModel
+
+__all__ = ["LIKELY", "PIECE", "Likely", "RowScores", "ScoredText", "Scores", "score_rows", "score_texts"]
+
+PIECE = 64
+"""Most rows of logits that are computed and held at once."""
+LIKELY = 64
+"""Ids of a row whose probabilities are kept one by one; the others are one class."""
+_LEAST = float(np.finfo(np.float32).tiny)
+
+FloatNumbers: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """A text in a model's ids; what is scored are its tokens from `start` on, which is at least 1."""
+
+    tokens: tuple[int, ...]
+    start: int
+
+    @property
+    def scored(self) -> int:
+        return len(self.tokens) - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of every scored token, in order: its loss in nats, float32, and the id that the model would have said."""
+
+    losses: FloatArray
+    leading: IntArray
+
+    @property
+    def perplexity(self) -> float:
+        return float(np.exp(self.losses.mean(dtype=np.float64)))
+
+    def agreement(self, other: Scores) -> float:
+        """Return the share of tokens at which both lead with the same id."""
+        return float((self.leading == other.leading).mean())
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """Of some rows the likeliest ids, int32 [rows, ids], their probabilities, and what the other ids have together."""
+
+    ids: npt.NDArray[np.int32]
+    shares: FloatArray
+    rest: FloatArray
+
+    @staticmethod
+    def nbytes(rows: int) -> int:
+        """Return what so many rows take at most."""
+        return rows * (LIKELY * 8 + 4)
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """Some of a text's rows: `expected` is the id that follows each; `exps` over `sums` are its probabilities."""
+
+    losses: FloatArray
+    leading: IntArray
+    exps: FloatArray
+    sums: FloatNumbers
+
+    @classmethod
+    def of(cls, rows: FloatArray, expected: Sequence[int]) -> RowScores:
+        """Score rows of logits, [rows, ids], as the ids that follow them."""
+        highest = rows.max(axis=1)
+        exps = np.exp(rows - highest[:, None])
+        sums = exps.sum(axis=1, dtype=np.float64)
+        losses = np.log(sums) + highest - rows[np.arange(len(rows)), np.asarray(expected)]
+        return cls(np.asarray(losses, np.float32), np.asarray(rows.argmax(axis=1), np.int64), exps, sums)
+
+    def likely(self) -> Likely:
+        """Return the rows' likeliest ids: all of them where there are no more than `LIKELY`."""
+        count = min(LIKELY, self.exps.shape[1])
+        ids = np.empty((len(self.exps), count), np.int32)
+        for own, row in zip(ids, self.exps, strict=True):  # one by one: indexes of a whole row are twice its size
+            own[:] = np.argpartition(row, -count)[-count:]
+        return Likely(ids, *self._classes(ids))
+
+    def divergence(self, reference: Likely) -> FloatNumbers:
+        """Return each row's Kullback-Leibler divergence from the reference's row to it, in nats.
+
+        Over the reference's likeliest ids and one class for the others: never more than over all ids.
+        """
+        found, shares = self._classes(reference.ids), (reference.shares, reference.rest)
+        return np.asarray(_divergence(shares[0], found[0]).sum(axis=1) + _divergence(shares[1], found[1]))
+
+    def _classes(self, ids: npt.NDArray[np.int32]) -> tuple[FloatArray, FloatArray]:
+        """Return the probabilities of these ids of each row, and of all others together."""
+        own = np.take_along_axis(self.exps, ids, axis=1).astype(np.float64)
+        others = np.maximum(self.sums - own.sum(axis=1), 0.0) if ids.shape[1] < self.exps.shape[1] else 0 * self.sums
+        return (own / self.sums[:, None]).astype(np.float32), (others / self.sums).astype(np.float32)
+
+
+def _divergence(reference: FloatArray, found: FloatArray) -> FloatNumbers:
+    """Return each class's part of the divergence; one without mass in the reference has none."""
+    p, q = np.maximum(reference, _LEAST).astype(np.float64), np.maximum(found, _LEAST).astype(np.float64)
+    return np.where(reference > 0, p * (np.log(p) - np.log(q)), 0.0)
+
+
+def score_rows(model: LanguageModel, text: ScoredText) -> Iterator[RowScores]:
+    """Score the tokens from the text's `start` on, a pass after the other; padding rows of the vocabulary are left out.
+
+    A pass has at most `PIECE` rows; rows of one pass read each other's keys and values from the cache too.
+    """
+    tokens, last = text.tokens, len(text.tokens) - 1
+    state = model.new_state(len(tokens), rows=min(PIECE, text.scored))
+    try:
+        prefill(model, state, tokens[: text.start - 1])
+        for at in range(text.start - 1, last, PIECE):
+            end = min(at + PIECE, last)
+            rows = model.forward(tokens[at:end], state, rows="all").logits[:, : model.card.vocabulary_size]
+            yield RowScores.of(rows, tokens[at + 1 : end + 1])
+            state.keep(range(end - at))
+    finally:
+        state.close()
+
+
+def score_texts(
+    model: LanguageModel, texts: Sequence[ScoredText], *, progress: Callable[[int], None] = lambda amount: None
+) -> Scores:
+    """Score the tokens from each text's `start` on."""
+    losses: list[FloatArray] = []
+    leading: list[IntArray] = []
+    for text in texts:
+        for rows in score_rows(model, text):
+            losses.append(rows.losses)
+            leading.append(rows.leading)
+        progress(text.scored)
+    return Scores(np.concatenate(losses), np.concatenate(leading))

@@ -1,0 +1,88 @@
+"""Scores of texts: on tables and on rows whose numbers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from edgedecode.decoding.arrays import FloatArray
+from edgedecode.engines.text_scores import LIKELY, PIECE, RowScores, ScoredText, Scores, score_texts
+from edgedecode.testing import TableModel, toy_tables
+
+
+def scores(*rows: Sequence[float], expected: int = 0) -> RowScores:
+    """Score rows that are given as probabilities."""
+    return RowScores.of(np.log(np.array(rows, np.float32)), [expected] * len(rows))
+
+
+def test_scores_are_the_models_own() -> None:
+    model = TableModel(toy_tables(32, seed=1))
+    text = ScoredText((3, 4, 5, 6, 7, 8), 2)
+    rows = np.array([model.logits_after(text.tokens[:at]) for at in range(6)[1:]], np.float64)
+    expected = [np.log(np.exp(rows[at - 1]).sum()) - rows[at - 1][text.tokens[at]] for at in range(2, 6)]
+    found = score_texts(model, [text])
+    assert found.losses == pytest.approx(expected, rel=1e-5)
+    assert found.leading.tolist() == [int(rows[at - 1].argmax()) for at in range(2, 6)]
+    assert found.perplexity == pytest.approx(np.exp(np.mean(expected)), rel=1e-5)
+    other = Scores(found.losses, found.leading + np.array([0, 0, 0, 1]))
+    assert found.agreement(other) == 0.75
+
+
+def test_a_long_text_is_read_in_pieces_and_every_token_counts_once() -> None:
+    model = TableModel(toy_tables(32, seed=1))
+    tokens = tuple(int(token) for token in np.random.default_rng(0).integers(0, 32, 2 * PIECE + 11))
+    text = ScoredText(tokens, 10)
+    found = score_texts(model, [text])
+    assert model.passes == [9, PIECE, PIECE, 1]
+    assert len(found.losses) == text.scored == 2 * PIECE + 1
+    leading = [int(model.logits_after(tokens[:at]).argmax()) for at in range(10, len(tokens))]
+    assert found.leading.tolist() == leading
+
+
+def test_losses_and_leading_ids_of_known_rows() -> None:
+    found = scores((0.25, 0.75), (0.5, 0.5), (0.9, 0.1))
+    assert found.losses == pytest.approx([np.log(4), np.log(2), -np.log(0.9)])
+    assert found.leading.tolist() == [1, 0, 0]
+
+
+def test_divergence_of_known_rows() -> None:
+    reference, other = scores((0.5, 0.5), (0.9, 0.1)), scores((0.25, 0.75), (0.1, 0.9))
+    expected = [0.5 * np.log(2) + 0.5 * np.log(0.5 / 0.75), 0.9 * np.log(9) + 0.1 * np.log(1 / 9)]
+    assert other.divergence(reference.likely()) == pytest.approx(expected, rel=1e-6)
+    assert reference.divergence(reference.likely()).tolist() == [0, 0]
+
+
+def test_divergence_over_classes_is_a_lower_bound_of_the_whole() -> None:
+    """With more ids than are kept: 0 against itself to the last bit, and below the exact number by what is in it."""
+    rng = np.random.default_rng(0)
+    rows = np.asarray(3 * rng.standard_normal((20, 40 * LIKELY)), np.float32)
+    moved = np.asarray(rows + 0.2 * rng.standard_normal(rows.shape), np.float32)
+    reference, other = (RowScores.of(each, [0] * 20) for each in (rows, moved))
+    likely = reference.likely()
+    assert likely.ids.shape == (20, LIKELY)
+    assert likely.ids.nbytes + likely.shares.nbytes + likely.rest.nbytes == likely.nbytes(20)
+    assert (likely.shares.sum(axis=1) + likely.rest).tolist() == pytest.approx([1.0] * 20)
+    assert not reference.divergence(likely).any()
+    whole = (softmax(rows) * (np.log(softmax(rows)) - np.log(softmax(moved)))).sum(axis=1)
+    found = other.divergence(likely)
+    assert (found > 0).all()
+    assert (found <= whole).all()
+
+
+def softmax(rows: FloatArray) -> np.ndarray:
+    exps = np.exp(rows.astype(np.float64))
+    return np.asarray(exps / exps.sum(axis=1, keepdims=True))
+
+
+def test_a_probability_of_nothing_is_no_error() -> None:
+    far = RowScores.of(np.array([[0, -200, -300]], np.float32), [0])
+    near = RowScores.of(np.array([[0, -1, -300]], np.float32), [0])
+    for reference, other in ((far, near), (near, far)):
+        assert 0 < float(other.divergence(reference.likely())[0]) < 100
+
+
+def test_a_broken_row_is_no_number() -> None:
+    broken = RowScores.of(np.array([[np.nan, 0]], np.float32), [1])
+    assert np.isnan(broken.losses).all()
