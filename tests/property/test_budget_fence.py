@@ -1,0 +1,141 @@
+"""A long conversation under a fence of the system's own, set to what was planned: it neither fails nor says other text.
+
+Of one process the fence is RLIMIT_DATA, over private memory that can be written, whether it is touched or not; where a
+control group can be made (version 2), its memory.max over all memory, file pages included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+resource = pytest.importorskip("resource", reason="fences of POSIX systems")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.memory,
+    pytest.mark.skipif(sys.platform != "linux", reason="fences and /proc of Linux"),
+]
+
+ENGINES = {"onnx": "onnxruntime", "llama": "llama_cpp"}
+MIB = 2**20
+STACK_NBYTES = MIB
+"""Of a thread, reserved whole; usually 8 MiB."""
+UNTOUCHED_NBYTES = {"onnx": 4 * STACK_NBYTES, "llama": 4 * STACK_NBYTES + 44 * MIB}
+"""What is reserved and hardly touched: threads' stacks; by llama.cpp the largest graph it could be asked for, 43 MB."""
+
+CHAT = """
+import json, resource, sys
+import edgedecode
+from edgedecode import ContextExceeded, SessionOptions, pair
+from edgedecode.memory.process_memory import memory_now
+
+fence, held = int(sys.argv[2]), {}
+
+def data():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
+
+def process_holder(*given):
+    holder = real(*given)
+    now = memory_now()
+    held.update(process=holder.nbytes, files=now.resident - now.anonymous)
+    if fence:
+        resource.setrlimit(resource.RLIMIT_DATA, (data() + fence, data() + fence))
+    return holder
+
+real, pair.process_holder = pair.process_holder, process_holder
+texts, accepted = [], 0
+options = SessionOptions(drafter="model", draft_max=4, ignore_eos=True)
+with edgedecode.load(runtime=sys.argv[1], threads=1) as opened, opened.session(options) as session:
+    words = opened.tokenizer.decode(list(range(320, 6000, 6)))
+    for prompt in (words, *["And then?"] * 18):  # the context is full before the end
+        try:
+            done = session.generate(prompt, max_tokens=64)
+        except ContextExceeded:
+            session.reset()
+            done = session.generate(prompt, max_tokens=64)
+        texts.append(done.text)
+        accepted += done.stats.accepted
+    now, planned = memory_now(), opened.budget.used_nbytes
+    figures = {"planned": planned, "resident": now.resident, "texts": texts, "accepted": accepted}
+    files = now.resident - now.anonymous - held["files"]
+    print(json.dumps(figures | {"anonymous": planned - held["process"] - files}))
+"""
+
+
+def run(engine: str, *, fence: int = 0, before: str = "") -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", before + CHAT, engine, str(fence)]
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=240, check=False, preexec_fn=_have_small_stacks
+    )
+
+
+def _have_small_stacks() -> None:
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_NBYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+
+
+def chat(engine: str, *, fence: int = 0, before: str = "") -> dict[str, Any]:
+    """Let a child chat; return what was said and what it took."""
+    child = run(engine, fence=fence, before=before)
+    assert child.returncode == 0, child.stderr[-2000:]
+    figures: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    return figures
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def free(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """An engine, and the chat without a fence."""
+    pytest.importorskip(ENGINES[request.param])
+    return request.param, chat(request.param)
+
+
+def test_long_chat_with_drafts_keeps_its_plan(free: tuple[str, dict[str, Any]]) -> None:
+    engine, told = free
+    assert told["accepted"] > 100
+    assert told["resident"] <= told["planned"]
+    fenced = chat(engine, fence=told["anonymous"] + UNTOUCHED_NBYTES[engine])
+    assert fenced["texts"] == told["texts"]
+
+
+def test_fence_is_one(free: tuple[str, dict[str, Any]]) -> None:
+    """Far below what is planned nothing is said: the fence above would have been noticed."""
+    engine, told = free
+    child = run(engine, fence=told["anonymous"] // 4)
+    assert child.returncode != 0
+    assert not child.stdout
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group of its own below that of this process."""
+    lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    own = next((line[3:] for line in lines if line.startswith("0::")), None)
+    if own is None or not Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        pytest.skip("no control groups of version 2 here")
+    made = Path("/sys/fs/cgroup", own.strip("/"), f"edgedecode-{os.getpid()}")
+    try:
+        made.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error.strerror}")
+    try:
+        if not (made / "memory.max").exists():
+            pytest.skip("this control group does not account for memory")
+        yield made
+    finally:
+        made.rmdir()
+
+
+def test_long_chat_fits_a_container_of_its_plan(free: tuple[str, dict[str, Any]], group: Path) -> None:
+    engine, told = free
+    (group / "memory.max").write_text(str(told["planned"]))
+    if (group / "memory.swap.max").exists():
+        (group / "memory.swap.max").write_text("0")
+    fenced = chat(engine, before=f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')\n")
+    assert fenced["texts"] == told["texts"]
