@@ -144,7 +144,7 @@ def _check_sweep(arguments: Namespace) -> None:
         return
     if arguments.memory is not None:
         arguments.usage_error("--memory-sweep chooses the budgets: leave --memory out")
-    names = "families", "per_family", "prompts", "drafters", "lengths", "fixed", "temp", "repetitions", "quick", "scale"
+    names = "families", "per_family", "prompts", "drafters", "lengths", "fixed", "temp", "repetitions", "quick"
     if given := [name for name in names if getattr(arguments, name)]:
         option = given[0].replace("_", "-")
         arguments.usage_error(f"--memory-sweep runs a chat of its own, the same each time: leave --{option} out")

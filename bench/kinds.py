@@ -62,13 +62,13 @@ def run(arguments: Namespace) -> int:
     """Measure, show, and return the exit code."""
     if arguments.replay is not None:
         return _replay(arguments)
-    if arguments.memory_sweep is not None:
-        return memory_sweep(arguments)
     check_names(arguments.against)
     prompts = read_choices(arguments)
     if arguments.scale is not None:
         show_notices()  # it may have to wait for another bench
         arguments.model = str(scaled_pack(arguments))
+    if arguments.memory_sweep is not None:
+        return memory_sweep(arguments)
     with open_pair(arguments, wrap=TimedRuntime) as pair:
         if not arguments.calibrate:  # a measurement begins afresh, and prompts of a bench are nobody's experience
             pair.keep_experience(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
@@ -42,13 +42,18 @@ def memory_sweep(arguments: Namespace) -> int:
     root = find_pack(arguments.model)
     order = _order(arguments, pack=str(root), turns=arguments.turns or TURNS)
     show_notices()
-    with one_at_a_time():
-        conditions = SweepConditions.of(root, arguments, engines=engines, turns=order["turns"])
-        report = Report(conditions)
-        runs, reasons = _measured(order, engines, count=arguments.memory_sweep)
+    conditions = SweepConditions.of(root, arguments, engines=engines, turns=order["turns"])
+    report = Report(conditions)
+    runs: list[SweepRun] = []
+    reasons: list[str] = []
+    try:
+        with one_at_a_time():
+            for engine in engines:
+                _measure(order, engine, count=arguments.memory_sweep, runs=runs, reasons=reasons)
+    finally:  # of a sweep that is interrupted what there is
+        show_sweep(report, runs)
     if not runs:
         raise CapabilityError(f"nothing could be measured: {'; '.join(reasons)}")
-    show_sweep(report, runs)
     report.lines(f"Not measured: {reason}" for reason in reasons)
     if arguments.plot is not None:
         write_sweep_chart(arguments.plot, runs, conditions=conditions.line())
@@ -100,22 +105,18 @@ def _texts() -> list[str]:
     return [text for row in zip_longest(*families.values()) for text in row if text is not None]
 
 
-def _measured(order: Mapping[str, Any], engines: Sequence[str], *, count: int) -> tuple[list[SweepRun], list[str]]:
-    """Return the chats on every engine that can plan one, and a line for each that cannot."""
-    runs: list[SweepRun] = []
-    reasons: list[str] = []
-    for engine in engines:
-        mine = {**order, "opening": {**order["opening"], "runtime": engine}}
-        planned = _asked({**mine, "turns": None})
-        if "failure" in planned:
-            reasons.append(f"{engine}: {planned['failure']}")
-            continue
-        sizes = budgets(planned["least"], planned["whole"], count)
-        with progress(f"chats on {engine}", len(sizes)) as advance:
-            for budget in sizes:
-                runs.append(_run(engine, budget, _asked({**mine, "memory": budget})))
-                advance()
-    return runs, reasons
+def _measure(order: Mapping[str, Any], engine: str, *, count: int, runs: list[SweepRun], reasons: list[str]) -> None:
+    """Add the chats on an engine to the runs, or why it cannot plan one to the reasons."""
+    mine = {**order, "opening": {**order["opening"], "runtime": engine}}
+    planned = _asked({**mine, "turns": None})
+    if "failure" in planned:
+        reasons.append(f"{engine}: {planned['failure']}")
+        return
+    sizes = budgets(planned["least"], planned["whole"], count)
+    with progress(f"chats on {engine}", len(sizes)) as advance:
+        for budget in sizes:
+            runs.append(_run(engine, budget, _asked({**mine, "memory": budget})))
+            advance()
 
 
 def _asked(order: Mapping[str, object]) -> dict[str, Any]:

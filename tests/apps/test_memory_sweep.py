@@ -115,8 +115,13 @@ def told(order: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps({"chat": fields}))  # type: ignore[no-any-return]
 
 
-def sweep(monkeypatch: pytest.MonkeyPatch, *words: str, engines: tuple[str, ...]) -> int:
-    monkeypatch.setattr(memory_sweep, "_asked", told)
+def sweep(
+    monkeypatch: pytest.MonkeyPatch,
+    *words: str,
+    engines: tuple[str, ...],
+    children: Callable[[Mapping[str, Any]], dict[str, Any]] = told,
+) -> int:
+    monkeypatch.setattr(memory_sweep, "_asked", children)
     monkeypatch.setattr(memory_sweep, "installed", lambda group: dict.fromkeys(engines))
     return main(["bench", "--memory-sweep", *words])
 
@@ -155,6 +160,20 @@ def test_every_engine_and_budget_is_a_row_and_a_broken_budget_an_exit_code(
 def test_kept_budgets_are_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep(monkeypatch, "2", engines=("onnx",)) == 0
     assert "unlimited" in capsys.readouterr().out
+
+
+def test_an_interrupted_sweep_shows_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(order: Mapping[str, Any]) -> dict[str, Any]:
+        if order.get("memory") == 140 * MB:
+            raise KeyboardInterrupt
+        return told(order)
+
+    assert sweep(monkeypatch, "3", engines=("onnx",), children=interrupted) == 130
+    out = capsys.readouterr().out
+    assert "120.0 MB" in out
+    assert "140.0 MB" not in out
 
 
 def test_nothing_measured_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
