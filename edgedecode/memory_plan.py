@@ -26,8 +26,9 @@ from edgedecode.text.tokenizer import Tokenizer
 
 __all__ = ["PackFootprint", "sampling_holder"]
 
-SCRATCH_NBYTES = 3 * 8
-"""Per id: processing a row in numpy holds at most three float64 arrays of the vocabulary's size at once."""
+SCRATCH_NBYTES = 3 * 8 + 4
+"""Per id: processing a row in numpy holds at most three float64 arrays of the vocabulary's size at once, and drafting
+with a smaller head its row spread over all ids."""
 
 
 def sampling_holder(size: int, row_draw: RowDraw) -> Holder:

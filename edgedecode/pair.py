@@ -15,6 +15,7 @@ from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.experience_file import load_experience, store_experience
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
+from edgedecode.memory.process_memory import release_pages
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.memory_plan import PackFootprint
 from edgedecode.options import SessionOptions
@@ -192,6 +193,7 @@ class Pair:
 
     def _give_back(self) -> None:
         with ExitStack() as closing:
+            closing.callback(release_pages)  # last: of what the models took
             closing.callback(self._process.release)
             closing.callback(self.drafts.close)
             closing.callback(self.target.close)

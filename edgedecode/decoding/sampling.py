@@ -92,6 +92,10 @@ def answer_seed(seed: int | None, number: int) -> int:
     return seed if number == 0 else mixed(mixed(seed) + number) >> 64 - _SEED_BITS
 
 
+_ROOM = 256
+"""Ids that a penalty counts, at first."""
+
+
 class Sampler:
     """Turns logits into tokens, or into `Probs`, for one sequence; knows which ids the sequence already holds.
 
@@ -106,7 +110,7 @@ class Sampler:
         self.vocabulary_size = vocabulary_size
         self._known: set[int] = set()
         self._penalises = options.penalises
-        self._seen = np.empty(vocabulary_size if self._penalises else 0, dtype=np.int64)
+        self._seen = np.empty(0, dtype=np.int64)
         self._count = 0
         self._length = 0
 
@@ -124,6 +128,8 @@ class Sampler:
         for token in tokens:
             if token not in self._known and token < self.vocabulary_size:
                 self._known.add(token)
+                if self._count == len(self._seen):
+                    self._seen = np.resize(self._seen, max(_ROOM, 2 * self._count))
                 self._seen[self._count] = token
                 self._count += 1
 

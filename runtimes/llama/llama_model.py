@@ -210,6 +210,7 @@ class LlamaModel:
         """Return an array of our own for `count` rows. Raises BudgetExceeded before it grows."""
         if len(self._gathered) < count:
             self._gathered_lease.resize(count * row_nbytes(self._entry))
+            self._gathered = np.empty((0, self._card.rows), np.float32)  # gives the old rows back first
             self._gathered = np.empty((count, self._card.rows), np.float32)
         return self._gathered[:count]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias
 
-from edgedecode.errors import ManifestError, RuntimeUnavailable
+from edgedecode.errors import BudgetExceeded, ManifestError, RuntimeUnavailable
 from edgedecode.pack.manifest import Graph, ModelEntry
 
 from .kernels.rewriting import GRAPH_TILES, PARENTS, TILES
@@ -25,6 +25,7 @@ __all__ = [
     "OwnKernels",
     "Untyped",
     "cache_names",
+    "check_allocated",
     "check_concat_contract",
     "check_contract",
     "first_line",
@@ -120,6 +121,7 @@ def open_session(
         with _limited(engine, options, limit_nbytes):
             session = engine.InferenceSession(source, options, providers=[provider.engine_name], enable_fallback=0)
     except Exception as error:  # the engine's exceptions share no base class
+        check_allocated(error, f"{path}")
         raise ManifestError(f"{path} cannot be opened ({first_line(error)}): export or import the pack again") from None
     if session.get_providers()[0] != provider.engine_name:
         raise RuntimeUnavailable(f"{provider.engine_name} did not start for {path}; got {session.get_providers()}")
@@ -209,6 +211,13 @@ def _biases(entry: ModelEntry, inputs: Sequence[str]) -> list[str]:
     if not entry.window:
         return [FULL_BIAS]
     return [WINDOW_BIAS, FULL_BIAS] if FULL_BIAS in inputs else [WINDOW_BIAS]
+
+
+def check_allocated(error: Exception, what: str) -> None:
+    """Raise BudgetExceeded where the engine says that its allocator's limit is reached."""
+    if "smaller than requested" in str(error):
+        advice = "use --runtime llama, or export the pack again"
+        raise BudgetExceeded(f"{what} needs more memory than was planned for it", advice, table="") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -25,8 +25,9 @@ in the heap (measured: 8.2 MiB with our kernels and 9.3 with the engine's, and 1
 ARENA_SHARE = 9 / 8
 ARENA_NBYTES = 3 * MIB // 2
 """The engine's allocator takes regions of 1, 2, 4, … MiB; what does not fit into the rest of one leaves it unused."""
+ARENA_MARGIN_NBYTES = 8 * MIB
 THREADS_NBYTES = MIB
-"""What the engine's products and attention keep for each thread, beside the allocator."""
+"""What the engine's products of quantized weights keep for their threads, beside the allocator."""
 ROWS_PER_PASS = 256
 """A toy of the bundled target's shape reads a prompt at 0.93 to 0.99 of the speed of 512 rows (one busy machine)."""
 BIAS_NBYTES = 2 * MIB
@@ -53,6 +54,16 @@ class Footprint:
     rows_per_pass: int
     logits_copies: int = 0
     """Rows of logits that are made of one before it is given out."""
+    packed_nbytes: int = 0
+    """Of the weights: what the engine packs for itself."""
+
+    def arena_nbytes(self, *, logits_row_nbytes: int) -> int:
+        """Return the most that the engine's allocator may reserve: what is planned, and as much again, and 8 MiB.
+
+        Its regions are reserved whole and twice as large each time; of one the rest is never touched.
+        """
+        logits = self.logits_copies * self.rows_per_pass * logits_row_nbytes
+        return self.packed_nbytes + 2 * self.workspace_nbytes + logits + ARENA_MARGIN_NBYTES
 
     def rows_after(self, total: int) -> int:
         """Return how many rows a pass may append when `total` rows are there: rows × (total + rows) fits the bias."""
@@ -75,13 +86,14 @@ def plan_own_footprint(
     sizes, graph_nbytes: of the rewritten graph.
     """
     rows = rows_per_pass(entry, adapters=adapters)
-    left = THREADS_NBYTES if sizes.products_nbytes else 0
+    left = _threads_nbytes(entry) if sizes.products_nbytes else 0
     return Footprint(
         weights_nbytes=tiles_nbytes + _held_nbytes(entry, sizes, graph_nbytes),
         bias_nbytes=0,
         workspace_nbytes=_arena_nbytes(sizes, rows) + scratch_nbytes + left,
         rows_per_pass=rows,
         logits_copies=sizes.logits,
+        packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
     )
 
 
@@ -95,9 +107,10 @@ def plan_footprint(entry: ModelEntry, sizes: GraphSizes, *, graph_nbytes: int, a
     return Footprint(
         weights_nbytes=_held_nbytes(entry, sizes, graph_nbytes),
         bias_nbytes=bias,
-        workspace_nbytes=_arena_nbytes(sizes, rows) + THREADS_NBYTES,
+        workspace_nbytes=_arena_nbytes(sizes, rows) + _threads_nbytes(entry),
         rows_per_pass=rows,
         logits_copies=sizes.logits,
+        packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
     )
 
 
@@ -105,6 +118,10 @@ def _held_nbytes(entry: ModelEntry, sizes: GraphSizes, graph_nbytes: int) -> int
     """Return what an open session holds: tables where they lie, what it packed, the graph read and optimized."""
     session = SESSION_NBYTES + LAYER_NBYTES * entry.layers
     return sizes.tables_nbytes + sizes.products_nbytes + 2 * graph_nbytes + session
+
+
+def _threads_nbytes(entry: ModelEntry) -> int:
+    return THREADS_NBYTES if entry.bits < 16 else 0
 
 
 def _arena_nbytes(sizes: GraphSizes, rows: int) -> int:

@@ -22,7 +22,7 @@ from edgedecode.pack.manifest import ModelEntry
 from ..row_state import LEAST_ROWS, check_tokens, wanted_rows
 from .biases import Biases, TreePaths
 from .buffers import Buffers
-from .graph_session import Untyped, cache_names, first_line
+from .graph_session import Untyped, cache_names, check_allocated, first_line
 from .kernels.thread_choice import chosen_threads
 from .logits_outputs import HeadBinding, Heads
 from .onnx_adapters import Adapters
@@ -209,6 +209,7 @@ class OnnxModel(SessionModel[OnnxState]):
         except (EdgeDecodeError, MemoryError):
             raise
         except Exception as error:  # the engine's exceptions share no base class
+            check_allocated(error, f"a pass of {len(tokens)} rows of the {self._card.name}")
             what = f"ONNX Runtime failed in a pass of {len(tokens)} rows: {first_line(error)}"
             raise RuntimeUnavailable(what) from error
         return self._output(outlet, len(rows))

@@ -146,7 +146,7 @@ class OnnxRuntime:
                 provider=found.provider,
                 threads=1 if invariant else found.threads,  # two pools would wait for each other
                 own=own,
-                limit_nbytes=_free_nbytes(budget, leases),
+                limit_nbytes=None if budget.limit is None else footprint.arena_nbytes(logits_row_nbytes=4 * entry.rows),
             )
             if found.concat:
                 check_concat_contract(session, entry, path=found.path)
@@ -298,13 +298,6 @@ def _card(entry: ModelEntry, graph: Graph, *, name: str, vocabulary_size: int) -
         kernel_noise=entry.kernel_noise,
         notes=entry.notes,
     )
-
-
-def _free_nbytes(budget: Budget, own: Sequence[Lease]) -> int | None:
-    """Return what a budget leaves to the holder of these leases; None: it has no limit."""
-    if budget.limit_nbytes is None:
-        return None
-    return budget.limit_nbytes - budget.used_nbytes + sum(lease.nbytes for lease in own)
 
 
 def _kernels(provider: Provider) -> str:

@@ -26,7 +26,7 @@ from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import resident_nbytes
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.runtimes.onnx import OnnxRuntime
-entry, budget, runtime = typed(json.loads(sys.argv[2]), ModelEntry, "entry"), Budget(), OnnxRuntime()
+entry, budget, runtime = typed(json.loads(sys.argv[2]), ModelEntry, "entry"), Budget(2**40), OnnxRuntime()
 before, peak = resident_nbytes(), 0
 request = ModelRequest(entry, Path(sys.argv[1]), "draft", entry.rows, budget, threads=1, needs=("trim",))
 model = runtime.open(request)

@@ -16,6 +16,7 @@ from edgedecode.errors import BudgetExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
 from edgedecode.runtimes.onnx.graph_session import open_session
+from edgedecode.runtimes.onnx.onnx_footprint import Footprint
 from edgedecode.runtimes.onnx.providers import choose_provider
 from tests.contract.conftest import Opener, assert_planned
 from tests.contract.toy_graph import ToyShape
@@ -34,7 +35,7 @@ from edgedecode.engines.interface import ModelRequest
 from edgedecode.runtimes.onnx import OnnxRuntime
 fields = json.loads(sys.argv[2])
 fields["graphs"] = {name: Graph(**graph) for name, graph in fields["graphs"].items()}
-entry, budget, runtime = ModelEntry(**fields), Budget(), OnnxRuntime()
+entry, budget, runtime = ModelEntry(**fields), Budget(2**40), OnnxRuntime()
 before = resident_nbytes()
 request = ModelRequest(entry, Path(sys.argv[1]), "target", entry.rows, budget, threads=1, needs=sys.argv[3:])
 model = runtime.open(request)
@@ -269,6 +270,22 @@ def test_the_plan_bounds_what_is_measured(opener: Opener, bits: int, block: int,
     figures = json.loads(done.stdout)
     print(bits, block, needs, {name: round(value / MIB, 1) for name, value in figures.items()})
     assert_planned(figures)
+
+
+def test_pass_that_needs_more_than_was_planned_is_refused_in_one_line(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's allocator keeps a limit of the plan's; a model with room for it decodes on."""
+    shape = ToyShape(mlp=8192)
+    fitting = opener(shape, budget=Budget(2**40))
+    monkeypatch.setattr(Footprint, "arena_nbytes", lambda self, **sizes: 2 * MIB + self.packed_nbytes)
+    model = opener(shape, budget=Budget(2**40))
+    tokens = [token % 128 for token in range(250)]
+    with pytest.raises(BudgetExceeded, match="rows of the target needs more memory than was planned"):
+        model.forward(tokens, model.new_state(256))
+    assert fitting.forward(tokens, fitting.new_state(256)).logits.shape == (1, 128)
+    model.close()
+    fitting.close()
 
 
 THREADED = """

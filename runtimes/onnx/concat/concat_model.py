@@ -27,7 +27,7 @@ from ...row_state import (
     continues,
     wanted_rows,
 )
-from ..graph_session import Untyped, cache_names, first_line
+from ..graph_session import Untyped, cache_names, check_allocated, first_line
 from ..onnx_footprint import FLOAT_NBYTES, Footprint
 from ..session_model import SessionModel, SessionState, split_rows
 
@@ -196,6 +196,7 @@ class ConcatModel(SessionModel[ConcatState]):
             except (EdgeDecodeError, MemoryError):
                 raise
             except Exception as error:  # the engine's exceptions share no base class
+                check_allocated(error, f"a pass of {len(tokens)} rows of the {self._card.name}")
                 what = f"ONNX Runtime failed in a pass of {len(tokens)} rows: {first_line(error)}"
                 raise RuntimeUnavailable(what) from error
             own.commit(len(tokens))
