@@ -63,8 +63,7 @@ def acceptance_per_position(stats: Stats) -> list[float]:
 
 
 _WHY = {
-    FinishReason.LENGTH: "stopped at the token limit",
-    FinishReason.CONTEXT: "stopped: the context is full",
+    FinishReason.LENGTH: "stopped at the token limit, or since the context is full",
     FinishReason.CANCELLED: "interrupted",
     FinishReason.STOP: "complete",
 }
@@ -79,6 +78,9 @@ def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None)
     if stats.seed is not None:
         yield "seed", f"{stats.seed}  (repeat with --seed)"
     yield "prompt", f"{stats.prompt_tokens} tokens, {stats.cached_tokens} of them cached"
+    if stats.dropped_turns:
+        again = f", {stats.reread_tokens} tokens read again in mid-answer" if stats.reread_tokens else ""
+        yield "oldest turns dropped", f"{stats.dropped_turns}{again}"
     yield "tokens", f"{stats.verified_tokens}, all verified by the target"
     yield "target passes", f"{stats.rounds}, acceptance length {stats.acceptance_length:.2f} tokens a pass"
     if stats.proposed:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, load
+from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, WhenFull, load
 from edgedecode.commands import count, positive_count, real_number, seed
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.decoding.weights import sampling_table
@@ -146,6 +146,7 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
         reproducible=arguments.reproducible,
         remember=arguments.remember,
         ignore_eos=getattr(arguments, "ignore_eos", False),
+        when_full=WhenFull(getattr(arguments, "when_full", WhenFull.DROP)),
         trace=None if arguments.trace is None else Path(arguments.trace),
     )
 

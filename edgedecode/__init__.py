@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgedecode.chunks import Chunk, Completion
+    from edgedecode.chunks import Chunk, Completion, TurnsDropped
     from edgedecode.decoding.drafts import Draft
     from edgedecode.decoding.loop import DecodeSetting, decode
     from edgedecode.decoding.stats import FinishReason, Stats
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         RuntimeUnavailable,
     )
     from edgedecode.open_pack import load, plan
-    from edgedecode.options import SessionOptions
+    from edgedecode.options import SessionOptions, WhenFull
     from edgedecode.pair import Pair
     from edgedecode.session import Session
     from edgedecode.text.messages import Message
@@ -54,6 +54,8 @@ __all__ = [
     "Session",
     "SessionOptions",
     "Stats",
+    "TurnsDropped",
+    "WhenFull",
     "decode",
     "load",
     "plan",
@@ -73,10 +75,10 @@ _HOMES = {
     ),
     "decoding.loop": ("DecodeSetting", "decode"),
     "text.messages": ("Message",),
-    "options": ("SessionOptions",),
+    "options": ("SessionOptions", "WhenFull"),
     "open_pack": ("load", "plan"),
     "pair": ("Pair",),
-    "chunks": ("Chunk", "Completion"),
+    "chunks": ("Chunk", "Completion", "TurnsDropped"),
     "decoding.sampling": ("SamplingOptions",),
     "session": ("Session",),
     "decoding.stats": ("FinishReason", "Stats"),

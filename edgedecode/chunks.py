@@ -8,9 +8,18 @@ from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.text.detokenizer import Detokenizer
 from edgedecode.text.stop_strings import StopStrings
 
-__all__ = ["TARGET_SOURCE", "Chunk", "Completion", "Reply"]
+__all__ = ["TARGET_SOURCE", "Chunk", "Completion", "Reply", "TurnsDropped"]
 
 TARGET_SOURCE = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsDropped:
+    """The oldest turns were dropped to make room, before an answer or in the middle of it."""
+
+    turns: int
+    tokens: int
+    """What is left of the conversation, an answer's beginning included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,8 @@ class Chunk:
     source: str
     """The drafter's name for accepted drafts, "target" for tokens the target added."""
     finish_reason: FinishReason | None = None
+    event: TurnsDropped | None = None
+    """What happened beside the text; such a chunk has none."""
 
 
 @dataclass(frozen=True, slots=True)

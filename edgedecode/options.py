@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ __all__ = [
     "DEFAULT_CONTEXT",
     "TREE",
     "SessionOptions",
+    "WhenFull",
     "planned_context",
     "sampling_defaults",
     "wants_trees",
@@ -27,6 +29,16 @@ TREE = "tree"
 """The drafter that proposes nothing but trees."""
 BRANCHING = (TREE, "recycle")
 """The drafters that can propose trees."""
+
+
+class WhenFull(StrEnum):
+    """What happens to a conversation that no longer fits its context."""
+
+    DROP = "drop"
+    """Its oldest turns are dropped, whole ones, and what is kept is read again, which is exact; the system messages
+    stay."""
+    STOP = "stop"
+    """An answer ends there, and what does not fit is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,7 @@ class SessionOptions:
     trace: Path | None = None
     remember: bool = False
     tree: bool = False
+    when_full: WhenFull = WhenFull.DROP
 
     @property
     def fixed(self) -> bool:

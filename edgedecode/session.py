@@ -8,7 +8,7 @@ from time import perf_counter
 from weakref import finalize
 
 from edgedecode.answer import Answer
-from edgedecode.chunks import TARGET_SOURCE, Chunk, Completion, Reply
+from edgedecode.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.padding import next_width, usable_context
 from edgedecode.decoding.sampling import Noise, Sampler, answer_seed
@@ -20,19 +20,22 @@ from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.memory_plan import sampling_holder
-from edgedecode.options import SessionOptions, planned_context, sampling_defaults
+from edgedecode.options import SessionOptions, WhenFull, planned_context, sampling_defaults
 from edgedecode.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.resources import Resources
 from edgedecode.session_drafting import SessionDrafting, plan_state
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
 from edgedecode.text.stop_strings import StopStrings
-from edgedecode.text.transcript import Transcript
+from edgedecode.text.transcript import Transcript, Turn
 from edgedecode.turns import FairLock, when_free
+from edgedecode.user_notices import notice
 
 __all__ = ["Session"]
 
 DEFAULT_MAX_TOKENS = 512
+LEAST_ROOM = 8
+"""Turns are dropped before an answer that would have less than this part of the context."""
 
 
 class Session:
@@ -92,7 +95,7 @@ class Session:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The transcript, up to the last chunk of an answer that has not ended.
+        """The transcript without turns that were dropped, up to the last chunk of an answer that has not ended.
 
         Of such an answer half a character, or what may begin a stop string, is added when it ends. One that was stopped
         before it said anything is no part of it, nor is its prompt.
@@ -123,8 +126,12 @@ class Session:
         """Answer a user message, yielding text as it is decoded.
 
         Closing the iterator stops the answer, and so does leaving it, at the next call of the session; what was said
-        stays in the transcript, and the session goes on. Raises ContextExceeded, before anything changes, when the
-        conversation no longer fits the context.
+        stays in the transcript, and the session goes on.
+
+        A conversation that outgrows the context loses its oldest turns (`SessionOptions.when_full`), before an answer
+        or in the middle of it; a chunk's `event` tells. What follows is what a new session with the kept messages would
+        say. Raises ContextExceeded, before anything changes, when the prompt alone does not fit, or nothing may be
+        dropped.
         """
         limit = self._limit(max_tokens)
         stops = StopStrings(stop)
@@ -176,9 +183,9 @@ class Session:
 
     def _stream(self, prompt: str, *, limit: int, stops: StopStrings) -> Answer:
         self._stop_running()
-        tokens = self._transcript.open_turn(prompt)
-        self._check_fits(tokens)
-        return self._started(lambda pause: self._turn(prompt, tokens, limit=limit, stops=stops, pause=pause))
+        turn = self._fitting_turn(prompt, limit=limit)
+        self._check_fits(turn.tokens)
+        return self._started(lambda pause: self._turn(turn, limit=limit, stops=stops, pause=pause))
 
     def _complete(self, text: str, *, limit: int, stops: StopStrings) -> Answer:
         self._stop_running()
@@ -224,25 +231,30 @@ class Session:
                 closing.callback(close)
             self._drafts.close()
 
-    def _turn(
-        self, prompt: str, tokens: list[int], *, limit: int, stops: StopStrings, pause: Callable[[], None]
-    ) -> Generator[Chunk]:
+    def _turn(self, turn: Turn, *, limit: int, stops: StopStrings, pause: Callable[[], None]) -> Generator[Chunk]:
+        transcript = self._transcript
         reply = Reply(self._shared.tokenizer.detokenizer(), stops)
-        before = self._transcript.messages
-        self._reconcile(tokens)
+        before = transcript.messages
         try:
-            self._transcript.begin_reply(prompt, tokens, said=lambda: reply.text)
-            yield from self._chunks(tokens, reply, limit=limit, pause=pause)
+            self._begin(turn, reply)
+            yield from self._told(turn)
+            ended = yield from self._chunks(reply, limit=limit, pause=pause)
+            while not ended and (shorter := self._shorter_turn(limit=limit)) is not None:
+                self._begin(shorter, reply, said=transcript.reply_tokens)
+                self.stats.reread_tokens += len(transcript.tokens) - self._state.length
+                yield from self._told(shorter)
+                ended = yield from self._chunks(reply, limit=limit - len(transcript.reply_tokens), pause=pause)
+            yield self._last(reply, ended=ended)
         except EdgeDecodeError:  # the answer failed: the conversation stays as it was
-            self._transcript.start_over(before)
+            transcript.start_over(before)
             raise
         except BaseException:  # closed or interrupted: what was said was said
             if text := reply.text + reply.rest():
-                self._transcript.end_reply(text, ends=self._ends)
+                transcript.end_reply(text, ends=self._ends)
             else:
-                self._transcript.start_over(before)
+                transcript.start_over(before)
             raise
-        self._transcript.end_reply(reply.text + reply.rest(), ends=self._ends)
+        transcript.end_reply(reply.text + reply.rest(), ends=self._ends)
 
     def _bare(
         self, tokens: list[int], *, limit: int, stops: StopStrings, pause: Callable[[], None]
@@ -251,10 +263,12 @@ class Session:
         self._transcript.forget_rendering()
         self._transcript.tokens = tokens
         reply = Reply(self._shared.tokenizer.detokenizer(), stops)
-        yield from self._chunks(tokens, reply, limit=limit, pause=pause)
+        ended = yield from self._chunks(reply, limit=limit, pause=pause)
+        yield self._last(reply, ended=ended)
 
-    def _chunks(self, tokens: list[int], reply: Reply, *, limit: int, pause: Callable[[], None]) -> Generator[Chunk]:
-        stats = self.stats
+    def _chunks(self, reply: Reply, *, limit: int, pause: Callable[[], None]) -> Generator[Chunk, None, bool]:
+        """Decode behind the transcript's tokens until the reply ends by itself (True), or no more fits (False)."""
+        stats, tokens = self.stats, self._transcript.tokens
         self._shared.mind_memory()
         drafting = self._drafts.begin()
         stats.mode = self._mode()
@@ -271,7 +285,6 @@ class Session:
             pause=pause,
         )
         rounds = decode(self._shared.target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats)
-        verdict: Verdict | None = None
         for verdict in rounds:
             started = perf_counter()
             chunks = [reply.say(run, source) for run, source in _runs(verdict) if reply.stops.matched is None]
@@ -281,15 +294,45 @@ class Session:
             stats.time.host += perf_counter() - started if stats.rounds > 1 else 0.0
             yield from chunks
             self._shared.mind_memory()
-            if reply.stops.matched is not None:
-                break
-        rest = reply.rest()
-        reason = FinishReason.STOP
-        if reply.stops.matched is None and (verdict is None or verdict.outcome is not Outcome.ENDED):
-            reason = FinishReason.CONTEXT if len(tokens) >= self.context else FinishReason.LENGTH
+            if reply.stops.matched is not None or verdict.outcome is Outcome.ENDED:
+                return True
+        return False
+
+    def _last(self, reply: Reply, *, ended: bool) -> Chunk:
+        """Return the chunk with what was held back and why the answer ended."""
+        stats, rest = self.stats, reply.rest()
         stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
-        stats.plain_seconds = self._shared.experience.costs.step_seconds(len(tokens))
-        yield Chunk(rest, (), TARGET_SOURCE, reason)
+        stats.plain_seconds = self._shared.experience.costs.step_seconds(len(self._transcript.tokens))
+        stopped = ended or reply.stops.matched is not None
+        return Chunk(rest, (), TARGET_SOURCE, FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+    # -- a conversation that outgrows its context ----------------------------------------------------------------
+
+    def _fitting_turn(self, prompt: str, *, limit: int) -> Turn:
+        """Return the next turn, without the oldest ones where they leave too little room for an answer."""
+        if self.options.when_full is WhenFull.STOP:
+            return self._transcript.open_turn(prompt)
+        room = min(limit, self.context // LEAST_ROOM)
+        return self._transcript.fitting_turn(prompt, context=self.context, room=room)
+
+    def _shorter_turn(self, *, limit: int) -> Turn | None:
+        """Return the running turn without the oldest ones; None where the context is not full, or none is left."""
+        transcript = self._transcript
+        full = len(transcript.tokens) >= self.context and len(transcript.reply_tokens) < limit
+        return transcript.shorter_turn(self.context) if full and self.options.when_full is WhenFull.DROP else None
+
+    def _begin(self, turn: Turn, reply: Reply, *, said: Sequence[int] = ()) -> None:
+        """Let the model see a turn, with the beginning of its answer where that was said already."""
+        self._reconcile([*turn.tokens, *said])
+        self._transcript.begin_reply(turn, said=lambda: reply.text, reply=said)
+
+    def _told(self, turn: Turn) -> Iterator[Chunk]:
+        """Tell of turns that were dropped."""
+        if turn.dropped:
+            self.stats.dropped_turns += turn.dropped
+            turns = "the oldest turn was" if turn.dropped == 1 else f"the {turn.dropped} oldest turns were"
+            notice(f"{turns} dropped: the conversation no longer fits the context of {self.context} tokens")
+            yield Chunk("", (), TARGET_SOURCE, event=TurnsDropped(turn.dropped, len(self._transcript.tokens)))
 
     def _reconcile(self, tokens: Sequence[int]) -> None:
         """Cut the target's state to what it shares with `tokens`; its settled positions hold the old tokens."""

@@ -35,6 +35,8 @@ PUBLIC_API = [
     "Session",
     "SessionOptions",
     "Stats",
+    "TurnsDropped",
+    "WhenFull",
     "decode",
     "load",
     "plan",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
+from edgedecode import WhenFull
 from edgedecode.commands import Command, positive_count
 
 from ..colour import Paint, add_colour_option
@@ -23,6 +24,13 @@ class ChatCommand:
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("--system", metavar="TEXT", help="system message the conversation begins with")
         parser.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="end an answer after N tokens")
+        parser.add_argument(
+            "--when-full",
+            choices=[each.value for each in WhenFull],
+            default=WhenFull.DROP.value,
+            help="what happens when the chat outgrows its context: drop its oldest turns, the system message stays, or "
+            "stop (default: %(default)s)",
+        )
         parser.add_argument("--stats", action="store_true", help="show figures after each answer, memory sampled")
         add_colour_option(parser)
         add_pack_options(parser)

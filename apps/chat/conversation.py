@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from edgedecode import ContextExceeded, EdgeDecodeError, FinishReason, InputError, Message, Session
+from edgedecode import ContextExceeded, EdgeDecodeError, FinishReason, InputError, Message, Session, WhenFull
 from edgedecode.memory.sampler import PeakSampler
 from edgedecode.text.printable import shown, shown_lines
 
@@ -95,7 +95,8 @@ class Conversation:
             self.last_finish = self._stream(prompt)
         except ContextExceeded:
             context = self.session.context
-            if any(message.role != "system" for message in self.session.messages):
+            stops = self.session.options.when_full is WhenFull.STOP
+            if stops and any(message.role != "system" for message in self.session.messages):
                 self.refuse(f"this no longer fits the context of {context} tokens: /reset starts over")
             else:
                 self.refuse(f"the message is longer than the context of {context} tokens: shorten it")
@@ -107,7 +108,7 @@ class Conversation:
             self.say(stats_line(self.session.stats, finish_reason=self.last_finish))
         else:
             self.show_stats(self.last_finish)
-        if self.last_finish is FinishReason.CONTEXT:
+        if self.last_finish is FinishReason.LENGTH and len(self.session.tokens) >= self.session.context:
             self.say("the context is full: /reset starts over")
 
     def show_stats(self, finish: FinishReason) -> None:

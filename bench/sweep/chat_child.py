@@ -15,7 +15,7 @@ from edgedecode.engines.child import tell_parent
 from edgedecode.errors import CapabilityError, ContextExceeded, EdgeDecodeError
 from edgedecode.memory.sampler import PeakSampler
 from edgedecode.open_pack import load, plan
-from edgedecode.options import SessionOptions
+from edgedecode.options import SessionOptions, WhenFull
 from edgedecode.pair import Pair
 from edgedecode.session import Session
 
@@ -138,4 +138,10 @@ def _given_up(pair: Pair, options: SessionOptions) -> tuple[str, ...]:
 
 
 def _options(order: Mapping[str, Any]) -> SessionOptions:
-    return SessionOptions(sampling=SamplingOptions(), context=order["context"], seed=0, ignore_eos=True)
+    return SessionOptions(
+        sampling=SamplingOptions(),
+        context=order["context"],
+        seed=0,
+        ignore_eos=True,
+        when_full=WhenFull.STOP,  # turns would be dropped before the context is full, which is the dearest state
+    )

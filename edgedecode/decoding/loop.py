@@ -71,6 +71,7 @@ def decode(
 ) -> Iterator[Verdict]:
     """Generate after `tokens`, appending to them; yield each round's verdict once its tokens are appended.
 
+    Where `stats` count an answer already, this goes on with it behind another prompt.
     `state` must hold a prefix of `tokens` (its length may be anything up to theirs; pending rows are dropped). Ends
     after a token of `setting.ends`, after `max_tokens`, or when the context is full: at `state.capacity`, or at the
     last length that leaves room for padding. Closing the iterator at any point leaves `tokens` and `state` usable: the
@@ -90,7 +91,8 @@ def decode(
     sampler.begin(tokens)
     length = min(state.length, len(tokens) - 1)
     state.crop(length if length >= state.oldest_crop else 0)  # a recurrent memory may have to be read again
-    stats.prompt_tokens, stats.cached_tokens = len(tokens), state.length
+    if stats.rounds == 0:
+        stats.prompt_tokens, stats.cached_tokens = len(tokens), state.length
     if drafting is not None:
         drafting.begin(tokens)
     while True:
@@ -104,7 +106,7 @@ def decode(
         setting.pause()
 
     verdict: Verdict | None = None
-    now = started
+    reading, now = True, started
     while len(tokens) < limit:
         # Propose. The prompt's own pass carries no draft: nothing may delay the first token.
         draft, room, proposed = EMPTY_DRAFT, state.capacity - state.length, now
@@ -135,13 +137,15 @@ def decode(
         state.keep([*range(unread), *(unread + node for node in verdict.path)])
         tokens += verdict.tokens
         sampler.extend(verdict.tokens)
-        stats.count(verdict, why=drafting.plan.reason if drafting is not None and stats.rounds else "")
+        stats.count(verdict, why=drafting.plan.reason if drafting is not None and not reading else "")
         kept = observed = clock()
         if asked is not None:
             asked.observe(tokens, verdict)
             observed = clock()
-        if stats.rounds == 1:
-            stats.time_to_first_token = stats.prefill_seconds = kept - started
+        if reading:
+            reading = False
+            stats.prefill_seconds += kept - started
+            stats.time_to_first_token = stats.time_to_first_token or kept - started
         else:
             stats.time.draft += proposed - now + observed - kept
             stats.time.verify += scored - proposed

@@ -18,9 +18,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """An end-of-sequence token or a stop string."""
     LENGTH = "length"
-    """`max_tokens` were generated."""
-    CONTEXT = "context"
-    """The context is full."""
+    """`max_tokens` were generated, or the context is full."""
     CANCELLED = "cancelled"
     """The caller closed the stream."""
 
@@ -64,6 +62,10 @@ class Stats:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV was already there."""
+    dropped_turns: int = 0
+    """The conversation's oldest turns that were dropped to make room."""
+    reread_tokens: int = 0
+    """What was read again in the middle of the answer, since turns were dropped there."""
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0

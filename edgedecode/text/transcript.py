@@ -6,14 +6,34 @@ Knows text and ids; knows no model and no KV.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from edgedecode.errors import InputError
+from edgedecode.errors import ContextExceeded, InputError
 
 from .encoder import TextSource
+from .kept_turns import turn_starts, without_oldest
 from .messages import Message
 from .tokenizer import Tokenizer
 
-__all__ = ["Transcript"]
+__all__ = ["Transcript", "Turn"]
+
+KEPT_SHARE = 0.6
+"""Of the context is kept at most where turns are dropped: less has them dropped seldom, more keeps more of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A user message behind the conversation before it, and the tokens of all that up to the assistant's header."""
+
+    before: tuple[Message, ...]
+    prompt: str
+    tokens: list[int]
+    dropped: int = 0
+    """How many of the oldest turns were left out of `before`."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return (*self.before, Message("user", self.prompt))
 
 
 def _nothing() -> str:
@@ -60,29 +80,62 @@ class Transcript:
         self._now = (tuple(messages), _nothing)
         self.forget_rendering()
 
-    def open_turn(self, prompt: str) -> list[int]:
-        """Return the tokens of the conversation with a user message added, up to the assistant's header.
+    @property
+    def reply_tokens(self) -> list[int]:
+        """What was generated since the newest turn began."""
+        return self.tokens[self._prompt_tokens :]
+
+    def open_turn(self, prompt: str) -> Turn:
+        """Return the conversation with a user message added.
 
         Changes nothing: `begin_reply` takes the turn over once the caller has accepted it.
         """
         text = self._source.render([*self.messages, Message("user", prompt)])
         if self._rendered is not None and text.startswith(self._rendered):
-            return self.tokens[: self._rendered_tokens] + self._source.encode(text[len(self._rendered) :])
-        return self._source.encode(text)
+            tokens = self.tokens[: self._rendered_tokens] + self._source.encode(text[len(self._rendered) :])
+        else:
+            tokens = self._source.encode(text)
+        return Turn(self.messages, prompt, tokens)
 
-    def begin_reply(self, prompt: str, tokens: list[int], *, said: Callable[[], str] = _nothing) -> None:
-        """Take over a turn that `open_turn` made; `said` tells the answer so far."""
-        messages = (*self.messages, Message("user", prompt))
-        self._prompt = self._source.render(messages)
-        self._now = (messages, said)
-        self._prompt_tokens = len(tokens)
-        self.tokens = tokens
+    def fitting_turn(self, prompt: str, *, context: int, room: int) -> Turn:
+        """Return the conversation with a user message added, without the oldest turns where it would leave less than
+        `room` tokens of the context.
+
+        Changes nothing. Raises ContextExceeded where the message alone cannot be encoded.
+        """
+        try:
+            turn = self.open_turn(prompt)
+        except ContextExceeded:
+            if not turn_starts(self.messages):
+                raise
+        else:
+            if len(turn.tokens) + room <= context or not turn_starts(self.messages):
+                return turn
+        return self._shortened(self.messages, prompt, most=int(KEPT_SHARE * context))
+
+    def shorter_turn(self, context: int) -> Turn | None:
+        """Return the running turn without the oldest ones, so that its answer can go on; None where that is no help.
+
+        Changes nothing.
+        """
+        before, said = self.messages[:-1], len(self.reply_tokens)
+        if not turn_starts(before):
+            return None
+        turn = self._shortened(before, self.messages[-1].content, most=int(KEPT_SHARE * context) - said)
+        return turn if len(turn.tokens) + said < context else None
+
+    def begin_reply(self, turn: Turn, *, said: Callable[[], str] = _nothing, reply: Sequence[int] = ()) -> None:
+        """Take over a turn. `said` tells the answer so far, of which `reply` are the tokens."""
+        self._prompt = self._source.render(turn.messages)
+        self._now = (turn.messages, said)
+        self._prompt_tokens = len(turn.tokens)
+        self.tokens = [*turn.tokens, *reply]
         self._rendered = None
 
     def end_reply(self, text: str, *, ends: frozenset[int]) -> None:
         """Record the assistant's message: `text` is what the user was shown of the tokens after the prompt."""
         self._now = ((*self.messages, Message("assistant", text)), _nothing)
-        generated = self.tokens[self._prompt_tokens :]
+        generated = self.reply_tokens
         if generated and generated[-1] in ends:
             generated.pop()
         self._rendered = self._prompt + self._tokenizer.decode(generated, skip_special=False)
@@ -98,3 +151,23 @@ class Transcript:
     def forget_rendering(self) -> None:
         """Make the next turn encode everything afresh; `tokens` stay, since they say what a state has read."""
         self._rendered = None
+
+    def _shortened(self, before: Sequence[Message], prompt: str, *, most: int) -> Turn:
+        """Return a user message behind as many of the newest turns before it as make at most `most` tokens of all.
+
+        Without any turn where none fits. Everything is encoded afresh, as in a new conversation.
+        """
+        made: dict[int, list[int]] = {}
+
+        def encoded(kept: tuple[Message, ...]) -> list[int]:
+            return self._source.encode(self._source.render([*kept, Message("user", prompt)]))
+
+        def fits(kept: tuple[Message, ...]) -> bool:
+            try:
+                made[len(kept)] = encoded(kept)
+            except ContextExceeded:
+                return False
+            return len(made[len(kept)]) <= most
+
+        kept, dropped = without_oldest(before, fits=fits)
+        return Turn(kept, prompt, made.get(len(kept)) or encoded(kept), dropped)

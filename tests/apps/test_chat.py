@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode import FinishReason, Message, Pair, Session, SessionOptions
+from edgedecode import FinishReason, Message, Pair, Session, SessionOptions, WhenFull
 from edgedecode.apps.chat import conversation as conversation_module
 from edgedecode.apps.chat.conversation import Conversation
 from edgedecode.apps.chat.lines import PipedLines, TerminalLines
@@ -260,13 +260,27 @@ def test_figures_after_each_answer_tell_every_kind_of_peak(
 
 
 def test_a_full_context_says_reset_and_the_session_goes_on(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    with toy.session(SessionOptions(context=80, ignore_eos=True, seed=1)) as session:
+    stops = SessionOptions(context=80, ignore_eos=True, seed=1, when_full=WhenFull.STOP)
+    with toy.session(stops) as session:
         conversation = talk(session, "hello", "x" * 100, "/reset", "x" * 100, "hello", max_tokens=10)
         err = capsys.readouterr().err
         assert err.count("/reset starts over") == 1
         assert err.count("the message is longer than the context of 80 tokens: shorten it\n") == 1
         assert conversation.last_finish is FinishReason.LENGTH
         assert len(session.messages) == 2
+        talk(session, "hello", max_tokens=1000)
+        assert "the context is full: /reset starts over" in capsys.readouterr().err
+
+
+def test_a_chat_that_outgrows_its_context_drops_its_oldest_turns(toy: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    with toy.session(SessionOptions(context=120, ignore_eos=True, seed=1)) as session:
+        said = [f"hello {turn}" for turn in range(8)]
+        talk(session, *said, "x" * 200, max_tokens=10)
+        err = capsys.readouterr().err
+        assert "the message is longer than the context of 120 tokens: shorten it" in err
+        assert "/reset" not in err
+        assert session.messages[-2].content == "hello 7"
+        assert len(session.messages) < 16
         talk(session, "hello", max_tokens=1000)
         assert "the context is full: /reset starts over" in capsys.readouterr().err
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgedecode import Pair, Session, SessionOptions
+from edgedecode import Pair, Session, SessionOptions, WhenFull
 from edgedecode.bench.sweep import memory_sweep
 from edgedecode.bench.sweep.chat_child import Talk, prompt_of
 from edgedecode.bench.sweep.sweep_runs import Chat, SweepRun, budgets
@@ -72,7 +72,8 @@ def test_a_plan_is_right_within_a_share_or_some_megabytes(planned: int, peak: in
 
 
 def talked(toy: Pair, turns: int, *, max_tokens: int | None = None) -> tuple[Session, Talk]:
-    with toy.session(SessionOptions(context=128, ignore_eos=True, seed=0)) as session:
+    options = SessionOptions(context=128, ignore_eos=True, seed=0, when_full=WhenFull.STOP)
+    with toy.session(options) as session:
         talk = Talk(session, cycle(["hello", "good day"]), encode=toy.tokenizer.encode)
         talk.run(turns, max_tokens=max_tokens)
     return session, talk

@@ -15,7 +15,7 @@ from edgedecode.errors import BudgetExceeded, ContextExceeded
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
 from edgedecode.memory.process_memory import peak_nbytes
-from edgedecode.options import SessionOptions
+from edgedecode.options import SessionOptions, WhenFull
 from edgedecode.text import encoder as encoding
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
@@ -64,15 +64,17 @@ with edgedecode.load(memory=int(sys.argv[1]), runtime="onnx", threads=1) as pair
                     pass
                 assert session.messages == () or answer == "stream"
     history = [edgedecode.Message("user", "hello " * 700_000)]
-    for start in ("at once", "by reset"):
-        with pair.session(messages=history if start == "at once" else ()) as session:
+    for start, full in (("at once", "stop"), ("by reset", "stop"), ("at once", "drop"), ("by reset", "drop")):
+        options = edgedecode.SessionOptions(when_full=edgedecode.WhenFull(full))
+        with pair.session(options, messages=history if start == "at once" else ()) as session:
             if start == "by reset":
                 session.reset(history)
             try:
                 session.generate("and now?", max_tokens=2)
-                raise AssertionError("4 MB in a context of 2,048 tokens")
+                assert full == "drop", "4 MB in a context of 2,048 tokens"
+                assert session.stats.dropped_turns == 1
             except (edgedecode.ContextExceeded, edgedecode.BudgetExceeded):
-                pass
+                assert full == "stop"
     with pair.session() as session:
         assert session.generate("hello there", max_tokens=4).text
     print(peak_nbytes())
@@ -194,7 +196,8 @@ def test_every_text_is_bounded_before_it_is_encoded(longer: dict[str, bool], mon
     with ascii_pair() as pair:
         monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: pytest.fail("the text was encoded"))
         monkeypatch.setattr(Tokenizer, "render", lambda *_, **__: pytest.fail("the text was rendered"))
-        session = pair.session(SessionOptions(drafter="none"), messages=history if "messages" in longer else ())
+        stops = SessionOptions(drafter="none", when_full=WhenFull.STOP)
+        session = pair.session(stops, messages=history if "messages" in longer else ())
         if "reset" in longer:
             session.reset(history)
         answer, prompt = (session.complete, text) if "complete" in longer else (session.stream, "and now?")

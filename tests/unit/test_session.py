@@ -13,7 +13,7 @@ from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
-from edgedecode.options import SessionOptions
+from edgedecode.options import SessionOptions, WhenFull
 from edgedecode.pack.manifest import Generation
 from edgedecode.session import Session
 from edgedecode.testing import toy_pair
@@ -142,9 +142,9 @@ def test_half_a_character_is_never_shown() -> None:
 
 def test_the_context_limit_ends_a_reply_and_refuses_the_next_prompt() -> None:
     for draft_max in (0, 1, 5, 16):
-        made = session(context=64, draft_max=draft_max, noise=0.3)
+        made = session(context=64, draft_max=draft_max, noise=0.3, when_full=WhenFull.STOP)
         done = made.generate("hello", max_tokens=500)
-        assert done.finish_reason is FinishReason.CONTEXT
+        assert done.finish_reason is FinishReason.LENGTH
         assert len(made.tokens) == made.context == 64
         before = made.messages
         with pytest.raises(

@@ -11,7 +11,7 @@ from edgedecode.testing import CHATML, SPECIAL_TOKENS, byte_tokenizer
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.messages import Message
 from edgedecode.text.tokenizer import Tokenizer
-from edgedecode.text.transcript import Transcript
+from edgedecode.text.transcript import Transcript, Turn
 
 ENDS = frozenset({2})
 
@@ -29,8 +29,7 @@ def merging_tokenizer() -> Tokenizer:
 
 def reply(transcript: Transcript, prompt: str, ids: list[int], *, shown: str) -> list[int]:
     """Run one turn whose reply is `ids`."""
-    tokens = transcript.open_turn(prompt)
-    transcript.begin_reply(prompt, tokens)
+    transcript.begin_reply(transcript.open_turn(prompt))
     transcript.tokens += ids
     transcript.end_reply(shown, ends=ENDS)
     return transcript.tokens
@@ -39,7 +38,7 @@ def reply(transcript: Transcript, prompt: str, ids: list[int], *, shown: str) ->
 def test_the_first_turn_is_the_rendered_conversation() -> None:
     tokenizer = byte_tokenizer()
     transcript = Transcript(tokenizer, [Message("system", "Be brief.")])
-    text = tokenizer.decode(transcript.open_turn("hello"), skip_special=False)
+    text = tokenizer.decode(transcript.open_turn("hello").tokens, skip_special=False)
     assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -47,10 +46,10 @@ def test_the_first_turn_is_the_rendered_conversation() -> None:
 
 def test_opening_a_turn_changes_nothing() -> None:
     transcript = Transcript(byte_tokenizer())
-    first = transcript.open_turn("hello")
+    first = transcript.open_turn("hello").tokens
     assert transcript.messages == ()
     assert transcript.tokens == []
-    assert transcript.open_turn("hello") == first
+    assert transcript.open_turn("hello").tokens == first
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -63,9 +62,9 @@ def test_generated_ids_are_kept_where_encoding_gives_others(ended: bool) -> None
     transcript = Transcript(tokenizer)
     said = [a, b, a, b] + [2] * ended
     before = list(reply(transcript, "hello", said, shown="abab"))
-    after = transcript.open_turn("again")
+    after = transcript.open_turn("again").tokens
     assert after[: len(before)] == before
-    fresh = Transcript(tokenizer, transcript.messages).open_turn("again")
+    fresh = Transcript(tokenizer, transcript.messages).open_turn("again").tokens
     assert fresh != after  # a fresh session encodes the text anew
     assert tokenizer.decode(fresh, skip_special=False) == tokenizer.decode(after, skip_special=False)
 
@@ -76,11 +75,10 @@ def test_an_end_token_the_template_does_not_print_is_left_out() -> None:
     assert a is not None
     assert b is not None
     transcript = Transcript(tokenizer)
-    tokens = transcript.open_turn("hello")
-    transcript.begin_reply("hello", tokens)
+    transcript.begin_reply(transcript.open_turn("hello"))
     transcript.tokens += [a, b, 0]
     transcript.end_reply("ab", ends=frozenset({0, 2}))
-    after = transcript.open_turn("again")
+    after = transcript.open_turn("again").tokens
     assert after[: len(transcript.tokens)] == [*transcript.tokens[:-1], 2]
 
 
@@ -92,7 +90,7 @@ def test_three_turns_keep_every_id() -> None:
     transcript = Transcript(tokenizer)
     for turn in range(3):
         before = list(transcript.tokens)
-        tokens = transcript.open_turn(f"turn {turn}")
+        tokens = transcript.open_turn(f"turn {turn}").tokens
         assert tokens[: len(before)] == before
         reply(transcript, f"turn {turn}", [a, b, 2], shown="ab")
     assert [message.role for message in transcript.messages] == ["user", "assistant"] * 3
@@ -108,16 +106,16 @@ def test_what_was_not_shown_is_not_kept(ids: str, shown: str) -> None:
     transcript = Transcript(tokenizer)
     reply(transcript, "hello", tokenizer.encode(ids), shown=shown)
     assert transcript.messages[-1] == Message("assistant", shown)
-    again = transcript.open_turn("again")
-    assert again == Transcript(tokenizer, transcript.messages).open_turn("again")
+    again = transcript.open_turn("again").tokens
+    assert again == Transcript(tokenizer, transcript.messages).open_turn("again").tokens
 
 
 def test_special_tokens_the_user_never_saw_are_not_kept_as_text() -> None:
     tokenizer = byte_tokenizer()
     transcript = Transcript(tokenizer)
     reply(transcript, "hello", [*tokenizer.encode("a"), 1, *tokenizer.encode("b")], shown="ab")
-    again = transcript.open_turn("again")
-    assert again == Transcript(tokenizer, transcript.messages).open_turn("again")
+    again = transcript.open_turn("again").tokens
+    assert again == Transcript(tokenizer, transcript.messages).open_turn("again").tokens
 
 
 def test_half_a_character_is_kept_as_the_id_it_was() -> None:
@@ -125,7 +123,7 @@ def test_half_a_character_is_kept_as_the_id_it_was() -> None:
     half = tokenizer.encode("é")[:1]
     transcript = Transcript(tokenizer)
     before = list(reply(transcript, "hello", half, shown="\ufffd"))
-    assert transcript.open_turn("again")[: len(before)] == before
+    assert transcript.open_turn("again").tokens[: len(before)] == before
 
 
 def test_a_template_that_rewrites_history_reads_it_afresh() -> None:
@@ -138,7 +136,7 @@ def test_a_template_that_rewrites_history_reads_it_afresh() -> None:
     tokenizer.chat_template = ChatTemplate(source)
     transcript = Transcript(tokenizer)
     reply(transcript, "hello", [*tokenizer.encode("hi"), 2], shown="hi")
-    text = tokenizer.decode(transcript.open_turn("again"), skip_special=False)
+    text = tokenizer.decode(transcript.open_turn("again").tokens, skip_special=False)
     assert "HELLO" in text
     assert "HI" in text
     assert "again" in text
@@ -152,7 +150,7 @@ def test_a_template_that_refuses_changes_nothing() -> None:
     with pytest.raises(InputError, match="one message only"):
         transcript.open_turn("b")
     with pytest.raises(InputError, match="one message only"):
-        transcript.begin_reply("b", [1])
+        transcript.begin_reply(Turn(transcript.messages, "b", [1]))
     assert [message.content for message in transcript.messages] == ["a"]
     assert transcript.tokens == []
 
@@ -166,7 +164,7 @@ def test_forgetting_the_rendering_encodes_everything_but_keeps_the_tokens() -> N
     before = list(reply(transcript, "hello", [a, b, 2], shown="ab"))
     transcript.forget_rendering()
     assert transcript.tokens == before
-    assert transcript.open_turn("again")[: len(before)] != before
+    assert transcript.open_turn("again").tokens[: len(before)] != before
 
 
 def test_a_bare_prompt_has_a_token() -> None:

@@ -1,0 +1,58 @@
+"""A long chat with the bundled pack on each engine: turns are dropped, and the text is a new session's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import edgedecode
+from edgedecode import Message, Pair, SamplingOptions, SessionOptions
+
+ENGINES = {"onnx": "onnxruntime", "llama": "llama_cpp"}
+SYSTEM = Message("system", "You are brief.")
+CONTEXT = 384
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    pytest.importorskip(ENGINES[request.param])
+    with edgedecode.load(runtime=request.param) as made:
+        yield made
+
+
+def options(**named: object) -> SessionOptions:
+    return SessionOptions(
+        **{"context": CONTEXT, "sampling": SamplingOptions(), "ignore_eos": True, **named}  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("drafter", ["none", None], ids=["plain", "scheduled"])
+def test_a_chat_of_32_turns_says_what_new_sessions_with_the_kept_turns_say(pair: Pair, drafter: str | None) -> None:
+    """Bit for bit where rows do not depend on a pass's width; elsewhere a near tie may turn, and counts alone hold."""
+    dropped = 0
+    with pair.session(options(drafter=drafter), messages=[SYSTEM]) as session:
+        for turn in range(32):
+            chunks = list(session.stream(f"Tell me about boat number {turn}.", max_tokens=24))
+            text = "".join(chunk.text for chunk in chunks)
+            assert session.messages[0] == SYSTEM
+            assert session.messages[-1] == Message("assistant", text)
+            assert len(session.tokens) <= CONTEXT
+            dropped += session.stats.dropped_turns
+            if chunks[0].event is not None and pair.target.card.row_invariant:
+                *kept, asked, _ = session.messages
+                with pair.session(options(drafter="none"), messages=kept) as fresh:
+                    assert fresh.generate(asked.content, max_tokens=24).text == text
+    assert dropped >= 16
+    assert (len(session.messages) - 1) // 2 == 32 - dropped
+
+
+def test_an_answer_that_outgrows_its_context_goes_on(pair: Pair) -> None:
+    with pair.session(options(), messages=[SYSTEM]) as session:
+        for turn in range(4):
+            session.generate(f"Tell me about boat number {turn}.", max_tokens=24)
+        done = session.generate("Tell me a long story.", max_tokens=330)
+        assert len(done.tokens) == 330
+        assert done.stats.dropped_turns == 4
+        assert done.stats.reread_tokens > 100
+        assert session.messages[1:] == (Message("user", "Tell me a long story."), Message("assistant", done.text))

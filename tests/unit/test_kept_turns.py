@@ -1,0 +1,50 @@
+"""Which turns are kept: the system messages and the newest whole turns, as many as fit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from edgedecode.text.kept_turns import turn_starts, without_oldest
+from edgedecode.text.messages import Message
+
+SYSTEM = Message("system", "be short")
+
+
+def turn(number: int) -> tuple[Message, Message]:
+    return Message("user", f"question {number}"), Message("assistant", f"answer {number}")
+
+
+def talk(turns: int, *, system: bool = True) -> tuple[Message, ...]:
+    return (*([SYSTEM] if system else []), *(message for number in range(turns) for message in turn(number)))
+
+
+def test_turns_begin_with_the_user() -> None:
+    tool = (Message("user", "a"), Message("assistant", "b"), Message("tool", "c"), Message("assistant", "d"))
+    assert turn_starts((SYSTEM, SYSTEM, *tool, *turn(1))) == [2, 6]
+    assert turn_starts(talk(2, system=False)) == [0, 2]
+    assert turn_starts((SYSTEM, Message("assistant", "welcome"), *turn(1))) == [1, 2]
+    assert turn_starts([SYSTEM]) == turn_starts([]) == []
+
+
+@given(turns=some.integers(0, 40), most=some.integers(0, 90), system=some.booleans())
+def test_as_many_of_the_newest_turns_are_kept_as_fit(turns: int, most: int, *, system: bool) -> None:
+    messages, asked = talk(turns, system=system), []
+
+    def fits(kept: tuple[Message, ...]) -> bool:
+        asked.append(kept)
+        return len(kept) <= most
+
+    kept, dropped = without_oldest(messages, fits=fits)
+    head = messages[: int(system)]
+    assert kept == (*head, *messages[len(head) + 2 * dropped :])
+    assert dropped == min(turns, max(0, -(-(len(messages) - most) // 2)))
+    assert len(asked) <= max(1, turns).bit_length()
+
+
+@pytest.mark.parametrize("messages", [(), (SYSTEM,), talk(3)])
+def test_where_nothing_fits_the_system_messages_stay(messages: tuple[Message, ...]) -> None:
+    kept, dropped = without_oldest(messages, fits=lambda _: False)
+    assert kept == tuple(message for message in messages if message is SYSTEM)
+    assert dropped == len(messages) // 2
