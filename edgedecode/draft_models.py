@@ -37,7 +37,7 @@ class DraftModels:
             return None
         if (known := self._known(needs)) is not None:
             return known
-        self._loaded.append(self._likely_one(needs) or self._load(needs))
+        self._loaded.append((None if needs else self._likely_one()) or self._load(needs))
         return self._loaded[-1]
 
     def needs_another(self, needs: Sequence[str]) -> bool:
@@ -60,15 +60,15 @@ class DraftModels:
         for model in self._loaded:
             model.close()
 
-    def _likely_one(self, needs: Sequence[str]) -> LanguageModel | None:
-        """Load the first model with the likely heads; None where that is not what is needed, or cannot be had."""
-        if self._loaded or not self._likely or self._load is None or set(needs) == set(self._likely):
+    def _likely_one(self) -> LanguageModel | None:
+        """Load the first model with the likely heads; None where it lacks the whole one, or cannot be had."""
+        if self._loaded or not self._likely or self._load is None:
             return None
         try:
             model = self._load(self._likely)
         except (BudgetExceeded, CapabilityError):
             return None
-        if _offers(model, needs):
+        if _offers(model, ()):
             return model
         model.close()
         return None

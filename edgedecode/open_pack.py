@@ -31,7 +31,7 @@ from edgedecode.pair import Pair
 from edgedecode.schedule.predicted_speed import PredictedSpeed, predicted_speed
 from edgedecode.user_notices import notice
 
-__all__ = ["KV_TYPES", "PackPlan", "load", "plan"]
+__all__ = ["KV_TYPES", "SMALLER_KV", "PackPlan", "load", "plan"]
 
 SMALLER_KV = "int8"
 KV_TYPES = ("float32", "float16", SMALLER_KV)

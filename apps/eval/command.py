@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 
 from edgedecode.commands import Command, name_list, positive_count
 from edgedecode.engines.kernel_noise import POSITIONS
@@ -14,18 +14,24 @@ ROLES = ("target", "draft", "both")
 
 
 class EvalCommand:
-    """One evaluation a call, chosen by its option; tables first, with --json one line of figures last."""
+    """What the options choose, one or both; tables first, with --json one line of figures last."""
 
     name = "eval"
-    help = "check what a pack says: one engine against the other"
+    help = "check what a pack says: one engine against the other, smaller keys and values against float ones"
 
     def configure(self, parser: ArgumentParser) -> None:
-        which = parser.add_argument_group("what is evaluated").add_mutually_exclusive_group(required=True)
+        which = parser.add_argument_group("what is evaluated, at least one of these")
         which.add_argument(
             "--equality",
             action="store_true",
             help="decode the same prompts on two engines, score each one's text with the other, and exit with 1 if "
             "they differ by more than their kernels' noise",
+        )
+        which.add_argument(
+            "--kv-types",
+            action="store_true",
+            help="on each engine, what smaller types of keys and values do to answers beside float32: perplexity, "
+            "leading token, divergence, and greedy answers that stay the same",
         )
         how = parser.add_argument_group("how")
         how.add_argument("--prompts", metavar="FILE", help="jsonl as `bench` takes it (default: the bundled prompts)")
@@ -40,14 +46,18 @@ class EvalCommand:
         )
         how.add_argument("--role", choices=ROLES, default="both", help="which models (default: all there are)")
         how.add_argument(
-            "--runtimes", type=_pair_of_names, default=("onnx", "llama"), metavar="A,B", help="default: onnx,llama"
+            "--runtimes",
+            type=name_list,
+            metavar="A,B",
+            help="engines (default: onnx,llama for --equality, which takes two; all installed ones for --kv-types)",
         )
         how.add_argument(
             "--noise-positions",
             type=positive_count,
             default=POSITIONS,
             metavar="N",
-            help="positions that kernel noise is measured on where the pack does not state it (default: %(default)s)",
+            help="of --equality: positions that kernel noise is measured on where the pack does not state it "
+            "(default: %(default)s)",
         )
         parser.add_argument(
             "--save",
@@ -60,9 +70,15 @@ class EvalCommand:
         parser.set_defaults(usage_error=parser.error)
 
     def run(self, arguments: Namespace) -> int:
-        from .evaluation import run_equality
+        names = arguments.runtimes
+        if not (arguments.equality or arguments.kv_types):
+            arguments.usage_error("say what to evaluate: --equality, --kv-types, or both")
+        if names is not None and (len(set(names)) != len(names) or (arguments.equality and len(names) != 2)):
+            wanted = "two different runtimes, as onnx,llama does" if arguments.equality else "different runtimes"
+            arguments.usage_error(f"--runtimes {','.join(names)} does not name {wanted}")
+        from .evaluation import run_evaluation
 
-        return run_equality(arguments)
+        return run_evaluation(arguments)
 
 
 def _add_engine_options(parser: ArgumentParser) -> None:
@@ -76,15 +92,13 @@ def _add_engine_options(parser: ArgumentParser) -> None:
         help="hard budget for the whole process, for example 800MB (default: EDGEDECODE_MEMORY; a container's limit "
         "and the machine's memory are kept in any case)",
     )
-    group.add_argument("--kv-type", choices=KV_TYPES, help="how both keep keys and values (default: each as it does)")
+    group.add_argument(
+        "--kv-type",
+        choices=KV_TYPES,
+        help="of --equality: how both keep keys and values (default: each as it does); of --kv-types: the only type "
+        "that is compared with float32",
+    )
     group.add_argument("--verify", action="store_true", help="check every file's digest before loading")
-
-
-def _pair_of_names(text: str) -> tuple[str, ...]:
-    names = tuple(name_list(text))
-    if len(set(names)) != 2 or len(names) != 2:
-        raise ArgumentTypeError(f"{text!r} does not name two different runtimes, as onnx,llama does")
-    return names
 
 
 command: Command = EvalCommand()

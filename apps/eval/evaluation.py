@@ -1,4 +1,4 @@
-"""One comparison of two engines from its arguments to its table and its last line."""
+"""One evaluation from its arguments to its tables and its last line."""
 
 from __future__ import annotations
 
@@ -6,51 +6,79 @@ import hashlib
 import json
 import os
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
-from edgedecode import InputError, Message, load
+from edgedecode import InputError, Message, Pair, load
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import CapabilityError, ManifestError
-from edgedecode.pack.engine_equality import EXPECTED_BEYOND, Equality
+from edgedecode.pack.engine_equality import Equality
 from edgedecode.pack.gate import is_downloaded
 from edgedecode.pack.hub import BUNDLED_PACK, find_pack
-from edgedecode.pack.manifest import MANIFEST_NAME, Manifest, ModelEntry
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pack.pack_lock import changing, replace_manifest
-from edgedecode.text.printable import shown
 from edgedecode.text.prompts import Prompt, read_prompts
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..bundled_prompts import bundled_prompts
 from ..interrupts import leaving_at_once
 from ..machine import engine_versions
-from ..terminal import progress, table_console
-from .tally import equality_of, noisier
-from .two_engines import Comparison, EncodedPrompt, Opener, Setting, compare_engines
+from ..terminal import progress
+from .equality_tables import equality_json, equality_verdict, quantization, show_equality
+from .greedy_texts import EncodedPrompt
+from .kv_quality import KvQuality
+from .kv_tables import KvFound, kv_json, kv_numbers, show_kv_types
+from .kv_types import compare_types, installed_runtimes, offered_types, scoring_nbytes
+from .tally import equality_of
+from .two_engines import Opener, Setting, compare_engines
 
-__all__ = ["run_equality", "save_equality"]
+__all__ = ["Found", "run_evaluation", "save_found"]
 
 EQUAL, DIFFERENT = 0, 1
+BOTH = ("onnx", "llama")
+"""The engines that are compared with each other where none are named."""
 
 
-def run_equality(arguments: Namespace) -> int:
-    """Compare, show, save, and return the exit code: 0 where the engines say the same."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found, by role; empty: it was not asked for."""
+
+    equality: dict[str, Equality] = field(default_factory=dict)
+    kv_types: dict[str, KvFound] = field(default_factory=dict)
+
+
+def run_evaluation(arguments: Namespace) -> int:
+    """Compare what is asked for, show, save, and return the exit code.
+
+    0 where engines say the same, and where at least one has a further type of keys and values.
+    """
     prompts = _prompts(arguments)
     root = find_pack(arguments.model)
     manifest = Manifest.load(root)
     roles = _roles(arguments.role, manifest)
-    encoded = _encoded(prompts, arguments)
-    found = {role: _compared(role, encoded, manifest=manifest, arguments=arguments) for role in roles}
-    saves = _saves_by_itself(root) if arguments.save is None else arguments.save
+    found, lines = Found(), []
+    if arguments.equality:
+        encoded = _encoded(prompts, arguments, runtime=(arguments.runtimes or BOTH)[0])
+        found.equality.update(
+            {role: _compared(role, encoded, manifest=manifest, arguments=arguments) for role in roles}
+        )
+        lines.append(equality_verdict(found.equality))
+    if arguments.kv_types:
+        lines += _compare_kv_types(found, prompts, roles, manifest=manifest, root=root, arguments=arguments)
+    saves = bool(found.equality or found.kv_types)
+    saves = saves and (_saves_by_itself(root) if arguments.save is None else arguments.save)
     if saves:
-        save_equality(root, found)
-    equal = all(equality.equal for equality in found.values())
-    print(_verdict(found) + (f" (kept in {root}'s manifest)" if saves else ""))
+        save_found(root, found)
+    kept = f" (kept in {root}'s manifest)" if saves else ""
+    for line in lines:
+        print(line + (kept if line is lines[-1] else ""))
     if arguments.json:
-        print(json.dumps(_json(found, root=root, saved=saves)))
-    return EQUAL if equal else DIFFERENT
+        print(json.dumps(_json(found, roles, root=root, saved=saves)))
+    equal = all(equality.equal for equality in found.equality.values())
+    return EQUAL if equal and bool(found.kv_types) >= arguments.kv_types else DIFFERENT
 
 
 def _saves_by_itself(root: Path) -> bool:
@@ -59,14 +87,17 @@ def _saves_by_itself(root: Path) -> bool:
     return not ours and os.access(root, os.W_OK) and os.access(root / MANIFEST_NAME, os.W_OK)
 
 
-def save_equality(root: Path, found: Mapping[str, Equality]) -> None:
+def save_found(root: Path, found: Found) -> None:
     """Write what was found of each role into the manifest. Raises ManifestError where that cannot be written."""
     path = root / MANIFEST_NAME
     try:
         with changing(root):
             value = json.loads(path.read_text(encoding="utf-8"))  # keys that only a newer version knows stay
-            for role, equality in found.items():
+            for role, equality in found.equality.items():
                 value["models"][role]["equality"] = asdict(equality)
+            for role, types in found.kv_types.items():
+                entry = value["models"][role]
+                entry["parity"] = {**entry.get("parity", {}), **kv_numbers(types)}
             replace_manifest(root, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise ManifestError(
@@ -76,6 +107,7 @@ def save_equality(root: Path, found: Mapping[str, Equality]) -> None:
 
 def _compared(role: str, prompts: Sequence[EncodedPrompt], *, manifest: Manifest, arguments: Namespace) -> Equality:
     """Compare the engines on one model and show what was found."""
+    engines = arguments.runtimes or BOTH
     setting = Setting(
         max_tokens=arguments.max_tokens,
         ends=manifest.end_ids,
@@ -84,14 +116,14 @@ def _compared(role: str, prompts: Sequence[EncodedPrompt], *, manifest: Manifest
     )
     comparison = compare_engines(
         _opener(role, arguments),
-        arguments.runtimes,
+        engines,
         prompts,
         setting,
         progress=lambda name, total: progress(f"{role}: {name}", total),
     )
     equality = equality_of(
         comparison.prompts,
-        engines={name: engine_versions(name) for name in arguments.runtimes},
+        engines={name: engine_versions(name) for name in engines},
         noise=comparison.noise,
         prompts_digest=_digest(prompts),
         max_tokens=arguments.max_tokens,
@@ -101,24 +133,85 @@ def _compared(role: str, prompts: Sequence[EncodedPrompt], *, manifest: Manifest
     return equality
 
 
+def _compare_kv_types(
+    found: Found,
+    prompts: Sequence[Prompt],
+    roles: Sequence[str],
+    *,
+    manifest: Manifest,
+    root: Path,
+    arguments: Namespace,
+) -> list[str]:
+    """Fill in what each engine's types say, show it, and return a line for each engine and role without any."""
+    lines = []
+    for role in roles:
+        types: dict[str, Sequence[KvQuality]] = {}
+        for runtime in arguments.runtimes or installed_runtimes():
+            offer = offered_types(runtime, manifest, root, role=role)
+            if asked := offer.asked(arguments.kv_type):
+                encoded = _encoded(prompts, arguments, runtime=runtime)
+                types[runtime] = compare_types(
+                    _type_opener(role, runtime, encoded, arguments=arguments),
+                    asked,
+                    encoded,
+                    max_tokens=arguments.max_tokens,
+                    ends=manifest.end_ids,
+                    progress=partial(_progress, f"{role} on {runtime}"),
+                )
+            else:
+                lines.append(f"{role} on {runtime}: nothing to compare: {offer.reason(arguments.kv_type)}")
+        if types:
+            found.kv_types[role] = types
+            show_kv_types(role, quantization(manifest.models[role]), types)
+    return lines
+
+
+def _type_opener(
+    role: str, runtime: str, prompts: Sequence[EncodedPrompt], *, arguments: Namespace
+) -> Callable[[str], AbstractContextManager[LanguageModel]]:
+    """Return what opens the model with a type of keys and values, room for the scores beside it."""
+
+    @contextmanager
+    def opened(kv_type: str) -> Iterator[LanguageModel]:
+        with _opened_pair(runtime, kv_type=kv_type if role == "target" else None, arguments=arguments) as pair:
+            # A draft with a smaller head may have float keys only: here it is asked for by their type.
+            model = pair.target if role == "target" else pair.drafts.offering((f"kv:{kv_type}",))
+            assert model is not None
+            nbytes = scoring_nbytes(prompts, max_tokens=arguments.max_tokens, rows=model.card.rows)
+            with pair.budget.reserve("scores", nbytes):
+                yield model
+
+    return opened
+
+
+def _progress(what: str, name: str, total: int) -> AbstractContextManager[Callable[..., None]]:
+    return progress(f"{what}: {name}", total)
+
+
 def _opener(role: str, arguments: Namespace) -> Opener:
     @contextmanager
     def opened(runtime: str) -> Iterator[LanguageModel]:
-        with leaving_at_once():
-            pair = load(
-                arguments.model,
-                memory=arguments.memory,
-                runtime=runtime,
-                threads=arguments.threads,
-                verify=arguments.verify,
-                kv_type=arguments.kv_type,
-            )
-        with pair:
+        with _opened_pair(runtime, kv_type=arguments.kv_type, arguments=arguments) as pair:
             model = pair.target if role == "target" else pair.draft
             assert model is not None
             yield model
 
     return opened
+
+
+@contextmanager
+def _opened_pair(runtime: str, *, kv_type: str | None, arguments: Namespace) -> Iterator[Pair]:
+    with leaving_at_once():
+        pair = load(
+            arguments.model,
+            memory=arguments.memory,
+            runtime=runtime,
+            threads=arguments.threads,
+            verify=arguments.verify,
+            kv_type=kv_type,
+        )
+    with pair:
+        yield pair
 
 
 def _prompts(arguments: Namespace) -> list[Prompt]:
@@ -139,9 +232,9 @@ def _read(path: Path) -> list[Prompt]:
         raise InputError(f"the prompts {path} cannot be read: {error.strerror or error}") from None
 
 
-def _encoded(prompts: Sequence[Prompt], arguments: Namespace) -> list[EncodedPrompt]:
+def _encoded(prompts: Sequence[Prompt], arguments: Namespace, *, runtime: str) -> list[EncodedPrompt]:
     """Turn each prompt's first turn into tokens, through the pack's template, as a session would."""
-    with leaving_at_once(), load(arguments.model, runtime=arguments.runtimes[0], memory=arguments.memory) as pair:
+    with leaving_at_once(), load(arguments.model, runtime=runtime, memory=arguments.memory) as pair:
         return [_encode(prompt, pair.tokenizer) for prompt in prompts]
 
 
@@ -161,87 +254,10 @@ def _digest(prompts: Sequence[EncodedPrompt]) -> str:
     return hashlib.sha256(json.dumps([prompt.tokens for prompt in prompts]).encode()).hexdigest()
 
 
-def _verdict(found: Mapping[str, Equality]) -> str:
-    """Say in one line what the exit code says."""
-    different = [f"{role} on {_excess(equality)}" for role, equality in found.items() if not equality.equal]
-    first, second = next(iter(found.values())).engines
-    if different:
-        return f"NOT EQUAL: {first} and {second} differ by more than kernel noise: {', '.join(different)}"
-    few = sum(equality.beyond_tokens for equality in found.values())
-    but = f", but for {few} near ties, no more than a percentile leaves out" if few else ""
-    return f"EQUAL: every token is the arg-max in both {first} and {second}, or within kernel noise{but}"
-
-
-def _excess(equality: Equality) -> str:
-    """Say what makes two engines different: prompts, and tokens that are no near tie or too many beyond the noise."""
-    tokens = f"{equality.untied} tokens are not near ties" if equality.untied else f"tokens: {equality.beyond_rate}"
-    return f"{equality.beyond} of {equality.prompts} prompts ({tokens})"
-
-
-def _json(found: Mapping[str, Equality], *, root: Path, saved: bool) -> dict[str, object]:
-    models = {
-        role: {**asdict(equality), "equal": equality.equal, **_bounds(equality)} for role, equality in found.items()
-    }
+def _json(found: Found, roles: Sequence[str], *, root: Path, saved: bool) -> dict[str, object]:
+    models: dict[str, dict[str, object]] = {role: {} for role in roles}
+    for role, equality in found.equality.items():
+        models[role] |= equality_json(equality)
+    for role, types in found.kv_types.items():
+        models[role] |= {"kv_types": kv_json(types)}
     return {"pack": str(root), "saved": saved, "models": models}
-
-
-def _bounds(equality: Equality) -> dict[str, object]:
-    """Return the rates' bounds."""
-    rates = {"divergent": equality.divergent_rate, "beyond_tokens": equality.beyond_rate}
-    return {f"{name}_bounds": [rate.low, rate.high] for name, rate in rates.items()}
-
-
-NAMED = 10
-"""Prompts beyond the noise that are named."""
-_NAME_LENGTH = 60
-
-
-def show_equality(role: str, entry: ModelEntry, equality: Equality, comparison: Comparison) -> None:
-    """Print what was found of one model: conditions, counts, and the prompts whose gap exceeds the noise."""
-    from rich.table import Table
-
-    console = table_console()
-    engines = ", ".join(f"{name} ({versions})" for name, versions in equality.engines.items())
-    console.print(shown(f"{role}, {quantization(entry)}: {engines}"), highlight=False, markup=False)
-    table = Table(box=None, pad_edge=False)
-    for title in ("prompts", "arg-max in both", "divergent prompts", "largest gap"):
-        table.add_column(title, justify="right")
-    for name in equality.noise:
-        table.add_column(f"noise of {name}", justify="right")
-    table.add_column("tokens beyond noise", justify="right")
-    table.add_row(
-        str(equality.prompts),
-        f"{equality.hits} of {equality.tokens} tokens",
-        str(equality.divergent),
-        _logits(equality.largest_gap),
-        *(_logits(value) for value in equality.noise.values()),
-        str(equality.beyond_tokens),
-    )
-    console.print(table)
-    console.print(f"divergent prompts: {equality.divergent_rate}", highlight=False)
-    console.print(
-        f"tokens beyond noise: {equality.beyond_rate}; {EXPECTED_BEYOND:.1%} may be, as the noise is a percentile",
-        highlight=False,
-    )
-    noise = noisier(comparison.noise)
-    beyond = [prompt for prompt in comparison.prompts if prompt.beyond(noise)]
-    for prompt in beyond[:NAMED]:
-        text = " ".join(prompt.name.split())
-        short = text if len(text) <= _NAME_LENGTH else text[:_NAME_LENGTH] + "…"
-        gaps = ", ".join(f"{score.largest_gap:.3g} in {name}" for name, score in prompt.scores.items())
-        console.print(f"beyond the noise: {short!r}: {gaps}", highlight=False, markup=False)
-    if len(beyond) > NAMED:
-        console.print(f"and {len(beyond) - NAMED} more", highlight=False)
-    for note in entry.notes:  # they say where an engine runs other weights, or a shorter context
-        console.print(f"note of the export: {shown(note)}", highlight=False, markup=False)
-    console.print()
-
-
-def quantization(entry: ModelEntry) -> str:
-    """Say how the weights are stored."""
-    body = f"int{entry.bits} blocks of {entry.block_size}" if entry.bits < 16 else f"float{entry.bits}"
-    return f"{body}, head {'int' if entry.head_bits < 16 else 'float'}{entry.head_bits}"
-
-
-def _logits(value: float | None) -> str:
-    return "no number" if value is None else f"{value:.3g}"

@@ -11,33 +11,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edgedecode import Stats
-from edgedecode.decoding.loop import DecodeSetting, decode, prefill
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.decoding.sampling import Noise, Sampler
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.engines.kernel_noise import Rescore, measure_noise, rescore
-from edgedecode.errors import CapabilityError, ContextExceeded, InputError
 
+from .greedy_texts import EncodedPrompt, Progress, Texts, check_room, decode_all
 from .tally import PromptEquality
 
-__all__ = ["Comparison", "EncodedPrompt", "Opener", "Setting", "compare_engines"]
+__all__ = ["Comparison", "Opener", "Setting", "compare_engines"]
 
 NOISE_ROOM = 64
 """Least positions behind a prompt for the noise to be measured on a text that follows it."""
 
 Opener: TypeAlias = Callable[[str], AbstractContextManager[LanguageModel]]
 """Opens one model on the runtime of this name."""
-Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Shows the progress of a step with this many parts; call the result with how many are done."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """A prompt as the model sees it; `name` tells it from the others in a report."""
-
-    name: str
-    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +44,6 @@ class Comparison:
     noise: dict[str, float]
 
 
-Texts: TypeAlias = list[list[int]]
-"""The tokens after each prompt."""
-
-
 def compare_engines(
     open_model: Opener,
     engines: Sequence[str],
@@ -73,16 +55,16 @@ def compare_engines(
     """Compare the first two of `engines`. Raises what opening raises, InputError, ContextExceeded."""
     first, second = engines
     with open_model(second) as model:  # what cannot be opened is refused before anything is decoded
-        _check_room(model, prompts, setting)
+        check_room(model, prompts, max_tokens=setting.max_tokens)
     texts: dict[str, Texts] = {}
     scores: dict[str, list[Rescore]] = {}
     noise: dict[str, float] = {}
     with open_model(first) as model:
-        _check_room(model, prompts, setting)
-        texts[first] = _decode_all(model, first, prompts, setting, progress=progress)
+        check_room(model, prompts, max_tokens=setting.max_tokens)
+        texts[first] = _answers(model, first, prompts, setting, progress=progress)
         noise[first] = _noise(model, first, prompts, setting, progress=progress)
     with open_model(second) as model:
-        texts[second] = _decode_all(model, second, prompts, setting, progress=progress)
+        texts[second] = _answers(model, second, prompts, setting, progress=progress)
         noise[second] = _noise(model, second, prompts, setting, progress=progress)
         scores[second] = _rescore_all(model, second, prompts, texts[first], progress=progress)
     with open_model(first) as model:
@@ -98,44 +80,11 @@ def compare_engines(
     return Comparison(tuple(found), noise)
 
 
-def _check_room(model: LanguageModel, prompts: Sequence[EncodedPrompt], setting: Setting) -> None:
-    """Raise ContextExceeded for a prompt behind which the model has no room, InputError for one of no tokens."""
-    if model.card.token_ids is not None:
-        raise CapabilityError(f"the model {model.card.name} has a vocabulary of its own: it cannot be compared here")
-    for prompt in prompts:
-        if not prompt.tokens:
-            raise InputError(f"the prompt {prompt.name!r} has no tokens: leave it out")
-        if len(prompt.tokens) + setting.max_tokens >= model.card.context:
-            raise ContextExceeded(
-                f"the prompt {prompt.name!r} has {len(prompt.tokens)} tokens, which with {setting.max_tokens} more "
-                f"exceed the model's context of {model.card.context}: leave it out, or lower -n"
-            )
-
-
-def _decode_all(
+def _answers(
     model: LanguageModel, engine: str, prompts: Sequence[EncodedPrompt], setting: Setting, *, progress: Progress
 ) -> Texts:
-    texts: Texts = []
-    with progress(f"{engine} decodes", len(prompts)) as advance:
-        for prompt in prompts:
-            texts.append(_continuation(model, prompt.tokens, setting))
-            advance(1)
-    return texts
-
-
-def _continuation(model: LanguageModel, prompt: Sequence[int], setting: Setting) -> list[int]:
-    """Decode greedily with our own loop, every row in a pass of its own: the kernel that re-scoring uses too."""
-    state = model.new_state(len(prompt) + setting.max_tokens + 1)
-    tokens = list(prompt)
-    sampler = Sampler(SamplingOptions(), vocabulary_size=model.card.vocabulary_size)
-    greedy = DecodeSetting(sampler=sampler, noise=Noise(0), ends=setting.ends)
-    try:
-        prefill(model, state, prompt[:-1])
-        for _ in decode(model, state, tokens=tokens, max_tokens=setting.max_tokens, setting=greedy, stats=Stats()):
-            pass
-    finally:
-        state.close()
-    return tokens[len(prompt) :]
+    decoding = progress(f"{engine} decodes", len(prompts))
+    return decode_all(model, prompts, max_tokens=setting.max_tokens, ends=setting.ends, progress=decoding)
 
 
 def _rescore_all(

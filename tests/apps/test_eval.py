@@ -14,8 +14,9 @@ import pytest
 
 from edgedecode import ContextExceeded, InputError, Pair
 from edgedecode.apps.eval import evaluation
+from edgedecode.apps.eval.greedy_texts import EncodedPrompt
 from edgedecode.apps.eval.tally import PromptEquality, equality_of
-from edgedecode.apps.eval.two_engines import Comparison, EncodedPrompt, Setting, compare_engines
+from edgedecode.apps.eval.two_engines import Comparison, Setting, compare_engines
 from edgedecode.cli import main
 from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
@@ -288,7 +289,7 @@ def test_an_interrupt_leaves_the_pack_as_it_was(
     monkeypatch.setattr("edgedecode.pack.pack_lock.os.fsync", interrupted)
     equality = summed(compared(tables(), tables())[0])
     with pytest.raises(KeyboardInterrupt):
-        evaluation.save_equality(tmp_path, {"target": equality})
+        evaluation.save_found(tmp_path, evaluation.Found(equality={"target": equality}))
     assert (tmp_path / MANIFEST_NAME).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [MANIFEST_NAME]
 

@@ -112,7 +112,7 @@ def timed(work: Path) -> None:
 
 def compared(work: Path) -> None:
     """As `eval --equality` ends."""
-    from edgedecode.apps.eval.evaluation import save_equality
+    from edgedecode.apps.eval.evaluation import Found, save_found
     from edgedecode.pack.engine_equality import Equality
 
     found = Equality(
@@ -130,7 +130,7 @@ def compared(work: Path) -> None:
         largest_gap=0.0,
         noise={"a": 0.1, "b": 0.1},
     )
-    save_equality(work / "pack", {"target": found})
+    save_found(work / "pack", Found(equality={"target": found}))
 
 
 def bundled(work: Path) -> None:

@@ -1,0 +1,76 @@
+"""Greedy answers to prompts, as plain decoding gives them: the texts that engines and KV types are compared on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from edgedecode import Stats
+from edgedecode.decoding.loop import DecodeSetting, decode, prefill
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.decoding.sampling import Noise, Sampler
+from edgedecode.decoding.weights import SamplingOptions
+from edgedecode.errors import CapabilityError, ContextExceeded, InputError
+
+__all__ = ["EncodedPrompt", "Progress", "Texts", "check_room", "decode_all"]
+
+Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Shows the progress of a step with this many parts; call the result with how many are done."""
+Texts: TypeAlias = list[list[int]]
+"""The tokens after each prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as the model sees it; `name` tells it from the others in a report."""
+
+    name: str
+    tokens: tuple[int, ...]
+
+
+def check_room(model: LanguageModel, prompts: Sequence[EncodedPrompt], *, max_tokens: int) -> None:
+    """Raise ContextExceeded for a prompt behind which the model has no room, InputError for one of no tokens."""
+    if model.card.token_ids is not None:
+        raise CapabilityError(f"the model {model.card.name} has a vocabulary of its own: it cannot be compared here")
+    for prompt in prompts:
+        if not prompt.tokens:
+            raise InputError(f"the prompt {prompt.name!r} has no tokens: leave it out")
+        if len(prompt.tokens) + max_tokens >= model.card.context:
+            raise ContextExceeded(
+                f"the prompt {prompt.name!r} has {len(prompt.tokens)} tokens, which with {max_tokens} more "
+                f"exceed the model's context of {model.card.context}: leave it out, or lower -n"
+            )
+
+
+def decode_all(
+    model: LanguageModel,
+    prompts: Sequence[EncodedPrompt],
+    *,
+    max_tokens: int,
+    ends: Collection[int],
+    progress: AbstractContextManager[Callable[[int], None]],
+) -> Texts:
+    """Answer each prompt greedily."""
+    texts: Texts = []
+    with progress as advance:
+        for prompt in prompts:
+            texts.append(_continuation(model, prompt.tokens, max_tokens=max_tokens, ends=frozenset(ends)))
+            advance(1)
+    return texts
+
+
+def _continuation(model: LanguageModel, prompt: Sequence[int], *, max_tokens: int, ends: frozenset[int]) -> list[int]:
+    """Decode with our own loop, every row in a pass of its own: the kernel that re-scoring uses too."""
+    state = model.new_state(len(prompt) + max_tokens + 1)
+    tokens = list(prompt)
+    sampler = Sampler(SamplingOptions(), vocabulary_size=model.card.vocabulary_size)
+    greedy = DecodeSetting(sampler=sampler, noise=Noise(0), ends=ends)
+    try:
+        prefill(model, state, prompt[:-1])
+        for _ in decode(model, state, tokens=tokens, max_tokens=max_tokens, setting=greedy, stats=Stats()):
+            pass
+    finally:
+        state.close()
+    return tokens[len(prompt) :]

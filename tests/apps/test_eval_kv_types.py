@@ -1,0 +1,206 @@
+"""`eval --kv-types`: on tables, then through the verb on the bundled pack with each engine that is installed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedecode import load
+from edgedecode.apps.eval.greedy_texts import EncodedPrompt
+from edgedecode.apps.eval.kv_quality import KvQuality
+from edgedecode.apps.eval.kv_types import compare_types, offered_types, scoring_nbytes
+from edgedecode.cli import main
+from edgedecode.decoding.model import LanguageModel
+from edgedecode.engines.text_scores import LIKELY, PIECE, ScoredText, score_rows, score_texts
+from edgedecode.errors import CapabilityError
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from edgedecode.testing import TableModel, toy_tables
+
+ENGINES = {"onnx": "onnxruntime", "llama": "llama_cpp"}
+PROMPTS = [EncodedPrompt(f"prompt {index}", (index, index + 1, 3)) for index in range(6)]
+SEEDS = {"float32": 3, "float16": 3, "int8": 9}
+
+
+def compared(*kv_types: str) -> tuple[tuple[KvQuality, ...], list[str]]:
+    """Compare tables that are another model's for int8; also return which were opened, in order."""
+    opened: list[str] = []
+
+    @contextmanager
+    def open_model(kv_type: str) -> Iterator[LanguageModel]:
+        opened.append(kv_type)
+        model = TableModel(toy_tables(24, seed=SEEDS[kv_type]))
+        model.card = replace(model.card, kv_type=kv_type, kv_nbytes=8)
+        yield model
+
+    found = compare_types(
+        open_model,
+        kv_types,
+        PROMPTS,
+        max_tokens=90,
+        ends=(),
+        progress=lambda name, total: nullcontext(lambda done: None),
+    )
+    return found, opened
+
+
+def test_the_same_model_is_the_same_and_another_is_not() -> None:
+    (reference, same, other), opened = compared("float32", "float16", "int8")
+    assert opened == ["float32", "float16", "int8"]
+    for quality in (reference, same):
+        assert (quality.ratio, quality.ratio_low, quality.ratio_high, quality.divergence) == (1, 1, 1, 0)
+        assert quality.leading == quality.positions == 6 * (3 + 90 - 1)
+        assert (quality.identical, quality.texts) == (6, 6)
+    assert other.positions == reference.positions
+    assert other.perplexity > reference.perplexity
+    assert other.ratio == pytest.approx(other.perplexity / reference.perplexity)
+    assert other.ratio_low is not None
+    assert other.ratio_low > 1
+    assert other.leading < other.positions
+    assert other.divergence > 0.1
+    assert other.identical == 0
+
+
+def test_a_model_with_another_type_than_asked_for_is_not_measured() -> None:
+    with pytest.raises(CapabilityError, match="opened with float32 keys, not int8"):
+        compare_types(
+            lambda kv_type: nullcontext(TableModel(toy_tables(24, seed=3))),
+            ("int8",),
+            PROMPTS,
+            max_tokens=4,
+            ends=(),
+            progress=lambda name, total: nullcontext(lambda done: None),
+        )
+
+
+def test_what_scoring_holds_is_known_before() -> None:
+    found = scoring_nbytes(PROMPTS, max_tokens=10, rows=1000)
+    assert found >= 6 * 13 * LIKELY * 8 + 2 * PIECE * 1000 * 4
+
+
+# -- engines -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    pytest.importorskip(ENGINES[name])
+    return name
+
+
+def test_float_beside_itself_and_int8_beside_float(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["eval", "--kv-types", "--runtimes", engine, "--limit", "3", "-n", "8", "--json", "--memory", "1GB"]
+    assert main(words) == 0
+    out = capsys.readouterr().out.splitlines()
+    value = json.loads(out[-1])
+    assert not value["saved"]  # the bundled pack is nobody's own
+    for role in ("target", "draft"):
+        types = value["models"][role]["kv_types"][engine]["types"]
+        reference, smallest = types[0], types[-1]
+        assert (reference["kv_type"], smallest["kv_type"]) == ("float32", "int8")
+        assert (reference["ratio"], reference["divergence"]) == (1, 0)
+        assert reference["leading"] == reference["positions"] == smallest["positions"] > 3 * 8
+        assert reference["identical"] == reference["texts"] == 3
+        assert 0.5 < smallest["ratio"] < 2
+        assert 0 < smallest["divergence"] < 0.1
+        assert smallest["ratio_low"] <= smallest["ratio"] <= smallest["ratio_high"]
+        assert smallest["leading_bounds"][0] > 0.5
+        assert [each["kv_nbytes"] for each in types] == sorted((each["kv_nbytes"] for each in types), reverse=True)
+        assert smallest["kv_nbytes"] < 0.3 * reference["kv_nbytes"]
+    titles = next(line for line in out if line.startswith("engine"))
+    assert all(word in titles for word in ("KV type", "bytes a token", "perplexity", "leading token", "KL"))
+
+
+def test_float32_beside_itself_through_the_engine(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["eval", "--kv-types", "--kv-type", "float32", "--role", "target", "--runtimes", engine, "--json"]
+    assert main([*words, "--limit", "2", "-n", "4"]) == 0
+    _, again = json.loads(capsys.readouterr().out.splitlines()[-1])["models"]["target"]["kv_types"][engine]["types"]
+    assert (again["ratio"], again["ratio_low"], again["ratio_high"], again["divergence"]) == (1, 1, 1, 0)
+    assert (again["leading"], again["identical"]) == (again["positions"], 2)
+
+
+def test_rows_of_one_pass_read_each_other_from_the_smaller_cache(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read row by row, as decoding reads, the scores are those of wide passes: far nearer than float's are."""
+    tokens = tuple(int(token) for token in np.random.default_rng(4).integers(300, 8000, 70))
+    text = ScoredText(tokens, 1)
+    losses = {}
+    for kv_type in ("float32", "int8"):
+        with load(runtime=engine, kv_type=kv_type) as pair:
+            losses[kv_type] = score_texts(pair.target, [text]).losses
+            if kv_type == "int8":
+                with monkeypatch.context() as patch:
+                    patch.setattr("edgedecode.engines.text_scores.PIECE", 1)
+                    losses["row by row"] = score_texts(pair.target, [text]).losses
+                    assert len(list(score_rows(pair.target, text))) == 69
+    smaller = np.abs(losses["int8"] - losses["float32"]).mean()
+    widths = np.abs(losses["int8"] - losses["row by row"]).mean()
+    assert widths < smaller / 3
+
+
+# -- the verb ------------------------------------------------------------------------------------------------------
+
+onnx = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="onnxruntime is not installed")
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    """A copy of the bundled pack that is the user's own."""
+    return Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
+
+
+def without_kv8(pack: Path) -> None:
+    value = json.loads((pack / MANIFEST_NAME).read_text())
+    for entry in value["models"].values():
+        del entry["graphs"]["kv8"]
+    (pack / MANIFEST_NAME).write_text(json.dumps(value))
+
+
+@onnx
+def test_a_pack_without_the_type_says_what_to_do(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    without_kv8(pack)
+    assert main(["eval", "--kv-types", "-m", str(pack), "--runtimes", "onnx", "--role", "target", "--json"]) == 1
+    line, value = capsys.readouterr().out.splitlines()
+    assert line.startswith("target on onnx: nothing to compare: ")
+    assert "--graphs base,kv8" in line
+    assert json.loads(value) == {"pack": str(pack), "saved": False, "models": {"target": {}}}
+
+
+@onnx
+def test_a_result_is_kept_beside_what_the_export_measured(pack: Path) -> None:
+    before = Manifest.load(pack).models["target"]
+    words = ["eval", "--kv-types", "-m", str(pack), "--runtimes", "onnx", "--role", "target"]
+    assert main([*words, "--limit", "2", "-n", "4"]) == 0
+    after = Manifest.load(pack).models["target"]
+    new = {name: value for name, value in after.parity.items() if name not in before.parity}
+    assert new.keys() == {f"kv_int8_onnx_{name}" for name in ("perplexity", "top1", "divergence", "positions")}
+    assert 0.5 < new["kv_int8_onnx_perplexity"] < 2
+    assert replace(after, parity=before.parity) == before
+
+
+@onnx
+def test_what_a_model_can_have_is_known_before_it_is_opened(pack: Path) -> None:
+    offer = offered_types("onnx", Manifest.load(pack), pack, role="target")
+    assert offer.types == ("float32", "int8")
+    assert offer.asked(None) == ("float32", "int8")
+    assert offer.asked("float16") == ()
+    assert "float16" in offer.reason("float16")
+
+
+@pytest.mark.parametrize("more", [("--runtimes", "onnx,onnx"), ("-n", "0"), ("--kv-type", "int4"), ("--role", "third")])
+def test_usage(more: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as usage:
+        main(["eval", "--kv-types", *more])
+    assert usage.value.code == 2
+
+
+def test_an_engine_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--kv-types", "--runtimes", "nothing"]) == 1
+    assert "nothing" in capsys.readouterr().err
