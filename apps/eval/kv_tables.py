@@ -87,7 +87,7 @@ def kv_numbers(found: KvFound) -> dict[str, float]:
         for quality in types[1:]:
             name = f"kv_{quality.kv_type}_{engine}"
             numbers |= {
-                f"{name}_perplexity": quality.ratio,
+                f"{name}_perplexity_ratio": quality.ratio,
                 f"{name}_top1": quality.leading_rate.share,
                 f"{name}_divergence": quality.divergence,
                 f"{name}_positions": float(quality.positions),

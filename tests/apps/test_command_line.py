@@ -173,7 +173,7 @@ REFUSALS = {
     "show a b": (2, "edgedecode show: unrecognized arguments: b"),
     "show LATIN": (1, "is not a folder"),
     "cache clear": (2, "say what to delete"),
-    "eval": (2, "--equality is required"),
+    "eval": (2, "say what to evaluate: --equality, --kv-types, or both"),
     "eval --equality --prompts FOLDER": (1, "Is a directory"),
     "eval --equality --prompts EMPTY": (1, "holds no prompts"),
     "bench --families ,": (2, "name at least one"),

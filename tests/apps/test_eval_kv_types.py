@@ -180,8 +180,8 @@ def test_a_result_is_kept_beside_what_the_export_measured(pack: Path) -> None:
     assert main([*words, "--limit", "2", "-n", "4"]) == 0
     after = Manifest.load(pack).models["target"]
     new = {name: value for name, value in after.parity.items() if name not in before.parity}
-    assert new.keys() == {f"kv_int8_onnx_{name}" for name in ("perplexity", "top1", "divergence", "positions")}
-    assert 0.5 < new["kv_int8_onnx_perplexity"] < 2
+    assert new.keys() == {f"kv_int8_onnx_{name}" for name in ("perplexity_ratio", "top1", "divergence", "positions")}
+    assert 0.5 < new["kv_int8_onnx_perplexity_ratio"] < 2
     assert replace(after, parity=before.parity) == before
 
 
