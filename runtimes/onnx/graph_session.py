@@ -52,6 +52,7 @@ CONCAT_NEEDED, CONCAT_OPTIONAL = ("input_ids", "attention_mask"), ("position_ids
 SPINNING = {"session.intra_op.spin_duration_us": "1000", "session.intra_op.spin_backoff_max": "8"}
 _SHARED_ALLOCATORS = Lock()
 _LEAST_FOLDED_NBYTES = 1 << 20
+_DEAD_NBYTES = 4096
 SILENT = 4  # fatal only: our own errors say the rest
 
 
@@ -83,11 +84,13 @@ def open_session(
     threads: int,
     own: OwnKernels | None = None,
     limit_nbytes: int | None = None,
+    region_nbytes: int = 1 << 20,
 ) -> Untyped:
     """Open the graph at `path` on exactly this provider; `weights` lie beside it or anywhere, under the name it knows.
 
     limit_nbytes: the most that the session's allocator may take, whatever the graph asks for; a pass that needs more
-    fails. Raises ManifestError when it is missing or damaged.
+    fails. region_nbytes: what it reserves first, which should hold all of a pass. Raises ManifestError where the graph
+    is missing or damaged.
     """
     engine = import_engine()
     options = engine.SessionOptions()
@@ -118,7 +121,7 @@ def open_session(
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.parent))
         source = path.read_bytes()
     try:
-        with _limited(engine, options, limit_nbytes):
+        with _limited(engine, options, limit_nbytes, region_nbytes=region_nbytes):
             session = engine.InferenceSession(source, options, providers=[provider.engine_name], enable_fallback=0)
     except Exception as error:  # the engine's exceptions share no base class
         check_allocated(error, f"{path}")
@@ -129,7 +132,7 @@ def open_session(
 
 
 @contextmanager
-def _limited(engine: Untyped, options: Untyped, limit_nbytes: int | None) -> Iterator[None]:
+def _limited(engine: Untyped, options: Untyped, limit_nbytes: int | None, *, region_nbytes: int) -> Iterator[None]:
     """Give the session that is opened inside an allocator of its own that takes no more than `limit_nbytes`.
 
     The engine has one setting for the whole process, which a session takes over when it is opened.
@@ -141,8 +144,10 @@ def _limited(engine: Untyped, options: Untyped, limit_nbytes: int | None) -> Ite
 
     memory = native.OrtMemoryInfo("Cpu", native.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, native.OrtMemType.DEFAULT)
     options.add_session_config_entry("session.use_env_allocators", "1")
+    # One region from the start, split exactly: of regions that double each keeps what a wider pass found too small.
+    first = {"initial_chunk_size_bytes": region_nbytes, "max_dead_bytes_per_chunk": _DEAD_NBYTES}
     with _SHARED_ALLOCATORS:
-        engine.create_and_register_allocator(memory, native.OrtArenaCfg({"max_mem": limit_nbytes}))
+        engine.create_and_register_allocator(memory, native.OrtArenaCfg({"max_mem": limit_nbytes, **first}))
         try:
             yield
         finally:  # else the engine would hold the session's memory after it was closed

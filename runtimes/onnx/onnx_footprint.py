@@ -24,7 +24,7 @@ ENGINE_NBYTES = 10 * MIB
 in the heap (measured: 8.2 MiB with our kernels and 9.3 with the engine's, and 1.5)."""
 ARENA_SHARE = 9 / 8
 ARENA_NBYTES = 3 * MIB // 2
-"""The engine's allocator takes regions of 1, 2, 4, … MiB; what does not fit into the rest of one leaves it unused."""
+"""The engine's allocator places a pass's values in one region, with gaps between them."""
 ARENA_MARGIN_NBYTES = 8 * MIB
 THREADS_NBYTES = MIB
 """What the engine's products of quantized weights keep for their threads, beside the allocator."""

@@ -147,6 +147,7 @@ class OnnxRuntime:
                 threads=1 if invariant else found.threads,  # two pools would wait for each other
                 own=own,
                 limit_nbytes=None if budget.limit is None else footprint.arena_nbytes(logits_row_nbytes=4 * entry.rows),
+                region_nbytes=footprint.workspace_nbytes,
             )
             if found.concat:
                 check_concat_contract(session, entry, path=found.path)
