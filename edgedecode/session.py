@@ -18,7 +18,7 @@ from edgedecode.drafter_choice import check_options
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.memory.budget import Budget
-from edgedecode.memory.process_memory import peak_nbytes
+from edgedecode.memory.process_memory import peak_nbytes, release_pages
 from edgedecode.memory_plan import sampling_holder
 from edgedecode.options import SessionOptions, WhenFull, planned_context, sampling_defaults
 from edgedecode.reproducible import fitting_widths, limited_drafts, session_widths
@@ -227,7 +227,8 @@ class Session:
     def _give_back(self) -> None:
         """Release everything, whatever of it fails."""
         with ExitStack() as closing:
-            for close in (self._encoder.close, self._scratch.release, self._state.close):
+            # Last: the C library keeps keys and values for the next session, which may not find them whole.
+            for close in (release_pages, self._encoder.close, self._scratch.release, self._state.close):
                 closing.callback(close)
             self._drafts.close()
 
