@@ -35,7 +35,7 @@ def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
     else:
         parts.append(drafts_line(stats))
     if finish_reason is not FinishReason.STOP:
-        parts.append(_WHY[finish_reason])
+        parts.append(_why(stats, finish_reason))
     return " · ".join(parts)
 
 
@@ -63,10 +63,14 @@ def acceptance_per_position(stats: Stats) -> list[float]:
 
 
 _WHY = {
-    FinishReason.LENGTH: "stopped at the token limit, or since the context is full",
+    FinishReason.LENGTH: "stopped at the token limit",
     FinishReason.CANCELLED: "interrupted",
     FinishReason.STOP: "complete",
 }
+
+
+def _why(stats: Stats, finish_reason: FinishReason) -> str:
+    return "stopped: the context is full" if stats.context_full else _WHY[finish_reason]
 
 
 def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None) -> Iterator[tuple[str, str]]:
@@ -74,7 +78,7 @@ def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None)
     yield "mode", modes.get(stats.mode, f"speculative, drafter {stats.mode}")
     if stats.mode != "plain":
         yield "drafts", drafts_line(stats).removeprefix("drafts: ")
-    yield "finished", _WHY[finish_reason]
+    yield "finished", _why(stats, finish_reason)
     if stats.seed is not None:
         yield "seed", f"{stats.seed}  (repeat with --seed)"
     yield "prompt", f"{stats.prompt_tokens} tokens, {stats.cached_tokens} of them cached"

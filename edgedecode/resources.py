@@ -84,9 +84,10 @@ class Resources:
         plan = self._plan(options)
         if plan is None or not plan.fits:
             return None
-        choice = plan.choice
-        plain = choice.drafters == () and options.drafter is None
-        smaller = replace(options, context=choice.context, drafter=NO_DRAFTER if plain else options.drafter)
+        plain = plan.choice.drafters == () and options.drafter is None
+        if plain and options.trace is not None:  # of nothing that could be chosen
+            return None
+        smaller = replace(_plainly(options) if plain else options, context=plan.choice.context)
         return smaller if smaller != options else None
 
     def refused(self, error: BudgetExceeded, options: SessionOptions) -> BudgetExceeded:
@@ -120,9 +121,10 @@ class Resources:
 
         None where none does, or drafts were asked for. The others draft again as soon as there is room.
         """
-        if options.drafter is not None or options.fixed or not self.give_back_drafts():
+        asked = options.drafter is not None or options.fixed or options.trace is not None
+        if asked or not self.give_back_drafts():
             return None
-        plain = replace(options, drafter=NO_DRAFTER)
+        plain = _plainly(options)
         notice("the draft model was given back: a further session needs its memory")
         return self.smaller_session(plain) or plain
 
@@ -161,3 +163,8 @@ class Resources:
     def row_draw(self) -> RowDraw:
         """Return a new helper that draws tokens from rows of logits, for one session."""
         return row_draw_of(self.engine)
+
+
+def _plainly(options: SessionOptions) -> SessionOptions:
+    """Return options that draft nothing."""
+    return replace(options, drafter=NO_DRAFTER, tree=False)

@@ -305,6 +305,7 @@ class Session:
         stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
         stats.plain_seconds = self._shared.experience.costs.step_seconds(len(self._transcript.tokens))
         stopped = ended or reply.stops.matched is not None
+        stats.context_full = not stopped and len(self._transcript.tokens) >= self.context
         return Chunk(rest, (), TARGET_SOURCE, FinishReason.STOP if stopped else FinishReason.LENGTH)
 
     # -- a conversation that outgrows its context ----------------------------------------------------------------

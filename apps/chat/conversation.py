@@ -108,7 +108,7 @@ class Conversation:
             self.say(stats_line(self.session.stats, finish_reason=self.last_finish))
         else:
             self.show_stats(self.last_finish)
-        if self.last_finish is FinishReason.LENGTH and len(self.session.tokens) >= self.session.context:
+        if self.session.stats.context_full:
             self.say("the context is full: /reset starts over")
 
     def show_stats(self, finish: FinishReason) -> None:

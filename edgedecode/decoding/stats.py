@@ -62,6 +62,8 @@ class Stats:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV was already there."""
+    context_full: bool = False
+    """The answer ended since it filled the context."""
     dropped_turns: int = 0
     """The conversation's oldest turns that were dropped to make room."""
     reread_tokens: int = 0

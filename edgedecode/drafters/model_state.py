@@ -26,9 +26,11 @@ def shorter_windows(capacity: int) -> tuple[int, ...]:
 
     A draft model that reads less of a long context guesses nearly as well, and what it guesses is verified.
     """
-    windows = []
-    while (capacity := capacity // 2) >= LEAST_WINDOW:
-        windows.append(capacity)
+    windows: list[int] = []
+    window = LEAST_WINDOW
+    while window < capacity:
+        windows.insert(0, window)
+        window *= 2
     return tuple(windows)
 
 

@@ -98,6 +98,23 @@ def test_budget_of_a_plan_is_enough_for_it(engine: str) -> None:
     assert fitting == 10
 
 
+@pytest.mark.parametrize(
+    "options", [SessionOptions(tree=True), SessionOptions(drafter="model", draft_max=4)], ids=["trees", "a drafter"]
+)
+def test_session_opens_wherever_its_plan_fits_and_says_the_same_text(engine: str, options: SessionOptions) -> None:
+    whole = planned(options, engine=engine)
+    with edgedecode.load(runtime=engine) as pair, pair.session(SessionOptions(drafter="none")) as session:
+        text = session.generate("Write a story with a frog.", max_tokens=24).text
+        exact = pair.target.card.row_invariant
+    for step in range(6):
+        limit = whole.least_running + (whole.nbytes - whole.least_running) * step // 5
+        with edgedecode.load(runtime=engine, memory=limit) as pair, pair.session(options) as session:
+            said = session.generate("Write a story with a frog.", max_tokens=24).text
+            assert said == text or not exact
+            assert pair.budget.used_nbytes <= limit
+            assert session.drafter_name == "model" or options.drafter is None
+
+
 def test_session_that_does_not_fit_has_a_shorter_context(
     engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -107,6 +107,7 @@ def test_an_answer_goes_on_when_the_context_is_full(drafter: str | None, samplin
     assert event.tokens < CONTEXT
     assert 0 < made.stats.reread_tokens <= event.tokens
     assert made.stats.verified_tokens == 300
+    assert not made.stats.context_full
     if sampling is None:
         assert reply_after(pair, kept, first, count=len(second), drafter=drafter) == second
 
@@ -127,6 +128,7 @@ def test_an_answer_ends_where_it_alone_fills_the_context() -> None:
     fill(made, turns=2)
     done = made.generate("tell me a story", max_tokens=3000)
     assert done.finish_reason is FinishReason.LENGTH
+    assert done.stats.context_full
     assert len(made.tokens) == CONTEXT
     assert made.messages[:2] == (SYSTEM, Message("user", "tell me a story"))
     assert made.generate("and now", max_tokens=10).stats.dropped_turns == 1

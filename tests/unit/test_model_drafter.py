@@ -15,6 +15,7 @@ from edgedecode.decoding.sampling import Noise
 from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
+from edgedecode.drafters.model_state import shorter_windows
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory.budget import Budget
 from edgedecode.testing import TableModel, toy_tables
@@ -124,6 +125,13 @@ def test_a_window_is_read_again_for_another_conversation() -> None:
         made.begin(context)
         assert made.unread(context) == 32
         assert made.propose(context, 8, Noise(0)).tokens == greedy_chain(model, context[-32:], 8)
+
+
+def test_windows_are_the_same_whatever_the_context_is() -> None:
+    """A plan with a shorter context counts with a window that a session tries."""
+    assert shorter_windows(4096) == (2048, 1024, 512)
+    assert shorter_windows(1216) == (1024, 512)
+    assert shorter_windows(512) == shorter_windows(64) == ()
 
 
 def test_a_window_takes_what_memory_there_is() -> None:
