@@ -220,11 +220,11 @@ def test_loading_beside_other_programs_that_leave_little_memory_is_told(
     engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(logging.getLogger(NOTICES), "propagate", True)
-    for free, told in ((1_000_000, 1), (8_000_000_000, 0)):
+    for free, told in ((1_000_000, True), (8_000_000_000, False)):
         monkeypatch.setattr(open_pack, "free_memory", lambda free=free: FreeMemory(free, 8_000_000_000))
         caplog.clear()
         with caplog.at_level("INFO", logger=NOTICES), edgedecode.load(runtime=engine):
-            assert sum("only 1.0 MB of memory are free here" in line for line in caplog.messages) == told
+            assert any("only 1.0 MB of memory are free here" in line for line in caplog.messages) is told
 
 
 def test_measured_need_of_an_engine_is_that_of_the_usual_context(engine: str) -> None:
