@@ -10,7 +10,7 @@ from types import FrameType
 from typing import cast
 
 from edgedecode import Chunk
-from edgedecode.chunks import TARGET_SOURCE
+from edgedecode.sessions.chunks import TARGET_SOURCE
 
 __all__ = ["leaving_at_once", "until_interrupted"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from edgedecode.memory.peaks import PeakSampler
 from edgedecode.memory.process_memory import ProcessMemory
-from edgedecode.memory.sampler import PeakSampler
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.user_notices import notice
 

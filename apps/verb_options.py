@@ -10,12 +10,12 @@ from pathlib import Path
 from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, WhenFull, load
 from edgedecode.commands import count, positive_count, real_number, seed
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
-from edgedecode.decoding.weights import sampling_table
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.open_pack import KV_TYPES
 from edgedecode.options import sampling_defaults
 from edgedecode.pack.manifest import Generation
+from edgedecode.sampling.weights import sampling_table
 from edgedecode.text.printable import checked_text
 
 from .interrupts import leaving_at_once

@@ -7,12 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgedecode.chunks import Chunk, Completion, TurnsDropped
     from edgedecode.decoding.drafts import Draft
     from edgedecode.decoding.loop import DecodeSetting, decode
     from edgedecode.decoding.stats import FinishReason, Stats
     from edgedecode.decoding.verify import Rule
-    from edgedecode.decoding.weights import SamplingOptions
     from edgedecode.errors import (
         BudgetExceeded,
         CapabilityError,
@@ -27,7 +25,9 @@ if TYPE_CHECKING:
     from edgedecode.open_pack import load, plan
     from edgedecode.options import SessionOptions, WhenFull
     from edgedecode.pair import Pair
-    from edgedecode.session import Session
+    from edgedecode.sampling.weights import SamplingOptions
+    from edgedecode.sessions.chunks import Chunk, Completion, TurnsDropped
+    from edgedecode.sessions.session import Session
     from edgedecode.text.messages import Message
 
 __version__ = "0.1.0"
@@ -78,9 +78,9 @@ _HOMES = {
     "options": ("SessionOptions", "WhenFull"),
     "open_pack": ("load", "plan"),
     "pair": ("Pair",),
-    "chunks": ("Chunk", "Completion", "TurnsDropped"),
-    "decoding.sampling": ("SamplingOptions",),
-    "session": ("Session",),
+    "sessions.chunks": ("Chunk", "Completion", "TurnsDropped"),
+    "sampling.sampler": ("SamplingOptions",),
+    "sessions.session": ("Session",),
     "decoding.stats": ("FinishReason", "Stats"),
     "decoding.drafts": ("Draft",),
     "decoding.verify": ("Rule",),

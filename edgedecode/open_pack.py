@@ -13,14 +13,12 @@ from edgedecode.engines.interface import NO_MMAP, NO_REPACK, PlanningRuntime, Ru
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, engine_version
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
-from edgedecode.experience_file import experience_path, load_experience
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force
 from edgedecode.memory.planner import Choice, MemoryPlan
 from edgedecode.memory.pressure import free_memory
 from edgedecode.memory.sizes import format_nbytes
-from edgedecode.memory_plan import PackFootprint
 from edgedecode.options import SessionOptions
 from edgedecode.pack.gate import check_pack
 from edgedecode.pack.hub import find_pack
@@ -29,6 +27,8 @@ from edgedecode.pack.pack_lock import opening
 from edgedecode.pack.pack_tokenizer import pack_tokenizer, process_holder, target_nbytes
 from edgedecode.pair import Pair
 from edgedecode.schedule.predicted_speed import PredictedSpeed, predicted_speed
+from edgedecode.sessions.experience_file import experience_path, load_experience
+from edgedecode.sessions.memory_plan import PackFootprint
 from edgedecode.user_notices import notice
 
 __all__ = ["KV_TYPES", "SMALLER_KV", "PackPlan", "load", "plan"]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from edgedecode.decoding.verify import Rule
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import InputError
 from edgedecode.pack.manifest import Generation
+from edgedecode.sampling.weights import SamplingOptions
 
 __all__ = [
     "BRANCHING",

@@ -8,25 +8,25 @@ from pathlib import Path
 from weakref import WeakSet
 
 from edgedecode.decoding.model import AdapterUse, LanguageModel
-from edgedecode.draft_models import DraftModels, default_heads
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.interface import ModelRequest, PlanningRuntime, Runtime
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
-from edgedecode.experience_file import load_experience, store_experience
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.memory.sizes import format_nbytes
-from edgedecode.memory_plan import PackFootprint
 from edgedecode.options import SessionOptions
 from edgedecode.pack.adapters import PackAdapters
 from edgedecode.pack.integrity import check_unchanged
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening
 from edgedecode.pack.pack_tokenizer import PROCESS, process_holder, target_nbytes
-from edgedecode.resources import Resources
 from edgedecode.schedule.experience import Experience
-from edgedecode.session import Session
+from edgedecode.sessions.draft_models import DraftModels, default_heads
+from edgedecode.sessions.experience_file import load_experience, store_experience
+from edgedecode.sessions.memory_plan import PackFootprint
+from edgedecode.sessions.resources import Resources
+from edgedecode.sessions.session import Session
 from edgedecode.text.messages import Message
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.turns import FairLock, when_free

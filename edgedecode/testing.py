@@ -12,11 +12,10 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.tree import check_parents
 from edgedecode.decoding.verify import Verdict
 from edgedecode.engines.interface import Device, ModelRequest
@@ -24,6 +23,7 @@ from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import Generation, Graph, Manifest, ModelEntry
 from edgedecode.pair import Pair
+from edgedecode.sampling.probs import UniformSource
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 import edgedecode
-from edgedecode.decoding.weights import sampling_table
 from edgedecode.errors import ExportError, IncompatiblePair
 from edgedecode.pack.entries import AdapterEntry, OutsideFile
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, Generation, Manifest, ModelEntry
+from edgedecode.sampling.weights import sampling_table
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.typed_json import JsonValue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -24,23 +25,30 @@ DEVELOPERS = "bench"  # may import every ring, and no ring imports it
 FOLDERS = (*OUTER, DEVELOPERS)
 
 ROOMS = {  # of the core: what a room may import beside itself, from rooms and from the modules of the face
-    "decoding": {"errors"},
+    "sampling": {"arrays", "errors"},
+    "decoding": {"sampling", "arrays", "errors"},
     "memory": {"errors", "turns"},
     "schedule": {"decoding", "errors", "user_notices"},
-    "drafters": {"decoding", "cache", "errors", "memory"},
+    "drafters": {"decoding", "sampling", "arrays", "cache", "errors", "memory"},
     "text": {"duplicate_names", "errors", "memory"},
     "onnx_format": {"duplicate_names"},
-    "gguf": {"decoding", "cache", "errors"},
+    "gguf": {"decoding", "arrays", "cache", "errors"},
     "pack": {
-        *("decoding", "gguf", "onnx_format", "text"),
-        *("cache", "duplicate_names", "errors", "locks", "memory", "typed_json", "user_notices"),
+        *("decoding", "gguf", "onnx_format", "sampling", "text"),
+        *("arrays", "cache", "duplicate_names", "errors", "locks", "memory", "typed_json", "user_notices"),
     },
     "engines": {
-        *("decoding", "drafters", "pack"),
-        *("cache", "errors", "memory", "open_pack", "options", "pair", "typed_json", "user_notices"),
+        *("decoding", "drafters", "pack", "sampling"),
+        *("arrays", "cache", "errors", "memory", "open_pack", "options", "pair", "typed_json", "user_notices"),
+    },
+    "sessions": {
+        *("decoding", "drafters", "engines", "pack", "sampling", "schedule", "text"),
+        *("cache", "errors", "memory", "options", "turns", "user_notices"),
     },
 }
 MAX_LINES = 400
+MAX_MODULES = 16
+"""Of a folder: what a reader takes in at once."""
 TWICE = {"__init__", "command"}
 
 CORE = {"numpy", "tokenizers", "jinja2", "msgspec"}
@@ -228,6 +236,11 @@ def test_each_room_of_the_core_imports_only_what_it_may() -> None:
                 f"{source.path}:{line} imports {name}" for name, line in rooms if name not in {room, *ROOMS[room]}
             ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_folder_has_more_modules_than_a_reader_takes_in() -> None:
+    folders = Counter(source.path.parent for source in sources())
+    assert not {str(folder): modules for folder, modules in folders.items() if modules > MAX_MODULES}
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:

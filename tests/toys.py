@@ -10,19 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.model import AdapterUse, Output, RowRequest, State
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.probs import UniformSource
-from edgedecode.decoding.row_draw import NumpyRowDraw, RowDraw
-from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Rule, Verdict
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model_state import ModelStates
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError
@@ -32,6 +28,10 @@ from edgedecode.pack.manifest import Generation
 from edgedecode.pair import Pair
 from edgedecode.runtimes.onnx.kernels.draw import NativeRowDraw
 from edgedecode.runtimes.onnx.kernels.library import LIBRARY
+from edgedecode.sampling.probs import UniformSource
+from edgedecode.sampling.row_draw import NumpyRowDraw, RowDraw
+from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel, TableRuntime, toy_pair, toy_tables
 from edgedecode.text.tokenizer import Tokenizer
 

@@ -13,9 +13,9 @@ from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, TrimmedVocabulary
 from edgedecode.decoding.policy import WHOLE, FixedLength, Plan, Policy, RoundCost, Score, Signals
-from edgedecode.decoding.probs import UniformSource
-from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
+from edgedecode.sampling.probs import UniformSource
+from edgedecode.sampling.sampler import Noise, Sampler
 from tests.toys import GREEDY
 
 Accepts = Callable[[int], bool]

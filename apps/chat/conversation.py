@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 
 from edgedecode import ContextExceeded, EdgeDecodeError, FinishReason, InputError, Message, Session, WhenFull
-from edgedecode.memory.sampler import PeakSampler
+from edgedecode.memory.peaks import PeakSampler
 from edgedecode.text.printable import shown, shown_lines
 
 from ..colour import Paint, dim

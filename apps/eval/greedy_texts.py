@@ -10,9 +10,9 @@ from typing import TypeAlias
 from edgedecode import Stats
 from edgedecode.decoding.loop import DecodeSetting, decode, prefill
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.decoding.sampling import Noise, Sampler
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import CapabilityError, ContextExceeded, InputError
+from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.sampling.weights import SamplingOptions
 
 __all__ = ["EncodedPrompt", "Progress", "Texts", "check_room", "decode_all"]
 

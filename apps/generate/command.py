@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from edgedecode import Chunk, FinishReason, InputError, Session, Stats
 from edgedecode.commands import Command, positive_count
-from edgedecode.memory.sampler import PeakSampler
+from edgedecode.memory.peaks import PeakSampler
 from edgedecode.text.printable import checked_text, decoded_text
 
 from ..colour import Paint, add_colour_option

@@ -10,7 +10,7 @@ from weakref import finalize
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry

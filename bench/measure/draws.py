@@ -14,8 +14,8 @@ from time import perf_counter
 import numpy as np
 
 from edgedecode import SamplingOptions
-from edgedecode.decoding.arrays import FloatArray
-from edgedecode.decoding.row_draw import RowDraw
+from edgedecode.arrays import FloatArray
+from edgedecode.sampling.row_draw import RowDraw
 
 __all__ = ["DrawCost", "draw_shapes", "measure_draws"]
 

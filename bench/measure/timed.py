@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import NamedTuple, ParamSpec, cast
 
 from edgedecode import Pair
-from edgedecode.decoding.arrays import IntArray
+from edgedecode.arrays import IntArray
 from edgedecode.decoding.model import (
     Head,
     HeadedModel,
@@ -16,9 +16,9 @@ from edgedecode.decoding.model import (
     Output,
     State,
 )
-from edgedecode.decoding.row_draw import RowDraw, row_draw_of
 from edgedecode.engines.interface import Device, ModelFootprint, ModelRequest, PlanningRuntime, Runtime
 from edgedecode.errors import CapabilityError
+from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 
 __all__ = ["Pass", "TimedModel", "TimedPair", "TimedRuntime"]
 

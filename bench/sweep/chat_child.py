@@ -10,14 +10,14 @@ from dataclasses import asdict
 from itertools import cycle
 from typing import Any, TypeAlias
 
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.engines.child import tell_parent
 from edgedecode.errors import CapabilityError, ContextExceeded, EdgeDecodeError
-from edgedecode.memory.sampler import PeakSampler
+from edgedecode.memory.peaks import PeakSampler
 from edgedecode.open_pack import load, plan
 from edgedecode.options import SessionOptions, WhenFull
 from edgedecode.pair import Pair
-from edgedecode.session import Session
+from edgedecode.sampling.weights import SamplingOptions
+from edgedecode.sessions.session import Session
 
 from .sweep_runs import Chat
 

@@ -17,9 +17,9 @@ from edgedecode.engines.child import ask_child, child_command
 from edgedecode.engines.registry import RUNTIMES, installed
 from edgedecode.engines.selection import AUTO
 from edgedecode.memory.limit import VARIABLE
+from edgedecode.memory.peaks import PeakSampler
+from edgedecode.memory.peaks_child import MemorySample
 from edgedecode.memory.process_memory import ProcessMemory
-from edgedecode.memory.sampler import PeakSampler
-from edgedecode.memory.sampling_child import MemorySample
 from edgedecode.pack.hub import find_pack
 
 from ..lock import one_at_a_time

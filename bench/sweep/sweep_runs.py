@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgedecode.memory.peaks_child import MemorySample
 from edgedecode.memory.process_memory import ProcessMemory
-from edgedecode.memory.sampling_child import MemorySample
 from edgedecode.memory.sizes import format_nbytes
 
 __all__ = ["Chat", "SweepRun", "budgets"]

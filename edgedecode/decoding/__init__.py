@@ -1,1 +1,1 @@
-"""The decode loop and what it is made of: models, drafts, verification, sampling. numpy and errors only."""
+"""The decode loop and what it is made of: models, drafts, verification."""

@@ -7,9 +7,9 @@ from typing import Protocol, runtime_checkable
 
 from edgedecode.decoding.drafts import Draft, TrimmedVocabulary
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.tree import RankRates
 from edgedecode.decoding.verify import Verdict
+from edgedecode.sampling.probs import UniformSource
 
 __all__ = ["Branching", "Closable", "Drafter", "HeadDrafter", "head_groups"]
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 from time import perf_counter
 
 from edgedecode.errors import CapabilityError, InputError
+from edgedecode.sampling.sampler import Noise
 
 from .counterfactual import OpenOffers, would_have
 from .drafter import Branching, Closable, Drafter, HeadDrafter, head_groups
 from .drafts import EMPTY_DRAFT, Draft
 from .policy import ASKED, MAX_DRAFT, NO_DRAFTER, FixedLength, Offer, Plan, Policy, RoundCost, Score, Signals
-from .sampling import Noise
 from .tree import RankRates, depths, is_chain
 from .verify import Outcome, Verdict
 

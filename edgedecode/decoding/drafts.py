@@ -8,9 +8,9 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.arrays import IntArray
-from edgedecode.decoding.probs import Probs
+from edgedecode.arrays import IntArray
 from edgedecode.errors import InputError
+from edgedecode.sampling.probs import Probs
 
 __all__ = ["Draft", "DraftMode", "TrimmedVocabulary"]
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from edgedecode.errors import ContextExceeded, InputError
+from edgedecode.sampling.sampler import Noise, Sampler
 
 from .drafting import Drafting
 from .drafts import EMPTY_DRAFT
 from .model import AdapterUse, LanguageModel, State
 from .padding import draft_room, padded_rows, prompt_rows, usable_context
-from .sampling import Noise, Sampler
 from .stats import Stats
 from .verify import Outcome, Rule, TargetRows, Verdict, verify
 

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from .arrays import FloatArray, IntArray
+from edgedecode.arrays import FloatArray, IntArray
 
 __all__ = [
     "AdapterFileModel",

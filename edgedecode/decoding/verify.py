@@ -11,12 +11,12 @@ from enum import Enum
 
 import numpy as np
 
+from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import CapabilityError
+from edgedecode.sampling.probs import NoiseSource, Probs
+from edgedecode.sampling.sampler import Sampler
 
-from .arrays import FloatArray, IntArray
 from .drafts import Draft, DraftMode
-from .probs import NoiseSource, Probs
-from .sampling import Sampler
 from .tree import chain, children
 
 __all__ = ["Outcome", "Rule", "TargetRows", "Verdict", "verify"]

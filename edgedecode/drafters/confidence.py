@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from edgedecode.decoding.row_draw import Leading
+from edgedecode.sampling.row_draw import Leading
 
 __all__ = ["Confidence", "Features", "features"]
 

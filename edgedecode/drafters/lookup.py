@@ -8,8 +8,8 @@ from typing import Protocol
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.verify import Verdict
+from edgedecode.sampling.probs import UniformSource
 
 from .source import DraftSetting
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft, DraftMode, TrimmedVocabulary
 from edgedecode.decoding.model import Head, LanguageModel
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.probs import Probs, UniformSource
-from edgedecode.decoding.row_draw import Leading
-from edgedecode.decoding.sampling import Sampler
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
+from edgedecode.sampling.probs import Probs, UniformSource
+from edgedecode.sampling.row_draw import Leading
+from edgedecode.sampling.sampler import Sampler
 
 from .confidence import Confidence, Features, features
 from .model_state import ModelState

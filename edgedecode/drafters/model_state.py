@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.decoding.model import Head, LanguageModel, State
 from edgedecode.decoding.policy import MAX_DRAFT, Plan

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray
-from edgedecode.decoding.probs import SharedNoise
-from edgedecode.decoding.row_draw import RowDraw
-from edgedecode.decoding.sampling import Sampler
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.tree import RankRates
-from edgedecode.decoding.weights import SamplingOptions
+from edgedecode.sampling.probs import SharedNoise
+from edgedecode.sampling.row_draw import RowDraw
+from edgedecode.sampling.sampler import Sampler
+from edgedecode.sampling.weights import SamplingOptions
 
 from .rank_rates import RANKS, RankSurvival
 

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.arrays import IntArray
+from edgedecode.arrays import IntArray
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.tree import RankRates, TreeShape, is_chain
 from edgedecode.decoding.verify import Verdict
 from edgedecode.memory.budget import Lease
 from edgedecode.memory.footprint import Holder
+from edgedecode.sampling.probs import UniformSource
 
 from .rank_rates import RATES_AFTER, kept_rates
 from .source import DraftSetting

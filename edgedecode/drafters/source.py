@@ -8,11 +8,11 @@ from typing import Protocol, runtime_checkable
 
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.decoding.probs import SharedNoise
-from edgedecode.decoding.row_draw import NumpyRowDraw, RowDraw
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
+from edgedecode.sampling.probs import SharedNoise
+from edgedecode.sampling.row_draw import NumpyRowDraw, RowDraw
+from edgedecode.sampling.weights import SamplingOptions
 
 from .model_state import ModelStates
 

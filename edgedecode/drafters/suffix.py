@@ -10,10 +10,10 @@ from weakref import finalize
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.verify import Verdict
 from edgedecode.memory.budget import Lease
 from edgedecode.memory.footprint import Holder
+from edgedecode.sampling.probs import UniformSource
 
 from .automaton import NO_MATCH, Match
 from .past import PastOutputs, PastReader, following

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.probs import UniformSource
 from edgedecode.decoding.tree import MOST_NODES, RankRates, TreeShape, best_tree, depths, is_chain
 from edgedecode.decoding.verify import Verdict
 from edgedecode.errors import CapabilityError
+from edgedecode.sampling.probs import UniformSource
 
 from .model_drafter import WholeRows, join_state, usable_model, vocabulary_of
 from .model_state import ModelState

@@ -15,10 +15,10 @@ from itertools import cycle
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.decoding.loop import prefill
 from edgedecode.decoding.model import LanguageModel, State
-from edgedecode.decoding.probs import Probs
+from edgedecode.sampling.probs import Probs
 
 __all__ = ["POSITIONS", "KernelNoise", "Rescore", "draw", "measure_noise", "rescore"]
 

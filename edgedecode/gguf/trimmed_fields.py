@@ -15,7 +15,7 @@ from itertools import compress
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.arrays import IntArray
+from edgedecode.arrays import IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 
 from .fields import ARRAY, FORMATS, TEXT, TOKENS, FieldReader, Truncated

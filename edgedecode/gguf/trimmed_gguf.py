@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from edgedecode.arrays import IntArray
 from edgedecode.cache import aside
-from edgedecode.decoding.arrays import IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError, ExportError, ManifestError
 

@@ -14,9 +14,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from edgedecode.decoding.weights import sampling_table
 from edgedecode.duplicate_names import add_once
 from edgedecode.errors import ManifestError
+from edgedecode.sampling.weights import sampling_table
 from edgedecode.typed_json import Count, Finite, JsonValue, Positive, typed
 
 from .engine_equality import Equality

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.decoding.arrays import IntArray
+from edgedecode.arrays import IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import InputError, ManifestError
 

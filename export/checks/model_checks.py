@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.kernel_noise import POSITIONS, KernelNoise, measure_noise

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.engines.child import tell_parent
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.gguf.encoding import F32, WrittenTensor, encoded_field, write_encoded
 

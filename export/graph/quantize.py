@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 
 __all__ = ["Blocks", "ByteArray", "Scheme", "dequantize", "quantize"]
 

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import STACKS, Graph, ModelEntry

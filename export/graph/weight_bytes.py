@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
 
 from .quantize import Scheme, quantize

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 
 from .quantize import Scheme
 from .recipe import projection_name

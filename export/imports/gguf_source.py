@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from edgedecode.decoding.weights import sampling_table
 from edgedecode.errors import ExportError
 from edgedecode.gguf.adapter import check_adapter
 from edgedecode.gguf.contents import BLOCKS, Contents, Tensor, read_contents
@@ -17,6 +16,7 @@ from edgedecode.gguf.gguf_names import module_of
 from edgedecode.gguf.header import EMBEDDING, OUTPUT, Header, header_of
 from edgedecode.pack.entries import AdapterEntry
 from edgedecode.pack.manifest import Generation
+from edgedecode.sampling.weights import sampling_table
 from edgedecode.text.chat_template import ChatTemplate
 
 from ..frameworks import refused

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.decoding.loop import prefill
 from edgedecode.decoding.model import LanguageModel
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edgedecode.decoding.arrays import IntArray
+from edgedecode.arrays import IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import ExportError
 from edgedecode.pack.manifest import Graph, ModelEntry

@@ -8,7 +8,7 @@ from math import ceil
 
 import numpy as np
 
-from edgedecode.decoding.arrays import IntArray
+from edgedecode.arrays import IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import InputError
 from edgedecode.pack.manifest import Generation

@@ -14,7 +14,7 @@ from weakref import finalize
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import CapabilityError, ManifestError, RuntimeUnavailable
 from edgedecode.gguf.contents import Contents
 from edgedecode.gguf.encoding import F32

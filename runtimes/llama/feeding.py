@@ -13,7 +13,7 @@ from math import sqrt
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget

@@ -14,7 +14,7 @@ from weakref import finalize
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.memory.budget import Lease
 

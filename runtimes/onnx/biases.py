@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.arrays import FloatArray, IntArray
 
 from .ancestors import BLOCKED
 from .buffers import Buffers

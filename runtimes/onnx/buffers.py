@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.memory.budget import Budget, Lease
 
 from .graph_session import Untyped

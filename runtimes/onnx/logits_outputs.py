@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import ModelCard
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedecode.decoding.model import LanguageModel, ModelCard
-from edgedecode.decoding.row_draw import RowDraw
 from edgedecode.engines.engine_factory import GraphKernels, Refusal
 from edgedecode.engines.interface import Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError, ManifestError
@@ -24,6 +23,7 @@ from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.footprint import Holder
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
+from edgedecode.sampling.row_draw import RowDraw
 
 from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes

@@ -25,8 +25,8 @@ from edgedecode.bench.measure.timed_answers import Run as AnswerRun
 from edgedecode.bench.report.conditions import Conditions
 from edgedecode.bench.settings import PLAIN, Arm, Settings
 from edgedecode.cli import main
-from edgedecode.decoding.row_draw import NumpyRowDraw
 from edgedecode.engines.registry import drafter_names
+from edgedecode.sampling.row_draw import NumpyRowDraw
 from edgedecode.text.prompts import Prompt, read_prompts
 
 from .conftest import Run

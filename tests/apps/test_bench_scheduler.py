@@ -18,10 +18,10 @@ from edgedecode.bench.measure.timed_answers import Requests
 from edgedecode.bench.settings import PLAIN, SCHEDULED, Arm, Settings, arms_of
 from edgedecode.cli import main
 from edgedecode.decoding.policy import RoundCost, Score
-from edgedecode.experience_file import load_experience
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.schedule.acceptance import Acceptance
 from edgedecode.schedule.cost import CONTEXT_BUCKETS, Prices, context_bucket
+from edgedecode.sessions.experience_file import load_experience
 from edgedecode.text.prompts import Prompt
 
 CURVE = Costs(

@@ -17,8 +17,8 @@ from edgedecode.apps.eval import evaluation
 from edgedecode.apps.eval.greedy_texts import EncodedPrompt
 from edgedecode.apps.eval.tally import PromptEquality, equality_of
 from edgedecode.apps.eval.two_engines import Comparison, Setting, compare_engines
+from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
-from edgedecode.decoding.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.engines.kernel_noise import Rescore
 from edgedecode.errors import CapabilityError, ManifestError

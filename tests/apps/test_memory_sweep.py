@@ -17,8 +17,8 @@ from edgedecode.bench.sweep.chat_child import Talk, prompt_of
 from edgedecode.bench.sweep.sweep_runs import Chat, SweepRun, budgets
 from edgedecode.cli import main
 from edgedecode.engines.registry import RUNTIMES, installed
+from edgedecode.memory.peaks_child import MemorySample
 from edgedecode.memory.process_memory import ProcessMemory, memory_now
-from edgedecode.memory.sampling_child import MemorySample
 
 from .conftest import Run
 

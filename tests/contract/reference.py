@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import LanguageModel, State
 
 TOLERANCE = 1e-4  # float weights: kernels for one and for many rows differ by rounding only

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.onnx_format.graph_file import GraphFile, Node, ValueInfo
 from edgedecode.runtimes.onnx.kernels import trial
 from edgedecode.runtimes.onnx.kernels.library import Matrix

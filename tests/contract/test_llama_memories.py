@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import DecodeSetting, decode
-from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget
+from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.sampling.weights import SamplingOptions
 from tests.contract.conftest import GgufOpener
 from tests.contract.reference import assert_close, assert_moved, logits_of, settled
 from tests.contract.toy_graph import ToyShape

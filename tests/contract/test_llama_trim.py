@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafts import TrimmedVocabulary
 from edgedecode.decoding.model import AdapterUse, LowRank
 from edgedecode.errors import (

@@ -12,18 +12,18 @@ from itertools import repeat
 import numpy as np
 import pytest
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
-from edgedecode.decoding.probs import UniformSource
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.engines.identical_widths import IdenticalWidths, measure_widths
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
 from edgedecode.runtimes.onnx.kernels.trial import VARIABLE
-from edgedecode.session import Session
+from edgedecode.sampling.probs import UniformSource
+from edgedecode.sampling.weights import SamplingOptions
+from edgedecode.sessions.session import Session
 from edgedecode.testing import toy_pair
 from tests.contract.conftest import Opener
 from tests.contract.toy_graph import ToyShape

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import Head, State
 from edgedecode.pack.manifest import ModelEntry
 from edgedecode.runtimes.onnx.onnx_model import OnnxModel

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import edgedecode
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.errors import InputError, RuntimeUnavailable
 from edgedecode.runtimes.onnx.kernels import trial

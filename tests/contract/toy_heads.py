@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgedecode.decoding.arrays import IntArray
+from edgedecode.arrays import IntArray
 from edgedecode.decoding.model import HeadedModel
 from edgedecode.memory.budget import Budget
 from edgedecode.pack.manifest import ModelEntry, TrimEntry

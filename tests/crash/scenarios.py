@@ -206,8 +206,8 @@ def learnt(work: Path) -> None:
     """The experience of a pack, and what else is kept as JSON."""
     from edgedecode.cache import cache_folder
     from edgedecode.decoding.policy import RoundCost
-    from edgedecode.experience_file import store_experience
     from edgedecode.schedule.experience import Experience
+    from edgedecode.sessions.experience_file import store_experience
 
     folder = cache_folder("costs")
     assert folder is not None
@@ -219,8 +219,8 @@ def learnt(work: Path) -> None:
 
 def learnt_before(work: Path) -> None:
     from edgedecode.cache import cache_folder
-    from edgedecode.experience_file import store_experience
     from edgedecode.schedule.experience import Experience
+    from edgedecode.sessions.experience_file import store_experience
 
     folder = cache_folder("costs")
     assert folder is not None
@@ -228,7 +228,7 @@ def learnt_before(work: Path) -> None:
 
 
 def learnt_state(work: Path) -> str:
-    from edgedecode.experience_file import load_experience
+    from edgedecode.sessions.experience_file import load_experience
 
     path = work / "cache" / "costs" / "some.json"
     json.loads(path.read_text())  # a damaged one would be begun afresh: less than before

@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from edgedecode.arrays import IntArray
 from edgedecode.cli import main
-from edgedecode.decoding.arrays import IntArray
 from edgedecode.errors import ExportError
 from edgedecode.export.recipes.activation_choice import TOKENS, _least
 from edgedecode.export.recipes.activation_errors import Measured, measure_products, rounded, some_of

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import edgedecode
 from edgedecode import SessionOptions
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.export.graph.graph_request import Span
 from edgedecode.export.graph.model_shape import ARCHITECTURES

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.engines.text_scores import ScoredText
 from edgedecode.export.base_model import find_weights, open_source
 from edgedecode.export.checks.reference import Reference

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LanguageModel, Output, RowRequest, State
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.engines.registry import find_runtime

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.export.graph.quantize import Scheme, dequantize, quantize
 
 SCHEMES = [Scheme(4, 32), Scheme(8, 32), Scheme(4, 128), Scheme(8, 128)]

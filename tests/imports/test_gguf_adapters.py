@@ -9,9 +9,9 @@ import pytest
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
-from edgedecode.chunks import Completion
 from edgedecode.cli import main
 from edgedecode.errors import CapabilityError
+from edgedecode.sessions.chunks import Completion
 from tests.small_tokenizers import byte_level
 
 from .files import HIDDEN, File, Floats, write_adapter, write_file

@@ -16,16 +16,16 @@ from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.policy import FixedTree
-from edgedecode.decoding.probs import UniformSource
-from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model_drafter import ModelSource
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.source import DrafterSource, DraftSetting
 from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.drafters.tree_drafter import TreeSource
 from edgedecode.memory.budget import Budget
+from edgedecode.sampling.probs import UniformSource
+from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.sampling.weights import SamplingOptions
 from tests.contract.conftest import GgufOpener
 from tests.contract.toy_graph import ToyShape
 from tests.toys import CallDrafter, check_accounts

@@ -14,14 +14,14 @@ from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.policy import WHOLE, Plan
-from edgedecode.decoding.probs import UniformSource
-from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Verdict
 from edgedecode.engines.identical_widths import measure_widths
 from edgedecode.engines.kernel_noise import rescore
 from edgedecode.errors import CapabilityError
 from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.sampling.probs import UniformSource
+from edgedecode.sampling.sampler import Noise, Sampler
 from edgedecode.testing import ScriptedDrafter
 from tests.toys import why_refused
 

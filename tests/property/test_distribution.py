@@ -20,17 +20,17 @@ from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft, DraftMode
 from edgedecode.decoding.loop import DecodeSetting, decode
-from edgedecode.decoding.probs import Probs, UniformSource
-from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome, Rule, TargetRows, Verdict, verify
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.drafters.tree_drafter import TreeSource
 from edgedecode.drafters.trim import TrimSource
+from edgedecode.sampling.probs import Probs, UniformSource
+from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel, toy_tables
 from tests.toys import CallDrafter, draft_setting, headed_model, near_model, padded, quick_draw, reference_row
 

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from edgedecode.decoding.stats import FinishReason
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model_drafter import ModelDrafter
 from edgedecode.drafters.recycle import RecycleDrafter
 from edgedecode.drafters.suffix import SuffixDrafter
 from edgedecode.drafters.tree_drafter import TreeDrafter
 from edgedecode.pair import Pair
-from edgedecode.session import Chunk, Session, SessionOptions
+from edgedecode.sampling.weights import SamplingOptions
+from edgedecode.sessions.session import Chunk, Session, SessionOptions
 from edgedecode.testing import CHATML, SPECIAL_TOKENS, TableModel
 from edgedecode.text.chat_template import ChatTemplate
 from edgedecode.text.detokenizer import Detokenizer

@@ -19,16 +19,16 @@ from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.policy import FixedTree
-from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome, Verdict
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
 from edgedecode.drafters.recycle import RecycleSource
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.drafters.suffix import SuffixSource
 from edgedecode.drafters.tree_drafter import TreeSource
 from edgedecode.drafters.trim import TrimSource
+from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel
 from tests.toys import GREEDY, CallDrafter, Run, draft_setting, headed_model, near_model, quick_draw, run, toy_model
 

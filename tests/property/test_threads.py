@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from edgedecode.chunks import Completion
 from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.decoding.stats import FinishReason
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
-from edgedecode.session import Session
+from edgedecode.sampling.weights import SamplingOptions
+from edgedecode.sessions.chunks import Completion
+from edgedecode.sessions.session import Session
 from edgedecode.text.messages import Message
 from tests.toys import ascii_pair
 

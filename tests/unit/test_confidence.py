@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from edgedecode.decoding.row_draw import NumpyRowDraw
 from edgedecode.drafters.confidence import Confidence, Features, features
+from edgedecode.sampling.row_draw import NumpyRowDraw
 
 
 @pytest.mark.parametrize("width", [2, 50, 40_000])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edgedecode.decoding.model import LanguageModel
-from edgedecode.draft_models import DraftModels
 from edgedecode.errors import CapabilityError
+from edgedecode.sessions.draft_models import DraftModels
 from edgedecode.testing import TableModel
 from tests.toys import headed_model, toy_model
 

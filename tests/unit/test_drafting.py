@@ -7,14 +7,14 @@ from time import perf_counter
 
 import pytest
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.policy import ASKED, NO_DRAFTER, WHOLE, Offer, Plan, RoundCost, Score, Signals
-from edgedecode.decoding.probs import UniformSource
-from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
 from edgedecode.errors import CapabilityError, InputError
+from edgedecode.sampling.probs import UniformSource
+from edgedecode.sampling.sampler import Noise, Sampler
 from tests.toys import GREEDY, CallDrafter
 
 

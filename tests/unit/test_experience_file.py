@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from edgedecode import SessionOptions
-from edgedecode.experience_file import experience_path, load_experience, store_experience
 from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.scheduler import Scheduler
+from edgedecode.sessions.experience_file import experience_path, load_experience, store_experience
 from edgedecode.testing import toy_pair
 from tests.virtual import always, ride
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from edgedecode.chunks import Chunk, TurnsDropped
 from edgedecode.decoding.stats import FinishReason
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import ContextExceeded
 from edgedecode.options import SessionOptions, WhenFull
 from edgedecode.pair import Pair
-from edgedecode.session import Session
+from edgedecode.sampling.weights import SamplingOptions
+from edgedecode.sessions.chunks import Chunk, TurnsDropped
+from edgedecode.sessions.session import Session
 from edgedecode.text.messages import Message
 from tests.toys import ascii_pair
 

@@ -9,13 +9,13 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 import pytest
 
 from edgedecode.apps.verb_options import add_session_options
-from edgedecode.decoding.sampling import Noise
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.lookup import LookupSource
 from edgedecode.engines import registry
 from edgedecode.engines.registry import DRAFTERS, LOOKUPS, drafter_names, find_drafter, lookup_names
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
+from edgedecode.sampling.sampler import Noise
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import toy_pair
 from tests.toys import draft_setting
 

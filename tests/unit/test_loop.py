@@ -13,10 +13,10 @@ from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.loop import PREFILL_CHUNK, DecodeSetting, decode
 from edgedecode.decoding.padding import usable_context
 from edgedecode.decoding.policy import FixedLength, Plan, RoundCost, Score, Signals
-from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome
 from edgedecode.errors import ContextExceeded, InputError
+from edgedecode.sampling.sampler import Noise, Sampler
 from tests.toys import GREEDY, CallDrafter, run, toy_model
 
 VOCABULARY = 30

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafts import Draft, DraftMode
 from edgedecode.decoding.loop import PREFILL_CHUNK
 from edgedecode.decoding.model import ModelCard, Output, State
 from edgedecode.decoding.policy import Plan
-from edgedecode.decoding.probs import Probs
-from edgedecode.decoding.sampling import Noise
 from edgedecode.decoding.verify import Outcome, Verdict
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
 from edgedecode.drafters.model_state import shorter_windows
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory.budget import Budget
+from edgedecode.sampling.probs import Probs
+from edgedecode.sampling.sampler import Noise
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel, toy_tables
 from tests.toys import draft_setting, reference_row, toy_model
 

@@ -21,16 +21,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from edgedecode.decoding.arrays import FloatArray, IntArray
-from edgedecode.decoding.masses import exponent_scale
-from edgedecode.decoding.row_draw import Leading, NumpyRowDraw, RowDraw
-from edgedecode.decoding.sampling import Noise, Sampler
-from edgedecode.decoding.weights import SamplingOptions
+from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
 from edgedecode.runtimes.onnx.kernels.draw import NativeRowDraw
+from edgedecode.sampling.masses import exponent_scale
+from edgedecode.sampling.row_draw import Leading, NumpyRowDraw, RowDraw
+from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableRuntime, byte_tokenizer, toy_pair, toy_tables
 from tests.made_once import compiled
 

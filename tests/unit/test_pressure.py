@@ -11,7 +11,7 @@ from edgedecode.memory.budget import Budget
 from edgedecode.memory.pressure import INTERVAL_S, FreeMemory, MemoryPressure, free_memory
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
-from edgedecode.session import Session
+from edgedecode.sessions.session import Session
 from tests.toys import ascii_pair
 
 MEMINFO = "MemTotal:  8000000 kB\nMemFree:  10000 kB\nMemAvailable:  4000000 kB\nHugePages_Total:  0\n"

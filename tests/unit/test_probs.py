@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decoding.probs import Probs
+from edgedecode.sampling.probs import Probs
 
 masses = st.lists(st.floats(0, 1), min_size=2, max_size=8).filter(lambda values: sum(values) > 1e-3)
 uniforms = st.floats(0, 1, exclude_max=True)

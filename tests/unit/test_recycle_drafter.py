@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgedecode.decoding.arrays import IntArray
+from edgedecode.arrays import IntArray
 from edgedecode.decoding.drafts import Draft
-from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.verify import TargetRows, Verdict, verify
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters import recycle
 from edgedecode.drafters.recycle import BREADTH, RecycleDrafter, RecycleSource
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory.budget import Budget
+from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.sampling.weights import SamplingOptions
 from tests.toys import draft_setting
 
 NOISE = Noise(0)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.decoding.sampling import Noise
 from edgedecode.drafters.past import PastOutputs
 from edgedecode.drafters.remembered import OutputFile
 from edgedecode.drafters.suffix import SuffixSource
+from edgedecode.sampling.sampler import Noise
 from tests.toys import draft_setting
 
 OUTPUTS = [array("i", range(start, start + 12)) for start in (0, 20, 40)]

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from edgedecode.decoding.model import AdapterUse
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.engines.identical_widths import IdenticalWidths
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
-from edgedecode.reproducible import FOLDER, load_widths, store_widths, widths_path
+from edgedecode.sampling.weights import SamplingOptions
+from edgedecode.sessions.reproducible import FOLDER, load_widths, store_widths, widths_path
 from edgedecode.testing import TableState
 from tests.toys import each_its_own, even_pairs, rounding_pair
 
@@ -114,7 +114,7 @@ def test_a_full_context_ends_the_answer() -> None:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the pair whose odd widths differ, on an engine that has a version."""
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path))
-    monkeypatch.setattr("edgedecode.reproducible.engine_version", lambda name: "1")
+    monkeypatch.setattr("edgedecode.sessions.reproducible.engine_version", lambda name: "1")
     pair = rounding_pair(even_pairs)
     path = widths_path(pair.manifest, pair.target.card, engine="table", version="1", provider="cpu")
     assert path is not None
@@ -170,7 +170,7 @@ def test_damage_is_told_and_measured_again(place: Path, content: str, caplog: py
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr("edgedecode.reproducible.engine_version", lambda name: "1")
+    monkeypatch.setattr("edgedecode.sessions.reproducible.engine_version", lambda name: "1")
     for _ in range(2):
         pair = rounding_pair(even_pairs)
         pair.session(SessionOptions(reproducible=True))

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decoding.arrays import FloatArray
-from edgedecode.decoding.counter_rng import exponentials, first_arrivals, mixed
-from edgedecode.decoding.masses import exponent_scale, masses, unnormalised
-from edgedecode.decoding.row_draw import Leading, NumpyRowDraw, RowDraw, row_draw_of
-from edgedecode.decoding.sampling import Noise, Sampler
-from edgedecode.decoding.weights import SamplingOptions, penalised, weighted
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import CapabilityError
+from edgedecode.sampling.counter_rng import exponentials, first_arrivals, mixed
+from edgedecode.sampling.masses import exponent_scale, masses, unnormalised
+from edgedecode.sampling.row_draw import Leading, NumpyRowDraw, RowDraw, row_draw_of
+from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.sampling.weights import SamplingOptions, penalised, weighted
 from tests.toys import reference_row
 
 VOCABULARY = 12

@@ -16,9 +16,9 @@ from types import SimpleNamespace
 import pytest
 
 from edgedecode.memory import process_memory
+from edgedecode.memory.peaks import PeakSampler
+from edgedecode.memory.peaks_child import MOST_SAMPLES, Course
 from edgedecode.memory.process_memory import Counters, ProcessMemory, highest, memory_now, memory_of
-from edgedecode.memory.sampler import PeakSampler
-from edgedecode.memory.sampling_child import MOST_SAMPLES, Course
 
 MB = 10**6
 TOLD = Path("/proc/self/smaps_rollup").exists()
@@ -217,7 +217,7 @@ def test_the_child_is_reaped() -> None:
 
 PARENT = """
 import os, signal
-from edgedecode.memory.sampler import PeakSampler
+from edgedecode.memory.peaks import PeakSampler
 with PeakSampler() as sampler:
     print(sampler._child.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decoding.arrays import FloatArray
-from edgedecode.decoding.counter_rng import exponentials, mixed
-from edgedecode.decoding.probs import Probs
-from edgedecode.decoding.sampling import Noise, Sampler, answer_seed
-from edgedecode.decoding.weights import SamplingOptions
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import InputError
 from edgedecode.options import sampling_defaults
 from edgedecode.pack.manifest import Generation
+from edgedecode.sampling.counter_rng import exponentials, mixed
+from edgedecode.sampling.probs import Probs
+from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
+from edgedecode.sampling.weights import SamplingOptions
 from tests.toys import reference_row
 
 VOCABULARY = 60

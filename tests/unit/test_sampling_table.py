@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pytest
 
 from edgedecode.apps.verb_options import add_session_options, session_options
-from edgedecode.decoding.arrays import FloatArray
-from edgedecode.decoding.row_draw import NumpyRowDraw
-from edgedecode.decoding.weights import SamplingOption, SamplingOptions, sampling_table
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import InputError, ManifestError
 from edgedecode.options import sampling_defaults
 from edgedecode.pack.manifest import FileEntry, Manifest
+from edgedecode.sampling.row_draw import NumpyRowDraw
+from edgedecode.sampling.weights import SamplingOption, SamplingOptions, sampling_table
 from edgedecode.testing import toy_pair
 from tests.toys import quick_draw
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from edgedecode.chunks import TARGET_SOURCE, Chunk
 from edgedecode.decoding.stats import FinishReason
 from edgedecode.decoding.verify import Rule
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
 from edgedecode.options import SessionOptions, WhenFull
 from edgedecode.pack.manifest import Generation
-from edgedecode.session import Session
+from edgedecode.sampling.weights import SamplingOptions
+from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk
+from edgedecode.sessions.session import Session
 from edgedecode.testing import toy_pair
 from edgedecode.text.messages import Message
 from tests.toys import END, ascii_pair, check_accounts

@@ -10,11 +10,11 @@ import pytest
 
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.verify import Rule
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
-from edgedecode.session import Session
+from edgedecode.sampling.weights import SamplingOptions
+from edgedecode.sessions.session import Session
 from edgedecode.testing import ScriptedDrafter, TableModel, TableState
 from tests.toys import ascii_pair
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgedecode.apps.stats_table import drafts_line
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.verify import Rule
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.errors import CapabilityError

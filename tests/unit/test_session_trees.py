@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from edgedecode.decoding.verify import Verdict
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
 from edgedecode.options import SessionOptions
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.schedule.trace import replay
 from edgedecode.testing import TableModel, TableState, toy_pair
 from edgedecode.user_notices import NOTICES

@@ -10,7 +10,6 @@ import pytest
 from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.model import ModelCard
-from edgedecode.decoding.sampling import Noise
 from edgedecode.decoding.stats import Stats
 from edgedecode.decoding.verify import Outcome, Verdict
 from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
@@ -18,6 +17,7 @@ from edgedecode.drafters.model_state import ModelStates
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.drafters.trim import TrimSource
 from edgedecode.errors import CapabilityError
+from edgedecode.sampling.sampler import Noise
 from tests.toys import HeadedTable, draft_setting, headed_model, toy_model
 
 VOCABULARY = 20

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from edgedecode.decoding.drafts import Draft
-from edgedecode.decoding.sampling import Sampler
 from edgedecode.decoding.stats import Stats, TimeSplit
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
-from edgedecode.decoding.weights import SamplingOptions
+from edgedecode.sampling.sampler import Sampler
+from edgedecode.sampling.weights import SamplingOptions
 
 ROWS = TargetRows(np.zeros((1, 4), dtype=np.float32), Sampler(SamplingOptions(), vocabulary_size=4))
 

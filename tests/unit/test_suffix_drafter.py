@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decoding.sampling import Noise
 from edgedecode.drafters.automaton import TOKEN_NBYTES as STORED_NBYTES
 from edgedecode.drafters.past import PastOutputs, PastReader, following
 from edgedecode.drafters.suffix import (
@@ -22,6 +21,7 @@ from edgedecode.drafters.suffix import (
 )
 from edgedecode.errors import BudgetExceeded
 from edgedecode.memory.budget import Budget
+from edgedecode.sampling.sampler import Noise
 from tests.toys import draft_setting
 
 NOISE = Noise(0)

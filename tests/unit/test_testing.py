@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.model import AdapterUse
-from edgedecode.decoding.sampling import Noise
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.memory.budget import Budget
 from edgedecode.options import SessionOptions
+from edgedecode.sampling.sampler import Noise
 from edgedecode.testing import ScriptedDrafter, TableModel, byte_tokenizer, toy_pair, toy_tables
 from tests.toys import path_to, toy_model
 

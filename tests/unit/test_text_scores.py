@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.engines.text_scores import LIKELY, PIECE, RowScores, ScoredText, Scores, score_texts
 from edgedecode.testing import TableModel, toy_tables
 

@@ -10,16 +10,16 @@ import pytest
 
 from edgedecode.decoding.drafts import Draft
 from edgedecode.decoding.policy import Plan
-from edgedecode.decoding.sampling import Noise, Sampler
 from edgedecode.decoding.tree import TreeShape
 from edgedecode.decoding.verify import Outcome, TargetRows, Verdict
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.drafters.model_drafter import ModelDrafter, ModelSource
 from edgedecode.drafters.model_state import ModelState
 from edgedecode.drafters.ranking import RANKED
 from edgedecode.drafters.source import DrafterSource, DraftSetting
 from edgedecode.drafters.tree_drafter import TreeDrafter, TreeSource
 from edgedecode.errors import CapabilityError
+from edgedecode.sampling.sampler import Noise, Sampler
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.testing import TableModel
 from tests.toys import GREEDY, draft_setting, run, toy_model
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.decoding.drafts import Draft, DraftMode
-from edgedecode.decoding.probs import NoiseSource, Probs
-from edgedecode.decoding.sampling import Sampler
 from edgedecode.decoding.verify import Outcome, Rule, TargetRows, Verdict, verify
-from edgedecode.decoding.weights import SamplingOptions
 from edgedecode.errors import CapabilityError
+from edgedecode.sampling.probs import NoiseSource, Probs
+from edgedecode.sampling.sampler import Sampler
+from edgedecode.sampling.weights import SamplingOptions
 from tests.toys import path_to
 
 VOCABULARY = 6

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.decoding.model import AdapterUse, ModelCard, Output, RowRequest, State
 from edgedecode.errors import CapabilityError, EdgeDecodeError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget, Lease

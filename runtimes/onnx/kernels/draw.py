@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray, IntArray
-from edgedecode.decoding.masses import damaged_logits, exponent_scale
-from edgedecode.decoding.row_draw import MOST_TOP, Leading, NumpyRowDraw
+from edgedecode.arrays import FloatArray, IntArray
+from edgedecode.sampling.masses import damaged_logits, exponent_scale
+from edgedecode.sampling.row_draw import MOST_TOP, Leading, NumpyRowDraw
 
 if TYPE_CHECKING:
-    from edgedecode.decoding.weights import SamplingOptions
+    from edgedecode.sampling.weights import SamplingOptions
 
 __all__ = ["NativeRowDraw"]
 

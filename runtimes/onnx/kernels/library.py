@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import InputError, RuntimeUnavailable
 
 __all__ = ["ANY_FINDING", "BAD_SCALE", "INSTRUCTION_SETS", "LIBRARY", "WIDE_SCALES", "KernelLibrary", "Matrix"]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedecode.arrays import FloatArray
 from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
-from edgedecode.decoding.arrays import FloatArray
 from edgedecode.engines.child import ChildReply, ask_child, child_command
 from edgedecode.engines.hardware import processor_facts
 from edgedecode.errors import InputError, RuntimeUnavailable

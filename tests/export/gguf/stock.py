@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 
 
 def stock_logits(model: Path, tokens: Sequence[int], adapters: Sequence[Path] = (), scale: float = 1.0) -> FloatArray:

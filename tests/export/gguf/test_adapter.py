@@ -11,8 +11,8 @@ import pytest
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
-from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import CapabilityError, ExportError
 from edgedecode.export.base_model import open_source
 from edgedecode.export.gguf.peft_adapter import write_adapter

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.export.gguf.row_source import kind_of, transcode
 from edgedecode.export.gguf.tensors import Tensor, write_file

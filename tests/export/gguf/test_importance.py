@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
-from edgedecode.decoding.arrays import FloatArray
 from edgedecode.errors import ExportError
 from edgedecode.export.gguf.imatrix import read_imatrix
 from edgedecode.export.gguf.llama_calls import quantize_file

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgedecode.decoding.arrays import FloatArray
+from edgedecode.arrays import FloatArray
 from edgedecode.export.graph.graph_request import WHOLE, Span
 from edgedecode.export.graph.recipe import Recipe
 from edgedecode.export.pair_export import PairRequest, export_pair

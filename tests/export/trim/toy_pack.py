@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from edgedecode.decoding.arrays import FloatArray, IntArray
+from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.decoding.model import AdapterUse, LanguageModel, ModelCard, Output, RowRequest, State
 from edgedecode.engines.interface import ModelRequest
 from edgedecode.memory.budget import Budget

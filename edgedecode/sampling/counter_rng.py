@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import IntArray
+from edgedecode.arrays import IntArray
 
 __all__ = ["exponentials", "first_arrivals", "mixed"]
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 
-from .arrays import FloatArray, IntArray
 from .counter_rng import first_arrivals, mixed
 from .masses import largest
 from .probs import Probs

@@ -20,7 +20,7 @@ from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.pack.manifest import Manifest
-from edgedecode.resources import Resources
+from edgedecode.sessions.resources import Resources
 from edgedecode.user_notices import notice
 
 __all__ = [

@@ -8,9 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 from edgedecode.decoding.model import ModelCard
-from edgedecode.decoding.row_draw import RowDraw, row_draw_of
-from edgedecode.draft_models import default_heads
-from edgedecode.drafter_choice import DraftingFacts, check_options, choose_drafters
 from edgedecode.drafters.model_state import TREE_ROWS, shorter_windows
 from edgedecode.drafters.source import PlannedSource
 from edgedecode.engines.interface import NO_MMAP, ModelFootprint, ModelRequest, PlanningRuntime
@@ -21,6 +18,9 @@ from edgedecode.memory.footprint import Holder, total_nbytes
 from edgedecode.memory.planner import LEAST_CONTEXT, Bounds, Choice, MemoryPlan, fit
 from edgedecode.options import TREE, SessionOptions, planned_context, wants_trees
 from edgedecode.pack.manifest import Manifest
+from edgedecode.sampling.row_draw import RowDraw, row_draw_of
+from edgedecode.sessions.draft_models import default_heads
+from edgedecode.sessions.drafter_choice import DraftingFacts, check_options, choose_drafters
 from edgedecode.text.encoder import prompts_holder
 from edgedecode.text.tokenizer import Tokenizer
 

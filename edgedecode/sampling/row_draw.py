@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from .arrays import FloatArray, IntArray
+from edgedecode.arrays import FloatArray, IntArray
+
 from .counter_rng import first_arrivals
 from .masses import MASS_UNIT, damaged_logits, exponent_scale, largest, total_mass, unnormalised
 from .weights import weighted

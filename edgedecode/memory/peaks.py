@@ -12,14 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .peaks_child import MemorySample
 from .process_memory import ProcessMemory
-from .sampling_child import MemorySample
 
 __all__ = ["PeakSampler"]
 
-_START = (
-    "import sys; sys.path += sys.argv[2:]; from edgedecode.memory.sampling_child import main; main(int(sys.argv[1]))"
-)
+_START = "import sys; sys.path += sys.argv[2:]; from edgedecode.memory.peaks_child import main; main(int(sys.argv[1]))"
 _LIGHT = ("-I", "-S")
 """Without the environment's and the user's settings, and without site-packages: it starts in 30 ms."""
 _PATIENCE_SECONDS = 10.0

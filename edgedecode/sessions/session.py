@@ -7,23 +7,23 @@ from contextlib import ExitStack
 from time import perf_counter
 from weakref import finalize
 
-from edgedecode.answer import Answer
-from edgedecode.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.padding import next_width, usable_context
-from edgedecode.decoding.sampling import Noise, Sampler, answer_seed
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Rule, Verdict
-from edgedecode.drafter_choice import check_options
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
-from edgedecode.memory_plan import sampling_holder
 from edgedecode.options import SessionOptions, WhenFull, planned_context, sampling_defaults
-from edgedecode.reproducible import fitting_widths, limited_drafts, session_widths
-from edgedecode.resources import Resources
-from edgedecode.session_drafting import SessionDrafting, plan_state
+from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
+from edgedecode.sessions.answer import Answer
+from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped
+from edgedecode.sessions.drafter_choice import check_options
+from edgedecode.sessions.memory_plan import sampling_holder
+from edgedecode.sessions.reproducible import fitting_widths, limited_drafts, session_widths
+from edgedecode.sessions.resources import Resources
+from edgedecode.sessions.session_drafting import SessionDrafting, plan_state
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
 from edgedecode.text.stop_strings import StopStrings

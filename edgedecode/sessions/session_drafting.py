@@ -11,17 +11,17 @@ from edgedecode.decoding.drafter import Drafter, head_groups
 from edgedecode.decoding.drafting import Drafting
 from edgedecode.decoding.model import State
 from edgedecode.decoding.policy import NO_DRAFTER, Policy
-from edgedecode.decoding.sampling import Noise
 from edgedecode.decoding.verify import Rule
-from edgedecode.drafter_choice import WITHOUT_MODEL, fixed_policy
 from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import BudgetExceeded, CapabilityError
 from edgedecode.options import TREE, SessionOptions, wants_trees
 from edgedecode.pack.integrity import pack_digest
-from edgedecode.resources import Resources
+from edgedecode.sampling.sampler import Noise
 from edgedecode.schedule.experience import Experience
 from edgedecode.schedule.scheduler import Scheduler, SchedulerOptions
 from edgedecode.schedule.trace import Recorder
+from edgedecode.sessions.drafter_choice import WITHOUT_MODEL, fixed_policy
+from edgedecode.sessions.resources import Resources
 from edgedecode.user_notices import notice
 
 __all__ = ["SessionDrafting", "open_drafting", "plan_state"]

@@ -14,9 +14,9 @@ from typing import Annotated, Any, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.arrays import FloatArray, IntArray
 from edgedecode.errors import InputError
 
-from .arrays import FloatArray, IntArray
 from .masses import MASS_UNIT, damaged_logits, exponent_scale, largest, masses, total_mass, unnormalised
 
 __all__ = ["SamplingOption", "SamplingOptions", "penalised", "sampling_table", "weighted"]

@@ -11,9 +11,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from edgedecode.arrays import FloatArray
 from edgedecode.errors import CapabilityError
-
-from .arrays import FloatArray
 
 __all__ = ["MASS_UNIT", "damaged_logits", "exponent_scale", "largest", "masses", "total_mass", "unnormalised"]
 

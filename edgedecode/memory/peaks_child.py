@@ -1,4 +1,4 @@
-"""The child that reads a process's memory until its input ends: light, started by `sampler.py`.
+"""The child that reads a process's memory until its input ends: light, started by `peaks.py`.
 
 Each byte of input asks for the peaks so far, its end for all there is; an answer is a line of JSON.
 """

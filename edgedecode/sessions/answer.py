@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator, Iterator
 from types import GeneratorType
 from typing import cast
 
-from edgedecode.chunks import Chunk
 from edgedecode.decoding.stats import Stats
 from edgedecode.errors import CapabilityError
+from edgedecode.sessions.chunks import Chunk
 from edgedecode.turns import FairLock, when_free
 
 __all__ = ["Answer"]

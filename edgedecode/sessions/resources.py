@@ -8,9 +8,6 @@ from weakref import WeakSet
 
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.policy import NO_DRAFTER
-from edgedecode.decoding.row_draw import RowDraw, row_draw_of
-from edgedecode.draft_models import DraftModels
-from edgedecode.drafter_choice import DrafterChoice, DraftingFacts, choose_drafters
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.identical_widths import IdenticalWidths
 from edgedecode.engines.interface import Runtime
@@ -21,11 +18,14 @@ from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.pressure import MemoryPressure
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.memory.sizes import size_option
-from edgedecode.memory_plan import PackFootprint
 from edgedecode.options import SessionOptions
 from edgedecode.pack.adapters import PackAdapters
 from edgedecode.pack.manifest import Manifest
+from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 from edgedecode.schedule.experience import Experience
+from edgedecode.sessions.draft_models import DraftModels
+from edgedecode.sessions.drafter_choice import DrafterChoice, DraftingFacts, choose_drafters
+from edgedecode.sessions.memory_plan import PackFootprint
 from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.turns import FairLock
 from edgedecode.user_notices import notice
