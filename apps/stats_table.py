@@ -84,7 +84,8 @@ def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None)
     yield "prompt", f"{stats.prompt_tokens} tokens, {stats.cached_tokens} of them cached"
     if stats.dropped_turns:
         again = f", {stats.reread_tokens} tokens read again in mid-answer" if stats.reread_tokens else ""
-        yield "oldest turns dropped", f"{stats.dropped_turns}{again}"
+        moved = f", {stats.shifted_tokens} kept tokens moved, not read again" if stats.shifted_tokens else ""
+        yield "oldest turns dropped", f"{stats.dropped_turns}{again}{moved}"
     yield "tokens", f"{stats.verified_tokens}, all verified by the target"
     yield "target passes", f"{stats.rounds}, acceptance length {stats.acceptance_length:.2f} tokens a pass"
     if stats.proposed:

@@ -39,6 +39,9 @@ class WhenFull(StrEnum):
     stay."""
     STOP = "stop"
     """An answer ends there, and what does not fit is refused."""
+    SHIFT = "shift"
+    """As DROP, but keys and values of what is kept move down in the cache instead of being computed again: no wait, and
+    answers may differ, since they were computed with the dropped turns in sight. Only llama.cpp can."""
 
 
 @dataclass(frozen=True, slots=True)

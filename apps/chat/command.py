@@ -28,8 +28,9 @@ class ChatCommand:
             "--when-full",
             choices=[each.value for each in WhenFull],
             default=WhenFull.DROP.value,
-            help="what happens when the chat outgrows its context: drop its oldest turns, the system message stays, or "
-            "stop (default: %(default)s)",
+            help="what happens when the chat outgrows its context: drop its oldest turns and read the rest again, the "
+            "system message stays; shift: move the rest's keys and values instead, at once and less exact, with llama "
+            "only; or stop (default: %(default)s)",
         )
         parser.add_argument("--stats", action="store_true", help="show figures after each answer, memory sampled")
         add_colour_option(parser)

@@ -22,6 +22,7 @@ __all__ = [
     "ModelCard",
     "Output",
     "RowRequest",
+    "ShiftableState",
     "State",
 ]
 
@@ -146,6 +147,24 @@ class State(Protocol):
 
     def close(self) -> None:
         """Release the memory and its lease. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class ShiftableState(State, Protocol):
+    """A state that can drop settled positions in its middle, llama.cpp's context shift."""
+
+    @property
+    def shiftable(self) -> bool:
+        """Whether this one can: it depends on the model and on how keys are kept."""
+        ...
+
+    def shift(self, start: int, stop: int) -> None:
+        """Drop the settled positions from start to stop, and pending rows; the positions after them move down.
+
+        Lossy: the keys are rotated to their new positions, but what follows was computed with the dropped ones in
+        sight.
+        """
         ...
 
 

@@ -68,6 +68,8 @@ class Stats:
     """The conversation's oldest turns that were dropped to make room."""
     reread_tokens: int = 0
     """What was read again in the middle of the answer, since turns were dropped there."""
+    shifted_tokens: int = 0
+    """Kept tokens whose keys and values moved down in the cache when turns were dropped, which is not exact."""
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0

@@ -8,11 +8,12 @@ from time import perf_counter
 from weakref import finalize
 
 from edgedecode.decoding.loop import DecodeSetting, decode
+from edgedecode.decoding.model import ShiftableState, State
 from edgedecode.decoding.padding import next_width, usable_context
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Rule, Verdict
 from edgedecode.drafters.source import DraftSetting
-from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
+from edgedecode.errors import CapabilityError, ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
 from edgedecode.options import SessionOptions, WhenFull, planned_context, sampling_defaults
@@ -25,6 +26,7 @@ from edgedecode.sessions.reproducible import fitting_widths, limited_drafts, ses
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.session_drafting import SessionDrafting, plan_state
 from edgedecode.text.encoder import Encoder
+from edgedecode.text.kept_turns import moved_run
 from edgedecode.text.messages import Message
 from edgedecode.text.stop_strings import StopStrings
 from edgedecode.text.transcript import Transcript, Turn
@@ -85,6 +87,7 @@ class Session:
             self._transcript = Transcript(shared.tokenizer, messages, source=self._encoder)
             self._state, options = plan_state(shared, options, context, rows=rows)
             undo.callback(self._state.close)
+            _check_shift(options.when_full, self._state)
             self.options = options
             self._widths = fitting_widths(widths, self._state, rows=rows)
             self._drafts = SessionDrafting(shared, options, self._draft_setting(), noise=self._draft_noise)
@@ -130,8 +133,8 @@ class Session:
 
         A conversation that outgrows the context loses its oldest turns (`SessionOptions.when_full`), before an answer
         or in the middle of it; a chunk's `event` tells. What follows is what a new session with the kept messages would
-        say. Raises ContextExceeded, before anything changes, when the prompt alone does not fit, or nothing may be
-        dropped.
+        say, but for `WhenFull.SHIFT`. Raises ContextExceeded, before anything changes, when the prompt alone does not
+        fit, or nothing may be dropped.
         """
         limit = self._limit(max_tokens)
         stops = StopStrings(stop)
@@ -321,11 +324,11 @@ class Session:
         """Return the running turn without the oldest ones; None where the context is not full, or none is left."""
         transcript = self._transcript
         full = len(transcript.tokens) >= self.context and len(transcript.reply_tokens) < limit
-        return transcript.shorter_turn(self.context) if full and self.options.when_full is WhenFull.DROP else None
+        return transcript.shorter_turn(self.context) if full and self.options.when_full is not WhenFull.STOP else None
 
     def _begin(self, turn: Turn, reply: Reply, *, said: Sequence[int] = ()) -> None:
         """Let the model see a turn, with the beginning of its answer where that was said already."""
-        self._reconcile([*turn.tokens, *said])
+        self._reconcile([*turn.tokens, *said], dropped=turn.dropped)
         self._transcript.begin_reply(turn, said=lambda: reply.text, reply=said)
 
     def _told(self, turn: Turn) -> Iterator[Chunk]:
@@ -336,15 +339,26 @@ class Session:
             notice(f"{turns} dropped: the conversation no longer fits the context of {self.context} tokens")
             yield Chunk("", (), TARGET_SOURCE, event=TurnsDropped(turn.dropped, len(self._transcript.tokens)))
 
-    def _reconcile(self, tokens: Sequence[int]) -> None:
-        """Cut the target's state to what it shares with `tokens`; its settled positions hold the old tokens."""
-        old, shared = self._transcript.tokens, 0
-        end = min(len(old), len(tokens), self._state.length)
+    def _reconcile(self, tokens: Sequence[int], *, dropped: int = 0) -> None:
+        """Cut the target's state to what it shares with `tokens`; its settled positions hold the old tokens.
+
+        dropped: how many turns went, behind which a shift keeps what follows.
+        """
+        state, shared = self._state, 0
+        old = self._transcript.tokens[: state.length]
+        end = min(len(old), len(tokens))
         while shared < end and old[shared] == tokens[shared]:
             shared += 1
-        if shared < self._state.oldest_crop:
+        if shared < state.oldest_crop:
             shared = 0
-        self._state.crop(shared)
+        elif dropped and self.options.when_full is WhenFull.SHIFT and isinstance(state, ShiftableState):
+            down, run = moved_run(old, tokens, shared=shared)
+            if run:
+                state.crop(shared + down + run)
+                state.shift(shared, shared + down)
+                self.stats.shifted_tokens += run
+                return
+        state.crop(shared)
 
     def _mode(self) -> str:
         if self._drafts.drafting is None:
@@ -383,6 +397,15 @@ class Session:
             raise ContextExceeded(
                 f"the prompt has {len(tokens)} tokens, the context holds {self.context}: shorten it{more}"
             )
+
+
+def _check_shift(when_full: WhenFull, state: State) -> None:
+    """Raise CapabilityError where keys and values cannot move down in the cache though that was asked for."""
+    if when_full is WhenFull.SHIFT and not (isinstance(state, ShiftableState) and state.shiftable):
+        raise CapabilityError(
+            "keys and values cannot be shifted here: llama.cpp can, for models with rotary positions and --kv-type "
+            "float16 or float32; --when-full drop reads what is kept again"
+        )
 
 
 def _runs(verdict: Verdict) -> Iterator[tuple[tuple[int, ...], str]]:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 
 from .messages import Message
 
-__all__ = ["turn_starts", "without_oldest"]
+__all__ = ["moved_run", "turn_starts", "without_oldest"]
+
+LEAST_RUN = 32
+"""Tokens: a shorter run that occurs in both conversations may be chance, and is soon read again."""
 
 
 def turn_starts(messages: Sequence[Message]) -> list[int]:
@@ -35,3 +38,19 @@ def without_oldest(
 
     count = bisect_left(range(len(starts)), True, key=lambda count: fits(kept(count)))
     return kept(count), count
+
+
+def moved_run(old: Sequence[int], new: Sequence[int], *, shared: int) -> tuple[int, int]:
+    """Find the longest run of old tokens that begins at new[shared]: how far down it has moved, and its length.
+
+    shared: tokens that both begin with. (0, 0): no run of `LEAST_RUN` tokens, or none that moved.
+    """
+    best = (0, 0)
+    for start in range(shared + 1, len(old) - LEAST_RUN + 1):
+        length = min(len(old) - start, len(new) - shared)
+        if length <= best[1]:
+            break
+        run = next((place for place in range(length) if old[start + place] != new[shared + place]), length)
+        if run >= LEAST_RUN and run > best[1]:
+            best = (start - shared, run)
+    return best

@@ -223,6 +223,17 @@ class Context:
         if not removed:
             raise CapabilityError(f"llama.cpp cannot drop the positions from {start} on of this model's memory")
 
+    @property
+    def shiftable(self) -> bool:
+        """Whether positions can move: the model's are rotary and one a row, and its layers share one cache."""
+        with self._busy:
+            return bool(self._api.llama_memory_can_shift(self._open_memory()))
+
+    def move(self, id: int, start: int, by: int) -> None:
+        """Add `by` to the positions of a sequence from `start` on; the next pass rotates their keys."""
+        with self._busy:
+            self._api.llama_memory_seq_add(self._open_memory(), id, start, TO_THE_END, by)
+
     def clear(self) -> None:
         """Drop everything."""
         with self._busy:

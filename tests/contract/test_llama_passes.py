@@ -342,3 +342,52 @@ def test_states_belong_to_their_model(gguf_opener: GgufOpener) -> None:
         second.forward([1], state)
     first.close()
     second.close()
+
+
+# -- positions that move down ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kv_type", "bound"), [("float32", 1e-4), ("float16", 0.02)])
+def test_shifted_rows_of_one_layer_are_those_of_reading_again(
+    gguf_opener: GgufOpener, kv_type: str, bound: float
+) -> None:
+    """With one layer keys and values depend on their own token alone: a shift is as good as reading again."""
+    model = gguf_opener(ToyShape(layers=1), needs=("tree", f"kv:{kv_type}"))
+    state: Any = model.new_state(200, rows=3, tree=True)
+    model.forward(TOKENS[:120], state, rows="none")
+    state.keep(range(120))
+    model.forward([1, 2, 3], state, parents=[-1, 0, 0], rows="all")  # branches hold what is settled, too
+    state.keep([0, 2])
+    state.crop(120)
+    state.shift(20, 70)
+    assert (state.length, state.pending) == (70, 0)
+    kept = [*TOKENS[:20], *TOKENS[70:120], *TOKENS[200:210]]
+    moved = model.forward(TOKENS[200:210], state, rows="all").logits.copy()
+    state.keep(range(10))
+    branches = model.forward([1, 2, 3], state, parents=[-1, 0, 0], rows="all").logits.copy()
+    np.testing.assert_allclose(moved, logits_of(model, kept)[-10:], rtol=0, atol=bound)
+    np.testing.assert_allclose(branches[2], logits_of(model, [*kept, 1, 3])[-1], rtol=0, atol=bound)
+    assert np.abs(moved - logits_of(model, [*TOKENS[:120], *TOKENS[200:210]])[-10:]).max() > 2 * bound
+    model.close()
+
+
+def test_shift_that_is_interrupted_leaves_what_is_before_it(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    state: Any = settled(model, TOKENS[:120], capacity=200)
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(state.context, "move", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        state.shift(20, 70)
+    assert state.length == 20
+    assert_close(model.forward(TOKENS[20:60], state).logits[0], logits_of(model, TOKENS[:60])[-1])
+
+
+def test_states_whose_keys_cannot_be_rotated_are_not_shiftable(gguf_opener: GgufOpener) -> None:
+    shape = ToyShape(head_size=32)
+    for needs, shiftable in ((("tree", "kv:float16"), True), (("tree", "kv:int8"), False)):
+        model = gguf_opener(shape, architecture="llama", needs=needs)
+        state: Any = model.new_state(64)
+        assert state.shiftable == shiftable
+        model.close()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from edgedecode.decoding.stats import FinishReason
-from edgedecode.errors import ContextExceeded
+from edgedecode.errors import CapabilityError, ContextExceeded
 from edgedecode.options import SessionOptions, WhenFull
 from edgedecode.pair import Pair
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.chunks import Chunk, TurnsDropped
 from edgedecode.sessions.session import Session
+from edgedecode.testing import TableState
 from edgedecode.text.messages import Message
 from tests.toys import ascii_pair
 
@@ -197,3 +198,32 @@ def test_a_conversation_of_many_turns_never_ends() -> None:
         assert len(made.tokens) <= CONTEXT
     assert len(events) > 5
     assert sum(event.turns for event in events) == 60 - (len(made.messages) - 1) // 2
+
+
+@pytest.mark.parametrize("drafter", ["none", "model", "suffix", None])
+def test_shift_keeps_keys_and_values_of_kept_turns(drafter: str | None) -> None:
+    """This model looks at positions and at the token before only, so that its text is that of reading again."""
+    texts, read = list[str](), list[int]()
+    for when_full in (WhenFull.DROP, WhenFull.SHIFT):
+        pair = ascii_pair(ending=-50)  # an end token in an answer would not be encoded again
+        made = session(pair, drafter=drafter, when_full=when_full)
+        fill(made, turns=4)
+        done = made.generate(LONG, max_tokens=30)
+        story = made.generate("tell me a story", max_tokens=300)
+        texts.append(done.text + story.text)
+        read.append(done.stats.prompt_tokens - done.stats.cached_tokens + story.stats.reread_tokens)
+        for each in (done, story):
+            assert each.stats.dropped_turns > 0
+            assert (each.stats.shifted_tokens > 40) == (when_full is WhenFull.SHIFT)
+    assert texts[0] == texts[1]
+    assert read[1] < read[0] - 80
+
+
+def test_shift_is_refused_where_the_state_cannot() -> None:
+    pair = ascii_pair()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TableState, "shiftable", False)
+        before = pair.budget.used_nbytes
+        with pytest.raises(CapabilityError, match="--when-full drop reads what is kept again"):
+            session(pair, when_full=WhenFull.SHIFT)
+        assert pair.budget.used_nbytes == before

@@ -130,12 +130,14 @@ class Sequences:
 class LlamaState(ContextState):
     """Implements `State`. Sequence 0 holds what is settled, and the pending rows of a chain.
 
-    window: positions that window layers see, 0 for none.
+    window: positions that window layers see, 0 for none. float_keys: whether keys are kept as floats; the memory in
+    which the engine would unpack others to rotate them is not planned.
     """
 
-    def __init__(self, context: Context, *, capacity: int, window: int, owner: object) -> None:
+    def __init__(self, context: Context, *, capacity: int, window: int, float_keys: bool, owner: object) -> None:
         super().__init__(context, capacity=capacity, owner=owner)
         self._window = window
+        self._float_keys = float_keys
         self._branches: Sequences | None = None
         """The pending rows' shape; None: a chain."""
         self._held = [0] * context.plan.sequences
@@ -149,6 +151,21 @@ class LlamaState(ContextState):
             return 0
         first = self.context.first_position()  # window layers may have given old cells away
         return 0 if first <= 0 else first + self._window
+
+    @property
+    def shiftable(self) -> bool:
+        return not self._window and self._float_keys and self.context.shiftable
+
+    def shift(self, start: int, stop: int) -> None:
+        self.crop(self._length)
+        length = self._length - (stop - start)
+        self._length, self._dirty = start, True  # what an interrupt in the middle leaves is dropped
+        for id in range(1, len(self._held)):
+            self.context.remove(id, 0)
+            self._held[id] = 0
+        self.context.remove(0, start, stop)
+        self.context.move(0, stop, start - stop)
+        self._length, self._dirty = length, False
 
     @property
     def width(self) -> int:
