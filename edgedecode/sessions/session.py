@@ -8,12 +8,11 @@ from time import perf_counter
 from weakref import finalize
 
 from edgedecode.decoding.loop import DecodeSetting, decode
-from edgedecode.decoding.model import ShiftableState, State
 from edgedecode.decoding.padding import next_width, usable_context
 from edgedecode.decoding.stats import FinishReason, Stats
 from edgedecode.decoding.verify import Outcome, Rule, Verdict
 from edgedecode.drafters.source import DraftSetting
-from edgedecode.errors import CapabilityError, ContextExceeded, EdgeDecodeError, InputError
+from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
 from edgedecode.options import SessionOptions, WhenFull, planned_context, sampling_defaults
@@ -22,11 +21,11 @@ from edgedecode.sessions.answer import Answer
 from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped
 from edgedecode.sessions.drafter_choice import check_options
 from edgedecode.sessions.memory_plan import sampling_holder
+from edgedecode.sessions.reconcile import check_shiftable, reconcile
 from edgedecode.sessions.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.session_drafting import SessionDrafting, plan_state
 from edgedecode.text.encoder import Encoder
-from edgedecode.text.kept_turns import moved_run
 from edgedecode.text.messages import Message
 from edgedecode.text.stop_strings import StopStrings
 from edgedecode.text.transcript import Transcript, Turn
@@ -87,7 +86,8 @@ class Session:
             self._transcript = Transcript(shared.tokenizer, messages, source=self._encoder)
             self._state, options = plan_state(shared, options, context, rows=rows)
             undo.callback(self._state.close)
-            _check_shift(options.when_full, self._state)
+            if options.when_full is WhenFull.SHIFT:
+                check_shiftable(self._state)
             self.options = options
             self._widths = fitting_widths(widths, self._state, rows=rows)
             self._drafts = SessionDrafting(shared, options, self._draft_setting(), noise=self._draft_noise)
@@ -340,25 +340,9 @@ class Session:
             yield Chunk("", (), TARGET_SOURCE, event=TurnsDropped(turn.dropped, len(self._transcript.tokens)))
 
     def _reconcile(self, tokens: Sequence[int], *, dropped: int = 0) -> None:
-        """Cut the target's state to what it shares with `tokens`; its settled positions hold the old tokens.
-
-        dropped: how many turns went, behind which a shift keeps what follows.
-        """
-        state, shared = self._state, 0
-        old = self._transcript.tokens[: state.length]
-        end = min(len(old), len(tokens))
-        while shared < end and old[shared] == tokens[shared]:
-            shared += 1
-        if shared < state.oldest_crop:
-            shared = 0
-        elif dropped and self.options.when_full is WhenFull.SHIFT and isinstance(state, ShiftableState):
-            down, run = moved_run(old, tokens, shared=shared)
-            if run:
-                state.crop(shared + down + run)
-                state.shift(shared, shared + down)
-                self.stats.shifted_tokens += run
-                return
-        state.crop(shared)
+        """Cut the target's state to what it shares with `tokens`. dropped: how many turns went."""
+        shift = dropped > 0 and self.options.when_full is WhenFull.SHIFT
+        self.stats.shifted_tokens += reconcile(self._state, self._transcript.tokens, tokens, shift=shift)
 
     def _mode(self) -> str:
         if self._drafts.drafting is None:
@@ -397,15 +381,6 @@ class Session:
             raise ContextExceeded(
                 f"the prompt has {len(tokens)} tokens, the context holds {self.context}: shorten it{more}"
             )
-
-
-def _check_shift(when_full: WhenFull, state: State) -> None:
-    """Raise CapabilityError where keys and values cannot move down in the cache though that was asked for."""
-    if when_full is WhenFull.SHIFT and not (isinstance(state, ShiftableState) and state.shiftable):
-        raise CapabilityError(
-            "keys and values cannot be shifted here: llama.cpp can, for models with rotary positions and --kv-type "
-            "float16 or float32; --when-full drop reads what is kept again"
-        )
 
 
 def _runs(verdict: Verdict) -> Iterator[tuple[tuple[int, ...], str]]:

@@ -107,7 +107,7 @@ def test_a_full_context_ends_the_answer() -> None:
     session = pair.session(SessionOptions(reproducible=True, context=64, ignore_eos=True, drafter="none"))
     assert session.context == 62
     done = session.generate("hello", max_tokens=100)
-    assert (done.finish_reason, len(session.tokens)) == ("context", 62)
+    assert (done.finish_reason, done.stats.context_full, len(session.tokens)) == ("length", True, 62)
 
 
 @pytest.fixture

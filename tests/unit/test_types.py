@@ -50,4 +50,4 @@ def test_signals_and_plans_survive_json() -> None:
 
 
 def test_finish_reasons_are_plain_strings_in_json() -> None:
-    assert json.dumps([*FinishReason]) == '["stop", "length", "context", "cancelled"]'
+    assert json.dumps([*FinishReason]) == '["stop", "length", "cancelled"]'
