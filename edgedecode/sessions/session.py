@@ -201,8 +201,7 @@ class Session:
         if self._answers:
             self.seed = answer_seed(self.options.seed, self._answers)
         self._answers += 1
-        self._noise.begin(self.seed)
-        self._draft_noise.begin(self.seed)
+        self._begin_noise(self.seed)
         self.stats = Stats(seed=self.seed)
         self._running = answer = Answer(chunks, stats=self.stats, turn=self._shared.turn, own=self._own)
         if self._closed:  # while the prompt was encoded
@@ -238,13 +237,15 @@ class Session:
     def _turn(self, turn: Turn, *, limit: int, stops: StopStrings, pause: Callable[[], None]) -> Generator[Chunk]:
         transcript = self._transcript
         reply = Reply(self._shared.tokenizer.detokenizer(), stops)
-        before = transcript.messages
+        before, again = transcript.messages, 0
         try:
             self._begin(turn, reply)
             yield from self._told(turn)
             ended = yield from self._chunks(reply, limit=limit, pause=pause)
             while not ended and (shorter := self._shorter_turn(limit=limit)) is not None:
                 self._begin(shorter, reply, said=transcript.reply_tokens)
+                again += 1  # what was said moved to positions whose noise was used
+                self._begin_noise(answer_seed(self.seed, -again))
                 self.stats.reread_tokens += len(transcript.tokens) - self._state.length
                 yield from self._told(shorter)
                 ended = yield from self._chunks(reply, limit=limit - len(transcript.reply_tokens), pause=pause)
@@ -330,6 +331,10 @@ class Session:
         """Let the model see a turn, with the beginning of its answer where that was said already."""
         self._reconcile([*turn.tokens, *said], dropped=turn.dropped)
         self._transcript.begin_reply(turn, said=lambda: reply.text, reply=said)
+
+    def _begin_noise(self, seed: int) -> None:
+        self._noise.begin(seed)
+        self._draft_noise.begin(seed)
 
     def _told(self, turn: Turn) -> Iterator[Chunk]:
         """Tell of turns that were dropped."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edgedecode.errors import ContextExceeded, InputError
+from edgedecode.errors import BudgetExceeded, ContextExceeded, InputError
 
 from .encoder import TextSource
 from .kept_turns import turn_starts, without_oldest
@@ -19,6 +19,8 @@ __all__ = ["Transcript", "Turn"]
 
 KEPT_SHARE = 0.6
 """Of the context is kept at most where turns are dropped: less has them dropped seldom, more keeps more of them."""
+_TOO_LONG = (ContextExceeded, BudgetExceeded)
+"""Raised for a text that fits the context, or the memory that encoding it takes, with fewer turns only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +101,13 @@ class Transcript:
 
     def fitting_turn(self, prompt: str, *, context: int, room: int) -> Turn:
         """Return the conversation with a user message added, without the oldest turns where it would leave less than
-        `room` tokens of the context.
+        `room` tokens of the context, or could not be encoded.
 
-        Changes nothing. Raises ContextExceeded where the message alone cannot be encoded.
+        Changes nothing. Raises ContextExceeded or BudgetExceeded where the message alone cannot be encoded.
         """
         try:
             turn = self.open_turn(prompt)
-        except ContextExceeded:
+        except _TOO_LONG:
             if not turn_starts(self.messages):
                 raise
         else:
@@ -121,7 +123,10 @@ class Transcript:
         before, said = self.messages[:-1], len(self.reply_tokens)
         if not turn_starts(before):
             return None
-        turn = self._shortened(before, self.messages[-1].content, most=int(KEPT_SHARE * context) - said)
+        try:
+            turn = self._shortened(before, self.messages[-1].content, most=int(KEPT_SHARE * context) - said)
+        except _TOO_LONG:
+            return None
         return turn if len(turn.tokens) + said < context else None
 
     def begin_reply(self, turn: Turn, *, said: Callable[[], str] = _nothing, reply: Sequence[int] = ()) -> None:
@@ -165,7 +170,7 @@ class Transcript:
         def fits(kept: tuple[Message, ...]) -> bool:
             try:
                 made[len(kept)] = encoded(kept)
-            except ContextExceeded:
+            except _TOO_LONG:
                 return False
             return len(made[len(kept)]) <= most
 

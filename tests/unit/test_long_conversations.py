@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 
 from edgedecode.decoding.stats import FinishReason
-from edgedecode.errors import CapabilityError, ContextExceeded
+from edgedecode.errors import BudgetExceeded, CapabilityError, ContextExceeded
+from edgedecode.memory.budget import Budget
+from edgedecode.memory.limit import Limit
 from edgedecode.options import SessionOptions, WhenFull
 from edgedecode.pair import Pair
+from edgedecode.sampling.sampler import Noise
 from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.chunks import Chunk, TurnsDropped
 from edgedecode.sessions.session import Session
 from edgedecode.testing import TableState
+from edgedecode.text.encoder import BYTE_NBYTES, TOKEN_NBYTES
 from edgedecode.text.messages import Message
 from tests.toys import ascii_pair
 
@@ -113,6 +117,24 @@ def test_an_answer_goes_on_when_the_context_is_full(drafter: str | None, samplin
         assert reply_after(pair, kept, first, count=len(second), drafter=drafter) == second
 
 
+def test_no_noise_is_used_twice_where_an_answer_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens come to positions where others of the same answer were drawn."""
+    keys: list[int] = []
+    key_at = Noise.key_at
+    monkeypatch.setattr(Noise, "key_at", lambda noise, place: keys.append(key_at(noise, place)) or keys[-1])
+    texts = []
+    for _ in range(2):
+        keys.clear()
+        made = session(ascii_pair(), drafter="none", sampling=WARM)
+        fill(made, turns=2)
+        before = len(keys)
+        done = made.generate("tell me a story", max_tokens=300)
+        assert done.stats.dropped_turns > 0
+        assert len({*keys[before:]}) == 300 == len(done.tokens)
+        texts.append(done.text)
+    assert texts[0] == texts[1]
+
+
 def test_statistics_of_an_answer_that_went_on_count_once() -> None:
     made = session(ascii_pair(), drafter="model", draft_max=4)
     fill(made, turns=2)
@@ -144,6 +166,22 @@ def test_a_message_that_does_not_fit_alone_is_refused_and_drops_nothing() -> Non
         with pytest.raises(ContextExceeded):
             made.stream(prompt)
     assert (made.messages, made.tokens) == before
+
+
+@pytest.mark.parametrize(("turns", "prompt", "count"), [(4, LONG, 30), (2, "tell me a story", 300)])
+def test_turns_that_memory_cannot_encode_go_too(turns: int, prompt: str, count: int) -> None:
+    """The budget has room to encode less than the context holds; what fits both is what goes on."""
+    with ascii_pair(budget=Budget()) as pair:
+        made = session(pair, drafter="none")
+        fill(made, turns=turns)
+        made._encoder._planned = 0
+        made._encoder._lease.resize(0)
+        pair.budget.limit = Limit(pair.budget.used_nbytes + 220 * (BYTE_NBYTES + TOKEN_NBYTES))
+        done = made.generate(prompt, max_tokens=count)
+        assert done.stats.dropped_turns > 0
+        assert len(done.tokens) == count
+        with pytest.raises(BudgetExceeded, match="encoding a prompt"):
+            made.stream("x" * 300)
 
 
 def test_nothing_is_dropped_on_request() -> None:
