@@ -11,7 +11,11 @@ from edgedecode.onnx_format.graph_file import GraphFile, Node, Tensor
 __all__ = ["GraphSizes", "graph_sizes"]
 
 _PICKS = ("Gather", "GatherBlockQuantized")
+_OUR_EMBEDDING = "TileRows"
 _QUANTIZED = "MatMulNBits"
+_HALF_BYTE, _INT8_LEVEL = 4, 4
+"""Bits of a weight, and the accuracy level that allows rounded activations."""
+FLOAT_NBYTES = 4
 _PRODUCTS = (_QUANTIZED, "RowsProduct", "MatMul", "FloatProduct", "Gemm")
 _ENGINES_ATTENTION = "GroupQueryAttention"
 _ATTENTION = (_ENGINES_ATTENTION, "TreeAttention", "TreeAttentionInt8")
@@ -23,20 +27,24 @@ class GraphSizes:
 
     tables_nbytes: of initializers that are used where they lie, such as the embedding. products_nbytes: of matrices
     that the engine multiplies by, as it packs them. values: the most floats that a row of a pass needs at one time.
-    logits: the most rows of logits that are made of one row before they are the graph's output.
+    logits: the most rows of logits that are made of one row before they are the graph's output. unpacked_nbytes: of the
+    largest matrix that the engine writes out as floats while it multiplies by it.
     """
 
     tables_nbytes: int
     products_nbytes: int
     values: int
     logits: int
+    unpacked_nbytes: int = 0
 
 
 def graph_sizes(file: GraphFile, *, hidden: int) -> GraphSizes:
     """Measure a graph whose hidden states have `hidden` values. A table that is shared by two uses counts in both."""
     tables: dict[str, int] = {}
     products: dict[str, float] = {}
+    unpacked = 0
     for node in file.nodes:
+        unpacked = max(unpacked, _unpacked_nbytes(node))
         for place, name in enumerate(node.inputs):
             tensor = file.initializers.get(name)
             if tensor is None or tensor.external is None:
@@ -53,6 +61,7 @@ def graph_sizes(file: GraphFile, *, hidden: int) -> GraphSizes:
         products_nbytes=round(sum(products.values())),
         values=_most_alive(file, every),
         logits=_most_alive(file, after),
+        unpacked_nbytes=unpacked,
     )
 
 
@@ -66,6 +75,17 @@ def _packed(node: Node, tensor: Tensor, nbytes: int) -> float:
         block = _number(node, "block_size") * _number(node, "bits") / 8
         return (block + 12) / (block + 4)
     return 3.0 if nbytes == 2 * prod(tensor.dims) else 1.0
+
+
+def _unpacked_nbytes(node: Node) -> int:
+    """Return what the engine writes out of a quantized matrix: all of it in each pass, where it has no kernel.
+
+    It has one for 4 bits and, where activations may be rounded to 8 bits, for 8.
+    """
+    if node.op_type != _QUANTIZED:
+        return 0
+    served = _number(node, "bits") == _HALF_BYTE or _number(node, "accuracy_level") == _INT8_LEVEL
+    return 0 if served else FLOAT_NBYTES * _number(node, "N") * _number(node, "K")
 
 
 def _most_alive(file: GraphFile, widths: Mapping[str, int]) -> int:
@@ -102,6 +122,8 @@ def _widths(file: GraphFile, hidden: int) -> dict[str, int]:
 
 def _width(node: Node, tensors: Mapping[str, Tensor], widths: Mapping[str, int], *, hidden: int) -> int:
     names = node.inputs
+    if node.op_type == _OUR_EMBEDDING:
+        return hidden
     if node.op_type in _PICKS:
         return hidden if names[0] in tensors else 0  # of the embedding; else of computed rows, which are few
     if not any(name in widths for name in names):

@@ -56,6 +56,8 @@ class Footprint:
     """Rows of logits that are made of one before it is given out."""
     packed_nbytes: int = 0
     """Of the weights: what the engine packs for itself."""
+    unpacked_nbytes: int = 0
+    """Floats of a matrix that the engine writes out in a pass, beside its allocator's region."""
 
     def arena_nbytes(self, *, logits_row_nbytes: int) -> int:
         """Return the most that the engine's allocator may reserve: what is planned, and as much again, and 8 MiB.
@@ -94,6 +96,7 @@ def plan_own_footprint(
         rows_per_pass=rows,
         logits_copies=sizes.logits,
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
+        unpacked_nbytes=sizes.unpacked_nbytes,
     )
 
 
@@ -111,6 +114,7 @@ def plan_footprint(entry: ModelEntry, sizes: GraphSizes, *, graph_nbytes: int, a
         rows_per_pass=rows,
         logits_copies=sizes.logits,
         packed_nbytes=sizes.products_nbytes + 2 * graph_nbytes + SESSION_NBYTES + LAYER_NBYTES * entry.layers,
+        unpacked_nbytes=sizes.unpacked_nbytes,
     )
 
 

@@ -251,7 +251,7 @@ class _Found(NamedTuple):
 def _loaded(name: str, footprint: Footprint) -> tuple[Holder, ...]:
     return (
         Holder(f"weights:{name}", footprint.weights_nbytes),
-        Holder(f"workspace:{name}", footprint.workspace_nbytes),
+        Holder(f"workspace:{name}", footprint.workspace_nbytes + footprint.unpacked_nbytes),
     )
 
 

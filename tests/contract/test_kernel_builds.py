@@ -19,6 +19,7 @@ SOURCES = [
     FOLDER / "pool.cpp",
     FOLDER / "dispatch.cpp",
     FOLDER / "draw.cpp",
+    FOLDER / "prepare.cpp",
 ]
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-w"]
 DRAW = "draw-"

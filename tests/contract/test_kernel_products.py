@@ -61,6 +61,18 @@ def dense(matrix: Matrix, inner: int) -> np.ndarray:
     ]
 
 
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize(("bits", "block"), SHAPES)
+def test_unpacked_columns_are_the_weights_bit_for_bit(bits: int, block: int, half: bool) -> None:
+    assert LIBRARY is not None
+    matrix = random_matrix(np.random.default_rng(2), bits=bits, block=block, columns=70, inner=3 * block, half=half)
+    tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
+    LIBRARY.prepare(matrix, tiles)
+    wanted = dense(matrix, 3 * block).astype(np.float32)
+    for column in range(70):
+        np.testing.assert_array_equal(LIBRARY.unpack(matrix, tiles, column), wanted[column])
+
+
 @pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize("name", SETS)
 def test_products_of_random_shapes_are_within_the_bound_of_rounding(name: str, planes: int) -> None:

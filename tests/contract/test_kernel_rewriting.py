@@ -14,6 +14,8 @@ import edgedecode
 from edgedecode.errors import ManifestError
 from edgedecode.onnx_format.graph_file import GraphFile, RawAttribute
 from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.runtimes.onnx.graph_needs import graph_sizes
+from edgedecode.runtimes.onnx.kernels import rewriting
 from edgedecode.runtimes.onnx.kernels.products import DOMAIN, WeightsFile
 from edgedecode.runtimes.onnx.kernels.rewriting import Rewritten, rewrite
 from edgedecode.runtimes.onnx.kernels.trial import tried
@@ -149,3 +151,62 @@ def test_products_that_ask_for_float32_stay_with_the_engine() -> None:
     assert found is not None
     assert found.left.keys() == {"MatMulNBits"}
     assert not found.unserved
+
+
+def test_a_tied_embedding_is_read_from_the_heads_tiles() -> None:
+    """Not from a second copy: the array is dropped, and the plan is less by it."""
+    before, found = draft_graph(), rewritten(draft_graph())
+    assert found is not None
+    after = GraphFile.parse(found.data)
+    (gather,) = [node for node in before.nodes if node.op_type == "GatherBlockQuantized"]
+    (rows,) = [node for node in after.nodes if node.op_type == "TileRows"]
+    assert (rows.inputs[0], rows.outputs) == ("input_ids", gather.outputs)
+    assert not {gather.inputs[0], gather.inputs[2]} & after.initializers.keys()
+    table = before.initializers[gather.inputs[0]]
+    assert table.external is not None
+    saved = graph_sizes(before, hidden=128).tables_nbytes - graph_sizes(after, hidden=128).tables_nbytes
+    assert saved > (table.external.length or 0) > 0
+
+
+@pytest.mark.parametrize("change", ["zero points", "another block", "computed ids", "another array"])
+def test_an_embedding_that_is_not_a_heads_matrix_stays_with_the_engine(change: str) -> None:
+    file = draft_graph()
+    (gather,) = [node for node in file.nodes if node.op_type == "GatherBlockQuantized"]
+    if change == "zero points":
+        gather.inputs.append(gather.inputs[0])
+    elif change == "another block":
+        gather.attributes["block_size"] = 64
+    elif change == "computed ids":
+        gather.inputs[1] = "ids.computed"
+    else:
+        table = file.initializers[gather.inputs[0]]
+        assert table.external is not None
+        file.initializers[gather.inputs[0]] = replace(table, external=replace(table.external, offset=64))
+    found = rewritten(file)
+    assert found is not None
+    kinds = [node.op_type for node in GraphFile.parse(found.data).nodes]
+    assert ("GatherBlockQuantized" in kinds, "TileRows" in kinds) == (True, False)
+    assert found.row_invariant
+
+
+def test_a_tied_embedding_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, logits, weights = list(range(5, 305)), list[bytes](), list[int]()
+    for tied in (True, False):
+        if not tied:
+            monkeypatch.setattr(rewriting._Rewriting, "embeddings", lambda self: None)
+        with edgedecode.load(runtime="onnx") as pair:
+            state = pair.target.new_state(320, rows=4)
+            logits.append(pair.target.forward(tokens, state, rows=[0, 7, 150, 299]).logits.tobytes())
+            weights += [lease.nbytes for lease in pair.budget.leases if lease.name == "weights:target"]
+            state.close()
+    assert logits[0] == logits[1]
+    assert weights[1] - weights[0] > 2_000_000
+
+
+def test_matrices_that_the_engine_writes_out_are_planned() -> None:
+    file = with_levels(2)
+    (head,) = [node for node in file.nodes if node.op_type == "MatMulNBits" and node.outputs == ["logits"]]
+    sizes = head.attributes["N"], head.attributes["K"]
+    assert sizes == (8192, 128)
+    assert graph_sizes(file, hidden=128).unpacked_nbytes == 4 * 8192 * 128
+    assert graph_sizes(draft_graph(), hidden=128).unpacked_nbytes == 0

@@ -6,6 +6,7 @@ import gc
 import json
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -238,38 +239,39 @@ def test_rows_that_do_not_fit_are_refused_and_the_state_stays(opener: Opener) ->
     [(8, 32, ""), (4, 128, ""), (32, 32, ""), (8, 32, "hidden"), (8, 32, "lora"), (8, 32, "kv:int8")],
 )
 def test_the_plan_bounds_what_is_measured(opener: Opener, bits: int, block: int, needs: str) -> None:
-    from dataclasses import asdict
-
-    shape = ToyShape(
-        layers=2,
-        hidden=512,
-        heads=8,
-        kv_heads=4,
-        head_size=64,
-        mlp=2048,
-        rows=8192,
-        context=2048,
-        bits=bits,
-        block=block,
-        graphs=("base", "hidden", "lora", "kv8"),
-    )
-    entry = opener.entry(shape)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            MEASURE,
-            str(opener.root(shape)),
-            json.dumps(asdict(entry)),
-            *([needs] if needs else []),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    figures = json.loads(done.stdout)
+    figures = measured(opener, replace(MEASURED, bits=bits, block=block), needs)
     print(bits, block, needs, {name: round(value / MIB, 1) for name, value in figures.items()})
     assert_planned(figures)
+
+
+@pytest.mark.memory
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="measures with /proc/self/smaps_rollup")
+def test_the_plan_holds_a_matrix_that_the_engine_writes_out(opener: Opener, engine_kernels: None) -> None:
+    """A head of 8 bits whose activations may not be rounded: all of it as floats, 16 MB here, in each pass."""
+    figures = measured(opener, replace(MEASURED, bits=8, wide=("head",)), "")
+    assert 0 < figures["used"] <= figures["planned"]
+
+
+MEASURED = ToyShape(
+    layers=2,
+    hidden=512,
+    heads=8,
+    kv_heads=4,
+    head_size=64,
+    mlp=2048,
+    rows=8192,
+    context=2048,
+    graphs=("base", "hidden", "lora", "kv8"),
+)
+
+
+def measured(opener: Opener, shape: ToyShape, needs: str) -> dict[str, int]:
+    """Return what a child process used and planned."""
+    fields = json.dumps(asdict(opener.entry(shape)))
+    command = [sys.executable, "-c", MEASURE, str(opener.root(shape)), fields, *([needs] if needs else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    figures: dict[str, int] = json.loads(done.stdout)
+    return figures
 
 
 def test_pass_that_needs_more_than_was_planned_is_refused_in_one_line(

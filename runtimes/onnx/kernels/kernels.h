@@ -65,6 +65,17 @@ struct Product {
   Gate gate;
 };
 
+// A matrix as tiles, for who reads single columns of it.
+struct Tiled {
+  const uint8_t* tiles;
+  size_t sub_blocks;
+  int bits, scale_every;
+  bool wide_scales;
+};
+
+// Writes the first `inner` weights of a column as floats: (quant - zero point) * scale, rounded once.
+void unpack_column(const Tiled& matrix, size_t column, size_t inner, float* out);
+
 // What `attend` reads and writes. Slot s of a head's keys is stored in tile s / 16, transposed: [tile][size][16].
 // Values are stored by slot: [slot][size]. A row sees slots 0 to settled - 1, then its path through the pending rows.
 struct Attention {

@@ -70,6 +70,7 @@ class KernelLibrary:
             self._kernels = self.handle.edgedecode_kernels
             self._has, self._choose = self.handle.edgedecode_has_kernels, self.handle.edgedecode_choose_kernels
             self._nbytes, self._inspect = self.handle.edgedecode_prepared_nbytes, self.handle.edgedecode_inspect
+            self._unpack = self.handle.edgedecode_unpack
             self._prepare, self._use_threads = self.handle.edgedecode_prepare, self.handle.edgedecode_use_threads
         except (OSError, AttributeError) as error:
             raise RuntimeUnavailable(f"the kernels' library {path} cannot be loaded ({error})") from None
@@ -79,6 +80,7 @@ class KernelLibrary:
         self._nbytes.restype = c_int64
         self._nbytes.argtypes = self._inspect.argtypes = [POINTER(_Matrix)]
         self._prepare.argtypes, self._prepare.restype = [POINTER(_Matrix), c_int64, c_int64, c_void_p], None
+        self._unpack.argtypes, self._unpack.restype = [POINTER(_Matrix), c_void_p, c_int64, c_void_p], None
         self._use_threads.argtypes, self._use_threads.restype = [c_int32], None
 
     @property
@@ -114,3 +116,11 @@ class KernelLibrary:
         assert out.nbytes == self.prepared_nbytes(matrix)
         assert out.flags.c_contiguous
         self._prepare(byref(matrix._native()), 0, -(-matrix.columns // 32), out.ctypes.data)
+
+    def unpack(self, matrix: Matrix, tiles: npt.NDArray[np.uint8], column: int) -> FloatArray:
+        """Return one column's weights, [blocks · block], from tiles of the matrix."""
+        assert 0 <= column < matrix.columns
+        assert tiles.nbytes == self.prepared_nbytes(matrix)
+        found = np.empty(matrix.packed.shape[1] * matrix.block, np.float32)
+        self._unpack(byref(matrix._native()), tiles.ctypes.data, column, found.ctypes.data)
+        return found

@@ -176,6 +176,50 @@ struct RowsProduct {
   }
 };
 
+// ---- TileRows: ids [..] int64, tiles → y [.., K]: columns of a matrix, such as a head that is the embedding too --------
+
+struct TileRows {
+  int64_t inner, columns, offset;
+  int bits, scale_every, threads;
+  bool wide_scales;
+
+  explicit TileRows(const ort::KernelInfo* info)
+      : inner(ort::integer(info, "inner", 0)),
+        columns(ort::integer(info, "columns", 0)),
+        offset(ort::integer(info, "offset", 0)),
+        bits(static_cast<int>(ort::integer(info, "bits", 4))),
+        scale_every(static_cast<int>(ort::integer(info, "scale_every", 1))),
+        threads(static_cast<int>(ort::integer(info, "threads", 1))),
+        wide_scales(ort::integer(info, "wide_scales", 0) != 0) {}
+
+  ort::Status* compute(ort::Context* context) const {
+    if ((bits != 4 && bits != 8) || (scale_every != 1 && scale_every != 2 && scale_every != 4) || threads < 1 ||
+        threads > 1024 || inner < 1 || inner >= (1 << 30) || columns < 1 || columns >= (1 << 30))
+      return ort::fail("TileRows: attributes that no matrix has");
+    const ort::Tensor ids = ort::input(context, 0), w = ort::input(context, 1);
+    const size_t sub_blocks = (inner + kSubBlock * scale_every - 1) / (kSubBlock * scale_every) * scale_every;
+    const size_t nbytes = (columns + kColumns - 1) / kColumns * tile_nbytes(sub_blocks, bits, scale_every, wide_scales);
+    if (!ids.has_rows() || ids.dimensions >= ort::kMostDimensions || offset < 0 ||
+        w.count() - offset < static_cast<int64_t>(nbytes))
+      return ort::fail("TileRows: a shape does not fit the node's attributes");
+    const size_t rows = ids.count();
+    for (size_t i = 0; i < rows; i++)
+      if (ids.as<const int64_t>()[i] < 0 || ids.as<const int64_t>()[i] >= columns)
+        return ort::fail("TileRows: an id is outside the matrix");
+    int64_t shape[ort::kMostDimensions];
+    memcpy(shape, ids.shape, sizeof shape);
+    shape[ids.dimensions] = inner;
+    float* y = static_cast<float*>(ort::output(context, 0, shape, ids.dimensions + 1));
+    if (rows == 0) return nullptr;
+    if (y == nullptr) return ort::fail("TileRows: no memory for the result");
+    const Tiled matrix{w.as<const uint8_t>() + offset, sub_blocks, bits, scale_every, wide_scales};
+    split(rows, rows * inner < kNormFloats ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
+      for (size_t i = first; i < last; i++) unpack_column(matrix, ids.as<const int64_t>()[i], inner, y + i * inner);
+    });
+    return nullptr;
+  }
+};
+
 // ---- TreeAttention: the inputs are those of `_tree_attention` in rewriting.py ------------------------------------------------
 
 template <class Cache>
@@ -472,6 +516,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Api
   ort::api = base->GetApi(ort::kVersion);
   static Operator* const operators[] = {
       make<RowsProduct>({"RowsProduct", 4, 1, {F, U, F, U}, {F}, 2, 3, 1, 12}),
+      make<TileRows>({"TileRows", 2, 1, {L, U}, {F}, 12, 12, 1, 12}),
       make<TreeAttention<float>>({"TreeAttention", 12, 3, {F, F, F, F, F, I, F, F, L, I, F, F}, {F, F, F}, 1, 2, 3, 6}),
       make<TreeAttention<int8_t>>(
           {"TreeAttentionInt8", 12, 3, {F, F, F, B, B, I, F, F, L, I, F, F}, {F, B, B}, 1, 2, 3, 6}),

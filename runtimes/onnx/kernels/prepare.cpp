@@ -4,12 +4,15 @@
 // block's 32 scales. A sub-block holds 16 columns, then the other 16, each in vectors of 64 bytes, four bytes a column.
 // 4 bits: four vectors; of vector v, column j, byte i the low nibble is k = 8 v + i and the high one k = 8 v + 4 + i.
 // 8 bits: eight vectors, byte i of vector v is k = 4 v + i. Columns behind the last are zeros.
+#include <cmath>
 #include <cstring>
 
 #include "kernels.h"
 
 namespace edgedecode {
 namespace {
+
+#include "scalars.h"
 
 // The half-precision number of a float that is one exactly; false: it is none.
 bool to_half(float value, uint16_t& half) {
@@ -33,6 +36,39 @@ bool to_half(float value, uint16_t& half) {
 }
 
 }  // namespace
+
+void unpack_column(const Tiled& matrix, size_t column, size_t inner, float* out) {
+  const size_t bits = matrix.bits, every = matrix.scale_every, j = column % kColumns;
+  const size_t sub_nbytes = kSubBlock * kColumns * bits / 8, scale_nbytes = matrix.wide_scales ? 4 : 2;
+  const size_t block_nbytes = every * sub_nbytes + kColumns * scale_nbytes;
+  const uint8_t* tile =
+      matrix.tiles + column / kColumns * tile_nbytes(matrix.sub_blocks, matrix.bits, matrix.scale_every, matrix.wide_scales);
+  for (size_t sub_block = 0; sub_block * kSubBlock < inner; sub_block++) {
+    const uint8_t* block = tile + sub_block / every * block_nbytes;
+    const uint8_t* scales = block + every * sub_nbytes + j * scale_nbytes;
+    float scale;
+    if (matrix.wide_scales) {
+      memcpy(&scale, scales, 4);
+    } else {
+      uint16_t half;
+      memcpy(&half, scales, 2);
+      scale = half_to_float(half);
+    }
+    const uint8_t* from = block + sub_block % every * sub_nbytes + j / 16 * (sub_nbytes / 2) + 4 * (j % 16);
+    const size_t start = sub_block * kSubBlock, count = inner - start < kSubBlock ? inner - start : kSubBlock;
+    for (size_t k = 0; k < count; k++) {
+      int quant;
+      if (bits == 8) {
+        quant = from[k / 4 * 64 + k % 4] - 128;
+      } else {
+        const uint8_t pair = from[k / 8 * 64 + k % 4];
+        quant = (k % 8 < 4 ? pair & 15 : pair >> 4) - 8;
+      }
+      out[start + k] = static_cast<float>(quant) * scale;
+    }
+  }
+}
+
 }  // namespace edgedecode
 
 using namespace edgedecode;
@@ -105,6 +141,13 @@ EDGE_EXPORT void edgedecode_prepare(const EdgedecodeMatrix* matrix, int64_t firs
       }
     }
   }
+}
+
+// Writes the weights of one column, which the tiles hold, to `out`, [blocks * block].
+EDGE_EXPORT void edgedecode_unpack(const EdgedecodeMatrix* matrix, const uint8_t* tiles, int64_t column, float* out) {
+  const size_t every = matrix->block / kSubBlock, inner = matrix->blocks * matrix->block;
+  unpack_column({tiles, matrix->blocks * every, static_cast<int>(matrix->bits), static_cast<int>(every),
+                 matrix->wide_scales != 0}, column, inner, out);
 }
 
 EDGE_EXPORT const char* edgedecode_kernels() { return kernels()->name; }

@@ -22,6 +22,7 @@ __all__ = [
     "UINT8",
     "Stored",
     "WeightsFile",
+    "matrix_attributes",
     "planes_of",
     "product_node",
     "read_matrix",
@@ -146,6 +147,16 @@ def tile_offsets(library: KernelLibrary, stored: Sequence[Stored]) -> dict[str, 
     return {**found, "": start}
 
 
+def matrix_attributes(matrix: Matrix) -> dict[str, int]:
+    """Return the attributes by which an operator reads a matrix's tiles."""
+    return {
+        "columns": matrix.columns,
+        "bits": matrix.bits,
+        "scale_every": matrix.block // 32,
+        "wide_scales": int(matrix.wide_scales),
+    }
+
+
 def product_node(
     inputs: Sequence[str],
     output: str,
@@ -166,10 +177,7 @@ def product_node(
         [output],
         {
             "inner": inner,
-            "columns": matrix.columns,
-            "bits": matrix.bits,
-            "scale_every": matrix.block // 32,
-            "wide_scales": int(matrix.wide_scales),
+            **matrix_attributes(matrix),
             "planes": planes,
             "gate": gate,
             "threads": threads,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from edgedecode.onnx_format.graph_file import AttributeValue, GraphFile, Node, RawAttribute, Tensor, ValueInfo
 
-from .library import KernelLibrary
+from .library import KernelLibrary, Matrix
 from .products import (
     DOMAIN,
     FLOAT,
@@ -20,6 +20,7 @@ from .products import (
     UINT8,
     Stored,
     WeightsFile,
+    matrix_attributes,
     planes_of,
     product_node,
     read_matrix,
@@ -33,7 +34,9 @@ PARENTS = "tree_parents"
 """int32 [pending rows, or 0 for a chain]: each pending row's parent, -1 for the last settled position."""
 TILES, GRAPH_TILES = "tiles", "graph_tiles"
 """uint8 [bytes]: the weights file's matrices as tiles, and those that the graph itself holds."""
-_INT32, _INT8 = 6, 3
+_INT32, _INT64, _INT8 = 6, 7, 3
+_BYTE = 8
+"""Bits; of narrower embeddings two share a byte, which tensors write in more than one way."""
 _FUNCTIONS = 25
 """A model's functions, by their field's number in onnx.proto."""
 _FULL_BIAS, _WINDOW_BIAS = "attention_bias", "window_bias"
@@ -88,6 +91,7 @@ def rewrite(
         return None
     work.norms()
     work.products()
+    work.embeddings()
     work.gates()
     work.rest()
     return work.finish()
@@ -172,6 +176,25 @@ class _Rewriting:
             )
         self._join_biases()
 
+    def embeddings(self) -> None:
+        """Take the rows of an embedding from the tiles of a product's matrix that is the same array, a tied head's.
+
+        Otherwise the engine keeps the array as well.
+        """
+        stored = {each.offsets: each for each in self._made.stored.values() if each.offsets is not None}
+        ids = {value.name for value in self._file.inputs if value.elem_type == _INT64}
+        for index, node in enumerate(self._file.nodes):
+            if node.op_type != "GatherBlockQuantized" or node.inputs[1] not in ids or any(node.inputs[3:]):
+                continue
+            packed, scales = (self._file.initializers.get(name) for name in (node.inputs[0], node.inputs[2]))
+            if packed is None or scales is None or packed.external is None or scales.external is None:
+                continue
+            tied = stored.get((packed.external.offset, scales.external.offset))
+            if tied is None or not _is_table(node, packed, tied.matrix):
+                continue
+            sizes: Attributes = {"inner": packed.dims[1], **matrix_attributes(tied.matrix)}
+            self._replace(index, "TileRows", [node.inputs[1], tied.name], node.outputs, sizes)
+
     def gates(self) -> None:
         """Join gate and up projection with the activation between them into one product."""
         for final in [node for node in self._file.nodes if node.op_type == "Mul"]:
@@ -213,7 +236,7 @@ class _Rewriting:
 
     def _place(self, node: Node, source: str, places: Mapping[str, int]) -> None:
         """Let a product read its matrices from the tiles of all of them."""
-        if node.op_type != "RowsProduct":
+        if node.op_type not in ("RowsProduct", "TileRows"):
             return
         for index, attribute in ((1, "offset"), (3, "up_offset")):
             if index < len(node.inputs) and node.inputs[index] in places:
@@ -332,6 +355,20 @@ class _Rewriting:
         node = self._file.nodes[index]
         more: Attributes = {**attributes, "threads": self._threads}
         self._file.nodes[index] = Node(kind, DOMAIN, node.name, list(inputs), list(outputs), dict(more))
+
+
+def _is_table(node: Node, packed: Tensor, matrix: Matrix) -> bool:
+    """Whether a node gathers rows of an array [columns, inner] of bytes that is this matrix."""
+    attributes = node.attributes
+    columns, blocks = matrix.packed.shape[:2]
+    return (
+        packed.data_type == UINT8
+        and matrix.bits == attributes.get("bits", 4) == _BYTE
+        and packed.dims == (columns, blocks * matrix.block)
+        and attributes.get("block_size", 128) == matrix.block
+        and attributes.get("gather_axis", 0) == 0
+        and attributes.get("quantize_axis", 1) in (1, -1)
+    )
 
 
 def _is_bias(tensor: Tensor, product: Node) -> bool:

@@ -106,6 +106,9 @@ void check_product(const Kernels* table, Digest& digest) {
   }
   for (float value : together) expect(std::isfinite(value), "a product is not finite");
   digest.add(together.data(), together.size() * sizeof(float));
+  std::vector<float> column(inner);
+  unpack_column({weights.data(), blocks, bits, every, wide}, below(columns), inner, column.data());
+  digest.add(column.data(), column.size() * sizeof(float));
 }
 
 // Whether two results agree bit for bit, or both are no numbers.
