@@ -176,14 +176,15 @@ class Pair:
         try:
             session = Session(shared, options, messages=messages)
         except BudgetExceeded as error:
-            smaller = shared.smaller_session(options) or shared.plain_session(options)
+            smaller = shared.smaller_session(options) or shared.session_without_model(options)
             if smaller is None:
                 raise shared.refused(error, options) from None
             session = Session(shared, smaller, messages=messages)
-            limit = self.budget.limit
-            of = "" if limit is None else f" of {format_nbytes(limit.nbytes)} ({limit.name})"
-            plain = ", without drafts," if smaller.drafter != options.drafter else ""
-            notice(f"the context is {session.context} tokens{plain} to fit the memory budget{of}")
+            if smaller != options:
+                limit = self.budget.limit
+                of = "" if limit is None else f" of {format_nbytes(limit.nbytes)} ({limit.name})"
+                plain = ", without drafts," if smaller.drafter != options.drafter else ""
+                notice(f"the context is {session.context} tokens{plain} to fit the memory budget{of}")
         self._sessions.add(session)
         return session
 

@@ -84,13 +84,15 @@ class PackFootprint:
         except CapabilityError:
             return None
 
-    def fit_session(self, options: SessionOptions, budget: Budget) -> MemoryPlan:
+    def fit_session(self, options: SessionOptions, budget: Budget, *, drafts_given_back: bool = False) -> MemoryPlan:
         """Return the plan of a session in what is left of a budget, beside models that are open.
 
-        What others could give back counts as left.
+        What others could give back counts as left; the draft model and its states only where they were given back.
         """
         wanted, bounds = self._wanted(options)
         kept = [lease for lease in budget.leases if lease.reclaim is None]
+        if drafts_given_back:
+            kept = [lease for lease in kept if not lease.name.endswith(":draft")]
         shared = {holder.name for holder in self._shared(wanted)} & {lease.name for lease in kept}
         free = None if budget.limit_nbytes is None else budget.limit_nbytes - sum(lease.nbytes for lease in kept)
 

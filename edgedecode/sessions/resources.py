@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.policy import NO_DRAFTER
+from edgedecode.decoding.verify import Rule
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.identical_widths import IdenticalWidths
 from edgedecode.engines.interface import Runtime
@@ -107,26 +108,29 @@ class Resources:
             advice += ", or shorten the context (--ctx-size)"
         return BudgetExceeded(error.reason, advice, table=error.table, needed_nbytes=least)
 
-    def _plan(self, options: SessionOptions) -> MemoryPlan | None:
+    def _plan(self, options: SessionOptions, *, drafts_given_back: bool = False) -> MemoryPlan | None:
         """Return the plan of one more session; None where the engine does not tell, or cannot read the pack now."""
         if self.footprint is None:
             return None
         try:
-            return self.footprint.fit_session(options, self.budget)
+            return self.footprint.fit_session(options, self.budget, drafts_given_back=drafts_given_back)
         except (EdgeDecodeError, OSError):  # the pack's files are gone, or reading them does not fit: nor would they
             return None
 
-    def plain_session(self, options: SessionOptions) -> SessionOptions | None:
-        """Give back what other sessions draft with, and return options for a plain session that fits then.
+    def session_without_model(self, options: SessionOptions) -> SessionOptions | None:
+        """Give back what other sessions draft with, and return options for a session that fits then, without the model.
 
-        None where none does, or drafts were asked for. The others draft again as soon as there is room.
+        None where none does, or drafts by the model were asked for. The others draft again as soon as there is room.
         """
-        asked = options.drafter is not None or options.fixed or options.trace is not None
-        if asked or not self.give_back_drafts():
+        if any(self.drafter_source(name).needs_model for name in self.choice(options).names):
+            if options.drafter is not None or options.fixed or options.trace is not None:
+                return None
+            options = _plainly(options)
+        plan = self._plan(options, drafts_given_back=True)
+        if (plan is not None and not plan.fits) or not self.give_back_drafts():
             return None
-        plain = _plainly(options)
         notice("the draft model was given back: a further session needs its memory")
-        return self.smaller_session(plain) or plain
+        return self.smaller_session(options) or options
 
     def mind_memory(self) -> None:
         """Where the system is short of memory, give back what sessions can do without: a step a second."""
@@ -166,5 +170,5 @@ class Resources:
 
 
 def _plainly(options: SessionOptions) -> SessionOptions:
-    """Return options that draft nothing."""
-    return replace(options, drafter=NO_DRAFTER, tree=False)
+    """Return options that draft nothing; rules differ in how drafts are verified."""
+    return replace(options, drafter=NO_DRAFTER, tree=False, rule=Rule.MATCH)

@@ -54,14 +54,16 @@ class SessionDrafting:
     def begin(self) -> Drafting | None:
         """Return what the next answer drafts with: what was given back is opened again as far as memory allows.
 
-        While memory is short that is what needs no model; where a drafter or a length was asked for, nothing.
+        While memory is short that is what needs no model; where a drafter, a length or a rule that needs the model was
+        asked for, nothing.
         """
         if not self._given_back:
             return self.drafting
         if self._shared.pressure.short:
-            chosen = self._options.fixed or self._options.drafter is not None
+            options = self._options
+            chosen = options.fixed or options.drafter is not None or options.rule is Rule.RATIO
             if self.drafting is None and not chosen:
-                self.drafting = self._opened(replace(self._options, drafter=WITHOUT_MODEL))
+                self.drafting = self._opened(replace(options, drafter=WITHOUT_MODEL))
             return self.drafting
         self._drop()
         try:

@@ -216,6 +216,30 @@ def test_further_session_takes_the_room_of_the_draft_model(
         assert pair.budget.used_nbytes <= limit
 
 
+def test_further_session_takes_the_room_of_the_draft_model_only_where_it_fits_then(engine: str) -> None:
+    """Also one that asks for drafts without that model."""
+    limit = planned(SessionOptions(), engine=engine).nbytes + 500_000
+    with edgedecode.load(runtime=engine, memory=limit) as pair, pair.session() as first:
+        drafters = first.drafter_name
+        pair.budget.reserve("what else is open", limit - pair.budget.used_nbytes - 500_000)
+        for drafter in (None, "none"):
+            with pytest.raises(BudgetExceeded):
+                pair.session(SessionOptions(drafter=drafter, context=2048))
+        assert first.drafter_name == drafters
+        for drafter in ("none", "suffix"):
+            with pair.session(SessionOptions(drafter=drafter, context=512)) as second:
+                assert (first.drafter_name, second.drafter_name) == ("none", drafter)
+                assert pair.budget.used_nbytes <= limit
+
+
+def test_the_ratio_rule_decodes_plainly_where_the_draft_model_does_not_fit(engine: str) -> None:
+    options = SessionOptions(rule=Rule.RATIO, seed=1)
+    limit = planned(options, engine=engine).least_running + 300_000
+    with edgedecode.load(runtime=engine, memory=limit) as pair, pair.session(options) as session:
+        assert session.drafter_name == "none"
+        assert session.generate("Hello", max_tokens=8).tokens
+
+
 def test_loading_beside_other_programs_that_leave_little_memory_is_told(
     engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from edgedecode.decoding.verify import Rule
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.pressure import INTERVAL_S, FreeMemory, MemoryPressure, free_memory
 from edgedecode.options import SessionOptions
 from edgedecode.pair import Pair
+from edgedecode.sampling.weights import SamplingOptions
 from edgedecode.sessions.session import Session
 from tests.toys import ascii_pair
 
@@ -180,6 +182,19 @@ def test_a_drafter_that_was_asked_for_comes_back_when_memory_does(pair: Pair, re
         reading.now += INTERVAL_S
         answer(session, "hello again")
         assert (session.drafter_name, session.stats.mode) == ("model", "model")
+
+
+def test_the_ratio_rule_waits_for_the_draft_model(pair: Pair, reading: Reading) -> None:
+    """Other drafts have no distribution that it could be checked with."""
+    with pair.session(SessionOptions(rule=Rule.RATIO, sampling=SamplingOptions(temperature=0.8))) as session:
+        answer(session, "hello", reading=reading, at=0)
+        assert session.drafter_name == "none"
+        answer(session, "hello hello hello hello hello")
+        assert session.drafter_name == "none"
+        reading.free = PLENTY
+        reading.now += INTERVAL_S
+        answer(session, "hello again")
+        assert session.drafter_name == "model"
 
 
 def test_closed_sessions_and_pairs_hold_nothing_after_pressure(reading: Reading) -> None:
