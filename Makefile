@@ -51,7 +51,7 @@ $(DEMO_STAMP): pyproject.toml
 test: $(TEST_STAMP)
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not serial'
-	$(BIN)/python -m pytest -m serial
+	$(BIN)/python -m pytest -m serial $$(grep -rl --include='test_*.py' 'mark\.serial' tests)
 
 test-fast: $(TEST_STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not serial and not memory and not slow' $(FAST)

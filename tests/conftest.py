@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("EDGEDECODE_RUNTIME", "onnx")  # else a measurement decides which engine a test runs on
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads wait for each other where two workers share two cores
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of child processes would compile every module again
+sys.dont_write_bytecode = False  # and pytest would rewrite every assertion again
 
 # A shell starts background jobs with Ctrl-C ignored, children inherit it, and then nothing could test what it does.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -186,8 +186,17 @@ class SamplingOptions:
         return replace(self, **changes)
 
 
+_TABLES: dict[type[SamplingOptions], tuple[SamplingOption, ...]] = {}
+
+
 def sampling_table(kind: type[SamplingOptions] = SamplingOptions) -> tuple[SamplingOption, ...]:
-    """Return the options, in the order of processing."""
+    """Return the options, in the order of processing; a class's fields are read once."""
+    if kind not in _TABLES:
+        _TABLES[kind] = _fields_table(kind)
+    return _TABLES[kind]
+
+
+def _fields_table(kind: type[SamplingOptions]) -> tuple[SamplingOption, ...]:
     hints, table = get_type_hints(kind, include_extras=True), list[SamplingOption]()
     for each in fields(kind):
         off: Any = each.default

@@ -92,17 +92,36 @@ def check_state(session: Session) -> None:
     assert state.tokens == list(session.tokens[: state.length])
 
 
+@dataclass(frozen=True)
+class NextTurn:
+    """What a session says next, and what it has seen and said then."""
+
+    tokens: Sequence[int]
+    text: str
+    context: Sequence[int]
+    messages: Sequence[Message]
+
+
+@functools.cache
+def next_turn_of_a_fresh_one(
+    messages: Sequence[Message], seed: int, *, drafter: str, sampling: SamplingOptions | None
+) -> NextTurn:
+    """Computed once for each transcript: many interrupts leave the same one."""
+    fresh = open_session(drafter, sampling, messages=messages, seed=seed)
+    done = fresh.generate(NEXT, max_tokens=MAX_TOKENS)
+    return NextTurn(done.tokens, done.text, fresh.tokens, fresh.messages)
+
+
 def goes_on_like_a_fresh_one(session: Session, drafter: str, sampling: SamplingOptions | None) -> None:
     """The next turn equals that of a session made from the same transcript and its seed, token for token."""
     messages = session.messages
     assert [message.role for message in messages] == ["user", "assistant"] * (len(messages) // 2)
     done = session.generate(NEXT, max_tokens=MAX_TOKENS)
-    fresh = open_session(drafter, sampling, messages=messages, seed=session.seed)
-    expected = fresh.generate(NEXT, max_tokens=MAX_TOKENS)
+    expected = next_turn_of_a_fresh_one(messages, session.seed, drafter=drafter, sampling=sampling)
     assert done.tokens == expected.tokens
     assert done.text == expected.text
-    assert session.tokens == fresh.tokens
-    assert session.messages == fresh.messages
+    assert session.tokens == expected.context
+    assert session.messages == expected.messages
     check_accounts(done.stats, emitted=len(done.tokens))
 
 
