@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedecode import InputError, Message, Pair, Rule, SamplingOptions, SessionOptions, WhenFull, load
-from edgedecode.commands import count, positive_count, real_number, seed
+from edgedecode.commands import count, positive_count, real_number, scaled_name, seed
 from edgedecode.decoding.policy import NO_DRAFTER, FixedLength
 from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
@@ -98,7 +98,12 @@ def add_session_options(parser: ArgumentParser) -> None:
         action="store_true",
         help="same seed, same text whatever was drafted; without it a near tie may turn with the width of a pass",
     )
-    group.add_argument("--adapter", metavar="NAME", help="adapter of the pack to decode with, see `show`")
+    group.add_argument(
+        "--adapter",
+        metavar="NAME[:SCALE]",
+        type=scaled_name,
+        help="adapter of the pack to answer with, and what its change is multiplied by (default: 1)",
+    )
     group = parser.add_argument_group("sampling (what is not given, the pack's own defaults say)")
     for option in sampling_table():
         flag, metavar = option.flag.split()
@@ -107,9 +112,12 @@ def add_session_options(parser: ArgumentParser) -> None:
     group.add_argument("--seed", type=seed, metavar="N", help="seed of the first answer (default: fresh ones)")
 
 
-def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None) -> Pair:
+def open_pair(
+    arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None, adapters: bool = False
+) -> Pair:
     """Open the pack the arguments name, on their engine or on what `wrap` makes of it.
 
+    adapters: its adapters may be used though the arguments name none.
     What cannot be right is refused before anything is loaded.
     """
     _check_early(arguments)
@@ -127,6 +135,7 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
             context=arguments.ctx_size,
             mmap=not arguments.no_mmap,
             repack=not arguments.no_repack,
+            adapters=adapters or getattr(arguments, "adapter", None) is not None,
         )
 
 
@@ -134,9 +143,11 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
     """Read the session's options, the pack's generation defaults below them. Raises InputError."""
     if arguments.drafter == NO_DRAFTER and arguments.draft_max:
         raise InputError(f"--draft-max {arguments.draft_max} with --drafter {NO_DRAFTER}: leave one of the two out")
+    adapter, scale = arguments.adapter or (None, 1.0)
     return SessionOptions(
         sampling=_sampling(arguments, pair.manifest.generation),
-        adapter=arguments.adapter,
+        adapter=adapter,
+        adapter_scale=scale,
         drafter=arguments.drafter,
         draft_max=arguments.draft_max,
         tree=arguments.tree,

@@ -8,7 +8,17 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import Protocol
 
-__all__ = ["MOST", "Command", "count", "name_list", "positive_count", "real_number", "seed", "whole_number"]
+__all__ = [
+    "MOST",
+    "Command",
+    "count",
+    "name_list",
+    "positive_count",
+    "real_number",
+    "scaled_name",
+    "seed",
+    "whole_number",
+]
 
 MOST = 10**9 - 1
 """The largest count that any option takes."""
@@ -59,6 +69,14 @@ def real_number(text: str) -> float:
     if not math.isfinite(value):
         raise ArgumentTypeError(f"{_shown(text)} is not a number: write for example 0.7")
     return value
+
+
+def scaled_name(text: str) -> tuple[str, float]:
+    """Read a name and, behind a colon, a number: NAME or NAME:SCALE, 1 where it is left out."""
+    name, colon, scale = text.partition(":")
+    if not name.strip():
+        raise ArgumentTypeError(f"{_shown(text)} names nothing: write NAME or NAME:SCALE")
+    return name.strip(), real_number(scale.strip()) if colon else 1.0
 
 
 def _shown(text: str) -> str:

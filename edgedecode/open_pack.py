@@ -9,7 +9,7 @@ from pathlib import Path
 from edgedecode.decoding.model import ModelCard
 from edgedecode.engines.engine_choice import SLACK_NBYTES
 from edgedecode.engines.engine_speeds import EngineRequest
-from edgedecode.engines.interface import NO_MMAP, NO_REPACK, PlanningRuntime, Runtime
+from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, PlanningRuntime, Runtime
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, engine_version
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
@@ -67,6 +67,7 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
     context: int | None = None,
     mmap: bool = True,
     repack: bool = True,
+    adapters: bool = False,
     wrap: Callable[[Runtime], Runtime] | None = None,
 ) -> Pair:
     """Open a pack: a folder, a hub id, or None for the bundled one.
@@ -82,6 +83,7 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
     mmap, repack: False has llama.cpp read weights rather than map their file, or use them as they lie in it rather than
     as its kernels want them: either takes them once in memory instead of twice; the first is as fast and is done by
     itself where a budget asks for it, the second is slower.
+    adapters: the target is opened so that sessions may use the pack's adapters (`SessionOptions.adapter`).
     wrap: what is made of the engine before models are opened on it, a stopwatch for example.
     The draft model is loaded by the first session that uses it.
     Raises ManifestError, IncompatiblePair, BudgetExceeded, RuntimeUnavailable, CapabilityError for a KV type that the
@@ -89,7 +91,14 @@ def load(  # noqa: PLR0913  (what may be said of a pack)
     """
     limit = _limit(memory)
     request = _request(
-        provider=provider, threads=threads, kv_type=kv_type, context=context, mmap=mmap, repack=repack, limit=limit
+        provider=provider,
+        threads=threads,
+        kv_type=kv_type,
+        context=context,
+        mmap=mmap,
+        repack=repack,
+        adapters=adapters,
+        limit=limit,
     )
     wanted = runtime if runtime is not None else default_runtime()
     root = find_pack(pack)
@@ -126,6 +135,7 @@ def plan(  # noqa: PLR0913  (as `load`)
         kv_type=kv_type,
         mmap=mmap,
         repack=repack,
+        adapters=options is not None and options.adapter is not None,
         limit=limit,
         context=None if options is None else options.context,
     )
@@ -170,6 +180,7 @@ def _request(
     kv_type: str | None,
     mmap: bool,
     repack: bool,
+    adapters: bool,
     context: int | None,
     limit: Limit | None,
 ) -> EngineRequest:
@@ -178,7 +189,8 @@ def _request(
         raise InputError(f"{threads} threads are out of range: 1 to 1024")
     if kv_type is not None and kv_type not in KV_TYPES:
         raise InputError(f"no KV type is called {kv_type!r}: it is {', '.join(KV_TYPES)}")
-    loading = tuple(need for need, done in ((NO_MMAP, mmap), (NO_REPACK, repack)) if not done)
+    asked = {NO_MMAP: not mmap, NO_REPACK: not repack, ADAPTERS: adapters}
+    loading = tuple(need for need, wanted in asked.items() if wanted)
     memory = None if limit is None else limit.nbytes
     return EngineRequest(
         provider=provider, threads=threads, kv_type=kv_type, memory=memory, context=context, loading=loading

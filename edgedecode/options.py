@@ -61,6 +61,8 @@ class SessionOptions:
     sampling: SamplingOptions | None = None
     adapter: str | None = None
     """The name of one that the pack lists, for the target alone; None: none."""
+    adapter_scale: float = 1.0
+    """What the adapter's change is multiplied by, beside its own scale."""
     drafter: str | None = None
     draft_max: int | None = None
     context: int | None = None

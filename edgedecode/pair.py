@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.drafters.source import DrafterSource
-from edgedecode.engines.interface import ModelRequest, PlanningRuntime, Runtime
+from edgedecode.engines.interface import ModelRequest, PlanningRuntime, Runtime, role_needs
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
@@ -121,7 +121,7 @@ class Pair:
 
         Raises as `PackAdapters.use`, and InputError once the pair is closed.
         """
-        return self.turn.run(lambda: self._still_open().shared.adapters.use(name))
+        return self.turn.run(lambda: self._still_open().shared.adapters.use(name).use)
 
     def session(self, options: SessionOptions | None = None, *, messages: Sequence[Message] = ()) -> Session:
         """Open a conversation, perhaps from a transcript. Raises InputError, CapabilityError or BudgetExceeded."""
@@ -257,6 +257,6 @@ class Pair:
                 self.budget,
                 threads=self._threads,
                 provider=self.provider,
-                needs=(*needs, *self._loading),
+                needs=(*needs, *role_needs(role, self._loading)),
             )
         )

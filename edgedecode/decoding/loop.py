@@ -44,7 +44,9 @@ class DecodeSetting:
     rule: Rule = Rule.MATCH
     ends: frozenset[int] = frozenset()
     adapter: AdapterUse | None = None
-    """What the target reads every row with; what the state holds was read with it too."""
+    """What the target reads rows with; what the state holds was read so too."""
+    adapter_from: int = 0
+    """The first position that is read with the adapter; those before it are read without any."""
     widths: tuple[int, ...] = ()
     clock: Callable[[], float] = perf_counter
     """Seconds; the drafting's is the same."""
@@ -98,10 +100,13 @@ def decode(
     while True:
         unread, room = len(tokens) - state.length, state.capacity - state.length
         count = prompt_rows(unread, widths=widths, room=room, most=PREFILL_CHUNK)
-        if count == unread:
+        plain = setting.adapter_from - state.length if setting.adapter is not None else 0
+        if 0 < plain < unread:
+            count = min(count, plain)
+        elif count == unread:
             break
         chunk = tokens[state.length : state.length + count]
-        target.forward(chunk, state, rows="none", adapter=setting.adapter)
+        target.forward(chunk, state, rows="none", adapter=None if plain > 0 else setting.adapter)
         state.keep(range(count))
         setting.pause()
 

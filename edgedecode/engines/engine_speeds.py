@@ -44,7 +44,7 @@ class EngineRequest:
     context: int | None = None
     held: int = 0
     loading: tuple[str, ...] = ()
-    """Of `NO_MMAP` and `NO_REPACK`."""
+    """Of `NO_MMAP`, `NO_REPACK` and `ADAPTERS`."""
 
     @property
     def free(self) -> int | None:

@@ -13,6 +13,7 @@ from edgedecode.memory.footprint import Holder
 from edgedecode.pack.manifest import ModelEntry
 
 __all__ = [
+    "ADAPTERS",
     "NO_MMAP",
     "NO_REPACK",
     "Device",
@@ -21,10 +22,18 @@ __all__ = [
     "PlanningRuntime",
     "Runtime",
     "StateHolders",
+    "role_needs",
 ]
 
 NO_MMAP, NO_REPACK = "no-mmap", "no-repack"
+ADAPTERS = "lora"
+"""The need of a target that takes adapters: another graph, or nothing more, by the engine."""
 """Needs of `Runtime.open`: weights are read and not mapped; they stay as the file has them."""
+
+
+def role_needs(role: str, needs: Sequence[str]) -> tuple[str, ...]:
+    """Return what of a pack's needs its model of this role must offer: only the target takes adapters."""
+    return tuple(need for need in needs if role == "target" or need != ADAPTERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from .child import interpreter
 from .engine_choice import Candidate, Choice, Speeds, choose
 from .engine_factory import Refusal, RuntimeFactory
 from .engine_speeds import EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
+from .interface import role_needs
 from .registry import RUNTIMES, find_factory, installed
 
 __all__ = ["AUTO", "USUAL", "chosen_engines", "default_runtime", "engine_candidates", "engine_version", "known_choice"]
@@ -161,7 +162,7 @@ def _refusal(factory: RuntimeFactory, manifest: Manifest, root: Path, request: E
         entry = manifest.located(role)
         with suppress(EdgeDecodeError):  # what else is wrong with the pack, its opening says
             if refusal := factory.refusal(
-                entry, root, name=role, provider=request.provider, needs=(*kv_type, *request.loading)
+                entry, root, name=role, provider=request.provider, needs=(*kv_type, *role_needs(role, request.loading))
             ):
                 return refusal
     return None

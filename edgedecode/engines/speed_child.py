@@ -17,7 +17,7 @@ from edgedecode.pair import PROCESS, Pair
 from edgedecode.user_notices import NOTICES
 
 from .child import tell_parent
-from .interface import NO_MMAP, NO_REPACK
+from .interface import ADAPTERS, NO_MMAP, NO_REPACK
 from .registry import find_runtime
 
 __all__ = ["main"]
@@ -64,6 +64,7 @@ def _measure(order: dict[str, Any], *, before: int) -> None:
         kv_type=order["kv_type"],
         mmap=NO_MMAP not in order["loading"],
         repack=NO_REPACK not in order["loading"],
+        adapters=ADAPTERS in order["loading"],
     ) as pair:
         _say(needs=loaded + _planned_nbytes(pair, order["context"]))
         if order["timed"]:

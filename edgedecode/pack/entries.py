@@ -63,7 +63,7 @@ def plain_path(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AdapterEntry:
-    """A LoRA adapter as a GGUF file. Its size and digest stand where its file is listed."""
+    """A LoRA adapter: what PEFT saved, or a GGUF file. Size and digest stand where its files are listed."""
 
     file: str
     """A name of `Manifest.files` or `Manifest.outside`, or an absolute path once located."""
@@ -72,11 +72,13 @@ class AdapterEntry:
     rank: Positive
     """The largest of its matrices."""
     alpha: Finite
-    """The engine scales each product by alpha over the product's own rank; 0: not at all."""
+    """What each product is scaled by, times the product's own rank, unless PEFT's configuration says otherwise."""
     modules: tuple[str, ...]
     """The projections it changes, by their names in PEFT's `target_modules`."""
     invocation: tuple[Count, ...] = ()
     """Activated LoRA: the tokens from which on it applies; empty: everywhere."""
+    config: str = ""
+    """PEFT's configuration, whose matrices the file holds; empty: a GGUF file."""
 
 
 @dataclass(frozen=True, slots=True)

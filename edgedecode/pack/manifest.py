@@ -240,7 +240,8 @@ class Manifest:
             named |= {graph.file for graph in entry.graphs.values()} | ({entry.gguf_plan} - {""})
             if entry.trim is not None:
                 named |= {entry.trim.token_ids, *([entry.trim.gguf] if entry.trim.gguf else [])}
-        return named | ({adapter.file for adapter in self.adapters.values()} - set(self.outside))
+        adapters = {name for adapter in self.adapters.values() for name in (adapter.file, adapter.config) if name}
+        return named | (adapters - set(self.outside))
 
     def _place(self, name: str) -> str:
         outside = self.outside.get(name)

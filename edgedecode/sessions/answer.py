@@ -41,6 +41,11 @@ class Answer(Iterator[Chunk]):
         self._check_outside()
         return self._turn.run(self._advance)
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes of it."""
+        return self._chunks.gi_frame is None
+
     def close(self) -> None:
         """Stop the answer, from any thread, and wait until it has ended.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgedecode.decoding.stats import FinishReason, Stats
+from edgedecode.decoding.verify import Verdict
 from edgedecode.text.detokenizer import Detokenizer
 from edgedecode.text.stop_strings import StopStrings
 
-__all__ = ["TARGET_SOURCE", "Chunk", "Completion", "Reply", "TurnsDropped"]
+__all__ = ["TARGET_SOURCE", "Chunk", "Completion", "Reply", "TurnsDropped", "runs_of"]
 
 TARGET_SOURCE = "target"
 
@@ -20,6 +22,12 @@ class TurnsDropped:
     turns: int
     tokens: int
     """What is left of the conversation, an answer's beginning included."""
+
+    @property
+    def notice(self) -> str:
+        """What a user is told."""
+        turns = "the oldest turn was" if self.turns == 1 else f"the {self.turns} oldest turns were"
+        return f"{turns} dropped: the conversation no longer fits the context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +78,11 @@ class Reply:
         text = self.stops.push(self.detokenizer.flush()) + self.stops.flush()
         self.text += text
         return text
+
+
+def runs_of(verdict: Verdict) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Split a round's tokens into the accepted drafts and what the target added."""
+    if verdict.accepted:
+        yield verdict.tokens[: verdict.accepted], verdict.draft.source
+    if len(verdict.tokens) > verdict.accepted:
+        yield verdict.tokens[verdict.accepted :], TARGET_SOURCE

@@ -10,7 +10,7 @@ from pathlib import Path
 from edgedecode.decoding.model import ModelCard
 from edgedecode.drafters.model_state import TREE_ROWS, shorter_windows
 from edgedecode.drafters.source import PlannedSource
-from edgedecode.engines.interface import NO_MMAP, ModelFootprint, ModelRequest, PlanningRuntime
+from edgedecode.engines.interface import NO_MMAP, ModelFootprint, ModelRequest, PlanningRuntime, role_needs
 from edgedecode.engines.registry import find_drafter, lookup_names
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget
@@ -180,7 +180,7 @@ class PackFootprint:
 
     def _model(self, role: str, kv_type: str, *, no_mmap: bool = False) -> ModelFootprint:
         """Return a role's model with this KV type; a draft may have another only."""
-        needs = (*(self._heads if role == "draft" else ()), *self._loading)
+        needs = (*(self._heads if role == "draft" else ()), *role_needs(role, self._loading))
         needs = (*needs, NO_MMAP) if no_mmap and NO_MMAP not in needs else needs
         key = role, kv_type, needs
         if key not in self._models:

@@ -18,6 +18,7 @@ from edgedecode.engines.identical_widths import NARROW, WIDE, BoundedState, Iden
 from edgedecode.engines.selection import engine_version
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
+from edgedecode.pack.adapters import ActiveAdapter
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sessions.resources import Resources
@@ -36,16 +37,22 @@ __all__ = [
 FOLDER = "widths"
 
 
-def session_widths(shared: Resources, options: SessionOptions, adapter: AdapterUse | None) -> IdenticalWidths:
+def session_widths(shared: Resources, options: SessionOptions, adapter: ActiveAdapter | None) -> IdenticalWidths:
     """Return the widths that these options pad to; none where nothing needs padding.
 
     Raises CapabilityError where reproducible text is wanted and no two widths agree.
     """
     if not options.reproducible or shared.target.card.row_invariant:
         return IdenticalWidths(())
-    key = "" if adapter is None else f"{adapter.digest} {adapter.scale!r}"
+    if adapter is not None and adapter.invocation:
+        raise CapabilityError(
+            f"--reproducible with {adapter.use.name!r}, which is activated by tokens of the prompt, needs our kernels: "
+            f"see `edgedecode devices`"
+        )
+    use = None if adapter is None else adapter.use
+    key = "" if use is None else f"{use.digest} {use.scale!r}"
     if key not in shared.identical_widths:
-        shared.identical_widths[key] = _known_widths(shared, adapter)
+        shared.identical_widths[key] = _known_widths(shared, use)
     found = shared.identical_widths[key]
     if not found.drafts:
         raise CapabilityError(

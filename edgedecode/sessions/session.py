@@ -10,21 +10,22 @@ from weakref import finalize
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.padding import next_width, usable_context
 from edgedecode.decoding.stats import FinishReason, Stats
-from edgedecode.decoding.verify import Outcome, Rule, Verdict
+from edgedecode.decoding.verify import Outcome, Rule
 from edgedecode.drafters.source import DraftSetting
-from edgedecode.errors import ContextExceeded, EdgeDecodeError, InputError
+from edgedecode.errors import CapabilityError, ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
 from edgedecode.options import SessionOptions, WhenFull, planned_context, sampling_defaults
+from edgedecode.pack.adapters import ActiveAdapter
 from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
 from edgedecode.sessions.answer import Answer
-from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped
+from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped, runs_of
 from edgedecode.sessions.drafter_choice import check_options
 from edgedecode.sessions.memory_plan import sampling_holder
-from edgedecode.sessions.reconcile import check_shiftable, reconcile
 from edgedecode.sessions.reproducible import fitting_widths, limited_drafts, session_widths
 from edgedecode.sessions.resources import Resources
 from edgedecode.sessions.session_drafting import SessionDrafting, plan_state
+from edgedecode.sessions.target_reading import TargetReading
 from edgedecode.text.encoder import Encoder
 from edgedecode.text.messages import Message
 from edgedecode.text.stop_strings import StopStrings
@@ -70,9 +71,9 @@ class Session:
         self._own = FairLock()
         """Held while an answer is started or stopped: first this lock, then the pair's."""
         self._closed = False
-        self._adapter = None if options.adapter is None else shared.adapters.use(options.adapter)
+        adapter = shared.adapters.use(options.adapter, scale=options.adapter_scale)
         draft_max = choice.draft_max
-        widths = session_widths(shared, options, self._adapter)
+        widths = session_widths(shared, options, adapter)
         options = limited_drafts(options, widths, draft_max=draft_max)
         rows = shared.choice(options).draft_max + 1
         rows = next_width(widths.drafts, rows, room=context) or rows
@@ -86,15 +87,14 @@ class Session:
             self._transcript = Transcript(shared.tokenizer, messages, source=self._encoder)
             self._state, options = plan_state(shared, options, context, rows=rows)
             undo.callback(self._state.close)
-            if options.when_full is WhenFull.SHIFT:
-                check_shiftable(self._state)
+            self._reading = TargetReading(self._state, adapter=adapter, shifts=options.when_full is WhenFull.SHIFT)
             self.options = options
             self._widths = fitting_widths(widths, self._state, rows=rows)
             self._drafts = SessionDrafting(shared, options, self._draft_setting(), noise=self._draft_noise)
             undo.pop_all()
         shared.draftings.add(self._drafts)
-        for given_back in (self._scratch.release, self._encoder.close):
-            finalize(self, given_back)  # a session that is dropped, not closed
+        for release in (self._scratch.release, self._encoder.close):  # of a session that is dropped, not closed
+            finalize(self, release)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -136,14 +136,12 @@ class Session:
         say, but for `WhenFull.SHIFT`. Raises ContextExceeded, before anything changes, when the prompt alone does not
         fit, or nothing may be dropped.
         """
-        limit = self._limit(max_tokens)
-        stops = StopStrings(stop)
+        limit, stops = self._limit(max_tokens), StopStrings(stop)
         return self._own.run(lambda: self._stream(prompt, limit=limit, stops=stops))
 
     def complete(self, text: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
         """Continue a bare text, without template or transcript, yielding text as it is decoded."""
-        limit = self._limit(max_tokens)
-        stops = StopStrings(stop)
+        limit, stops = self._limit(max_tokens), StopStrings(stop)
         return self._own.run(lambda: self._complete(text, limit=limit, stops=stops))
 
     def generate(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Completion:
@@ -160,6 +158,14 @@ class Session:
             finish_reason=reason or FinishReason.CANCELLED,
             stats=chunks.stats if isinstance(chunks, Answer) else self.stats,
         )
+
+    def use_adapter(self, name: str | None, *, scale: float = 1.0) -> None:
+        """Answer with one of the pack's adapters from the next message on; None: with none. Not in the middle of one.
+
+        What another adapter has read is read again: of an activated one the newest answer, of any other everything.
+        Raises as `PackAdapters.use`, and CapabilityError for a reproducible session.
+        """
+        self._own.run(lambda: self._use_adapter(name, scale))
 
     def reset(self, messages: Sequence[Message] = ()) -> None:
         """Start over from these messages; KV that still fits is reused."""
@@ -219,6 +225,14 @@ class Session:
         self._stop_running()
         self._transcript.start_over(messages)
 
+    def _use_adapter(self, name: str | None, scale: float) -> None:
+        self._check_open()
+        if self._widths:
+            raise CapabilityError("a reproducible session keeps its adapter: open another one for another adapter")
+        self._reading.adapter = self._shared.turn.run(lambda: self._shared.adapters.use(name, scale=scale))
+        if self._running is not None and not self._running.ended:
+            notice("the adapter changes with the next message: this answer goes on with the one it began with")
+
     def _end(self) -> None:
         """Do what `close` says."""
         with ExitStack() as closing:
@@ -237,13 +251,13 @@ class Session:
     def _turn(self, turn: Turn, *, limit: int, stops: StopStrings, pause: Callable[[], None]) -> Generator[Chunk]:
         transcript = self._transcript
         reply = Reply(self._shared.tokenizer.detokenizer(), stops)
-        before, again = transcript.messages, 0
+        before, adapter, again = transcript.messages, self._reading.adapter, 0
         try:
-            self._begin(turn, reply)
+            self._begin(turn, reply, adapter)
             yield from self._told(turn)
             ended = yield from self._chunks(reply, limit=limit, pause=pause)
             while not ended and (shorter := self._shorter_turn(limit=limit)) is not None:
-                self._begin(shorter, reply, said=transcript.reply_tokens)
+                self._begin(shorter, reply, adapter, said=transcript.reply_tokens)
                 again += 1  # what was said moved to positions whose noise was used
                 self._begin_noise(answer_seed(self.seed, -again))
                 self.stats.reread_tokens += len(transcript.tokens) - self._state.length
@@ -264,7 +278,7 @@ class Session:
     def _bare(
         self, tokens: list[int], *, limit: int, stops: StopStrings, pause: Callable[[], None]
     ) -> Generator[Chunk]:
-        self._reconcile(tokens)
+        self._reading.begin(self._transcript.tokens, tokens, adapter=self._reading.adapter)
         self._transcript.forget_rendering()
         self._transcript.tokens = tokens
         reply = Reply(self._shared.tokenizer.detokenizer(), stops)
@@ -280,7 +294,8 @@ class Session:
         stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
         size = self._shared.target.card.vocabulary_size
         setting = DecodeSetting(
-            adapter=self._adapter,
+            adapter=self._reading.span.use,
+            adapter_from=self._reading.span.start,
             sampler=Sampler(self.sampling, vocabulary_size=size, row_draw=self._row_draw),
             noise=self._noise,
             drafting=drafting,
@@ -292,7 +307,7 @@ class Session:
         rounds = decode(self._shared.target, self._state, tokens=tokens, max_tokens=limit, setting=setting, stats=stats)
         for verdict in rounds:
             started = perf_counter()
-            chunks = [reply.say(run, source) for run, source in _runs(verdict) if reply.stops.matched is None]
+            chunks = [reply.say(run, source) for run, source in runs_of(verdict) if reply.stops.matched is None]
             surplus = len(verdict.tokens) - sum(len(chunk.tokens) for chunk in chunks)  # what follows a stop string
             del tokens[len(tokens) - surplus :]
             stats.verified_tokens -= surplus
@@ -327,9 +342,11 @@ class Session:
         full = len(transcript.tokens) >= self.context and len(transcript.reply_tokens) < limit
         return transcript.shorter_turn(self.context) if full and self.options.when_full is not WhenFull.STOP else None
 
-    def _begin(self, turn: Turn, reply: Reply, *, said: Sequence[int] = ()) -> None:
+    def _begin(self, turn: Turn, reply: Reply, adapter: ActiveAdapter | None, *, said: Sequence[int] = ()) -> None:
         """Let the model see a turn, with the beginning of its answer where that was said already."""
-        self._reconcile([*turn.tokens, *said], dropped=turn.dropped)
+        old, new = self._transcript.tokens, [*turn.tokens, *said]
+        moved = self._reading.begin(old, new, adapter=adapter, prompt=turn.tokens, dropped=turn.dropped)
+        self.stats.shifted_tokens += moved
         self._transcript.begin_reply(turn, said=lambda: reply.text, reply=said)
 
     def _begin_noise(self, seed: int) -> None:
@@ -340,14 +357,9 @@ class Session:
         """Tell of turns that were dropped."""
         if turn.dropped:
             self.stats.dropped_turns += turn.dropped
-            turns = "the oldest turn was" if turn.dropped == 1 else f"the {turn.dropped} oldest turns were"
-            notice(f"{turns} dropped: the conversation no longer fits the context of {self.context} tokens")
-            yield Chunk("", (), TARGET_SOURCE, event=TurnsDropped(turn.dropped, len(self._transcript.tokens)))
-
-    def _reconcile(self, tokens: Sequence[int], *, dropped: int = 0) -> None:
-        """Cut the target's state to what it shares with `tokens`. dropped: how many turns went."""
-        shift = dropped > 0 and self.options.when_full is WhenFull.SHIFT
-        self.stats.shifted_tokens += reconcile(self._state, self._transcript.tokens, tokens, shift=shift)
+            event = TurnsDropped(turn.dropped, len(self._transcript.tokens))
+            notice(f"{event.notice} of {self.context} tokens")
+            yield Chunk("", (), TARGET_SOURCE, event=event)
 
     def _mode(self) -> str:
         if self._drafts.drafting is None:
@@ -386,11 +398,3 @@ class Session:
             raise ContextExceeded(
                 f"the prompt has {len(tokens)} tokens, the context holds {self.context}: shorten it{more}"
             )
-
-
-def _runs(verdict: Verdict) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Split a round's tokens into the accepted drafts and what the target added."""
-    if verdict.accepted:
-        yield verdict.tokens[: verdict.accepted], verdict.draft.source
-    if len(verdict.tokens) > verdict.accepted:
-        yield verdict.tokens[verdict.accepted :], TARGET_SOURCE

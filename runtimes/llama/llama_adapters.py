@@ -21,9 +21,9 @@ from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
 from edgedecode.gguf.gguf_names import CLASSES, INTERLEAVED, LayerModule, module_of, tensor_name
 from edgedecode.gguf.header import Header
 from edgedecode.memory.budget import Budget, Lease
+from edgedecode.pack.adapter_parts import FLOAT_NBYTES, Parts, Projection, Projections
 from edgedecode.pack.manifest import STACKS, ModelEntry
 
-from ..adapter_parts import FLOAT_NBYTES, Parts, Projection, Projections
 from .files.scratch import scratch_file
 from .llama_context import AppliedAdapter, Context
 from .llama_engine import Weights

@@ -14,9 +14,9 @@ from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget, Lease
+from edgedecode.pack.adapter_parts import Projection, Projections
 from edgedecode.pack.manifest import ModelEntry
 
-from ..adapter_parts import Projection, Projections
 from .graph_session import Untyped
 
 __all__ = ["Adapters"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import tokenizers
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, Keys
 from gguf.quants import quantize
 
 from edgedecode.export.gguf.specials import read_specials, write_vocabulary
@@ -122,7 +122,8 @@ def write_adapter(
     writer.add_string("adapter.type", kind)
     writer.add_float32("adapter.lora.alpha", 6.0)
     if invocation:
-        writer.add_array("adapter.alora.invocation_tokens", list(invocation))
+        kinds, key = GGUFValueType, Keys.Adapter.ALORA_INVOCATION_TOKENS
+        writer.add_key_value(key, list(invocation), kinds.ARRAY, sub_type=kinds.UINT32)
     for module in modules:
         inside = MLP if module == "ffn_down" else hidden
         add_tensor(writer, f"blk.0.{module}.weight.lora_a", np.ones((rank, inside), np.float32))

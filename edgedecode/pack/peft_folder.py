@@ -1,0 +1,144 @@
+"""A LoRA adapter as PEFT saves it: `adapter_config.json` and `adapter_model.safetensors`.
+
+Each projection's weight gains up · down · scale, where the scale is alpha / rank, or alpha / √rank (rsLoRA); patterns
+give single projections a rank or an alpha of their own. Activated LoRA (aLoRA) is on from the newest occurrence of its
+invocation tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from edgedecode.decoding.model import LowRank
+from edgedecode.errors import ManifestError
+
+from .safetensors_file import SafetensorsFile
+
+__all__ = ["CONFIG", "WEIGHTS", "PeftAdapter", "read_peft_adapter"]
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_MOST_CONFIG_NBYTES = 1 << 20
+_NAME = re.compile(
+    r"base_model\.model\.(?P<module>model\.layers\.(?P<layer>\d+)\..+\.(?P<last>\w+))\.lora_(?P<side>[AB])\.weight"
+)
+_PLAIN = re.compile(r"[\w.]+")
+_REFUSED = ("use_dora", "fan_in_fan_out", "modules_to_save", "layer_replication", "lora_bias", "use_qalora")
+"""Kinds of LoRA that change more than a product of two matrices."""
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=65536)]
+_Token = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Config(msgspec.Struct):
+    """What is read of the configuration."""
+
+    peft_type: str
+    r: _Positive
+    lora_alpha: float | None = None
+    use_rslora: bool | None = None
+    rank_pattern: dict[str, _Positive] | None = None
+    alpha_pattern: dict[str, float] | None = None
+    alora_invocation_tokens: list[_Token] | None = None
+
+    def scale(self, module: str) -> float:
+        """Return what a module's product is multiplied by."""
+        rank = _matching(self.rank_pattern, module, usual=self.r)
+        alpha = _matching(self.alpha_pattern, module, usual=8.0 if self.lora_alpha is None else self.lora_alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+@dataclass(frozen=True, slots=True)
+class PeftAdapter:
+    """One adapter, whose matrices are read when they are asked for.
+
+    rank: the largest. modules: the projections it changes, by their names in PEFT's `target_modules`. invocation: the
+    tokens from which on it is on; empty: everywhere.
+    """
+
+    rank: int
+    alpha: float
+    modules: tuple[str, ...]
+    invocation: tuple[int, ...]
+    _file: SafetensorsFile = field(repr=False)
+    _scales: Mapping[tuple[int, str], tuple[str, str, float]] = field(repr=False)
+    """By layer and module: the names of the two tensors, and the product's scale."""
+
+    def matrices(self) -> list[LowRank]:
+        """Return each projection's change, the scale in its second matrix."""
+        return [
+            LowRank(layer, module, self._file.array(down), self._file.array(up) * np.float32(scale))
+            for (layer, module), (down, up, scale) in self._scales.items()
+        ]
+
+
+def read_peft_adapter(config: Path, weights: Path) -> PeftAdapter:
+    """Read what PEFT saved. Raises ManifestError for another kind of adapter, or a file that cannot be used."""
+    settings = _read_config(config)
+    file = SafetensorsFile.open(weights)
+    sides: dict[tuple[int, str], dict[str, str]] = {}
+    modules: dict[tuple[int, str], str] = {}
+    for name in sorted(file.tensors):
+        found = _NAME.fullmatch(name)
+        if found is None:
+            raise ManifestError(
+                f"the adapter {weights.parent.name} changes {name}: only projections in a model's layers are supported"
+            )
+        place = int(found["layer"]), found["last"]
+        if modules.setdefault(place, found["module"]) != found["module"]:
+            raise ManifestError(f"the adapter {weights.parent.name} changes two modules {place[1]} of layer {place[0]}")
+        sides.setdefault(place, {})[found["side"]] = name
+    if not sides:
+        raise ManifestError(f"{weights} holds no matrices: save the adapter again")
+    scales, rank = {}, 0
+    for place, both in sorted(sides.items()):
+        shapes = [file.shape(both[side]) if side in both else () for side in "AB"]
+        if any(len(shape) != 2 for shape in shapes) or shapes[0][0] != shapes[1][1] or shapes[0][0] < 1:
+            raise ManifestError(f"{weights} holds no pair of matrices for layer {place[0]} {place[1]}: save it again")
+        rank = max(rank, shapes[0][0])
+        scales[place] = both["A"], both["B"], settings.scale(modules[place])
+    if bad := [place for place, (_, _, scale) in scales.items() if not math.isfinite(scale)]:
+        raise ManifestError(f"{config} gives layer {bad[0][0]} {bad[0][1]} no scale that is a number: save it again")
+    return PeftAdapter(
+        rank=rank,
+        alpha=8.0 if settings.lora_alpha is None else settings.lora_alpha,
+        modules=tuple(dict.fromkeys(module for _, module in scales)),
+        invocation=tuple(settings.alora_invocation_tokens or ()),
+        _file=file,
+        _scales=scales,
+    )
+
+
+def _read_config(path: Path) -> _Config:
+    name = path.parent.name
+    try:
+        with path.open("rb") as file:
+            value = json.loads(file.read(_MOST_CONFIG_NBYTES))
+        kind = value.get("peft_type")
+        if kind != "LORA":
+            raise ManifestError(f"the adapter {name} is of type {kind}: only LORA is supported")
+        if used := [key for key in _REFUSED if value.get(key)]:
+            raise ManifestError(
+                f"the adapter {name} uses {', '.join(used)}, which is not supported: merge it into its base"
+            )
+        config = msgspec.convert(value, _Config, strict=False)
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read ({error.strerror}): give the folder that PEFT saved") from None
+    except (ValueError, AttributeError, RecursionError, msgspec.ValidationError) as error:
+        raise ManifestError(f"{path} is not a usable configuration of PEFT ({error}): save the adapter again") from None
+    for key in (*(config.rank_pattern or {}), *(config.alpha_pattern or {})):
+        if not _PLAIN.fullmatch(key):  # an expression may take for ever
+            raise ManifestError(f"{path} gives ranks or alphas by the expression {key!r}: only names are supported")
+    return config
+
+
+def _matching(pattern: Mapping[str, float] | None, module: str, *, usual: float) -> float:
+    """Return the value of the first pattern that a module's name ends with, as PEFT matches names."""
+    return next((value for key, value in (pattern or {}).items() if f".{module}".endswith(f".{key}")), usual)

@@ -1,0 +1,109 @@
+"""What a target's state has read of a conversation, and with which adapter: kept as far as the next message allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgedecode.decoding.model import AdapterUse, ShiftableState, State
+from edgedecode.errors import CapabilityError
+from edgedecode.pack.adapters import ActiveAdapter
+from edgedecode.text.kept_turns import moved_run
+from edgedecode.user_notices import notice
+
+__all__ = ["AdapterSpan", "TargetReading", "adapter_span"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpan:
+    """What positions are read with: none of the adapters before `start`, `use` from there on."""
+
+    use: AdapterUse | None = None
+    start: int = 0
+
+    def shared_with(self, other: AdapterSpan) -> int | None:
+        """Return how many leading positions are read alike under both; None: all of them."""
+        if self == other or self.use is other.use is None:
+            return None
+        return min(span.start for span in (self, other) if span.use is not None)
+
+
+def adapter_span(adapter: ActiveAdapter | None, prompt: Sequence[int]) -> AdapterSpan:
+    """Return what a prompt and its answer are read with.
+
+    An activated adapter is on from the newest occurrence of its invocation tokens; where there is none it stays off, as
+    in PEFT.
+    """
+    if adapter is None:
+        return AdapterSpan()
+    wanted = list(adapter.invocation)
+    if not wanted:
+        return AdapterSpan(adapter.use)
+    for start in range(len(prompt) - len(wanted), -1, -1):
+        if list(prompt[start : start + len(wanted)]) == wanted:
+            return AdapterSpan(adapter.use, start)
+    notice(f"the adapter {adapter.use.name!r} stays off: the prompt has none of the tokens that activate it")
+    return AdapterSpan()
+
+
+class TargetReading:
+    """The state of one conversation. Keys and values that one adapter made are never read under another.
+
+    adapter: of the next message; None: none. shifts: kept turns may move in the cache (`WhenFull.SHIFT`). Raises
+    CapabilityError where the state's cannot.
+    """
+
+    def __init__(self, state: State, *, adapter: ActiveAdapter | None, shifts: bool) -> None:
+        if shifts:
+            _check_shiftable(state)
+        self._state, self._shifts = state, shifts
+        self.adapter = adapter
+        self.span = AdapterSpan()
+        """What the state's positions are read with."""
+
+    def begin(
+        self,
+        old: Sequence[int],
+        new: Sequence[int],
+        *,
+        adapter: ActiveAdapter | None,
+        prompt: Sequence[int] | None = None,
+        dropped: int = 0,
+    ) -> int:
+        """Cut the state to what it shares with `new` tokens; it has read `old` ones. Return how many tokens moved.
+
+        prompt: the part of `new` that an adapter's invocation is looked for in; None: all. dropped: how many turns of
+        `old` are left out, behind which the others may move.
+        """
+        span = adapter_span(adapter, new if prompt is None else prompt)
+        alike, length = self.span.shared_with(span), self._state.length
+        shift = self._shifts and dropped > 0 and self.span.use is span.use is None
+        moved = _cut(self._state, old[: length if alike is None else min(alike, length)], new, shift=shift)
+        self.span = span  # last: what an interrupt leaves was read alike under both
+        return moved
+
+
+def _cut(state: State, old: Sequence[int], new: Sequence[int], *, shift: bool) -> int:
+    """Leave of `old`, the tokens that the state may keep, what `new` begins with or moves; return how many move."""
+    shared, end = 0, min(len(old), len(new))
+    while shared < end and old[shared] == new[shared]:
+        shared += 1
+    if shared < state.oldest_crop:
+        shared = 0
+    elif shift and isinstance(state, ShiftableState):
+        down, run = moved_run(old, new, shared=shared)
+        if run:
+            state.crop(shared + down + run)
+            state.shift(shared, shared + down)
+            return run
+    state.crop(shared)
+    return 0
+
+
+def _check_shiftable(state: State) -> None:
+    """Raise CapabilityError where keys and values cannot move down in the cache."""
+    if not (isinstance(state, ShiftableState) and state.shiftable):
+        raise CapabilityError(
+            "keys and values cannot be shifted here: llama.cpp can, for models with rotary positions and --kv-type "
+            "float16 or float32; --when-full drop reads what is kept again"
+        )

@@ -1,0 +1,135 @@
+"""Adapters as PEFT saves them: scales, patterns, number types; whatever cannot be used is one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgedecode.errors import ManifestError
+from edgedecode.pack.peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
+
+LAYER = "base_model.model.model.layers.{}.{}.lora_{}.weight"
+DOWN = np.arange(8, dtype=np.float32).reshape(2, 4) / 4
+UP = np.arange(6, dtype=np.float32).reshape(3, 2) / 2
+
+
+def safetensors(tensors: Mapping[str, np.ndarray], *, kind: str = "F32", **changed: Any) -> bytes:
+    """Return a file of these tensors; changed: fields of the first one's header."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, values in tensors.items():
+        if kind == "BF16":
+            part = (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+        else:
+            part = values.astype({"F32": "<f4", "F16": "<f2", "F64": "<f8"}[kind]).tobytes()
+        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": [len(data), len(data) + len(part)]}
+        data += part
+    first = next(name for name in header if name != "__metadata__")
+    header[first] |= changed
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def pair(layer: int = 0, module: str = "self_attn.q_proj") -> dict[str, np.ndarray]:
+    return {LAYER.format(layer, module, "A"): DOWN, LAYER.format(layer, module, "B"): UP}
+
+
+def saved(folder: Path, weights: bytes | None = None, **config: Any) -> PeftAdapter:
+    folder.mkdir(exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 6, **config}), encoding="utf-8")
+    (folder / WEIGHTS).write_bytes(safetensors(pair()) if weights is None else weights)
+    return read_peft_adapter(folder / CONFIG, folder / WEIGHTS)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_peft_folder_in_every_number_type(tmp_path: Path, kind: str) -> None:
+    """These values are exact in all of them."""
+    found = saved(tmp_path / "own", safetensors(pair(), kind=kind))
+    (matrix,) = found.matrices()
+    assert (matrix.layer, matrix.module, found.rank, found.modules) == (0, "q_proj", 2, ("q_proj",))
+    np.testing.assert_array_equal(matrix.down, DOWN)
+    np.testing.assert_array_equal(matrix.up, 3 * UP)
+
+
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [
+        ({}, 3.0),
+        ({"use_rslora": True}, 6 / 2**0.5),
+        ({"lora_alpha": None}, 4.0),
+        ({"alpha_pattern": {"q_proj": 8}}, 4.0),
+        ({"alpha_pattern": {"layers.0.self_attn.q_proj": 8}}, 4.0),
+        ({"alpha_pattern": {"proj": 8, "k_proj": 9}}, 3.0),
+        ({"rank_pattern": {"q_proj": 3}}, 2.0),
+    ],
+    ids=str,
+)
+def test_peft_scale(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
+    (matrix,) = saved(tmp_path / "own", **config).matrices()
+    np.testing.assert_allclose(matrix.up, np.float32(scale) * UP, rtol=1e-6)
+
+
+def test_peft_invocation_tokens_are_kept(tmp_path: Path) -> None:
+    assert saved(tmp_path / "own", alora_invocation_tokens=[1, 307]).invocation == (1, 307)
+    assert saved(tmp_path / "own", alora_invocation_tokens=None).invocation == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"peft_type": "IA3"}, "is of type IA3"),
+        ({"use_dora": True}, "uses use_dora"),
+        ({"lora_bias": True, "modules_to_save": ["head"]}, "uses modules_to_save, lora_bias"),
+        ({"r": 0}, "r"),
+        ({"r": "two"}, "r"),
+        ({"lora_alpha": float("nan")}, "no scale that is a number"),
+        ({"alpha_pattern": {"(a+)+$": 2}}, "only names are supported"),
+        ({"alora_invocation_tokens": [-1]}, "alora_invocation_tokens"),
+    ],
+    ids=str,
+)
+def test_peft_configuration_that_cannot_be_used(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ManifestError, match=message) as raised:
+        saved(tmp_path / "own", **config)
+    assert "\n" not in str(raised.value)
+
+
+SPOILT = {
+    "empty": b"",
+    "no header": (10**6).to_bytes(8, "little") + b"{}",
+    "no JSON": (2).to_bytes(8, "little") + b"{]",
+    "a list": (2).to_bytes(8, "little") + b"[]",
+    "deep": (20000).to_bytes(8, "little") + b"[" * 20000,
+    "too short": safetensors(pair())[:-1],
+    "another type": safetensors(pair(), kind="F64"),
+    "offsets outside": safetensors(pair(), data_offsets=[0, 10**9]),
+    "offsets swapped": safetensors(pair(), data_offsets=[32, 0]),
+    "huge shape": safetensors(pair(), shape=[2**40, 2**40]),
+    "negative shape": safetensors(pair(), shape=[-2, -4]),
+    "no tensors": (2).to_bytes(8, "little") + b"{}",
+    "another tensor": safetensors({"base_model.model.lm_head.lora_A.weight": DOWN}),
+    "one side": safetensors({LAYER.format(0, "self_attn.q_proj", "A"): DOWN}),
+    "other ranks": safetensors({**pair(), LAYER.format(0, "self_attn.q_proj", "B"): UP[:, :1]}),
+    "not a matrix": safetensors({**pair(), LAYER.format(0, "self_attn.q_proj", "B"): UP[None]}),
+    "two of one name": safetensors({**pair(module="experts.0.w1"), **pair(module="experts.1.w1")}),
+}
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+def test_peft_weights_that_cannot_be_used(tmp_path: Path, spoilt: str) -> None:
+    with pytest.raises(ManifestError) as raised:
+        saved(tmp_path / "own", SPOILT[spoilt])
+    assert "\n" not in str(raised.value)
+
+
+def test_peft_folder_without_a_file(tmp_path: Path) -> None:
+    saved(tmp_path / "own")
+    for name in (WEIGHTS, CONFIG):
+        (tmp_path / "own" / name).unlink()
+        with pytest.raises(ManifestError, match="cannot be read"):
+            read_peft_adapter(tmp_path / "own" / CONFIG, tmp_path / "own" / WEIGHTS)
