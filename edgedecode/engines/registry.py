@@ -39,13 +39,18 @@ LOOKUPS = "edgedecode.lookups"
 COMMANDS = "edgedecode.commands"
 MAKERS = "edgedecode.makers"
 
-every_entry_point = cache(entry_points)
-"""Read once a process: each reading walks through the metadata of all installed packages."""
+
+@cache
+def every_entry_point() -> Sequence[EntryPoint]:
+    """Return those of our groups; once a process, as each reading walks through the metadata of all packages."""
+    found = entry_points()
+    groups = (RUNTIMES, DRAFTERS, LOOKUPS, COMMANDS, MAKERS)
+    return [entry for group in groups for entry in found.select(group=group)]
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name, sorted; nothing is imported."""
-    entries = every_entry_point().select(group=group)
+    entries = (entry for entry in every_entry_point() if entry.group == group)
     return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
 
 

@@ -30,7 +30,8 @@ _FIXED = {
 """Steps of normalizers and decoders whose growth does not depend on what they are given, by the library's names."""
 _LONGEST_NORMALIZER = 1 << 20
 _NORMALIZER = re.compile(rb'"normalizer"\s*:\s*')
-_SPELLED_OUT = re.compile(rb"(?<!\\)(?:\\\\)*\\u00(?:4[1-9a-fA-F]|5[0-9aA]|6[1-9a-fA-F]|7[0-9aA])")
+_SPELLED_OUT = re.compile(rb"\\u00(?:4[1-9a-fA-F]|5[0-9aA]|6[1-9a-fA-F]|7[0-9aA])")
+"""A letter as an escape, if its backslash is not escaped itself. It begins with fixed bytes, which are soon found."""
 
 
 def growth(steps: Iterable[Mapping[str, object]]) -> float:
@@ -46,7 +47,7 @@ def check_file(data: bytes) -> None:
 
     Reading the file normalizes its added tokens already. Raises ManifestError.
     """
-    if _SPELLED_OUT.search(data):
+    if any(_escapes(data, found.start()) for found in _SPELLED_OUT.finditer(data)):
         raise ManifestError("the tokenizer spells letters as escapes: no program writes it so")
     for found in _NORMALIZER.finditer(data):
         text = data[found.end() : found.end() + _LONGEST_NORMALIZER].decode("utf-8", "ignore")
@@ -58,6 +59,14 @@ def check_file(data: bytes) -> None:
             ) from error
         if value is not None and type(value) is not int:  # a number is the id of a token that is called so
             check_growth(_flat(value))
+
+
+def _escapes(data: bytes, place: int) -> bool:
+    """Whether the backslash there is the last of an odd number of them."""
+    first = place
+    while first and data[first - 1 : first] == b"\\":
+        first -= 1
+    return (place - first) % 2 == 0
 
 
 def check_growth(steps: Iterable[Mapping[str, object]]) -> float:

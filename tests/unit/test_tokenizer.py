@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.text.tokenizer_checks import check_file
 from tests.shared_paths import SHARED, needs_shared
 from tests.small_tokenizers import byte_fallback, byte_level
 
@@ -298,6 +300,14 @@ def test_a_step_with_two_types_is_refused(tmp_path: Path) -> None:
         Tokenizer.from_file(path)
 
 
+@pytest.mark.parametrize("backslashes", range(6))
+def test_letters_are_escapes_after_an_odd_number_of_backslashes(backslashes: int) -> None:
+    data = json.dumps(["\\" * 7, "é"]).encode() + b"\\" * backslashes + b"u0041"
+    assert (b"\\u0041" in data) == (backslashes > 0)
+    with pytest.raises(ManifestError, match="escapes") if backslashes % 2 else nullcontext():
+        check_file(data)
+
+
 @pytest.mark.parametrize("token", ["\\u0061", "normalizer"])
 def test_tokens_that_look_like_what_is_refused_are_ordinary(tmp_path: Path, token: str) -> None:
     assert altered(tmp_path, lambda spec: spec["model"]["vocab"].update({token: 9999})).token_to_id(token) == 9999
@@ -322,6 +332,7 @@ import random
 from tests.small_tokenizers import byte_level
 from edgedecode.memory.process_memory import peak_nbytes
 from edgedecode.text.tokenizer import Tokenizer
+from edgedecode.text.tokenizer_checks import check_file
 tokenizer, before = Tokenizer(byte_level()), None
 for number in range(3000):
     tokenizer.encode("".join(random.choices("abcdefghij", k=250)))
