@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from math import prod
 
 from edgedecode.onnx_format.graph_file import GraphFile, Node, Tensor
 
-__all__ = ["GraphSizes", "graph_sizes"]
+__all__ = ["GraphSizes", "graph_sizes", "measured_sizes"]
 
 _PICKS = ("Gather", "GatherBlockQuantized")
 _OUR_EMBEDDING = "TileRows"
@@ -36,6 +37,20 @@ class GraphSizes:
     values: int
     logits: int
     unpacked_nbytes: int = 0
+
+
+_MEASURED: dict[tuple[bytes, int], GraphSizes] = {}
+
+
+def measured_sizes(data: bytes, *, hidden: int) -> GraphSizes:
+    """Return `graph_sizes` of a file's bytes, read once a process: a plan asks, and then what opens the model.
+
+    Raises ValueError or IndexError for what is no graph.
+    """
+    key = sha256(data).digest(), hidden
+    if key not in _MEASURED:
+        _MEASURED[key] = graph_sizes(GraphFile.parse(data), hidden=hidden)
+    return _MEASURED[key]
 
 
 def graph_sizes(file: GraphFile, *, hidden: int) -> GraphSizes:

@@ -21,7 +21,6 @@ from edgedecode.engines.interface import Device, ModelFootprint, ModelRequest
 from edgedecode.errors import CapabilityError, ManifestError
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.memory.footprint import Holder
-from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.manifest import Graph, ModelEntry
 from edgedecode.sampling.row_draw import RowDraw
 
@@ -29,7 +28,7 @@ from ..threads import check_threads, default_threads, most_threads
 from .buffers import buffers_nbytes
 from .concat.concat_model import CONCAT, ConcatModel, concat_buffers, concat_holders
 from .graph_choice import choose_graph, file_nbytes
-from .graph_needs import graph_sizes
+from .graph_needs import measured_sizes
 from .graph_session import OwnKernels, check_concat_contract, check_contract, import_engine, open_session
 from .kernels.draw import NativeRowDraw
 from .kernels.serving import Served, explain, serve
@@ -260,7 +259,7 @@ def _planned(entry: ModelEntry, graph: Graph, path: Path, served: Served | None)
     adapters = "lora" in graph.capabilities
     data = _graph_bytes(path) if served is None else served.rewritten.data
     try:
-        sizes = graph_sizes(GraphFile.parse(data), hidden=entry.hidden_size)
+        sizes = measured_sizes(data, hidden=entry.hidden_size)
     except (ValueError, IndexError) as error:
         raise ManifestError(f"{path} cannot be read ({error}): export or import the pack again") from None
     if served is None:

@@ -14,7 +14,7 @@ import edgedecode
 from edgedecode.errors import ManifestError
 from edgedecode.onnx_format.graph_file import GraphFile, RawAttribute
 from edgedecode.pack.hub import BUNDLED_PACK
-from edgedecode.runtimes.onnx.graph_needs import graph_sizes
+from edgedecode.runtimes.onnx.graph_needs import graph_sizes, measured_sizes
 from edgedecode.runtimes.onnx.kernels import rewriting
 from edgedecode.runtimes.onnx.kernels.products import DOMAIN, WeightsFile
 from edgedecode.runtimes.onnx.kernels.rewriting import Rewritten, rewrite
@@ -210,3 +210,16 @@ def test_matrices_that_the_engine_writes_out_are_planned() -> None:
     assert sizes == (8192, 128)
     assert graph_sizes(file, hidden=128).unpacked_nbytes == 4 * 8192 * 128
     assert graph_sizes(draft_graph(), hidden=128).unpacked_nbytes == 0
+
+
+def test_sizes_that_are_kept_are_those_of_the_same_bytes_and_width() -> None:
+    files = [draft_graph(), with_levels(2)]
+    for _ in range(2):
+        for file in files:
+            for hidden in (128, 256):
+                assert measured_sizes(file.serialize(), hidden=hidden) == graph_sizes(file, hidden=hidden)
+        with pytest.raises((ValueError, IndexError)):
+            measured_sizes(b"no graph", hidden=128)
+    first, second = (graph_sizes(file, hidden=128) for file in files)
+    assert first != second
+    assert first != graph_sizes(files[0], hidden=256)
