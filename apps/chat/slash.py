@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode import EdgeDecodeError, InputError, Message
 from edgedecode.cache import aside, open_private
+from edgedecode.commands import scaled_name
 from edgedecode.memory.process_memory import ProcessMemory, memory_now, peak_nbytes
 from edgedecode.text.printable import checked_text
 
@@ -21,6 +23,7 @@ from .conversation import Conversation
 
 __all__ = ["SLASHES", "Slash", "load_messages", "obey", "save_messages"]
 
+NO_ADAPTER = "off"
 LARGEST_NBYTES = 64 * 2**20
 FRAME_NBYTES, BYTES_PER_TOKEN = 2**16, 64
 """What a file may hold beside the text that fits, and for each token of the context."""
@@ -143,6 +146,16 @@ def _memory(conversation: Conversation, rest: str) -> bool:
     return True
 
 
+def _adapter(conversation: Conversation, rest: str) -> bool:
+    try:
+        name, scale = (None, 1.0) if rest == NO_ADAPTER else scaled_name(rest)
+    except ArgumentTypeError as error:
+        raise InputError(str(error)) from None
+    conversation.session.use_adapter(name, scale=scale)
+    conversation.say("the next answer has no adapter" if name is None else f"the next answer has the adapter {name}")
+    return True
+
+
 def _color(conversation: Conversation, rest: str) -> bool:
     conversation.paint.on = not conversation.paint.on
     conversation.say(f"accepted drafts are {'coloured' if conversation.paint.on else 'not coloured'}")
@@ -183,6 +196,7 @@ SLASHES = {
     "system": Slash("TEXT", "start over with this system message", _set_system),
     "stats": Slash("", "figures of the last answer", _stats),
     "memory": Slash("", "who holds how much memory, by plan and by the system", _memory),
+    "adapter": Slash("NAME", f"answer with an adapter of the pack, NAME:SCALE too; {NO_ADAPTER}: with none", _adapter),
     "color": Slash("", "colour accepted drafts, or not", _color),
     "save": Slash("FILE", "write the conversation to a file", _save),
     "load": Slash("FILE", "go on from a saved conversation", _load),

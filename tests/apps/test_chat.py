@@ -6,6 +6,7 @@ import builtins
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from edgedecode.cli import main
 from edgedecode.errors import InputError
 from edgedecode.memory.process_memory import memory_now
 from edgedecode.memory.sizes import format_nbytes
+from edgedecode.pack.hub import BUNDLED_PACK
+from tests.peft_folders import list_adapter, write_peft
 
 Line = str | type[BaseException] | BaseException | None
 
@@ -195,6 +198,10 @@ def test_the_saved_file_is_what_other_tools_read(tmp_path: Path) -> None:
         ("/save", "usage: /save FILE"),
         ("/reset now", "usage: /reset"),
         ("/stats", "there is no answer yet"),
+        ("/adapter", "usage: /adapter NAME"),
+        ("/adapter formal", "the pack has no adapters"),
+        ("/adapter formal:much", "'much' is not a number"),
+        ("/adapter :2", "':2' names nothing"),
         ("/save /no/such/folder/x.json", "No such file or directory: /no/such/folder/x.json\n"),
         ("/save a\0b", "holds a NUL character"),
         ("/load a\0b", "holds a NUL character"),
@@ -377,3 +384,32 @@ def test_piped_lines_end(monkeypatch: pytest.MonkeyPatch) -> None:
     piped(monkeypatch, b"\xff\n")
     with pytest.raises(InputError, match="not valid UTF-8"):
         lines.read()
+
+
+def test_a_chat_changes_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pack = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, pack)
+    list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, invocation=(1, 307, 201)))
+    lines = [
+        "hello",
+        "/reset",
+        "/adapter odd",
+        "hello",
+        "/reset",
+        "/adapter odd:0",
+        "hello",
+        "/reset",
+        "/adapter off",
+        "hello",
+    ]
+    piped(monkeypatch, "\n".join([*lines, "/adapter nosuch"]).encode())
+    assert main(["chat", "-m", str(pack), "--runtime", "onnx", "-n", "12", "--temp", "0"]) == 0
+    out, err = capsys.readouterr()
+    first, odd, nothing, off = out.splitlines()
+    assert first == nothing == off != odd
+    assert "the next answer has the adapter odd" in err
+    assert "the next answer has no adapter" in err
+    assert "the pack has no adapter 'nosuch'; it has: odd" in err

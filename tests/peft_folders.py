@@ -1,0 +1,93 @@
+"""Adapters as PEFT saves them, with random matrices, and packs that list them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from edgedecode.onnx_format.graph_file import GraphFile
+from edgedecode.pack.entries import AdapterEntry
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.integrity import file_entry
+from edgedecode.pack.manifest import MANIFEST_NAME, STACKS, Manifest
+from edgedecode.pack.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
+
+LAYER = "base_model.model.model.layers.{}.{}.lora_{}.weight"
+PARENTS = {"q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn"}
+
+
+def safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """Return a file of these tensors, as float32."""
+    header, data = {}, b""
+    for name, values in tensors.items():
+        part = values.astype("<f4").tobytes()
+        offsets = [len(data), len(data) + len(part)]
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": offsets}
+        data += part
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def write_peft(
+    folder: Path,
+    *,
+    seed: int,
+    rank: int = 4,
+    size: float = 0.2,
+    invocation: Sequence[int] = (),
+    pack: Path = BUNDLED_PACK,
+) -> Path:
+    """Write an adapter of every projection that the target of a pack takes."""
+    rng, tensors = np.random.default_rng(seed), dict[str, np.ndarray]()
+    for layer, module, inputs, outputs in projections(pack):
+        place = f"{PARENTS.get(module, 'mlp')}.{module}"
+        tensors[LAYER.format(layer, place, "A")] = size * rng.standard_normal((rank, inputs))
+        tensors[LAYER.format(layer, place, "B")] = size * rng.standard_normal((outputs, rank))
+    folder.mkdir(parents=True)
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear"}
+    if invocation:
+        config["alora_invocation_tokens"] = list(invocation)
+    (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    (folder / WEIGHTS).write_bytes(safetensors(tensors))
+    return folder
+
+
+def projections(pack: Path) -> Iterator[tuple[int, str, int, int]]:
+    """Yield the layer, name, inputs and outputs of each projection of a pack's target, as PEFT knows them."""
+    target = Manifest.load(pack).models["target"]
+    tensors = GraphFile.parse((pack / target.graphs["lora"].file).read_bytes()).initializers
+    kv = target.kv_heads * target.head_size
+    for name, value in tensors.items():
+        if not (name.startswith("lora.") and name.endswith(".a")):
+            continue
+        _, layer, module, _ = name.split(".")
+        inputs, outputs = value.dims[0], tensors[f"{name[:-1]}b"].dims[1]
+        parts = {"qkv_proj": (outputs - 2 * kv, kv, kv), "gate_up_proj": (outputs // 2,) * 2}.get(module, (outputs,))
+        for part, width in zip(STACKS.get(module, (module,)), parts, strict=True):
+            yield int(layer), part, inputs, width
+
+
+def list_adapter(pack: Path, name: str, folder: Path) -> None:
+    """Let a pack of one's own list the adapter in a folder."""
+    manifest = Manifest.load(pack)
+    place = pack / "adapters" / name
+    shutil.copytree(folder, place)
+    found = read_peft_adapter(place / CONFIG, place / WEIGHTS)
+    named = [f"adapters/{name}/{file}" for file in (CONFIG, WEIGHTS)]
+    entry = AdapterEntry(
+        named[1],
+        role="target",
+        rank=found.rank,
+        alpha=found.alpha,
+        modules=found.modules,
+        invocation=found.invocation,
+        config=named[0],
+    )
+    files = manifest.files | {each: file_entry(pack / each) for each in named}
+    changed = replace(manifest, files=files, adapters={**manifest.adapters, name: entry})
+    (pack / MANIFEST_NAME).write_text(changed.to_json(), encoding="utf-8")
