@@ -66,6 +66,14 @@ def content(pack: Path) -> dict[str, bytes]:
     return {**found, "edgedecode.json": json.dumps(manifest).encode()}
 
 
+@pytest.fixture(scope="module")
+def undisturbed(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What an export of the model leaves that nothing stops and that keeps nothing."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    export(Path(shutil.copytree(llama, folder / "source")), folder / "pack", cache=False)
+    return content(folder / "pack")
+
+
 @pytest.mark.parametrize(
     ("step", "resumed"),
     [
@@ -76,12 +84,16 @@ def content(pack: Path) -> dict[str, bytes]:
     ],
 )
 def test_it_goes_on_where_it_was(
-    step: str, resumed: list[str], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str,
+    resumed: list[str],
+    undisturbed: dict[str, bytes],
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tmp_path / "cache" / "exports"
     with monkeypatch.context() as patch:
         patch.setenv("EDGEDECODE_CACHE", str(tmp_path / "cache"))
-        export(source, tmp_path / "undisturbed", cache=False)
         with patch.context() as inner:
 
             def stop(*arguments: object, **options: object) -> None:
@@ -93,7 +105,7 @@ def test_it_goes_on_where_it_was(
         assert not (tmp_path / "pack").exists()
         assert not list(folder.rglob("exact.onnx"))
         assert export(source, tmp_path / "pack")[1 : 1 + len(resumed)] == resumed
-    assert content(tmp_path / "pack") == content(tmp_path / "undisturbed")
+    assert content(tmp_path / "pack") == undisturbed
     assert not list(folder.iterdir())
     assert (tmp_path / "pack" / "target" / "weights.bin").stat().st_nlink == 1
 
@@ -131,13 +143,14 @@ SPOILED: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("name", SPOILED)
-def test_a_damaged_unit_is_made_again(name: str, own: Path, source: Path, tmp_path: Path) -> None:
+def test_a_damaged_unit_is_made_again(
+    name: str, undisturbed: dict[str, bytes], own: Path, source: Path, tmp_path: Path
+) -> None:
     interrupted(source, tmp_path / "pack")
     (unit,) = (path for path in own.iterdir() if path.is_dir())
     SPOILED[name](unit)
     assert "target: weights" in export(source, tmp_path / "pack")
-    export(source, tmp_path / "undisturbed", cache=False)
-    assert content(tmp_path / "pack") == content(tmp_path / "undisturbed")
+    assert content(tmp_path / "pack") == undisturbed
 
 
 def test_what_no_record_speaks_of_is_removed(own: Path, source: Path, tmp_path: Path) -> None:
@@ -187,7 +200,9 @@ def test_wrong_weights_leave_nothing(own: Path, source: Path, tmp_path: Path, mo
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
-def test_a_killed_process_is_gone_on_with(own: Path, source: Path, tmp_path: Path) -> None:
+def test_a_killed_process_is_gone_on_with(
+    undisturbed: dict[str, bytes], own: Path, source: Path, tmp_path: Path
+) -> None:
     words = [
         "export",
         "--target",
@@ -213,9 +228,8 @@ def test_a_killed_process_is_gone_on_with(own: Path, source: Path, tmp_path: Pat
     titles = export(source, tmp_path / "pack")
     done = "weights, activations, parity, further files"
     assert titles[:3] == ["check", f"target: {done} from the cache", "target: kernel noise"]
-    export(source, tmp_path / "undisturbed", cache=False)
-    assert content(tmp_path / "pack") == content(tmp_path / "undisturbed")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "pack", "source", "undisturbed"]
+    assert content(tmp_path / "pack") == undisturbed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "pack", "source"]
     assert not list(own.iterdir())
 
 
@@ -254,15 +268,15 @@ def test_without_a_cache(
     assert "cannot be written: an interrupted export would start from the beginning" in caplog.text
 
 
-def test_a_cache_on_another_disk(own: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_on_another_disk(
+    undisturbed: dict[str, bytes], own: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*arguments: object) -> None:
         raise OSError(errno.EXDEV, "another disk")
 
     monkeypatch.setattr(os, "link", refuse)
     export(source, tmp_path / "pack")
-    monkeypatch.undo()
-    export(source, tmp_path / "undisturbed", cache=False)
-    assert content(tmp_path / "pack") == content(tmp_path / "undisturbed")
+    assert content(tmp_path / "pack") == undisturbed
 
 
 def test_a_cache_without_room(
