@@ -12,7 +12,7 @@ from edgedecode.engines.engine_speeds import EngineRequest
 from edgedecode.engines.interface import ADAPTERS, NO_MMAP, NO_REPACK, PlanningRuntime, Runtime
 from edgedecode.engines.registry import find_runtime
 from edgedecode.engines.selection import AUTO, chosen_engines, default_runtime, engine_version
-from edgedecode.errors import BudgetExceeded, CapabilityError, InputError, RuntimeUnavailable
+from edgedecode.errors import BudgetExceeded, CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
 from edgedecode.memory.limit import ASKED, Limit, limit_in_force
@@ -29,6 +29,7 @@ from edgedecode.pair import Pair
 from edgedecode.schedule.predicted_speed import PredictedSpeed, predicted_speed
 from edgedecode.sessions.experience_file import experience_path, load_experience
 from edgedecode.sessions.memory_plan import PackFootprint
+from edgedecode.text.tokenizer import Tokenizer
 from edgedecode.user_notices import notice
 
 __all__ = ["KV_TYPES", "SMALLER_KV", "PackPlan", "load", "plan"]
@@ -148,18 +149,7 @@ def plan(  # noqa: PLR0913  (as `load`)
         engine = engine or find_runtime(chosen_engines(manifest, root, request, asked=False)[0])
         if not isinstance(engine, PlanningRuntime):
             raise CapabilityError(f"the engine {engine.name} does not tell what a model takes before it is loaded")
-        footprint = PackFootprint(
-            manifest,
-            root,
-            tokenizer=tokenizer,
-            engine=engine,
-            process=[process_holder(tokenizer), Holder("what processes differ by", SLACK_NBYTES)],
-            budget=Budget(),
-            provider=provider,
-            threads=threads,
-            kv_type=kv_type,
-            loading=request.loading,
-        )
+        footprint = _footprint(manifest, root, tokenizer=tokenizer, engine=engine, request=request)
         options = options or SessionOptions()
         fitted = footprint.fit(options, None if limit is None else limit.nbytes)
         smaller = None if kv_type is not None else footprint.least_with(SMALLER_KV, options)
@@ -223,23 +213,67 @@ def _open_pack(
     tokenizer = pack_tokenizer(manifest, root, Budget(limit))
 
     def opened(engine: Runtime) -> Pair:
-        pair = Pair(
-            manifest,
-            root,
-            tokenizer=tokenizer,
-            runtime=engine if wrap is None else wrap(engine),
-            provider=request.provider,
-            threads=request.threads,
-            budget=Budget(limit),
-            kv_type=request.kv_type,
-            loading=request.loading,
-        )
+        try:
+            pair = Pair(
+                manifest,
+                root,
+                tokenizer=tokenizer,
+                runtime=engine if wrap is None else wrap(engine),
+                provider=request.provider,
+                threads=request.threads,
+                budget=Budget(limit),
+                kv_type=request.kv_type,
+                loading=request.loading,
+            )
+        except BudgetExceeded as error:
+            raise _refused(
+                error, manifest, root, tokenizer=tokenizer, engine=engine, request=request, limit=limit
+            ) from None
         pair.keep_experience(_experience_path(manifest, engine.name, request, pair.target.card))
         return pair
 
     if engine is not None:
         return opened(engine)
     return _first_opened(chosen_engines(manifest, root, request, asked=asked), opened)
+
+
+def _footprint(
+    manifest: Manifest, root: Path, *, tokenizer: Tokenizer, engine: PlanningRuntime, request: EngineRequest
+) -> PackFootprint:
+    """Return what sessions of a pack take that is not open, beside what this process holds now."""
+    return PackFootprint(
+        manifest,
+        root,
+        tokenizer=tokenizer,
+        engine=engine,
+        process=[process_holder(tokenizer), Holder("what processes differ by", SLACK_NBYTES)],
+        budget=Budget(),
+        provider=request.provider,
+        threads=request.threads,
+        kv_type=request.kv_type,
+        loading=request.loading,
+    )
+
+
+def _refused(
+    error: BudgetExceeded,
+    manifest: Manifest,
+    root: Path,
+    *,
+    tokenizer: Tokenizer,
+    engine: Runtime,
+    request: EngineRequest,
+    limit: Limit | None,
+) -> BudgetExceeded:
+    """Return the refusal of a target that does not fit, which tells the smallest budgets of its sessions."""
+    if limit is None or not isinstance(engine, PlanningRuntime):
+        return error
+    footprint = _footprint(manifest, root, tokenizer=tokenizer, engine=engine, request=request)
+    try:
+        plan = footprint.fit(SessionOptions(context=request.context), limit.nbytes)
+    except EdgeDecodeError:  # what is wrong with the pack or the options, a pack that fits says
+        return error
+    return plan.refusal(error, limit, context_asked=request.context is not None)
 
 
 def _experience_path(manifest: Manifest, engine: str, request: EngineRequest, card: ModelCard) -> Path | None:

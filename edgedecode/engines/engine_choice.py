@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgedecode.typed_json import Count, Seconds
@@ -49,6 +49,8 @@ class Speeds:
     """Bytes that a session takes beside a process that has not loaded the engine, by `room`: the fewest measured."""
     least: Mapping[str, Count] = field(default_factory=dict)
     """Bytes that must be free for an engine that did not fit fewer, by `room`; the actual need may be higher."""
+    runs: Mapping[str, Count] = field(default_factory=dict)
+    """Bytes that the smallest session takes, as `needs`, of an engine that did not fit a usual one, by `room`."""
 
     def fits(self, name: str, *, context: int | None, free_nbytes: int) -> bool | None:
         """Tell whether a session on this engine fits what a budget has free; None: that is not known.
@@ -59,6 +61,11 @@ class Speeds:
         if place in self.needs and self.needs[place] + SLACK_NBYTES <= free_nbytes:
             return True
         return False if free_nbytes < max(1, self.least.get(place, 0)) else None
+
+    def runs_in(self, name: str, *, context: int | None, free_nbytes: int) -> bool:
+        """Tell whether a session that gave up what can be given up is known to fit."""
+        place = room(name, context)
+        return place in self.runs and self.runs[place] + SLACK_NBYTES <= free_nbytes
 
     @property
     def line(self) -> str:
@@ -79,14 +86,15 @@ class Choice:
 
 
 def choose(
-    candidates: Sequence[Candidate], *, speeds: Speeds | None, preferred: str, too_large: Collection[str] = ()
+    candidates: Sequence[Candidate], *, speeds: Speeds | None, preferred: str, too_large: Sequence[str] = ()
 ) -> Choice:
     """Take the fastest engine that is able; unmeasured ones come last, the `preferred` one first among them.
 
-    too_large: those that do not fit the budget, which come after all others. Where only one is able nothing needs to be
-    measured. Without any, `names` is empty and the reason says why.
+    too_large: those that do not fit the budget, which come after all others, in this order. Where only one is able
+    nothing needs to be measured. Without any, `names` is empty and the reason says why.
     """
     able = [candidate.name for candidate in candidates if candidate.able]
+    place = {name: number for number, name in enumerate(too_large, start=1)}
     broken = tuple(each.why_not for each in candidates if each.refusal is not None and each.refusal.broken)
     rejected = "; ".join(f"{each.name}: {each.why_not}" for each in candidates if not each.able)
     if len(able) < 2:
@@ -95,10 +103,10 @@ def choose(
         line = speeds.line if speeds else ""
         reason = line or "not measured yet: the first use does it, or devices --measure"
         return Choice(
-            tuple(sorted(able, key=lambda name: (name in too_large, name != preferred, name))), reason, broken
+            tuple(sorted(able, key=lambda name: (place.get(name, 0), name != preferred, name))), reason, broken
         )
     known = speeds.seconds
     fastest = sorted(able, key=lambda name: (name not in known, known.get(name, 0.0), name != preferred, name))
-    ordered = sorted(fastest, key=lambda name: name in too_large)
+    ordered = sorted(fastest, key=lambda name: place.get(name, 0))
     when = f", measured {speeds.taken}" if speeds.taken else ""
     return Choice(tuple(ordered), f"{speeds.line} a token{when}", broken)

@@ -118,6 +118,8 @@ class _Answer:
     needs: int | None = None
     least: int = 0
     """The free bytes it wanted at least, where it did not fit."""
+    runs: int | None = None
+    """What the smallest session takes, then."""
     reason: str = ""
 
 
@@ -130,6 +132,8 @@ def _with(speeds: Speeds, name: str, request: EngineRequest, answer: _Answer) ->
         least = answer.needs + SLACK_NBYTES  # what fits by less than that is not asked about again
     if request.free is not None and least > request.free:
         speeds = replace(speeds, least={**speeds.least, place: least})
+    if answer.runs is not None:
+        speeds = replace(speeds, runs={**speeds.runs, place: answer.runs})
     if answer.least:
         return replace(speeds, refused=refused)
     seconds = speeds.seconds.get(name) if answer.seconds is None else answer.seconds
@@ -162,6 +166,8 @@ def _take(event: Mapping[str, object], answer: _Answer) -> None:
             answer.seconds = float(str(seconds))
         case {"needs": nbytes}:
             answer.needs = int(str(nbytes))
+        case {"runs": nbytes}:
+            answer.runs = int(str(nbytes))
         case {"least": least}:
             answer.least = int(str(least))
         case {"refused": reason}:

@@ -15,7 +15,7 @@ from edgedecode.pack.manifest import Manifest
 from edgedecode.user_notices import notice
 
 from .child import interpreter
-from .engine_choice import Candidate, Choice, Speeds, choose
+from .engine_choice import Candidate, Choice, Speeds, choose, room
 from .engine_factory import Refusal, RuntimeFactory
 from .engine_speeds import EngineRequest, finding_path, load_speeds, measure_speeds, store_speeds
 from .interface import role_needs
@@ -69,11 +69,12 @@ def chosen_engines(manifest: Manifest, root: Path, request: EngineRequest, *, as
     if request.memory is not None:
         request = replace(request, held=resident_nbytes() or peak_nbytes() or 0)
     speeds, measured = _speeds(manifest, root, request, versions=able) if len(able) > 1 else (None, False)
-    too_large = _too_large(able, speeds, request)
+    too_large, shortened = _too_large(able, speeds, request)
     choice = choose(candidates, speeds=speeds, preferred=USUAL, too_large=too_large)
     others = [f"{each.name}: {each.why_not}" for each in candidates if not each.able] if asked else list(choice.broken)
-    if request.memory is not None and set(choice.names) - too_large:
-        others += [f"{name}: it does not fit {format_nbytes(request.memory)}" for name in sorted(too_large)]
+    passed_over = too_large if {*able} - {*too_large} else too_large[shortened:]
+    if request.memory is not None and {*able} - {*passed_over}:
+        others += [f"{name}: it does not fit {format_nbytes(request.memory)}" for name in sorted(passed_over)]
     taken = f"decoding on {choice.names[0]}"
     if speeds is not None and measured:
         taken = f"measured the engines on this pack, once: {speeds.line} a token; {taken}"
@@ -105,12 +106,20 @@ def _is_unknown(known: Speeds, name: str, request: EngineRequest) -> bool:
     return fits is None or (fits and name not in known.seconds)
 
 
-def _too_large(names: Collection[str], speeds: Speeds | None, request: EngineRequest) -> set[str]:
-    """Return the engines that are known not to fit the budget beside what this process holds; it has loaded none."""
+def _too_large(names: Collection[str], speeds: Speeds | None, request: EngineRequest) -> tuple[list[str], int]:
+    """Return the engines that are known not to fit the budget beside what this process holds; it has loaded none.
+
+    First those that run with less than a usual session has, which are counted: the faster ones first. Then those that
+    need least.
+    """
     if speeds is None or request.free is None:
-        return set()
-    free = request.free
-    return {name for name in names if speeds.fits(name, context=request.context, free_nbytes=free) is False}
+        return [], 0
+    free, context = request.free, request.context
+    found = [name for name in names if speeds.fits(name, context=context, free_nbytes=free) is False]
+    running = [name for name in found if speeds.runs_in(name, context=context, free_nbytes=free)]
+    running.sort(key=lambda name: speeds.seconds.get(name, float("inf")))
+    others = sorted({*found} - {*running}, key=lambda name: (speeds.least.get(room(name, context), 0), name))
+    return running + others, len(running)
 
 
 def _only_installed(candidates: list[Candidate]) -> str:

@@ -66,7 +66,12 @@ def _measure(order: dict[str, Any], *, before: int) -> None:
         repack=NO_REPACK not in order["loading"],
         adapters=ADAPTERS in order["loading"],
     ) as pair:
-        _say(needs=loaded + _planned_nbytes(pair, order["context"]))
+        try:
+            _say(needs=loaded + _planned_nbytes(pair, order["context"]))
+        except BudgetExceeded:
+            if (least := _least_nbytes(pair, order["context"])) is not None:
+                _say(runs=loaded + least)
+            raise
         if order["timed"]:
             _say(seconds=median(_step_seconds(pair) for _ in range(REPETITIONS)))
 
@@ -77,6 +82,14 @@ def _planned_nbytes(pair: Pair, context: int | None) -> int:
     positions = max(2, min(context or DEFAULT_CONTEXT, card.context))  # given, so that it is not shortened to fit
     with pair.session(SessionOptions(context=positions, drafter=LOOKUP if card.rollback else NO_DRAFTER)):
         return sum(lease.nbytes for lease in pair.budget.leases if lease.name != PROCESS)
+
+
+def _least_nbytes(pair: Pair, context: int | None) -> int | None:
+    """Return the bytes that the smallest session leases, counted as there; None where its engine does not tell."""
+    if (footprint := pair.shared.footprint) is None:
+        return None
+    plan = footprint.fit_session(SessionOptions(context=context), pair.budget)
+    return plan.least_running + sum(lease.nbytes for lease in pair.budget.leases if lease.name != PROCESS)
 
 
 def _held_nbytes() -> int:

@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from edgedecode.errors import BudgetExceeded
+
 from .footprint import Holder, total_nbytes
+from .limit import Limit
+from .sizes import size_option
 
 __all__ = ["LEAST_CONTEXT", "Bounds", "Choice", "Cut", "Holders", "MemoryPlan", "fit"]
 
@@ -88,6 +92,19 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         return self.limit_nbytes is None or self.nbytes <= self.limit_nbytes
+
+    def refusal(self, error: BudgetExceeded, limit: Limit, *, beside: int = 0, context_asked: bool) -> BudgetExceeded:
+        """Return the refusal of what was planned, which tells the smallest limits that it runs and drafts in.
+
+        error: what was asked for first that did not fit. beside: bytes of the limit that are no part of the plan.
+        """
+        least, drafting = (beside + (each or 0) for each in (self.least_running, self.least_speculating))
+        advice = limit.raised(least)
+        if drafting > least:
+            advice += f" to run, {size_option(drafting)} to draft"
+        if context_asked:
+            advice += ", or shorten the context (--ctx-size)"
+        return BudgetExceeded(error.reason, advice, table=error.table, needed_nbytes=least)
 
 
 def fit(wanted: Choice, *, bounds: Bounds, holders: Holders, limit_nbytes: int | None) -> MemoryPlan:

@@ -18,7 +18,6 @@ from edgedecode.memory.budget import Budget
 from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.pressure import MemoryPressure
 from edgedecode.memory.process_memory import release_pages
-from edgedecode.memory.sizes import size_option
 from edgedecode.options import SessionOptions
 from edgedecode.pack.adapters import PackAdapters
 from edgedecode.pack.manifest import Manifest
@@ -99,14 +98,8 @@ class Resources:
         plan, limit = self._plan(options), self.budget.limit
         if plan is None or plan.fits or plan.limit_nbytes is None or limit is None:
             return error
-        open_nbytes = limit.nbytes - plan.limit_nbytes
-        least, drafting = (open_nbytes + (each or 0) for each in (plan.least_running, plan.least_speculating))
-        advice = limit.raised(least)
-        if drafting > least:
-            advice += f" to run, {size_option(drafting)} to draft"
-        if options.context is not None:
-            advice += ", or shorten the context (--ctx-size)"
-        return BudgetExceeded(error.reason, advice, table=error.table, needed_nbytes=least)
+        beside = limit.nbytes - plan.limit_nbytes
+        return plan.refusal(error, limit, beside=beside, context_asked=options.context is not None)
 
     def _plan(self, options: SessionOptions, *, drafts_given_back: bool = False) -> MemoryPlan | None:
         """Return the plan of one more session; None where the engine does not tell, or cannot read the pack now."""

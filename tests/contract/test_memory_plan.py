@@ -163,6 +163,15 @@ def test_refused_pack_is_told_what_lists_its_needs(engine: str) -> None:
         edgedecode.load(runtime=engine, memory=1_000_000)
 
 
+def test_refused_weights_are_told_the_smallest_budgets_of_a_session(engine: str) -> None:
+    plan = planned(SessionOptions(), engine=engine)
+    with pytest.raises(BudgetExceeded, match=r"to run, [\d.]+MB to draft; `edgedecode plan` lists") as refusal:
+        edgedecode.load(runtime=engine, memory=14_000_000)
+    assert refusal.value.needed_nbytes == plan.least_running
+    with edgedecode.load(runtime=engine, memory=refusal.value.needed_nbytes) as pair, pair.session() as session:
+        assert session.generate("Hello", max_tokens=4).tokens
+
+
 def test_draft_model_with_a_shorter_context_than_the_conversation(engine: str) -> None:
     """The text is the same, and drafts are accepted beyond the window too."""
     options = SessionOptions(drafter="model", draft_max=4, ignore_eos=True)

@@ -424,6 +424,28 @@ def test_the_faster_engine_is_passed_over_where_a_session_would_not_fit(
     assert len(heard) == 4, "a budget with room for both tells nothing but what it measured"
 
 
+def test_where_no_usual_session_fits_an_engine_that_runs_with_less_comes_first(
+    install: Install, heard: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a slower one; of those that do not run the one that needs least."""
+    install(llama=Factory(), onnx=Factory())
+    lines = (
+        "free = order['memory'] - order['held']",
+        "runs, usual = (100, 300) if name == 'llama' else (200, 400)",
+        "free < runs * 10**6 or say(runs=(runs - 3) * 10**6)",
+        "say(least=(runs if free < runs * 10**6 else usual) * 10**6)",
+    )
+    monkeypatch.setattr(engines, "measure_speeds", partial(measure_speeds, python=child(*lines)))
+    path = path_of(toy_pair().manifest, llama="1", onnx="1")
+    for free, names in ((90, ("llama", "onnx")), (150, ("llama", "onnx")), (250, ("llama", "onnx"))):
+        assert chosen(EngineRequest(memory=(50 + free) * MB)) == names
+    store_speeds(path, replace(load_speeds(path), seconds={"llama": 2.0, "onnx": 1.0}))
+    heard.clear()
+    for free, names in ((90, ("llama", "onnx")), (150, ("llama", "onnx")), (250, ("onnx", "llama"))):
+        assert chosen(EngineRequest(memory=(50 + free) * MB)) == names
+    assert heard == ["decoding on llama (onnx: it does not fit 200.0 MB)"]
+
+
 def test_what_cannot_be_kept_is_not_measured(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be measured at every start."""
     (tmp_path / "file").write_text("")
