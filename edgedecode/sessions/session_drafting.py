@@ -83,6 +83,9 @@ class SessionDrafting:
     def _drop(self) -> None:
         self.close()
         self.drafting = None
+        if self._options.trace is not None:  # another scheduler would begin the file again
+            notice(f"the trace {self._options.trace} ends here: drafts were released to save memory")
+            self._options = replace(self._options, trace=None)
 
     def _opened(self, options: SessionOptions) -> Drafting | None:
         return open_drafting(self._shared, options, self._setting, noise=self._noise)

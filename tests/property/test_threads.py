@@ -285,14 +285,14 @@ def test_an_answer_whose_session_is_closed_before_its_first_token_is_a_cancelled
     before = leases(pair)
     session, closers = pair.session(options("none")), list[Worker]()
     owner: Any = session._transcript if place == "encoding" else session
-    name = "open_turn" if place == "encoding" else "_reconcile"
+    name = "open_turn" if place == "encoding" else "_begin"
     called = getattr(owner, name)
 
-    def closing(given: Any) -> Any:
+    def closing(*given: Any) -> Any:
         closers.append(Worker(session.close))
         while not session._closed:
             Event().wait(0.001)
-        return called(given)
+        return called(*given)
 
     monkeypatch.setattr(owner, name, closing)
     done = Worker(lambda: session.generate("hello", max_tokens=9)).join()

@@ -134,6 +134,7 @@ OPTIONAL |= {
     "outside",
     "adapters",
     "invocation",
+    "config",
     "kv_type",
     "lora_rank",
     "lora_modules",

@@ -184,6 +184,21 @@ def test_a_drafter_that_was_asked_for_comes_back_when_memory_does(pair: Pair, re
         assert (session.drafter_name, session.stats.mode) == ("model", "model")
 
 
+def test_a_trace_keeps_what_was_written_before_drafts_were_released(
+    pair: Pair, reading: Reading, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    with pair.session(SessionOptions(trace=trace)) as session:
+        answer(session, "hello", reading=reading, at=0)
+        written = trace.read_bytes()
+        reading.free = PLENTY
+        reading.now += INTERVAL_S
+        answer(session, "hello again")
+        assert session.drafter_name == "model+suffix"
+    assert len(written) > 100
+    assert trace.read_bytes().startswith(written)
+
+
 def test_the_ratio_rule_waits_for_the_draft_model(pair: Pair, reading: Reading) -> None:
     """Other drafts have no distribution that it could be checked with."""
     with pair.session(SessionOptions(rule=Rule.RATIO, sampling=SamplingOptions(temperature=0.8))) as session:
