@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
 
+from edgedecode.adapters.pack_adapters import PackAdapters
 from edgedecode.decoding.model import AdapterUse, LanguageModel
 from edgedecode.drafters.source import DrafterSource
 from edgedecode.engines.interface import ModelRequest, PlanningRuntime, Runtime, role_needs
@@ -16,7 +17,6 @@ from edgedecode.memory.footprint import Holder
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.options import SessionOptions
-from edgedecode.pack.adapters import PackAdapters
 from edgedecode.pack.integrity import check_unchanged
 from edgedecode.pack.manifest import Manifest
 from edgedecode.pack.pack_lock import opening

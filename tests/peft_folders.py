@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
 from edgedecode.onnx_format.graph_file import GraphFile
 from edgedecode.pack.entries import AdapterEntry
 from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, STACKS, Manifest
-from edgedecode.pack.peft_folder import CONFIG, WEIGHTS, read_peft_adapter
 
 LAYER = "base_model.model.model.layers.{}.{}.lora_{}.weight"
 PARENTS = {"q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn"}

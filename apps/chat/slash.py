@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedecode import EdgeDecodeError, InputError, Message
+from edgedecode.adapters.adapter_change import NO_ADAPTER
 from edgedecode.cache import aside, open_private
 from edgedecode.commands import scaled_name
 from edgedecode.memory.process_memory import ProcessMemory, memory_now, peak_nbytes
@@ -23,7 +24,6 @@ from .conversation import Conversation
 
 __all__ = ["SLASHES", "Slash", "load_messages", "obey", "save_messages"]
 
-NO_ADAPTER = "off"
 LARGEST_NBYTES = 64 * 2**20
 FRAME_NBYTES, BYTES_PER_TOKEN = 2**16, 64
 """What a file may hold beside the text that fits, and for each token of the context."""

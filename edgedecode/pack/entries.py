@@ -10,6 +10,7 @@ from edgedecode.errors import ManifestError
 from edgedecode.typed_json import Amount, Count, Finite, Positive, Share
 
 __all__ = [
+    "ADAPTERS",
     "TRIM_NAMES",
     "ActivationsEntry",
     "ActivationsWay",
@@ -59,6 +60,10 @@ def plain_path(name: str) -> str:
     if not plain or not path.parts or path.is_absolute() or ".." in path.parts:
         raise ManifestError(f"the manifest names the file {name!r}, which is not a plain path inside the pack: refused")
     return str(path)
+
+
+ADAPTERS = "adapters"
+"""The folder of a pack that holds its adapters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from edgedecode.onnx_format.graph_file import ValueInfo
 from edgedecode.onnx_format.graph_memory import UnknownOperator
 from edgedecode.text.chat_template import MOST_CHARACTERS
 
-from .entries import TRIM_NAMES
+from .entries import ADAPTERS, TRIM_NAMES
 from .gguf_check import check_header
 from .integrity import check_files
 from .manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
@@ -89,8 +89,8 @@ def check_listing(manifest: Manifest, root: Path) -> None:
         if entry.is_symlink():
             raise ManifestError(f"{path} is a link: a pack holds its own files; copy the target of the link there")
         if entry.is_dir(follow_symlinks=False):
-            if name in folders or name in _UNREAD:
-                continue
+            if name in folders or name in _UNREAD or PurePosixPath(name).parts[0] == ADAPTERS:
+                continue  # of an adapter that was added or removed when its process was killed
         elif not entry.is_file(follow_symlinks=False):
             raise ManifestError(f"{path} is not an ordinary file: remove it")
         elif name in listed or _is_unread(name) or entry.name.startswith(_WORK) or entry.name in left:

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import edgedecode
+from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.cache import cache_folder, keep_json, kept_json
 from edgedecode.decoding.model import AdapterUse, ModelCard, State
 from edgedecode.engines.hardware import cores, processor_facts
@@ -18,7 +19,6 @@ from edgedecode.engines.identical_widths import NARROW, WIDE, BoundedState, Iden
 from edgedecode.engines.selection import engine_version
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
-from edgedecode.pack.adapters import ActiveAdapter
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sessions.resources import Resources

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 from weakref import WeakSet
 
+from edgedecode.adapters.pack_adapters import PackAdapters
 from edgedecode.decoding.model import LanguageModel
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.decoding.verify import Rule
@@ -19,7 +20,6 @@ from edgedecode.memory.planner import MemoryPlan
 from edgedecode.memory.pressure import MemoryPressure
 from edgedecode.memory.process_memory import release_pages
 from edgedecode.options import SessionOptions
-from edgedecode.pack.adapters import PackAdapters
 from edgedecode.pack.manifest import Manifest
 from edgedecode.sampling.row_draw import RowDraw, row_draw_of
 from edgedecode.schedule.experience import Experience

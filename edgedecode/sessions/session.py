@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from time import perf_counter
 from weakref import finalize
 
+from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.decoding.loop import DecodeSetting, decode
 from edgedecode.decoding.padding import next_width, usable_context
 from edgedecode.decoding.stats import FinishReason, Stats
@@ -16,7 +17,6 @@ from edgedecode.errors import CapabilityError, ContextExceeded, EdgeDecodeError,
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
 from edgedecode.options import SessionOptions, WhenFull, planned_context, sampling_defaults
-from edgedecode.pack.adapters import ActiveAdapter
 from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
 from edgedecode.sessions.answer import Answer
 from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped, runs_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.decoding.model import AdapterUse, ShiftableState, State
 from edgedecode.errors import CapabilityError
-from edgedecode.pack.adapters import ActiveAdapter
 from edgedecode.text.kept_turns import moved_run
 from edgedecode.user_notices import notice
 

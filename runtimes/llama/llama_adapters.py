@@ -12,23 +12,23 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedecode.adapters.adapter_parts import FLOAT_NBYTES, Parts, Projection, Projections, lora_projections
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError, InputError
 from edgedecode.gguf.adapter import check_adapter
 from edgedecode.gguf.contents import read_contents
 from edgedecode.gguf.encoding import F32, WrittenTensor, write_gguf
-from edgedecode.gguf.gguf_names import CLASSES, INTERLEAVED, LayerModule, module_of, tensor_name
+from edgedecode.gguf.gguf_names import INTERLEAVED, LayerModule, tensor_name
 from edgedecode.gguf.header import Header
 from edgedecode.memory.budget import Budget, Lease
-from edgedecode.pack.adapter_parts import FLOAT_NBYTES, Parts, Projection, Projections
 from edgedecode.pack.manifest import STACKS, ModelEntry
 
 from .files.scratch import scratch_file
 from .llama_context import AppliedAdapter, Context
 from .llama_engine import Weights
 
-__all__ = ["Adapters", "lora_modules", "lora_projections"]
+__all__ = ["Adapters", "lora_modules"]
 
 TENSOR_NBYTES = 4096
 """What the engine keeps of each adapter tensor beside its values (measured: 1.8 KB)."""
@@ -166,16 +166,6 @@ class Adapters:
 def _check_scale(scale: float) -> None:
     if not isfinite(scale):
         raise InputError(f"an adapter's scale is a number, not {scale}")
-
-
-def lora_projections(header: Header) -> Iterator[Projection]:
-    """Yield the projections of the file that an adapter of PEFT may change; none where their order is not known."""
-    if header.architecture not in CLASSES.values():
-        return
-    for name, tensor in header.tensors.items():
-        found = module_of(name, header.architecture)
-        if found is not None and len(tensor.shape) == 2:
-            yield Projection(found.layer, found.module, inputs=tensor.shape[0], outputs=tensor.shape[1])
 
 
 def lora_modules(projections: Sequence[Projection]) -> tuple[str, ...]:

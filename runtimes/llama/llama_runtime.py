@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from edgedecode.adapters.adapter_parts import lora_projections
 from edgedecode.decoding.model import LanguageModel, ModelCard
 from edgedecode.engines.engine_factory import Refusal
 from edgedecode.engines.interface import NO_MMAP, NO_REPACK, Device, ModelFootprint, ModelRequest
@@ -30,7 +31,7 @@ from .files.cached_gguf import gguf_path
 from .files.engine_probe import Finding, probe_engine
 from .files.kept_copies import keep_copied, kept_copied
 from .files.trimmed_draft import TrimmedDraft, check_trim, find_trimmed
-from .llama_adapters import lora_modules, lora_projections
+from .llama_adapters import lora_modules
 from .llama_engine import EXACT, INSTALL, KV_TYPES, Engine, Loading, Weights, engine_version
 from .llama_footprint import (
     ENGINE_NBYTES,

@@ -5,16 +5,16 @@ The engine's own adapter support is ignored by passes that run on a binding, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from edgedecode.adapters.adapter_parts import Projection, Projections, graph_projections
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError
 from edgedecode.memory.budget import Budget, Lease
-from edgedecode.pack.adapter_parts import Projection, Projections
 from edgedecode.pack.manifest import ModelEntry
 
 from .graph_session import Untyped
@@ -71,7 +71,8 @@ class Adapters:
     ) -> None:
         self._value = engine.OrtValue.ortvalue_from_numpy
         self._card, self._budget = card, budget
-        products = list(_projections(session)) if card.lora_rank else []
+        shapes = {value.name: value.shape for value in session.get_overridable_initializers()}
+        products = list(graph_projections(shapes)) if card.lora_rank else []
         self._projections = Projections(
             products,
             name=card.name,
@@ -132,15 +133,6 @@ class Adapters:
         for name, pair in matrices.items():
             binding.bind_ortvalue_input(f"{name}.a", self._value(pair.first))
             binding.bind_ortvalue_input(f"{name}.b", self._value(pair.second))
-
-
-def _projections(session: Untyped) -> Iterator[Projection]:
-    """Read from the graph's optional inputs which products take a delta: `lora.L.M.a` and `lora.L.M.b`."""
-    shapes = {value.name: value.shape for value in session.get_overridable_initializers()}
-    for name, shape in shapes.items():
-        if name.startswith("lora.") and name.endswith(".a"):
-            _, layer, module, _ = name.split(".")
-            yield Projection(int(layer), module, inputs=shape[0], outputs=shapes[f"{name[:-1]}b"][1])
 
 
 def _input(projection: Projection) -> str:

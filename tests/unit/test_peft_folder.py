@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 from edgedecode.errors import ManifestError
-from edgedecode.pack.peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 
 LAYER = "base_model.model.model.layers.{}.{}.lora_{}.weight"
 DOWN = np.arange(8, dtype=np.float32).reshape(2, 4) / 4

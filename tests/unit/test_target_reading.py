@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from edgedecode.adapters.pack_adapters import ActiveAdapter
 from edgedecode.decoding.model import AdapterUse
 from edgedecode.memory.budget import Budget
-from edgedecode.pack.adapters import ActiveAdapter
 from edgedecode.sessions.target_reading import AdapterSpan, TargetReading, adapter_span
 from edgedecode.testing import TableState
 from edgedecode.user_notices import NOTICES

@@ -9,8 +9,8 @@ from typing import overload
 
 from edgedecode.decoding.model import AdapterFileModel, AdapterModel, AdapterUse, LanguageModel
 from edgedecode.errors import CapabilityError, ManifestError
+from edgedecode.pack.manifest import Manifest
 
-from .manifest import Manifest
 from .peft_folder import read_peft_adapter
 
 __all__ = ["ActiveAdapter", "PackAdapters"]

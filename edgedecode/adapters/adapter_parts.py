@@ -5,16 +5,18 @@ Knows shapes and names, no engine. A product may be one projection of PEFT's, or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from edgedecode.decoding.model import LowRank
 from edgedecode.errors import CapabilityError, InputError
+from edgedecode.gguf.gguf_names import CLASSES, module_of
+from edgedecode.gguf.header import Header
 from edgedecode.pack.manifest import STACKS
 
-__all__ = ["FLOAT_NBYTES", "Parts", "Projection", "Projections"]
+__all__ = ["FLOAT_NBYTES", "Parts", "Projection", "Projections", "graph_projections", "lora_projections"]
 
 FLOAT_NBYTES = 4
 
@@ -138,3 +140,21 @@ class Projections:
         ends = [outputs - 2 * cache, outputs - cache] if projection.module == "qkv_proj" else [outputs // 2]
         index = STACKS[projection.module].index(part.module)
         return slice([0, *ends][index], [*ends, outputs][index])
+
+
+def graph_projections(shapes: Mapping[str, Sequence[int]]) -> Iterator[Projection]:
+    """Yield the products of a graph that take a delta, by its optional inputs: `lora.L.M.a` and `lora.L.M.b`."""
+    for name, shape in shapes.items():
+        if name.startswith("lora.") and name.endswith(".a"):
+            _, layer, module, _ = name.split(".")
+            yield Projection(int(layer), module, inputs=shape[0], outputs=shapes[f"{name[:-1]}b"][1])
+
+
+def lora_projections(header: Header) -> Iterator[Projection]:
+    """Yield the projections of a GGUF file that an adapter of PEFT may change; none where their order is not known."""
+    if header.architecture not in CLASSES.values():
+        return
+    for name, tensor in header.tensors.items():
+        found = module_of(name, header.architecture)
+        if found is not None and len(tensor.shape) == 2:
+            yield Projection(found.layer, found.module, inputs=tensor.shape[0], outputs=tensor.shape[1])

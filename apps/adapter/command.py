@@ -1,0 +1,86 @@
+"""The verb `adapter`: which adapters a pack has, one more, or one less."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from dataclasses import asdict
+from pathlib import Path
+
+from edgedecode.adapters.adapter_change import add_adapter, remove_adapter
+from edgedecode.commands import Command
+from edgedecode.errors import InputError
+from edgedecode.memory.sizes import format_nbytes
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.manifest import Manifest
+
+__all__ = ["command"]
+
+
+class AdapterCommand:
+    """`adapter list`, `adapter add` and `adapter remove`."""
+
+    name = "adapter"
+    help = "list, add or remove the LoRA adapters of a pack"
+
+    def configure(self, parser: ArgumentParser) -> None:
+        actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+        listing = actions.add_parser("list", help="list a pack's adapters", allow_abbrev=False)
+        listing.add_argument("pack", nargs="?", metavar="PACK", help="folder or hub id (default: the bundled pack)")
+        listing.add_argument("--json", action="store_true", help="end with one JSON line")
+        add = actions.add_parser("add", help="copy an adapter that PEFT saved into a pack", allow_abbrev=False)
+        add.add_argument("pack", metavar="PACK", help="folder of the pack, for whose target the adapter is")
+        add.add_argument(
+            "source", metavar="NAME=FOLDER", type=_named_folder, help="its name there, and the folder that PEFT saved"
+        )
+        remove = actions.add_parser("remove", help="delete an adapter from a pack", allow_abbrev=False)
+        remove.add_argument("pack", metavar="PACK", help="folder of the pack")
+        remove.add_argument("adapter_name", metavar="NAME", help="the adapter's name there")
+
+    def run(self, arguments: Namespace) -> int:
+        root = find_pack(arguments.pack)
+        if arguments.action == "list":
+            _list(Manifest.load(root), json_line=arguments.json)
+        elif arguments.action == "add":
+            name, folder = arguments.source
+            if folder.is_file():
+                raise InputError(f"{folder} is a file: give the folder that PEFT saved; GGUF adapters come by `import`")
+            entry = add_adapter(root, name, folder)
+            activated = ", on from its invocation tokens" if entry.invocation else ""
+            print(f"{name}: rank {entry.rank}, {len(entry.modules)} kinds of projections{activated}; use it with")
+            print(f"edgedecode generate -m {arguments.pack} --adapter {name} PROMPT")
+        else:
+            remove_adapter(root, arguments.adapter_name)
+            print(f"{arguments.adapter_name} was removed from {root}")
+        return 0
+
+
+def _list(manifest: Manifest, *, json_line: bool) -> None:
+    from rich.table import Table
+
+    from ..terminal import table_console
+
+    table = Table(*("adapter", "for", "rank", "alpha", "projections", "on from", "size", "engines"))
+    for name, each in manifest.adapters.items():
+        listed = [manifest.files[file].nbytes for file in (each.file, each.config) if file in manifest.files]
+        engines = "onnx, llama" if each.config else "llama"
+        start = "its invocation tokens" if each.invocation else "the first token"
+        facts = (name, each.role, str(each.rank), f"{each.alpha:g}", ", ".join(each.modules), start)
+        table.add_row(*facts, format_nbytes(sum(listed)), engines)
+    console = table_console()
+    if manifest.adapters:
+        console.print(table)
+    else:
+        console.print(f"{manifest.name} has no adapters: `edgedecode adapter add PACK NAME=FOLDER` adds one")
+    if json_line:
+        print(json.dumps({name: asdict(each) for name, each in manifest.adapters.items()}))
+
+
+def _named_folder(text: str) -> tuple[str, Path]:
+    name, equals, folder = text.partition("=")
+    if not name or not equals or not folder:
+        raise ArgumentTypeError(f"{text!r} names no folder: write NAME=FOLDER")
+    return name, Path(folder)
+
+
+command: Command = AdapterCommand()

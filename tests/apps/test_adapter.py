@@ -1,0 +1,160 @@
+"""The verb `adapter`: packs gain and lose adapters, and whatever cannot be is one line that changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import edgedecode
+from edgedecode.adapters import adapter_change
+from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS
+from edgedecode.cli import main
+from edgedecode.pack.hub import BUNDLED_PACK
+from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
+from tests.peft_folders import write_peft
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    made = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, made)
+    return made
+
+
+def contents(pack: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(pack)): path.read_bytes() for path in sorted(pack.rglob("*")) if path.is_file()}
+
+
+def test_adapter_add_list_remove(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(pack)
+    odd = write_peft(tmp_path / "odd", seed=1, invocation=(1, 307, 201))
+    assert main(["adapter", "add", str(pack), f"odd={odd}"]) == 0
+    assert "on from its invocation tokens" in capsys.readouterr().out
+    assert main(["adapter", "list", str(pack), "--json"]) == 0
+    out = capsys.readouterr().out
+    assert "onnx, llama" in out
+    assert json.loads(out.splitlines()[-1])["odd"]["rank"] == 4
+    with edgedecode.load(pack, verify=True, runtime="onnx", adapters=True) as pair:
+        assert pair.adapter("odd").name == "odd"
+    assert main(["adapter", "remove", str(pack), "odd"]) == 0
+    assert main(["adapter", "list", str(pack)]) == 0
+    assert "has no adapters" in capsys.readouterr().out
+    after = contents(pack)
+    assert json.loads(after.pop(MANIFEST_NAME)) == {**json.loads(before.pop(MANIFEST_NAME)), "adapters": {}}
+    assert after == before
+
+
+def rewrite(**changed: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8")) | changed
+        (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+
+    return change
+
+
+def damage(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (damage, "is not a usable safetensors file"),
+        (lambda folder: (folder / CONFIG).unlink(), "cannot be read"),
+        (rewrite(use_dora=True), "uses use_dora"),
+        (rewrite(peft_type="IA3"), "is of type IA3"),
+        (rewrite(alora_invocation_tokens=[999_999]), "it is for another model"),
+        (shutil.rmtree, "cannot be read"),
+    ],
+    ids=["damaged", "no config", "DoRA", "another kind", "another tokenizer", "no folder"],
+)
+def test_adapter_that_cannot_be_added_changes_nothing(
+    change: Callable[[Path], None],
+    message: str,
+    pack: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    odd, before = write_peft(tmp_path / "odd", seed=1), contents(pack)
+    change(odd)
+    assert main(["adapter", "add", str(pack), f"odd={odd}"]) == 1
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert contents(pack) == before
+
+
+def test_adapter_of_a_rank_above_the_packs(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large = write_peft(tmp_path / "large", seed=1, rank=17)
+    assert main(["adapter", "add", str(pack), f"large={large}"]) == 1
+    assert "export the pack again with --lora-rank 17" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["off", "a/b", "..", ".x", "ü", "x" * 65])
+def test_adapter_names_that_cannot_be_used(
+    name: str, pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = write_peft(tmp_path / "odd", seed=1)
+    assert main(["adapter", "add", str(pack), f"{name}={odd}"]) == 1
+    assert "cannot name an adapter" in capsys.readouterr().err
+
+
+def test_adapter_name_that_is_taken_or_unknown(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = write_peft(tmp_path / "odd", seed=1)
+    assert main(["adapter", "add", str(pack), f"odd={odd}"]) == 0
+    assert main(["adapter", "add", str(pack), f"odd={odd}"]) == 1
+    assert "has an adapter 'odd' already" in capsys.readouterr().err
+    assert main(["adapter", "remove", str(pack), "even"]) == 1
+    assert "the pack has no adapter 'even'; it has: odd" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["add"], ["add", "pack"], ["add", "pack", "odd"], ["add", "pack", "=x"], ["remove"], []]
+)
+def test_adapter_usage(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["adapter", *words])
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("step", ["copy", "manifest", "after"])
+def test_adapter_of_a_killed_process_leaves_a_pack_that_opens(
+    step: str, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a kill leaves it: nothing is cleaned up. The next change removes what is left."""
+    odd = write_peft(tmp_path / "odd", seed=1)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments: object, **named: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter_change.shutil, "rmtree", lambda *arguments, **named: None)
+        if step == "copy":
+            patch.setattr(adapter_change, "file_entry", killed)
+        elif step == "manifest":
+            patch.setattr(adapter_change, "_replace", killed)
+        else:
+            replace = adapter_change._replace
+
+            def then_killed(*arguments: object, **named: object) -> None:
+                replace(*arguments, **named)  # type: ignore[arg-type]
+                raise Killed
+
+            patch.setattr(adapter_change, "_replace", then_killed)
+        with pytest.raises(Killed):
+            adapter_change.add_adapter(pack, "odd", odd)
+    there = set(Manifest.load(pack).adapters)
+    assert there == ({"odd"} if step == "after" else set())
+    with edgedecode.load(pack, verify=True, runtime="onnx"):
+        pass
+    if not there:
+        adapter_change.add_adapter(pack, "odd", odd)
+    adapter_change.remove_adapter(pack, "odd")
+    assert not (pack / "adapters").exists()
