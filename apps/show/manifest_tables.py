@@ -88,12 +88,13 @@ def graph_table(entry: ModelEntry, manifest: Manifest) -> Table:
 
 def adapter_table(manifest: Manifest) -> Table:
     """Return a line for each adapter that lies in a file."""
-    table = _table("adapter", "for", "rank", "alpha", "modules", "file")
+    table = _table("adapter", "for", "rank", "alpha", "modules", "form", "file")
     for name, adapter in manifest.adapters.items():
         activated = " (activated by tokens)" if adapter.invocation else ""
         modules = ", ".join(adapter.modules) + activated
+        form = "PEFT" if adapter.config else "GGUF: llama.cpp only"
         file = manifest.located_adapter(name).file
-        _add(table, name, adapter.role, str(adapter.rank), f"{adapter.alpha:g}", modules, file)
+        _add(table, name, adapter.role, str(adapter.rank), f"{adapter.alpha:g}", modules, form, file)
     return table
 
 

@@ -173,6 +173,17 @@ def test_nothing_that_a_pack_says_acts_on_the_terminal(copy: Path, capsys: pytes
     assert [mark for mark in printed.out + printed.err if mark in "\x1b\x07\x9b\u202e\u2028\x08"] == []
 
 
+def test_adapters_are_listed_with_their_form(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = json.loads((copy / MANIFEST_NAME).read_text(encoding="utf-8"))
+    entry = {"file": "tokenizer.json", "role": "target", "rank": 4, "alpha": 8.0, "modules": ["q_proj"]}
+    value["adapters"] = {"saved": entry | {"config": "tokenizer.json"}, "converted": entry}
+    (copy / MANIFEST_NAME).write_text(json.dumps(value), encoding="utf-8")
+    assert main(["show", str(copy)]) == 0
+    lines = {line.split()[0]: " ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert lines["saved"] == "saved target 4 8 q_proj PEFT tokenizer.json"
+    assert lines["converted"] == "converted target 4 8 q_proj GGUF: llama.cpp only tokenizer.json"
+
+
 def test_of_a_text_that_has_no_end_only_the_beginning_is_shown(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Else folding 50,000 spaces would take a minute."""
     value = json.loads((copy / MANIFEST_NAME).read_text(encoding="utf-8"))
