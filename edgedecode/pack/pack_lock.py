@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -17,7 +17,7 @@ from edgedecode.user_notices import notice
 from .manifest import MANIFEST_NAME, Manifest
 from .new_folder import flush_folder
 
-__all__ = ["changing", "opening", "replace_manifest"]
+__all__ = ["changing", "commit", "opening", "remove_files", "replace_manifest"]
 
 CHANGE_SECONDS, OPEN_SECONDS = 600.0, 60.0
 """Opening a large pack for the first time hashes it, which may take minutes; a change takes less than a second."""
@@ -69,6 +69,31 @@ def replace_manifest(root: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     flush_folder(root)
+
+
+def commit(root: Path, text: str, *, moves: Mapping[Path, Path]) -> None:
+    """Move new files into a held pack, then its manifest, which names them.
+
+    Whatever interrupts it, the pack is the old or the new one: files that the manifest does not name yet go again.
+    """
+    try:
+        for made, final in moves.items():
+            made.replace(final)
+        for folder in {final.parent for final in moves.values()}:
+            flush_folder(folder)  # they are there for good before the manifest names them
+        replace_manifest(root, text)
+    except BaseException:
+        if (root / MANIFEST_NAME).read_text(encoding="utf-8") != text:
+            for final in moves.values():
+                final.unlink(missing_ok=True)
+        raise
+
+
+def remove_files(root: Path, names: Sequence[str]) -> None:
+    """Remove files that a held pack's manifest names no longer; what cannot be removed stays, and nothing reads it."""
+    for name in names:
+        with suppress(OSError):
+            (root / name).unlink(missing_ok=True)
 
 
 def _shared(root: Path) -> Lock | None:

@@ -24,8 +24,7 @@ from edgedecode.pack.entries import TRIM_NAMES
 from edgedecode.pack.gate import is_downloaded
 from edgedecode.pack.integrity import file_entry
 from edgedecode.pack.manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry, TrimEntry
-from edgedecode.pack.new_folder import flush_folder
-from edgedecode.pack.pack_lock import changing, replace_manifest
+from edgedecode.pack.pack_lock import changing, commit, remove_files, replace_manifest
 
 __all__ = [
     "HEADS",
@@ -199,32 +198,11 @@ def _change(
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     manifest = Manifest.from_json(json.loads(text))
     try:
-        _commit(root, text, moves={made: root / name for made, name in moves.items()})
+        commit(root, text, moves={made: root / name for made, name in moves.items()})
     finally:
         if path.read_text(encoding="utf-8") == text:  # also where an interrupt came right behind the last rename
-            _remove(root, gone)
+            remove_files(root, gone)
     return manifest
-
-
-def _commit(root: Path, text: str, *, moves: Mapping[Path, Path]) -> None:
-    """Move files, then the manifest; if anything comes between, take back what the manifest does not name yet."""
-    try:
-        for made, final in moves.items():
-            made.replace(final)
-        for folder in {final.parent for final in moves.values()}:
-            flush_folder(folder)  # they are there for good before the manifest names them
-        replace_manifest(root, text)
-    except BaseException:
-        if (root / MANIFEST_NAME).read_text(encoding="utf-8") != text:
-            for final in moves.values():
-                final.unlink(missing_ok=True)
-        raise
-
-
-def _remove(root: Path, names: Sequence[str]) -> None:
-    for name in names:
-        with suppress(OSError):  # the next trim removes it
-            (root / name).unlink(missing_ok=True)
 
 
 def _remove_abandoned(root: Path, folder: Path) -> None:
