@@ -112,12 +112,9 @@ def add_session_options(parser: ArgumentParser) -> None:
     group.add_argument("--seed", type=seed, metavar="N", help="seed of the first answer (default: fresh ones)")
 
 
-def open_pair(
-    arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None, adapters: bool = False
-) -> Pair:
+def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None) -> Pair:
     """Open the pack the arguments name, on their engine or on what `wrap` makes of it.
 
-    adapters: its adapters may be used though the arguments name none.
     What cannot be right is refused before anything is loaded.
     """
     _check_early(arguments)
@@ -135,7 +132,7 @@ def open_pair(
             context=arguments.ctx_size,
             mmap=not arguments.no_mmap,
             repack=not arguments.no_repack,
-            adapters=adapters or getattr(arguments, "adapter", None) is not None,
+            adapters=getattr(arguments, "adapter", None) is not None,
         )
 
 

@@ -7,8 +7,6 @@ from argparse import ArgumentParser, Namespace
 
 from edgedecode import WhenFull
 from edgedecode.commands import Command, positive_count
-from edgedecode.pack.hub import find_pack
-from edgedecode.pack.manifest import Manifest
 
 from ..colour import Paint, add_colour_option
 from ..memory_table import sampling
@@ -48,7 +46,7 @@ class ChatCommand:
         lines = open_lines()
         with (
             sampling(arguments.stats) as sampler,
-            open_pair(arguments, adapters=_takes_adapters(arguments.model)) as pair,
+            open_pair(arguments) as pair,
             pair.session(session_options(arguments, pair), messages=messages) as session,
         ):
             conversation = Conversation(
@@ -65,15 +63,6 @@ class ChatCommand:
                 )
                 conversation.say("/help lists commands; Ctrl-C stops an answer, Ctrl-D leaves")
             return conversation.run()
-
-
-def _takes_adapters(pack: str | None) -> bool:
-    """Tell whether a chat may change adapters: the pack has some, and a graph that takes them."""
-    manifest = Manifest.load(find_pack(pack))
-    graphs = manifest.models["target"].graphs.values()
-    return any(each.config for each in manifest.adapters.values()) and any(
-        "lora" in each.capabilities for each in graphs
-    )
 
 
 command: Command = ChatCommand()

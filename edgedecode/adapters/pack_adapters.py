@@ -70,8 +70,8 @@ class PackAdapters:
     def _add_matrices(self, name: str, *, file: str, config: str) -> str:
         if not isinstance(self._target, AdapterModel) or not self._target.card.lora_rank:
             raise CapabilityError(
-                f"the model is open without adapters, so {name!r} cannot be applied: load the pack with adapters=True, "
-                f"and export it with --graphs base,lora"
+                f"the model is open without adapters, so {name!r} cannot be applied: begin with --adapter {name}, in "
+                f"Python load the pack with adapters=True; it must have been exported with --graphs base,lora"
             )
         found = read_peft_adapter(self._root / config, self._root / file)
         if found.invocation != self._manifest.adapters[name].invocation:

@@ -393,23 +393,12 @@ def test_a_chat_changes_adapters(
     pack = tmp_path / "pack"
     shutil.copytree(BUNDLED_PACK, pack)
     list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, invocation=(1, 307, 201)))
-    lines = [
-        "hello",
-        "/reset",
-        "/adapter odd",
-        "hello",
-        "/reset",
-        "/adapter odd:0",
-        "hello",
-        "/reset",
-        "/adapter off",
-        "hello",
-    ]
-    piped(monkeypatch, "\n".join([*lines, "/adapter nosuch"]).encode())
-    assert main(["chat", "-m", str(pack), "--runtime", "onnx", "-n", "12", "--temp", "0"]) == 0
+    swaps = [f"/reset\n/adapter {name}\nhello" for name in ("odd:0", "odd", "off")]
+    piped(monkeypatch, "\n".join(["hello", *swaps, "/adapter nosuch"]).encode())
+    assert main(["chat", "-m", str(pack), "--runtime", "onnx", "-n", "12", "--temp", "0", "--adapter", "odd"]) == 0
     out, err = capsys.readouterr()
-    first, odd, nothing, off = out.splitlines()
-    assert first == nothing == off != odd
+    first, nothing, odd, off = out.splitlines()
+    assert first == odd != nothing == off
     assert "the next answer has the adapter odd" in err
     assert "the next answer has no adapter" in err
     assert "the pack has no adapter 'nosuch'; it has: odd" in err

@@ -146,7 +146,7 @@ def test_adapters_need_a_target_that_was_opened_for_them(pack: Path) -> None:
     pytest.importorskip("onnxruntime")
     with (
         edgedecode.load(pack, runtime="onnx") as plain,
-        pytest.raises(CapabilityError, match="load the pack with adapters=True"),
+        pytest.raises(CapabilityError, match="in Python load the pack with adapters=True"),
     ):
         plain.session(options("ordinary"))
 
