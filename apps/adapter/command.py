@@ -61,9 +61,11 @@ def _list(manifest: Manifest, *, json_line: bool) -> None:
     from ..terminal import table_console
 
     table = Table(*("adapter", "for", "rank", "alpha", "projections", "on from", "size", "engines"))
+    graphs = manifest.models["target"].graphs.values()
+    both = "onnx, llama" if any("lora" in graph.capabilities for graph in graphs) else "llama"
     for name, each in manifest.adapters.items():
         listed = [manifest.files[file].nbytes for file in (each.file, each.config) if file in manifest.files]
-        engines = "onnx, llama" if each.config else "llama"
+        engines = both if each.config else "llama"
         start = "its invocation tokens" if each.invocation else "the first token"
         facts = (name, each.role, str(each.rank), f"{each.alpha:g}", ", ".join(each.modules), start)
         table.add_row(*facts, format_nbytes(sum(listed)), engines)

@@ -81,15 +81,17 @@ def add_adapter(root: Path, name: str, folder: Path) -> AdapterEntry:
 def remove_adapter(root: Path, name: str) -> AdapterEntry:
     """Take an adapter out of a pack. Raises InputError where it has none of this name, else as `add_adapter`."""
     with changing(root):
-        entry = _own_manifest(root).adapters.get(name)
+        manifest = _own_manifest(root)
+        entry = manifest.adapters.get(name)
         if entry is None:
-            known = ", ".join(Manifest.load(root).adapters) or "none"
+            known = ", ".join(manifest.adapters) or "none"
             raise InputError(f"the pack has no adapter {name!r}; it has: {known}")
         gone = tuple(each for each in (entry.file, entry.config) if each)
         _replace(root, name, None, listed={}, gone=gone)
         for each in gone:
-            with suppress(OSError):
-                (root / each).unlink()
+            if each in manifest.files:  # else it stays where it was imported from
+                with suppress(OSError):
+                    (root / each).unlink()
         for folder in (root / ADAPTERS / name, root / ADAPTERS):
             with suppress(OSError):  # it holds others
                 folder.rmdir()
@@ -148,4 +150,6 @@ def _replace(
     value["adapters"] = adapters if entry is None else {**adapters, name: entry}
     kept = {each: file for each, file in value["files"].items() if each not in gone}
     value["files"] = dict(sorted({**kept, **listed}.items()))
+    if value.get("outside"):
+        value["outside"] = {each: file for each, file in value["outside"].items() if each not in gone}
     replace_manifest(root, json.dumps(value, indent=1, ensure_ascii=False) + "\n")

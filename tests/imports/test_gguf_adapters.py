@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
 from edgedecode.cli import main
+from edgedecode.pack.manifest import Manifest
 from edgedecode.sessions.chunks import Completion
 from tests.small_tokenizers import byte_level
 
@@ -100,3 +102,20 @@ def test_generate_takes_its_name(pack: Path, capsys: pytest.CaptureFixture[str])
     assert answers[0] != answers[1]
     assert main([*words, "--adapter", "nosuch"]) == 1
     assert capsys.readouterr().err.endswith("the pack has no adapter 'nosuch'; it has: formal, activated\n")
+
+
+def test_an_imported_adapter_is_removed_from_the_pack_and_stays_where_it_was(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(pack, own)
+    listed = Manifest.load(own).adapters["formal"].file
+    place = Path(Manifest.load(own).outside[listed].path)
+    assert main(["adapter", "list", str(own)]) == 0
+    assert "llama" in capsys.readouterr().out
+    assert main(["adapter", "remove", str(own), "formal"]) == 0
+    left = Manifest.load(own)
+    assert "formal" not in left.adapters
+    assert listed not in left.outside
+    assert place.is_file()
+    assert edgedecode.load(own, runtime="llama").close() is None
