@@ -416,15 +416,15 @@ FOLDERS: dict[str, tuple[Spoil, str]] = {
     "a link to nothing": (lambda root: (root / "m.bin").symlink_to("nothing"), r"m\.bin is a link"),
     "a link as README": (lambda root: (root / "README.md").symlink_to("/etc/passwd"), r"README\.md is a link"),
     "a link to a folder": (lambda root: (root / ".git").symlink_to("/etc"), r"\.git is a link"),
-    "a long template": (padded("chat_template.jinja", 300_000), r"jinja has 300\d\d\d bytes, 262144 are the most"),
+    "a long template": (padded("chat_template.jinja", 300_000), r"jinja has 300\d\d\d bytes, the limit is 262144"),
     "a long tokenizer": (
         padded("tokenizer.json", 70_000_000),
-        r"json has 70\d* bytes, 67108864 are the most",
+        r"json has 70\d* bytes, the limit is 67108864",
     ),
     "a pipe": (lambda root: _pipe(root / "draft" / "m.bin"), r"draft/m\.bin is not an ordinary file"),
     "listed weights that nobody names": (
         _listed("draft/second.bin"),
-        r"second\.bin is listed, but no model names it: .*, or upgrade edgedecode: the pack was made by edgedecode",
+        r"second\.bin is listed, but no model refers to it: .*upgrade edgedecode: the pack was created by edgedecode",
     ),
 }
 

@@ -1,1 +1,1 @@
-"""A pack on disk: manifest, files, locks, downloads, and the gate that checks them before anything is opened."""
+"""A pack on disk: manifest, files, locks, downloads, and the checks that run before an engine opens anything."""

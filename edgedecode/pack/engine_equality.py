@@ -1,4 +1,4 @@
-"""What a comparison of two engines found, as a pack's manifest keeps it: shares with their confidence bounds."""
+"""The result of comparing two engines on one model, as a manifest stores it: rates with confidence bounds."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edgedecode.typed_json import Count, Finite, Positive
 __all__ = ["EXPECTED_BEYOND", "Equality", "Rate"]
 
 CONFIDENCE = 0.95
-"""Coverage of the two bounds together; Clopper-Pearson's bounds cover at least this for every share and total."""
+"""Two-sided coverage of the bounds; Clopper-Pearson guarantees at least this for every rate and total."""
 _HALVINGS = 60
-"""Bisection steps on the interval from 0 to 1: beyond the precision of float64."""
+"""Bisection steps on the interval from 0 to 1: enough for float64 precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Rate:
         return f"{self.count} of {self.total}, {_percent(self.share)}% ({bounds})"
 
     def _share_where(self, count: int, probability: float) -> float:
-        """Find the share at which `count` or fewer of the cases have this probability, by halving."""
+        """Find by bisection the share at which `count` or fewer cases have this cumulative probability."""
         counts = np.arange(count + 1)
         ways = np.array([_log_ways(self.total, k) for k in range(count + 1)])
         low, high = 0.0, 1.0
@@ -60,7 +60,7 @@ def _log_ways(total: int, count: int) -> float:
 
 
 def _percent(share: float) -> str:
-    """Render a share with two significant digits of it, or of what it lacks to the whole."""
+    """Render a share as a percentage with two significant digits of it, or of its complement near 100%."""
     rest = min(share, 1 - share)
     decimals = max(0, 1 - math.floor(math.log10(100 * rest))) if 0 < rest < 0.1 else 0
     text = f"{100 * share:.{decimals}f}"
@@ -68,37 +68,37 @@ def _percent(share: float) -> str:
 
 
 EXPECTED_BEYOND = 0.001
-"""The share of tokens whose gap may lie above kernel noise, which is a 99.9th percentile."""
+"""The share of tokens whose gap may exceed the kernel noise, which is a 99.9th percentile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """The last comparison of two engines on one model, as the manifest keeps it: no date, no time, no machine."""
+    """The latest comparison of two engines on one model, as the manifest stores it: no date, no time, no machine."""
 
     engines: Mapping[str, str]
-    """Runtime → the versions it ran with."""
+    """Runtime → its versions in the comparison."""
     prompts: Positive
     prompts_digest: str
     """sha256, in hex, of the prompts' token ids."""
     max_tokens: Positive
     kv_type: str = field(default="", kw_only=True)
-    """As asked for; empty: what each engine does by itself."""
+    """The KV cache type requested; empty: each engine's default."""
     tokens: Count
-    """Tokens decoded by both engines together; each was scored by the other."""
+    """Tokens decoded by the two engines in total; each was scored by the other engine."""
     hits: Count
-    """How many of them were the arg-max in both."""
+    """Tokens that were the arg-max in both."""
     divergent: Count
     """Prompts whose two texts differ."""
     beyond: Count
     """Prompts with a gap above the noise of the noisier engine."""
     beyond_tokens: Count = field(default=-1, kw_only=True)
-    """Tokens with such a gap. Older results tell neither this nor the next: they count as many as prompts."""
+    """Tokens with a gap above that noise. Missing in older results, as is `untied`: both then default to `beyond`."""
     untied: Count = field(default=-1, kw_only=True)
-    """Those of them that are no near tie: far above the noise, or no number."""
+    """Tokens above the noise that are not a near tie: far above the noise, or not finite."""
     largest_gap: Finite | None = field(default=None, kw_only=True)
-    """In logits; None: a score that was no number."""
+    """In logits; None: a score was not finite."""
     noise: Mapping[str, Finite | None]
-    """Runtime → its kernel noise, in logits: what its own one-row and many-row kernels differ by. None: no number."""
+    """Runtime → kernel noise in logits: the difference between its one-row and many-row kernels. None: not finite."""
 
     def __post_init__(self) -> None:
         for name in ("beyond_tokens", "untied"):
@@ -110,18 +110,18 @@ class Equality:
 
     @property
     def divergent_rate(self) -> Rate:
-        """How often two texts differ at all."""
+        """The share of prompts whose two texts differ."""
         return Rate(self.divergent, self.prompts)
 
     @property
     def beyond_rate(self) -> Rate:
-        """How often a token's gap lies above the noise."""
+        """The share of tokens whose gap is above the noise."""
         return Rate(self.beyond_tokens, max(self.tokens, 1))
 
     @property
     def equal(self) -> bool:
-        """Whether all tokens are the arg-max in both engines or near ties, no more of them above the noise than may be.
+        """Whether every token is the arg-max in both engines or a near tie, with few enough above the noise.
 
-        More than may be: their rate's lower bound is above what a 99.9th percentile leaves out.
+        Too many: the lower bound of their rate exceeds the 0.1% that a 99.9th percentile leaves out.
         """
         return not self.untied and self.beyond_rate.low <= EXPECTED_BEYOND

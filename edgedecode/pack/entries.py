@@ -1,4 +1,4 @@
-"""What a manifest keeps beside its models' sizes: files, adapters, widths of activations, a draft's trim."""
+"""Manifest entries other than models: files, adapters, activation widths and a draft's trimmed head."""
 
 from __future__ import annotations
 
@@ -34,27 +34,29 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class OutsideFile:
-    """A weights file or adapter that an import uses where it lies: absolute path, size in bytes, sha256 in hex."""
+    """A weights file or adapter that an import uses in place: absolute path, size in bytes, sha256 in hex."""
 
     path: str
     nbytes: Count
     sha256: str
 
     def check(self, name: str) -> None:
-        """Raise ManifestError for a path that may not be opened, or names a file that is not called as `name` is.
+        """Raise ManifestError for a path that may not be opened, or whose file name differs from that of `name`.
 
-        A graph finds its weights by their bare name, which therefore stays the same.
+        A graph finds its weights by their bare file name, so the name must stay the same.
         """
         where, text, path = f"manifest.outside.{name}.path", self.path, Path(self.path)
         same = path.name == PurePosixPath(name).name
-        if text.replace("\\", "/").startswith("//"):  # Windows names itself to another machine that a path leads to
-            raise ManifestError(f"{where} {text!r} lies on another machine or is a device: refused; import with --copy")
+        if text.replace("\\", "/").startswith("//"):  # Windows authenticates the user to a UNC host
+            raise ManifestError(f"{where} {text!r} is on another machine or is a device: refused; import with --copy")
         if not text.isprintable() or not path.is_absolute() or ".." in path.parts or not same:
-            raise ManifestError(f"{where} {text!r} is not an absolute path of a file called like {name!r}: refused")
+            raise ManifestError(
+                f"{where} {text!r} is not an absolute path with the same file name as {name!r}: refused"
+            )
 
 
 def plain_path(name: str) -> str:
-    """Return the pack-relative path `name`, refusing whatever could leave the pack."""
+    """Return the pack-relative path `name`. Raises ManifestError for a path that could leave the pack."""
     path = PurePosixPath(name)
     plain = name.isprintable() and "\\" not in name and ":" not in name
     if not plain or not path.parts or path.is_absolute() or ".." in path.parts:
@@ -68,27 +70,27 @@ ADAPTERS = "adapters"
 
 @dataclass(frozen=True, slots=True)
 class AdapterEntry:
-    """A LoRA adapter: what PEFT saved, or a GGUF file. Size and digest stand where its files are listed."""
+    """A LoRA adapter: a PEFT folder or a GGUF file. Its size and digest are in `Manifest.files` or `.outside`."""
 
     file: str
     """A name of `Manifest.files` or `Manifest.outside`, or an absolute path once located."""
     role: str
-    """The model it was made for."""
+    """The model it was trained for."""
     rank: Positive
-    """The largest of its matrices."""
+    """The largest rank of its matrices."""
     alpha: Finite
-    """What each product is scaled by, times the product's own rank, unless PEFT's configuration says otherwise."""
+    """Each product is scaled by alpha / its rank, unless PEFT's configuration specifies another scaling."""
     modules: tuple[str, ...]
     """The projections it changes, by their names in PEFT's `target_modules`."""
     invocation: tuple[Count, ...] = ()
-    """Activated LoRA: the tokens from which on it applies; empty: everywhere."""
+    """Activated LoRA: the adapter applies from this token sequence on; empty: everywhere."""
     config: str = ""
-    """PEFT's configuration, whose matrices the file holds; empty: a GGUF file."""
+    """PEFT's configuration file, where `file` holds PEFT's matrices; empty: `file` is a GGUF file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductError:
-    """What rounding a product's inputs to 8 and to 16 bits puts into its outputs, as a share of what they vary by."""
+    """The output error from rounding a product's inputs to 8 and to 16 bits, relative to the outputs' variation."""
 
     at8: Amount
     at16: Amount
@@ -96,32 +98,32 @@ class ProductError:
 
 @dataclass(frozen=True, slots=True)
 class ActivationsWay:
-    """The whole model with all products at one width, or as chosen: how it does beside float activations."""
+    """Quality and speed of the full model with all products at one width, or at the chosen widths."""
 
     agreement: Share
-    """Share of positions whose leading token is that of float activations."""
+    """Share of positions with the same top token as float activations."""
     step_ms: Amount | None = None
-    """A pass over one row; None: not measured, as for the times below."""
+    """A forward pass over one row; None: not measured (so too for `c4` and `c8`)."""
     c4: Amount | None = None
-    """What a pass over 4 rows costs, in passes over one."""
+    """Cost of a forward pass over 4 rows, in one-row passes."""
     c8: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationsEntry:
-    """The widths of a model's activations."""
+    """The activation widths of a model's products."""
 
     asked: str
-    """`auto` or `16`: where `8` was asked for, nothing is measured and there is no entry."""
+    """`auto` or `16`; for `8` nothing is measured and the manifest has no entry."""
     wide: tuple[str, ...]
-    """The products with 16 bits, as `projection_name` names them: those that read one input share a name."""
+    """The products with 16-bit inputs, by `projection_name`: products that share an input share a name."""
     products: Mapping[str, ProductError] = field(default_factory=dict)
     ways: Mapping[str, ActivationsWay] = field(default_factory=dict)
-    """By `8`, `16` (all products so) and, where that is neither, `chosen`."""
+    """Keys: `8` and `16` (all products at that width), and `chosen` where the choice is neither."""
     text: str = ""
-    """What it was measured on, in words."""
+    """Description of the calibration text."""
     kernels: str = ""
-    """The kernels that ran; empty: the engine's own, which have float activations in the place of 16 bits."""
+    """The kernels measured; empty: the engine's own, which use float activations in place of 16 bits."""
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.wide) - set(self.products)):
@@ -129,7 +131,7 @@ class ActivationsEntry:
 
     @property
     def way(self) -> ActivationsWay | None:
-        """Return how the model does as chosen."""
+        """Return the measurements at the chosen widths."""
         return self.ways.get("chosen") or self.ways.get("8" if not self.wide else "16")
 
 
@@ -138,55 +140,54 @@ TRIM_NAMES = {
     "trim": ("trim.ids", "trim-2.ids"),
     "gguf": ("trim.gguf", "trim-2.gguf"),
 }
-"""Each of a trim's files has two names: what replaces a file never has its name, so that both can lie there for a
-moment."""
+"""Each trim file alternates between two names, so that the old and the new file can exist at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrimCategory:
-    """A kind of text: how much of it the trimmed vocabulary knows, and what drafts were worth with it and without."""
+    """Results for one kind of text: coverage by the trimmed vocabulary, and drafting with the trimmed and full head."""
 
     tokens: Count
-    """How long the text was."""
+    """Length of the text."""
     coverage: Share
-    """Share of its tokens that are kept."""
+    """Share of its tokens that the trimmed vocabulary keeps."""
     acceptance: Finite
-    """Tokens a round with the trimmed draft, the target's own included, at the draft length `TrimEntry.length`."""
+    """Tokens per round with the trimmed draft, including the target's own, at the draft length `TrimEntry.length`."""
     acceptance_full: Finite
-    """The same with the whole draft."""
+    """The same with the full head."""
     speed_up: Finite | None = None
-    """Times over plain decoding at each one's best length, predicted from measured costs; None: not measured."""
+    """Predicted from measured costs, over baseline decoding, each head at its best length; None: not measured."""
     speed_up_full: Finite | None = None
     mbsu: Finite | None = None
-    """The same where memory alone decides."""
+    """Memory-bound speed-up: the same where memory traffic alone decides."""
     mbsu_full: Finite | None = None
     measured: Finite | None = None
-    """Times over plain decoding of whole answers, where they were timed."""
+    """Speed-up over baseline decoding measured on full answers; None: not timed."""
     measured_full: Finite | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TrimEntry:
-    """A draft's smaller head. Sizes and digests of its files stand where files are listed."""
+    """A draft's trimmed head. Sizes and digests of its files are in `Manifest.files`."""
 
     size: Positive
     token_ids: str
-    """The map from its rows to ids: int32, little-endian, ascending."""
+    """The map from its rows to token ids: int32, little-endian, ascending."""
     gguf: str = ""
-    """The trimmed draft as a GGUF file of its own; empty: there is none."""
+    """The trimmed draft as a separate GGUF file; empty: none was written."""
     recommended: bool = False
-    """Whether the report said that it wins: then it drafts by default."""
+    """Whether the report recommends it: then it drafts by default."""
     runtime: str = ""
-    """The engine it was measured on; on others it is no default."""
+    """The engine it was measured on; it is the default on that engine only."""
     bound: Finite | None = None
-    """The share of held-out text that a recommended size knows at least."""
+    """The minimum coverage of held-out text that a recommended size has."""
     step_share: Finite | None = None
-    """What a drafted token takes with it, as a share of what it takes with the whole head."""
+    """Time per drafted token with the trimmed head, as a share of that with the full head."""
     length: Positive = 4
-    """The draft length that `TrimCategory.acceptance` speaks of."""
+    """The draft length of `TrimCategory.acceptance`."""
     calibration: str = ""
-    """What tokens were counted on, in a line."""
+    """One-line description of the text whose tokens were counted."""
     categories: Mapping[str, TrimCategory] | None = None
     """None: no report was made."""
     warnings: tuple[str, ...] = ()
-    """Where it loses, a sentence each."""
+    """Cases where the trimmed head loses, a sentence each."""

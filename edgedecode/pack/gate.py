@@ -1,7 +1,7 @@
-"""The gate at a pack's opening: what lies in the folder, what the graphs name, and whether they match the manifest.
+"""Validates a pack before native code opens it: its folder listing, its graphs, and whether both match the manifest.
 
-A pack is data from a stranger. Native code sees its files only behind this gate, which reads them in Python, within
-bounds, and opens no model. What passed is remembered with the files' digests.
+A pack is untrusted input. The files are parsed here in Python, within size bounds; the result is cached with the files'
+digests.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from .manifest import MANIFEST_NAME, Graph, Manifest, ModelEntry
 __all__ = ["check_listing", "check_pack", "is_downloaded"]
 
 _GATE = 2
-"""Another number when the gate looks for something else."""
-_UNREAD = frozenset({".gitattributes", ".gitignore", ".git", ".cache"})
-"""What repositories and downloads hold beside the manifest. Nothing of a pack can name it."""
-_JOINS = "concat"
-"""The capability of graphs that join past and present themselves."""
+"""Version of the checks; increase it when they change, so that cached results no longer count."""
+_IGNORED = frozenset({".gitattributes", ".gitignore", ".git", ".cache"})
+"""Files of repositories and downloads next to the manifest. No pack entry can refer to them."""
+_CONCAT = "concat"
+"""The capability of graphs that concatenate past and present keys and values themselves."""
 _TEXTS = ("LICENSE", "NOTICE", "README")
-_TEXT_ENDS = ("", ".md", ".pdf", ".rst", ".txt")
-"""How the names of further files beside the manifest begin and end that nothing reads."""
-_SYSTEM, _SYSTEM_BEGINS = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"}), ("._", ".nfs")
-"""Files that systems leave in any folder."""
+_TEXT_SUFFIXES = ("", ".md", ".pdf", ".rst", ".txt")
+"""Prefixes and suffixes of documents allowed next to the manifest; nothing reads them."""
+_SYSTEM, _SYSTEM_PREFIXES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"}), ("._", ".nfs")
+"""Files that operating systems leave in any folder."""
 _WORK = (".trim-", f"{MANIFEST_NAME}.")
-"""How files begin that a change of the pack has not put in place yet."""
+"""Prefixes of temporary files of a pack change that is not committed yet."""
 _GRAPH_NBYTES, _LAYER_NBYTES = 4 << 20, 256 << 10
-"""What a graph may take beside a trimmed head: some 10 kB a layer are usual."""
+"""Largest graph without its trimmed head: a constant plus a share per layer; 10 kB per layer are typical."""
 _TEMPLATE_NBYTES, _TOKENIZER_NBYTES, _PLAN_NBYTES = 4 * MOST_CHARACTERS, 64 << 20, 4 << 20
-"""Of files that are read whole; a tokenizer of 262,000 tokens has 34 MB, a plan 100 bytes a tensor."""
+"""Limits for files that are read completely: a tokenizer of 262,000 tokens has 34 MB, a plan 100 bytes per tensor."""
 
 
 def check_pack(root: Path, *, full: bool = False, progress: Callable[[int], None] | None = None) -> Manifest:
-    """Return the manifest of the pack at `root` once everything that it lists may be opened.
+    """Validate the pack at `root` and return its manifest. Raises ManifestError, one line.
 
-    full, progress: as in `check_files`. Raises ManifestError, one line.
+    full, progress: as in `check_files`.
     """
     manifest = Manifest.load(root)
     if manifest.outside and is_downloaded(root):
@@ -69,41 +69,40 @@ def check_pack(root: Path, *, full: bool = False, progress: Callable[[int], None
 
 
 def is_downloaded(root: Path) -> bool:
-    """Tell whether the pack at `root` came from the hub: then a stranger wrote its manifest."""
+    """Return whether the pack at `root` came from the hub: its manifest is then untrusted."""
     return root.resolve().is_relative_to(area("packs").resolve())
 
 
 def check_listing(manifest: Manifest, root: Path) -> None:
-    """Raise ManifestError for anything in the pack's folders that its manifest does not list, by name.
+    """Raise ManifestError for any file in the pack's folders that its manifest does not list.
 
-    Files of a change of the pack that is under way or was killed, and what repositories keep beside a manifest, are
-    passed over: nothing of the pack names them. A listed file may have hard links: its content is what was listed,
-    wherever else it lies.
+    Temporary files of an unfinished or crashed pack change, and repository files next to the manifest, are ignored:
+    no pack entry refers to them. A listed file may have hard links, because its digest pins its content.
     """
     listed = {*manifest.files, MANIFEST_NAME}
     folders = {parent.as_posix() for name in listed for parent in PurePosixPath(name).parents}
-    left = {name for names in TRIM_NAMES.values() for name in names}
+    trim_files = {name for names in TRIM_NAMES.values() for name in names}
     unused = _unused(manifest)
     for name, entry in _entries(root, folders):
         path = root / name
         if entry.is_symlink():
             raise ManifestError(f"{path} is a link: a pack holds its own files; copy the target of the link there")
         if entry.is_dir(follow_symlinks=False):
-            if name in folders or name in _UNREAD or PurePosixPath(name).parts[0] == ADAPTERS:
-                continue  # of an adapter that was added or removed when its process was killed
+            if name in folders or name in _IGNORED or PurePosixPath(name).parts[0] == ADAPTERS:
+                continue  # a crash while an adapter is added or removed leaves its folder
         elif not entry.is_file(follow_symlinks=False):
             raise ManifestError(f"{path} is not an ordinary file: remove it")
-        elif name in listed or _is_unread(name) or entry.name.startswith(_WORK) or entry.name in left:
+        elif name in listed or _is_ignored(name) or entry.name.startswith(_WORK) or entry.name in trim_files:
             continue
         raise ManifestError(f"{path} is not listed in the pack's manifest: move it elsewhere")
     if unused:
         raise ManifestError(
-            f"{root / unused[0]} is listed, but no model names it: export the pack again{_upgrade(manifest)}"
+            f"{root / unused[0]} is listed, but no model refers to it: export the pack again{_upgrade(manifest)}"
         )
 
 
 def _entries(root: Path, folders: set[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield what lies in the pack's own folders, by its name there; links are not followed."""
+    """Yield the entries of the pack's folders with their pack-relative names; links are not followed."""
     waiting = ["."]
     while waiting:
         folder = waiting.pop()
@@ -115,22 +114,22 @@ def _entries(root: Path, folders: set[str]) -> Iterator[tuple[str, os.DirEntry[s
                     waiting.append(name)
 
 
-def _is_unread(name: str) -> bool:
+def _is_ignored(name: str) -> bool:
     path = PurePosixPath(name)
-    if path.name in _SYSTEM or path.name.startswith(_SYSTEM_BEGINS) or name in _UNREAD:
+    if path.name in _SYSTEM or path.name.startswith(_SYSTEM_PREFIXES) or name in _IGNORED:
         return True
-    return len(path.parts) == 1 and name.startswith(_TEXTS) and path.suffix.lower() in _TEXT_ENDS
+    return len(path.parts) == 1 and name.startswith(_TEXTS) and path.suffix.lower() in _TEXT_SUFFIXES
 
 
 def _unused(manifest: Manifest) -> list[str]:
-    """Return files in the folders of graphs that no model names: an engine might find them there."""
+    """Return files in graph folders that no model refers to: an engine might pick them up there."""
     graphs = (graph.file for entry in manifest.models.values() for graph in entry.graphs.values())
     folders = {PurePosixPath(file).parent for file in graphs} - {PurePosixPath()}
     return sorted(name for name in {*manifest.files} - manifest.named() if PurePosixPath(name).parent in folders)
 
 
 def _check_models(manifest: Manifest, root: Path) -> None:
-    """Compare each model's numbers with its files."""
+    """Check each model's manifest entry against its files."""
     _check_small(manifest, root, manifest.tokenizer, _TOKENIZER_NBYTES)
     if manifest.chat_template is not None:
         _check_small(manifest, root, manifest.chat_template, _TEMPLATE_NBYTES)
@@ -154,25 +153,25 @@ def _check_models(manifest: Manifest, root: Path) -> None:
 
 
 def _upgrade(manifest: Manifest) -> str:
-    return f", or upgrade edgedecode: the pack was made by {manifest.created_by[:40]}"
+    return f", or upgrade edgedecode: the pack was created by {manifest.created_by[:40]}"
 
 
 def _folded(graph: Graph, entry: ModelEntry, nbytes: int) -> int:
-    """Return how many weights the engine converts before the first pass: 16-bit ones to 32 bits, some to turn."""
+    """Return how many weights constant folding converts before the first pass: 16 to 32 bits, or transposed."""
     if 16 in (entry.bits, entry.head_bits):
         return nbytes // 2
-    return nbytes // 4 if _JOINS in graph.capabilities else 0
+    return nbytes // 4 if _CONCAT in graph.capabilities else 0
 
 
 def _check_small(manifest: Manifest, root: Path, name: str, most: int) -> None:
     if (nbytes := manifest.files[name].nbytes) > most:
-        raise ManifestError(f"{root / name} has {nbytes} bytes, {most} are the most: export the pack again")
+        raise ManifestError(f"{root / name} has {nbytes} bytes, the limit is {most}: export the pack again")
 
 
 def _check_sizes(manifest: Manifest, role: str, entry: ModelEntry) -> None:
     where = f"manifest.models.{role}"
     held = manifest.weights_nbytes(role)
-    if entry.rows * entry.hidden_size > 8 * held:  # a weight takes a bit at least
+    if entry.rows * entry.hidden_size > 8 * held:  # a weight takes at least one bit
         raise ManifestError(
             f"{where} declares {entry.rows} rows of {entry.hidden_size} weights, its file has {held} bytes: "
             f"export the pack again"
@@ -186,17 +185,17 @@ def _check_sizes(manifest: Manifest, role: str, entry: ModelEntry) -> None:
 
 
 def _check_graph(path: Path, graph: Graph, entry: ModelEntry, weights: Weights) -> None:
-    """Raise ValueError unless the graph is as the manifest says."""
+    """Raise ValueError unless the graph matches the manifest."""
     if path.suffix != ".onnx":
         raise ValueError("its name does not end in .onnx")
     trimmed = 0 if entry.trim is None else 4 * entry.trim.size * (entry.hidden_size + 64)
     most = _GRAPH_NBYTES + _LAYER_NBYTES * entry.layers + trimmed
     if (nbytes := path.stat().st_size) > most:
         raise ValueError(f"it has {nbytes} bytes, a graph of {entry.layers} layers needs less than {most}")
-    found = check_graph(path, weights, joins=_JOINS in graph.capabilities)
-    for what, said, there in (("inputs", graph.inputs, found.inputs), ("outputs", graph.outputs, found.outputs)):
-        if sorted(said) != sorted(there):
-            differing = sorted({*said} ^ {*there}) or ["a name twice"]
+    found = check_graph(path, weights, joins=_CONCAT in graph.capabilities)
+    for what, declared, actual in (("inputs", graph.inputs, found.inputs), ("outputs", graph.outputs, found.outputs)):
+        if sorted(declared) != sorted(actual):
+            differing = sorted({*declared} ^ {*actual}) or ["a name twice"]
             raise ValueError(f"its {what} are not those of the manifest, which differs in {differing[0][:60]!r}")
     _check_shapes(found, entry)
 
@@ -208,9 +207,9 @@ def _check_shapes(found: CheckedGraph, entry: ModelEntry) -> None:
         pairs["rows"] = dims[-1], entry.rows
     if len(dims := _dims(found.inputs, "past_key_values.0.key")) == 4:
         pairs |= {"KV heads": (dims[1], entry.kv_heads), "head size": (dims[3], entry.head_size)}
-    for name, (there, said) in pairs.items():
-        if isinstance(there, int) and there != said:
-            raise ValueError(f"it has {name} {there}, the manifest says {said}")
+    for name, (actual, declared) in pairs.items():
+        if isinstance(actual, int) and actual != declared:
+            raise ValueError(f"it has {name} {actual}, the manifest says {declared}")
     if found.widths and entry.hidden_size not in found.widths:
         raise ValueError(f"its norms have widths {sorted(found.widths)}, the manifest says {entry.hidden_size}")
     if found.positions is not None and found.positions < entry.context:

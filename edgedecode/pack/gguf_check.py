@@ -1,4 +1,4 @@
-"""Whether a GGUF file holds the model that a manifest says."""
+"""Checks that a GGUF file holds the model that a manifest entry declares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_header"]
 
 
 def check_header(header: Header, entry: ModelEntry, *, path: Path) -> None:
-    """Raise ManifestError unless the file holds a model of the entry's architecture and sizes."""
+    """Raise ManifestError unless the file's model has the entry's architecture and sizes."""
     wanted = gguf_name(entry.architecture)
     if wanted is not None and wanted != header.architecture:
         raise ManifestError(
@@ -27,6 +27,6 @@ def check_header(header: Header, entry: ModelEntry, *, path: Path) -> None:
         "KV heads": (header.kv_heads, entry.kv_heads),
         "head size": (header.head_size, entry.head_size),
     }
-    for name, (found, said) in pairs.items():
-        if found not in (said, 0):  # recurrent models have no heads
-            raise ManifestError(f"{path} has {name} {found}, the manifest says {said}: export the pack again")
+    for name, (found, declared) in pairs.items():
+        if found not in (declared, 0):  # recurrent models have no heads
+            raise ManifestError(f"{path} has {name} {found}, the manifest says {declared}: export the pack again")

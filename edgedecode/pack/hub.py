@@ -1,6 +1,6 @@
-"""Finds a pack by folder, by hub id, or the bundled one. Talks to the hub only when a name is not a folder.
+"""Finds a pack by folder or hub id, or the bundled one. Contacts the hub only when the name is not a folder.
 
-A download appears whole or not at all: after it, exactly what the new manifest lists lies there.
+A download is atomic: afterwards the folder holds exactly the files of the new manifest.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["BUNDLED_PACK", "find_pack"]
 BUNDLED_PACK = Path(__file__).parents[1] / "packs" / "demo"
 
 _TIMEOUT = 20.0
-_NOTES = Path(".cache", "huggingface")
-"""What the hub's client keeps beside the files."""
+_HUB_METADATA = Path(".cache", "huggingface")
+"""Metadata that huggingface_hub stores next to the files."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _PACK_FILES = [
     "edgedecode.json",
@@ -45,13 +45,13 @@ _PACK_FILES = [
 
 
 def find_pack(name: str | Path | None) -> Path:
-    """Return the folder of the pack `name`: a folder, a hub id (downloaded, or from the cache offline), None: bundled.
+    """Return the folder of the pack `name`: a folder, or a hub id (downloaded, or cached when offline).
 
-    Raises ManifestError with one line that says what was tried.
+    None: the bundled pack. Raises ManifestError with one line that says what was tried.
     """
     if name is None:
         if not BUNDLED_PACK.is_dir():
-            raise ManifestError("this installation carries no bundled pack: give one with -m, or run `make pack`")
+            raise ManifestError("this installation has no bundled pack: give one with -m, or run `make pack`")
         return BUNDLED_PACK
     if name == "":
         raise ManifestError("the name of the pack is empty: give a folder or a hub id")
@@ -68,58 +68,58 @@ def _downloads() -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    """Return the folder of a hub pack, brought up to date; where that fails, as it was, with a notice."""
+    """Return the folder of a hub pack, updated; if the update fails, the cached copy, with a notice."""
     folder = _downloads() / name.replace("/", "--")
     reason = ""
     try:
-        _bring_up_to_date(folder, name)
+        _update(folder, name)
     except ImportError:
         raise ManifestError(
             f"{name!r} is not a folder; hub ids need huggingface_hub: pip install huggingface_hub"
         ) from None
-    except Exception as error:  # the hub raises requests', httpx's and its own kinds alike
+    except Exception as error:  # huggingface_hub raises errors of requests, of httpx and of its own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if _beside(folder, "new").exists():  # complete, but the process was killed before it was renamed
-        with _alone(folder):
-            _put_in_place(folder)
+    if _sibling(folder, "new").exists():  # complete, but the process was killed before the rename
+        with _download_lock(folder):
+            _swap_in(folder)
     if not folder.is_dir():
         raise ManifestError(
-            f"{name!r} is not a folder here, and the hub did not give it ({reason[:160]}); "
+            f"{name!r} is not a folder here, and could not be downloaded from the hub ({reason[:160]}); "
             f"check the name and the connection, or give a folder"
         )
     if reason:
-        notice(f"the hub did not give the newest {name} ({reason[:160]}): the copy that is here is used")
+        notice(f"{name} could not be updated from the hub ({reason[:160]}): using the downloaded copy")
     return folder
 
 
-def _bring_up_to_date(folder: Path, name: str) -> None:
-    """Download the newest commit where another one, or none, is in `folder`. Raises whatever the hub's client does."""
-    commit = _newest_commit(name)
-    if commit == _commit_of(folder) and not _beside(folder, "old").exists():
+def _update(folder: Path, name: str) -> None:
+    """Download the latest commit unless `folder` already holds it. Raises whatever huggingface_hub raises."""
+    commit = _latest_commit(name)
+    if commit == _commit_of(folder) and not _sibling(folder, "old").exists():
         return
-    with _alone(folder):
-        _put_in_place(folder)
-        if commit != _commit_of(folder):  # else another process has just downloaded it
+    with _download_lock(folder):
+        _swap_in(folder)
+        if commit != _commit_of(folder):  # another process may have downloaded it in the meantime
             _download(name, commit, folder)
 
 
-def _newest_commit(name: str) -> str:
+def _latest_commit(name: str) -> str:
     from huggingface_hub import HfApi
 
     return str(HfApi().model_info(name, timeout=_TIMEOUT).sha)
 
 
 def _commit_of(folder: Path) -> str:
-    """Return the commit that a download is, as the hub's own notes beside it say; empty: they do not."""
+    """Return the commit of a download, from huggingface_hub's metadata; empty: unknown."""
     try:
-        notes = folder / _NOTES / "download" / f"{MANIFEST_NAME}.metadata"
-        return notes.read_text(encoding="utf-8").partition("\n")[0]
+        metadata = folder / _HUB_METADATA / "download" / f"{MANIFEST_NAME}.metadata"
+        return metadata.read_text(encoding="utf-8").partition("\n")[0]
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def _alone(folder: Path) -> AbstractContextManager[object]:
-    """Hold what is downloaded to `folder`: one process at a time."""
+def _download_lock(folder: Path) -> AbstractContextManager[object]:
+    """Return a lock that lets one process at a time download to `folder`; no lock where the system has none."""
     with suppress(OSError):
         place = cache_folder(FOLDER)
         lock = (
@@ -136,27 +136,27 @@ def _alone(folder: Path) -> AbstractContextManager[object]:
 
 
 def _download(name: str, commit: str, folder: Path) -> None:
-    """Download a commit beside `folder`, which stays as it is until the new one is whole; then put it in its place.
+    """Download a commit to a folder next to `folder`, and replace `folder` once the download is complete.
 
-    It goes to a separate folder: the hub's cache consists of links, which a pack may not contain. Files of the
-    old folder are not downloaded again, and an interrupted download is resumed.
+    huggingface_hub's own cache cannot be used: it consists of links, which a pack may not contain. Unchanged files
+    are copied from the old folder, and an interrupted download is resumed.
     """
-    part = _beside(folder, "part")
+    part = _sibling(folder, "part")
     part.mkdir(parents=True, exist_ok=True)
     if folder.is_dir():
         _copy_missing(folder, part)
     try:
-        _fill(part, name, commit)
+        _complete(part, name, commit)
     except ManifestError:
         if not _remove_damaged(part):
             raise
-        _fill(part, name, commit)
-    part.rename(_beside(folder, "new"))
-    _put_in_place(folder)
+        _complete(part, name, commit)
+    part.rename(_sibling(folder, "new"))
+    _swap_in(folder)
 
 
-def _fill(part: Path, name: str, commit: str) -> None:
-    """Download what is not in `part` yet. Raises ManifestError unless it is a pack then that may be opened."""
+def _complete(part: Path, name: str, commit: str) -> None:
+    """Download the files missing from `part`. Raises ManifestError unless the result is a valid pack."""
     from huggingface_hub import snapshot_download
 
     snapshot_download(name, revision=commit, allow_patterns=_PACK_FILES, local_dir=part)
@@ -165,7 +165,7 @@ def _fill(part: Path, name: str, commit: str) -> None:
 
 
 def _remove_damaged(part: Path) -> bool:
-    """Remove files whose content is not what was published: the hub's client trusts its own notes of what is there."""
+    """Remove damaged files and their metadata: huggingface_hub trusts its metadata and would not fetch them again."""
     damaged = []
     try:
         manifest = Manifest.load(part)
@@ -177,16 +177,16 @@ def _remove_damaged(part: Path) -> bool:
     except ManifestError:
         damaged.append(MANIFEST_NAME)
     for name in damaged:
-        for path in (part / name, part / _NOTES / "download" / f"{name}.metadata"):
+        for path in (part / name, part / _HUB_METADATA / "download" / f"{name}.metadata"):
             path.unlink(missing_ok=True)
     return bool(damaged)
 
 
-def _put_in_place(folder: Path) -> None:
-    """Replace `folder` by a new one that is whole, if there is one; whatever interrupted it before."""
-    new, old = _beside(folder, "new"), _beside(folder, "old")
+def _swap_in(folder: Path) -> None:
+    """Replace `folder` by its completed download, if there is one. Resumes an interrupted swap."""
+    new, old = _sibling(folder, "new"), _sibling(folder, "old")
     if new.is_dir():
-        with changing(folder):  # wait until current openings have finished
+        with changing(folder):  # wait until no process is opening the pack
             if folder.is_dir():
                 shutil.rmtree(old, ignore_errors=True)
                 folder.rename(old)
@@ -195,28 +195,28 @@ def _put_in_place(folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _beside(folder: Path, what: str) -> Path:
+def _sibling(folder: Path, what: str) -> Path:
     return folder.with_name(f".{folder.name}.{what}")
 
 
 def _copy_missing(folder: Path, part: Path) -> None:
-    """Copy what is in `folder` and not in `part`: the hub's client writes into files, so that no links will do."""
+    """Copy files of `folder` missing in `part`. No hard links: huggingface_hub overwrites files in place."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        place = part / path.relative_to(folder)
-        if not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with aside(place) as fresh:
+        target = part / path.relative_to(folder)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with aside(target) as fresh:
                 shutil.copy2(path, fresh)
 
 
 def _keep_only(names: Collection[str], part: Path) -> None:
-    """Remove what the manifest does not list: an older commit's files, and what merely looks like a pack's."""
-    for path in sorted(part.rglob("*"), reverse=True):  # what is in a folder before the folder
+    """Remove files that the manifest does not list, such as those of an older commit."""
+    for path in sorted(part.rglob("*"), reverse=True):  # files before their folder
         name = path.relative_to(part)
-        if name.parts[0] == _NOTES.parts[0] or name.as_posix() in names:
+        if name.parts[0] == _HUB_METADATA.parts[0] or name.as_posix() in names:
             continue
         if path.is_dir() and not path.is_symlink():
-            with suppress(OSError):  # it holds something that is listed
+            with suppress(OSError):  # it holds a listed file
                 path.rmdir()
         else:
             path.unlink()

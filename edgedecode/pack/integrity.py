@@ -1,4 +1,4 @@
-"""Checks that a pack's files are what its manifest says: full digests once, size and time afterwards."""
+"""Checks a pack's files against its manifest: full digests the first time, then size and timestamps."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["check_files", "check_unchanged", "file_entry", "file_sha256", "pack_
 
 _CHUNK = 1 << 20
 _JUDGED = ""
-"""Beside the files' stamps: under which key they were judged. No file has this name."""
+"""Key of the `judge` verdict among the files' stamps. No file has an empty name."""
 
 
 def file_sha256(path: Path, *, progress: Callable[[int], None] | None = None) -> str:
-    """Hash a file in chunks; `progress` is called with each one's size. Raises ManifestError if it cannot be read."""
+    """Hash a file in chunks. Raises ManifestError if it cannot be read. progress: called with each chunk's size."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -35,7 +35,7 @@ def file_sha256(path: Path, *, progress: Callable[[int], None] | None = None) ->
 
 
 def file_entry(path: Path, *, flushed: bool = False) -> FileEntry:
-    """Return what a manifest says of a file; `flushed`: written through to the disk first."""
+    """Return the manifest entry of a file. flushed: fsync it first."""
     if flushed:
         with path.open("rb+") as file:
             os.fsync(file.fileno())
@@ -43,7 +43,7 @@ def file_entry(path: Path, *, flushed: bool = False) -> FileEntry:
 
 
 def pack_digest(manifest: Manifest) -> str:
-    """Return one digest over the digests of every file of the pack: what was learnt of it is kept under this."""
+    """Return a digest over the digests of all files of the pack. Measurements of the pack are cached by this key."""
     files = {name: entry.sha256 for name, entry in manifest.files.items()}
     outside = {name: entry.sha256 for name, entry in manifest.outside.items()}
     return hashlib.sha256(json.dumps([files, outside], sort_keys=True).encode()).hexdigest()
@@ -58,13 +58,13 @@ def check_files(
     judge: Callable[[], None] = lambda: None,
     key: str = "",
 ) -> None:
-    """Check every file the manifest lists; `full` hashes them even if this very file was hashed before.
+    """Check every file the manifest lists, including those outside the pack.
 
-    `progress` is called with the bytes hashed. judge: looks into files of the right content, and raises where they
-    will not do; not asked again while all are as they were, under the same `key`.
+    full: hash every file, even where its stamp is unchanged. progress: called with the number of bytes hashed.
+    judge: inspects files whose digests match, and raises if they are unacceptable; skipped while all stamps and `key`
+    are unchanged.
 
-    Raises ManifestError for a file that is missing, a link, of the wrong size or of the wrong content, also where it
-    lies outside the pack.
+    Raises ManifestError for a file that is missing, is a link, or has the wrong size or content.
     """
     known = {} if full else _load_known(root)
     stamps = _checked(manifest, root, [*manifest.files, *manifest.outside], known=known, progress=progress)
@@ -75,7 +75,7 @@ def check_files(
 
 
 def check_unchanged(manifest: Manifest, root: Path, names: Collection[str]) -> None:
-    """Check once more some files of a pack that is open. Raises CapabilityError where they changed since."""
+    """Check some files of an open pack again. Raises CapabilityError if one has changed since."""
     try:
         _checked(manifest, root, names, known=_load_known(root))
     except ManifestError:
@@ -90,7 +90,7 @@ def _checked(
     known: Mapping[str, str],
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, str]:
-    """Return the stamps of these files, hashed where they are not the known ones."""
+    """Return the stamps of these files. A file is hashed when its stamp is not the known one."""
     stamps: dict[str, str] = {}
     for name in (name for name in manifest.files if name in names):
         entry = manifest.files[name]
@@ -105,12 +105,12 @@ def _checked(
         outside = manifest.outside[name]
         stamps[name] = stamp = _outside_stamp(outside)
         if known.get(name) != stamp and file_sha256(Path(outside.path), progress=progress) != outside.sha256:
-            raise _foreign(outside, "has another content than what was imported")
+            raise _outside_changed(outside, "does not have the content that was imported")
     return stamps
 
 
 def _stamp(path: Path, name: str, entry: FileEntry) -> str:
-    """Check presence, kind and size; return what changes when the file or the manifest's digest does."""
+    """Check presence, kind and size; return a stamp that changes with the file or with the manifest's digest."""
     try:
         for part in (path, *path.parents[: len(Path(name).parts) - 1]):
             if part.is_symlink():
@@ -131,33 +131,33 @@ def _stamp(path: Path, name: str, entry: FileEntry) -> str:
 
 
 def _stamp_of(found: os.stat_result, sha256: str) -> str:
-    """Return what tells a file that changed: its time of modification can be set, that of its inode's change cannot."""
+    """Return a stamp that changes with the file: mtime can be set by a program, ctime cannot."""
     places = f"{found.st_dev}:{found.st_ino}"
     return f"{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}:{places}:{sha256}"
 
 
 def _outside_stamp(outside: OutsideFile) -> str:
-    """Check a file that lies where it was imported from; the engine reads it through no link."""
+    """Check presence, kind and size of a file that the pack uses in place. A link is refused."""
     path = Path(outside.path)
     try:
         if path.is_symlink():
-            raise _foreign(outside, "has become a link")
+            raise _outside_changed(outside, "has become a link")
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise _foreign(outside, "is not there any more") from None
+        raise _outside_changed(outside, "no longer exists") from None
     except OSError as error:
-        raise _foreign(outside, f"cannot be read ({error.strerror or error})") from None
+        raise _outside_changed(outside, f"cannot be read ({error.strerror or error})") from None
     if not path.is_file():
-        raise _foreign(outside, "is not an ordinary file")
+        raise _outside_changed(outside, "is not an ordinary file")
     if found.st_size != outside.nbytes:
-        raise _foreign(outside, f"has {found.st_size} bytes instead of {outside.nbytes}")
+        raise _outside_changed(outside, f"has {found.st_size} bytes instead of {outside.nbytes}")
     return _stamp_of(found, outside.sha256)
 
 
-def _foreign(outside: OutsideFile, what: str) -> ManifestError:
+def _outside_changed(outside: OutsideFile, what: str) -> ManifestError:
     return ManifestError(
-        f"the weights {outside.path}, which the pack uses where they lie, changed: the file {what}; put it back, "
-        f"or import it again (with --copy the pack holds its own)"
+        f"the file {outside.path}, which the pack uses in place, has changed: it {what}; put it back, or import it "
+        f"again (with --copy the pack holds its own copy)"
     )
 
 

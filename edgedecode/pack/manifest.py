@@ -1,4 +1,4 @@
-"""A pack's manifest: what models, graphs and files it holds. Reads and writes JSON; opens no model.
+"""Reads and writes a pack's manifest: its models, graphs and files, as JSON.
 
 A pack is a folder with `edgedecode.json`, a tokenizer, and for each role one weights file and small graphs over it.
 """
@@ -42,9 +42,9 @@ FORMAT = "edgedecode-pack"
 VERSION = 1
 MANIFEST_NAME = "edgedecode.json"
 STACKS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Projections that a model or a graph may hold as one, stacked by their outputs in this order."""
+"""Projections that a model or a graph may fuse into one, stacked by their outputs in this order."""
 _MOST_NBYTES = 1 << 20
-"""Of a manifest; models of a hundred layers with adapters have one of a third of this."""
+"""Largest manifest; a model of a hundred layers with adapters needs a third of this."""
 _Rows = Annotated[int, Meta(ge=1, le=1 << 24)]
 _Window = Annotated[int, Meta(ge=0, le=1 << 24)]
 _Layers = Annotated[int, Meta(ge=1, le=512)]
@@ -53,17 +53,17 @@ _Rank = Annotated[int, Meta(ge=0, le=1 << 18)]
 _Heads = Annotated[int, Meta(ge=1, le=1 << 12)]
 _Bits = Annotated[int, Meta(ge=1, le=32)]
 _Block = Annotated[int, Meta(ge=0, le=1 << 16)]
-"""No language model is larger than these; what is planned from a manifest stays small arithmetic."""
+"""Limits that no language model exceeds; they keep arithmetic on manifest values small."""
 _Names = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One graph over a model's weights: `inputs` and `outputs` as declared, `capabilities` such as tree and rows.
+    """One graph over a model's weights, with its declared inputs and outputs.
 
-    Capabilities in use: tree, rows, hidden (gives the last hidden state), lora (takes adapter matrices), concat (joins
-    past and present itself, as optimum's graphs do: chains only), trim (has the smaller head of `HeadedModel`). Packs
-    written earlier may say local too: another head, which nothing uses.
+    Capabilities: tree, rows, hidden (returns the last hidden state), lora (takes adapter matrices), concat
+    (concatenates past and present itself, as optimum's graphs do: chains only), trim (has the smaller head of
+    `HeadedModel`). Older packs may also list local, a head that is no longer used.
     """
 
     file: str
@@ -71,9 +71,9 @@ class Graph:
     outputs: _Names
     capabilities: tuple[str, ...]
     kv_type: str = "float32"
-    """How keys and values are kept: float32, or int8 with a scale a channel."""
+    """Type of the KV cache: float32, or int8 with one scale per channel."""
     lora_rank: _Rank = 0
-    """Largest rank of an adapter; 0: it takes none."""
+    """Largest rank of an adapter; 0: adapters are not supported."""
     lora_modules: tuple[str, ...] = ()
     """The projections an adapter may change, by their names in PEFT's `target_modules`."""
 
@@ -91,7 +91,7 @@ class ModelEntry:
     head_size: _Heads
     parameters: Positive
     weights: str
-    """Its weights file: a name of `Manifest.files` or `Manifest.outside`, or an absolute path once `located`."""
+    """The weights file: a name of `Manifest.files` or `Manifest.outside`, or an absolute path once `located`."""
     graphs: Mapping[str, Graph]
     bits: _Bits
     block_size: _Block
@@ -101,38 +101,38 @@ class ModelEntry:
     kernel_noise: Finite | None = None
     parity: Mapping[str, Finite] = field(default_factory=dict)
     window: _Window = 0
-    """Positions that layers with a sliding window see, the row's own included; 0: every layer sees everything."""
+    """Positions visible to sliding-window layers, including the row's own; 0: no layer has a window."""
     quantization: str = ""
-    """The recipe's name where `bits` and `head_bits` do not say everything; else empty."""
+    """The recipe's name where `bits` and `head_bits` do not describe the quantization completely; else empty."""
     notes: tuple[str, ...] = ()
-    """What a user must know of this export, a sentence each: a limited context, a plain chat template."""
+    """Limits of this export that a user must know, a sentence each: a limited context, a plain chat template."""
     gguf: str = ""
-    """The same model as one GGUF file, for llama.cpp; empty: there is none. Named as `weights` is."""
+    """The same model as one GGUF file for llama.cpp, a name as in `weights`; empty: the pack has none."""
     equality: Equality | None = None
-    """What `eval --equality` found last; None: two engines were never compared on it."""
+    """The latest result of `eval --equality`; None: never run."""
     gguf_plan: str = ""
-    """From what such a file is made when it is first used, where there is none; empty: it cannot be."""
+    """The plan for building a GGUF file at first use, where the pack has none; empty: it cannot be built."""
     trim: TrimEntry | None = None
-    """A smaller vocabulary of it, for drafts; None: it was never trimmed."""
+    """The trimmed head for drafting; None: never trimmed."""
     activations: ActivationsEntry | None = None
-    """How many bits products round their inputs to; None: to 8 bits, or as an imported graph says."""
+    """Bits that products round their inputs to; None: 8 bits, or as in an imported graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Defaults for decoding, from the base model's `generation_config.json`; None: the source did not say."""
+    """Defaults for decoding, from the base model's `generation_config.json`; None: not specified there."""
 
     end_token_ids: tuple[Count, ...]
     bos_token: str = ""
     eos_token: str = ""
     sampling: Mapping[str, int | Finite] = field(default_factory=dict)
-    """By the name of the option, as `SamplingOptions` has it; in the file beside the other fields."""
+    """Option name of `SamplingOptions` → value. In the JSON file these are fields of `generation` itself."""
     max_tokens: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What tells whether the rest can be read."""
+    """The fields that decide whether this version can read the rest."""
 
     format: str
     version: Positive
@@ -140,7 +140,7 @@ class _Header:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The whole of `edgedecode.json`. `models` maps a role (target, draft) to its entry."""
+    """The content of `edgedecode.json`. `models` maps a role (target, draft) to its entry."""
 
     name: str
     created_by: str
@@ -152,12 +152,12 @@ class Manifest:
     models: Mapping[str, ModelEntry]
     files: Mapping[str, FileEntry]
     outside: Mapping[str, OutsideFile] = field(default_factory=dict)
-    """Files that stayed where they were imported from, by the name that an entry has for them."""
+    """Files that an import uses in place, by the name that model and adapter entries use for them."""
     adapters: Mapping[str, AdapterEntry] = field(default_factory=dict)
 
     @classmethod
     def load(cls, root: Path) -> Manifest:
-        """Read and check the manifest of the pack at `root`. Raises ManifestError: one line that says what to do."""
+        """Read and check the manifest of the pack at `root`. Raises ManifestError with a one-line remedy."""
         path = root / MANIFEST_NAME
         if not root.is_dir():
             raise ManifestError(f"{root} is not a folder: give the folder of a pack (made by `edgedecode export`)")
@@ -205,7 +205,7 @@ class Manifest:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """The end tokens that can be said: of padded rows, which the source may name too, none ever is."""
+        """The end tokens that can be generated: the source may also list padded rows, which are never sampled."""
         return frozenset(id for id in self.generation.end_token_ids if id < self.vocabulary_size)
 
     @property
@@ -214,12 +214,12 @@ class Manifest:
         return sum(entry.nbytes for entry in self.files.values())
 
     def located(self, role: str) -> ModelEntry:
-        """Return a role's entry as engines open it: weights that lie outside the pack are named by absolute path."""
+        """Return a role's entry as engines open it: files outside the pack are given by absolute path."""
         entry = self.models[role]
         return replace(entry, weights=self._place(entry.weights), gguf=self._place(entry.gguf))
 
     def located_adapter(self, name: str) -> AdapterEntry:
-        """Return an adapter's entry as engines open it. Raises ManifestError for a name that the pack has not."""
+        """Return an adapter's entry as engines open it. Raises ManifestError for an unknown name."""
         if name not in self.adapters:
             if not self.adapters:
                 raise ManifestError("the pack has no adapters: leave out --adapter")
@@ -228,12 +228,12 @@ class Manifest:
         return replace(entry, file=self._place(entry.file))
 
     def weights_nbytes(self, role: str) -> int:
-        """Return the size of a role's weights file, wherever it lies."""
+        """Return the size of a role's weights file, in or outside the pack."""
         name = self.models[role].weights
         return (self.outside.get(name) or self.files[name]).nbytes
 
     def named(self) -> set[str]:
-        """Return the files of the pack that something in it reads."""
+        """Return the files of the pack that an entry of the manifest refers to."""
         named = {self.tokenizer} | ({self.chat_template} if self.chat_template is not None else set())
         for entry in self.models.values():
             named |= {entry.weights, *([entry.gguf] if entry.gguf else [])} - set(self.outside)
@@ -257,8 +257,8 @@ class Manifest:
         rows = self.models["target"].rows
         if beyond := [id for id in self.generation.end_token_ids if id >= rows]:
             raise ManifestError(f"the manifest names the end token {beyond[0]}, the target has {rows} rows")
-        if foreign := sorted({adapter.role for adapter in self.adapters.values()} - set(self.models)):
-            raise ManifestError(f"an adapter is for the model {foreign[0]!r}, which the pack has not: import it again")
+        if unknown := sorted({adapter.role for adapter in self.adapters.values()} - set(self.models)):
+            raise ManifestError(f"an adapter is for the model {unknown[0]!r}, which the pack lacks: import it again")
         if missing := sorted(self.named() - set(self.files)):
             raise ManifestError(
                 f"the manifest lists no size and digest for {', '.join(missing)}: export the pack again"
@@ -266,7 +266,7 @@ class Manifest:
 
 
 def _read(path: Path) -> str:
-    """Return a manifest's text: of an ordinary file, whose size is told before it is read."""
+    """Return a manifest's text. Refuses links, special files and oversized files before reading."""
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         raise ManifestError(
@@ -281,20 +281,20 @@ def _read(path: Path) -> str:
 
 
 def _with_sampling(value: JsonValue) -> JsonValue:
-    """Return the manifest with its sampling values in a mapping of their own. Raises ValueError for a broken number."""
+    """Return the manifest with its sampling values moved to a mapping. Raises ValueError for an invalid number."""
     generation = value.get("generation") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(generation, dict):
         return value
     sampling: dict[str, JsonValue] = {}
     for option in sampling_table():
         if (given := generation.get(option.name)) is not None:
-            where = f"manifest.generation.{option.name}"
-            sampling[option.name] = typed(given, Count, where) if option.whole else typed(given, Finite, where)
+            field_path = f"manifest.generation.{option.name}"
+            sampling[option.name] = typed(given, Count if option.whole else Finite, field_path)
     return {**value, "generation": {**generation, "sampling": sampling}}
 
 
 def _object(pairs: list[tuple[str, JsonValue]]) -> JsonValue:
-    """Return a JSON object. Raises ValueError for a key that it has twice: readers differ in which one they take."""
+    """Return a JSON object. Raises ValueError for a duplicate key: parsers differ in which value they keep."""
     found: dict[str, JsonValue] = {}
     for key, value in pairs:
         add_once(found, key, value, what="key")

@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all: made beside its place, flushed to disk, renamed."""
+"""Creates a folder atomically: it is filled under a temporary name next to its destination, flushed and renamed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STALE_SECONDS = 24 * 3600
 
 
 def check_place(out: Path, *, nbytes: int) -> None:
-    """Refuse, before any work, a place that is taken, cannot be written, or has no room for `nbytes`."""
+    """Raise ExportError if `out` is taken, cannot be written, or has no room for `nbytes`."""
     if out.exists() and not out.is_dir():
         raise ExportError(f"{out} is a file: give a folder that does not exist yet")
     if out.is_dir() and any(out.iterdir()):
@@ -39,32 +39,32 @@ def check_place(out: Path, *, nbytes: int) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Give a folder to fill. Leaving normally makes it `out`; leaving by any exception removes every trace."""
+    """Yield a temporary folder to fill. It becomes `out` on normal exit; on any exception every trace is removed."""
     out = out.absolute()
-    made = [parent for parent in out.parents if not parent.exists()]
+    created = [parent for parent in out.parents if not parent.exists()]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with work_folder(out.parent, name=out.name) as partial:
             yield partial
             _flush(partial)
-            if os.name == "nt" and out.is_dir():  # elsewhere an empty folder is replaced
+            if os.name == "nt" and out.is_dir():  # elsewhere the rename replaces an empty folder
                 out.rmdir()
             partial.rename(out)
     except BaseException as error:
-        for parent in made:
+        for parent in created:
             _remove_empty(parent)
         if isinstance(error, OSError):
             raise _as_export_error(error, out) from error
         raise
-    with suppress(OSError):  # it is there, and whole
+    with suppress(OSError):  # the folder is complete by now: a failed flush is no reason to fail
         flush_folder(out.parent)
 
 
 @contextmanager
 def work_folder(parent: Path, *, name: str) -> Iterator[Path]:
-    """Give a folder in `parent` for work on `name`, and remove it at the end, unless it was renamed.
+    """Yield a temporary folder in `parent` for work on `name`, and remove it at the end unless it was renamed.
 
-    What killed processes left of the same work goes first. Raises OSError.
+    First removes leftovers of crashed processes for the same `name`. Raises OSError.
     """
     remove_abandoned(parent, name=name)
     folder, lock = _locked_folder(parent, name)
@@ -76,16 +76,16 @@ def work_folder(parent: Path, *, name: str) -> Iterator[Path]:
 
 
 def _locked_folder(parent: Path, name: str) -> tuple[Path, Lock]:
-    """Make a folder of a name that nobody had; its lock shows other processes that it is in use."""
+    """Create a folder under a new name and lock it, so that other processes see that it is in use."""
     while True:
         folder = parent / f".{name}.partial-w{secrets.token_hex(4)}"
         with suppress(FileExistsError):
             folder.mkdir()
             try:
                 lock = take_lock(folder)
-            except FileNotFoundError:  # another process took it for abandoned before it was locked
+            except FileNotFoundError:  # another process removed it as abandoned before it was locked
                 continue
-            except OSError:  # a disk without locks: it is taken for abandoned when it is old
+            except OSError:  # a file system without locks: it counts as abandoned once it is old
                 return folder, Lock(-1)
             if lock is not None:
                 return folder, lock
@@ -93,7 +93,7 @@ def _locked_folder(parent: Path, name: str) -> tuple[Path, Lock]:
 
 def _as_export_error(error: OSError, out: Path) -> ExportError:
     if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-        return ExportError(f"another process made {out} meanwhile: remove it, or give another --out")
+        return ExportError(f"another process created {out} in the meantime: remove it, or give another --out")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ExportError(
             f"the disk became full while {out} was written: make room and start again; nothing was left behind"
@@ -106,20 +106,20 @@ def _existing(folder: Path) -> Path:
 
 
 def remove_abandoned(parent: Path, *, name: str | None = None) -> None:
-    """Remove what killed processes left in `parent` of the folder `name`, or of any."""
+    """Remove temporary folders of crashed processes from `parent`: those for `name`, or all."""
     for folder in parent.glob(f".{'*' if name is None else glob.escape(name)}.partial-*"):
         with suppress(OSError):
             _remove_if_abandoned(folder)
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    """Remove a folder that nobody holds; one that shows nothing by a lock, when nobody wrote to it for a day."""
-    silent = folder.name.rpartition("-")[2].isdecimal()  # an older edgedecode's
+    """Remove a folder that no process locks; where locks are not used, one that has been unchanged for a day."""
+    unlocked = folder.name.rpartition("-")[2].isdecimal()  # older versions did not lock the folder
     try:
         lock = take_lock(folder)
     except OSError:
-        lock, silent = Lock(-1), True
-    if lock is None or (silent and not _is_stale(folder)):
+        lock, unlocked = Lock(-1), True
+    if lock is None or (unlocked and not _is_stale(folder)):
         return
     with lock:
         shutil.rmtree(folder, ignore_errors=True)
@@ -144,7 +144,7 @@ def _flush(root: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    if os.name == "nt":  # folders cannot be flushed there
+    if os.name == "nt":  # Windows cannot flush a folder
         return
     handle = os.open(folder, os.O_RDONLY)
     try:

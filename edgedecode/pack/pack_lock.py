@@ -1,4 +1,4 @@
-"""A pack is held while it changes: who opens it meanwhile gets the old or the new one, never a mixture of both."""
+"""Locks a pack while it changes, so that a concurrent open sees either the old or the new pack, never a mixture."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ from .new_folder import flush_folder
 __all__ = ["changing", "commit", "opening", "remove_files", "replace_manifest"]
 
 CHANGE_SECONDS, OPEN_SECONDS = 600.0, 60.0
-"""Opening a large pack for the first time hashes it, which may take minutes; a change takes less than a second."""
-GONE_SECONDS = 1.0
+"""How long a change and an open wait for the lock. The first open of a large pack hashes it, which may take minutes; a
+change takes less than a second."""
+MISSING_SECONDS = 1.0
+"""How long an open waits for a folder that does not exist: a replacement takes two renames."""
 
 
 @contextmanager
 def changing(root: Path) -> Iterator[None]:
-    """Hold a pack alone: for every change of its manifest, and of the files that it lists.
+    """Lock a pack exclusively, for a change of its manifest or of the files that it lists.
 
-    Waits until others have opened or changed it; raises ManifestError where that takes ten minutes.
+    Waits until no other process opens or changes it. Raises ManifestError after ten minutes.
     """
     try:
-        lock = _held(root, seconds=CHANGE_SECONDS, shared=False)
-    except OSError:  # a disk without locks: the renames alone keep it whole
+        lock = _locked(root, seconds=CHANGE_SECONDS, shared=False)
+    except OSError:  # a file system without locks: only the atomic renames protect the pack
         lock = Lock(-1)
     if lock is None:
         raise ManifestError(
-            f"another process has held the pack {root} for {CHANGE_SECONDS / 60:.0f} minutes: nothing was changed; "
+            f"another process has locked the pack {root} for {CHANGE_SECONDS / 60:.0f} minutes: nothing was changed; "
             f"try again when it is done"
         )
     with lock:
@@ -45,23 +47,23 @@ def changing(root: Path) -> Iterator[None]:
 
 @contextmanager
 def opening(root: Path) -> Iterator[None]:
-    """Keep a pack as it is while its manifest is read and its files are opened."""
+    """Take a shared lock on a pack, so that it does not change while its manifest is read and its files are opened."""
     try:
-        lock = _shared(root)
-    except OSError:  # not ours to read, or a disk without locks
+        lock = _shared_lock(root)
+    except OSError:  # no permission, or a file system without locks
         lock = Lock(-1)
     if lock is None:
-        notice(f"another process has held the pack {root} for {OPEN_SECONDS:.0f} s: opening it without the lock")
+        notice(f"another process has locked the pack {root} for {OPEN_SECONDS:.0f} s: opening it without the lock")
     with lock or nullcontext():
         if os.name == "nt" and lock is not None:
-            lock.release()  # nothing is shared there, so that opening it twice at once would wait
+            lock.release()  # Windows has no shared lock here: a second open would wait for the first
         yield
 
 
 def replace_manifest(root: Path, text: str) -> None:
-    """Replace a held pack's manifest in one step; it is on the disk then.
+    """Replace a locked pack's manifest atomically and flush it to disk.
 
-    Raises ManifestError for a text that is none, or OSError, the old one unchanged.
+    Raises ManifestError for an invalid manifest, or OSError; the old manifest then stays.
     """
     Manifest.from_json(json.loads(text))
     with aside(root / MANIFEST_NAME) as fresh, fresh.open("w", encoding="utf-8") as file:
@@ -72,15 +74,15 @@ def replace_manifest(root: Path, text: str) -> None:
 
 
 def commit(root: Path, text: str, *, moves: Mapping[Path, Path]) -> None:
-    """Move new files into a held pack, then its manifest, which names them.
+    """Move new files into a locked pack, then replace its manifest by one that names them.
 
-    Whatever interrupts it, the pack is the old or the new one: files that the manifest does not name yet go again.
+    An interruption leaves the old or the new pack: if the manifest was not replaced, the new files are removed.
     """
     try:
-        for made, final in moves.items():
-            made.replace(final)
+        for new, final in moves.items():
+            new.replace(final)
         for folder in {final.parent for final in moves.values()}:
-            flush_folder(folder)  # they are there for good before the manifest names them
+            flush_folder(folder)  # the files must be durable before the manifest names them
         replace_manifest(root, text)
     except BaseException:
         if (root / MANIFEST_NAME).read_text(encoding="utf-8") != text:
@@ -90,22 +92,22 @@ def commit(root: Path, text: str, *, moves: Mapping[Path, Path]) -> None:
 
 
 def remove_files(root: Path, names: Sequence[str]) -> None:
-    """Remove files that a held pack's manifest names no longer; what cannot be removed stays, and nothing reads it."""
+    """Remove files that a locked pack's manifest no longer names. A file that cannot be removed stays, unused."""
     for name in names:
         with suppress(OSError):
             (root / name).unlink(missing_ok=True)
 
 
-def _shared(root: Path) -> Lock | None:
-    """Share a pack; one that is not there may be between the two renames that replace it."""
-    gone = monotonic() + GONE_SECONDS
-    while monotonic() < gone:
+def _shared_lock(root: Path) -> Lock | None:
+    """Take a shared lock. Retries while the folder is missing: a replacement may be between its two renames."""
+    deadline = monotonic() + MISSING_SECONDS
+    while monotonic() < deadline:
         with suppress(FileNotFoundError):
-            return _held(root, seconds=OPEN_SECONDS, shared=True)
+            return _locked(root, seconds=OPEN_SECONDS, shared=True)
         sleep(0.01)
     return Lock(-1)
 
 
-def _held(root: Path, *, seconds: float, shared: bool) -> Lock | None:
+def _locked(root: Path, *, seconds: float, shared: bool) -> Lock | None:
     waiting = f"waiting for another process that opens or changes the pack {root}"
     return wait_for_lock(root, seconds=seconds, waiting=waiting, shared=shared, make=False)

@@ -1,4 +1,4 @@
-"""A pack's tokenizer, and what the process holds before a model is open."""
+"""Loads a pack's tokenizer, and accounts for the memory of the process before a model is open."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from .manifest import Manifest
 __all__ = ["PROCESS", "pack_tokenizer", "process_holder", "process_nbytes", "target_nbytes"]
 
 PROCESS = "process (interpreter, engine, tokenizer)"
-"""The lease over what the process holds before a model is open."""
+"""Name of the lease for the memory of the process before a model is open."""
 READING_SHARE = 18
-"""Times its file's size that a tokenizer takes while it is read: 13 to 17.4 were measured."""
+"""Memory to load a tokenizer, as a multiple of its file's size: 13 to 17.4 were measured."""
 
 
 def process_nbytes(budget: Budget) -> int:
-    """Return what this process holds already; where only its peak is told, that."""
+    """Return the resident memory of this process, or its peak where the system reports only that."""
     nbytes = resident_nbytes() or peak_nbytes()
     if nbytes is None and budget.limit_nbytes is not None:
         raise CapabilityError(
-            "this system does not tell how much memory the process holds, so --memory cannot be kept: "
+            "this system does not report how much memory the process uses, so --memory cannot be enforced: "
             "pip install 'edgedecode[measure]'"
         )
     return nbytes or 0
 
 
 def process_holder(tokenizer: Tokenizer, budget: Budget | None = None) -> Holder:
-    """Return what this process holds now, and what its tokenizer keeps later."""
+    """Return the memory of this process now, plus the later cache of its tokenizer."""
     return Holder(PROCESS, process_nbytes(budget or Budget()) + tokenizer.cache_nbytes)
 
 
 def target_nbytes(manifest: Manifest) -> int:
-    """Return what the target's weights take at least."""
+    """Return a lower bound of the memory of the target's weights."""
     weights = manifest.files.get(manifest.models["target"].weights)
     return 0 if weights is None else weights.nbytes
 
 
 def pack_tokenizer(manifest: Manifest, root: Path, budget: Budget) -> Tokenizer:
-    """Load the tokenizer with the pack's template, and check that it is the one the models were exported with.
+    """Load the tokenizer with the pack's template, and check that the models were exported with it.
 
-    budget: what nothing else has been leased of yet.
+    budget: must have no leases yet.
     """
     generation = manifest.generation
     source = PLAIN_TEMPLATE
@@ -63,8 +63,8 @@ def pack_tokenizer(manifest: Manifest, root: Path, budget: Budget) -> Tokenizer:
         budget.reserve("reading the tokenizer", reading, fixed=True, following=max(0, weights - reading)),
     ):
         tokenizer = Tokenizer.from_file(root / manifest.tokenizer, chat_template=template)
-        release_pages()  # of what reading took: else they count for the process, and the models' once more
-    # The file's content was checked against the manifest; its identity digest takes a second on large vocabularies.
+        release_pages()  # else pages freed after loading count for the process, and again when the models reuse them
+    # check_files verified the content; the tokenizer's identity digest would take a second on a large vocabulary.
     if tokenizer.size != manifest.vocabulary_size:
         raise IncompatiblePair(
             f"{root / manifest.tokenizer} has {tokenizer.size} tokens, the pack was exported with "

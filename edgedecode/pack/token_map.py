@@ -1,4 +1,4 @@
-"""Reads and writes the map of a trimmed head: for each of its rows the token id."""
+"""Reads and writes the map of a trimmed head: the token id of each row."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _STORED = np.dtype("<i4")
 
 
 def write_token_ids(path: Path, ids: IntArray) -> None:
-    """Write the map of a trimmed head: one little-endian int32 a row."""
+    """Write the map of a trimmed head: one little-endian int32 per row."""
     path.write_bytes(ids.astype(_STORED).tobytes())
 
 
 def read_token_ids(path: Path, *, rows: int, vocabulary_size: int) -> TrimmedVocabulary:
-    """Read the map of a head of `rows` rows. Raises ManifestError where it does not fit."""
+    """Read the map of a head of `rows` rows. Raises ManifestError if it does not fit."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -113,7 +113,9 @@ def test_the_second_to_finish_is_refused_in_one_line(tmp_path: Path) -> None:
             with new_folder(out) as first:
                 (first / "file").write_text("of the first")
 
-    with pytest.raises(ExportError, match=r"another process made .*out meanwhile: remove it, or give another --out"):
+    with pytest.raises(
+        ExportError, match=r"another process created .*out in the meantime: remove it, or give another --out"
+    ):
         make()
     assert (out / "file").read_text() == "of the first"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

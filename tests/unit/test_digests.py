@@ -213,7 +213,7 @@ def importing(path: Path) -> Manifest:
 def test_weights_on_another_machine_are_refused_before_they_are_looked_for(outside: Path, place: str) -> None:
     value = json.loads(importing(outside).to_json())
     value["outside"]["target/model.onnx.data"]["path"] = f"{place}model.onnx.data"
-    with pytest.raises(ManifestError, match="lies on another machine or is a device: refused; import with --copy"):
+    with pytest.raises(ManifestError, match="is on another machine or is a device: refused; import with --copy"):
         Manifest.from_json(value)
 
 
@@ -242,8 +242,8 @@ def a_folder(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (Path.unlink, "is not there any more"),
-        (spoilt, "has another content than what was imported"),
+        (Path.unlink, "no longer exists"),
+        (spoilt, "does not have the content that was imported"),
         (lambda path: path.write_bytes(b"o" * 2999), "has 2999 bytes instead of 3000"),
         (linked, "has become a link"),
         (a_folder, "is not an ordinary file"),

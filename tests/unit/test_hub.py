@@ -139,7 +139,7 @@ def test_a_hub_id_gets_a_folder_of_its_own(tmp_path: Path, downloads: Hub) -> No
 
 
 def test_a_refusal_of_the_hub_is_one_line(downloads: Hub) -> None:
-    with pytest.raises(ManifestError, match=r"the hub did not give it \(404 Client Error\.\)") as refusal:
+    with pytest.raises(ManifestError, match=r"could not be downloaded from the hub \(404 Client Error\.\)") as refusal:
         find_pack("no/such")
     assert "\n" not in str(refusal.value)
     assert len(downloads.calls) == 1
@@ -167,7 +167,7 @@ def test_an_interrupted_download_leaves_the_old_one(
         downloads.ends_after = files
         with caplog.at_level(logging.INFO, logger="edgedecode.user_notices"):
             assert content(find_pack("owner/name")) == first
-        assert "the hub did not give the newest owner/name (the connection broke)" in caplog.text
+        assert "owner/name could not be updated from the hub (the connection broke)" in caplog.text
     downloads.away, downloads.ends_after = True, None
     assert content(find_pack("owner/name")) == first
     downloads.away = False

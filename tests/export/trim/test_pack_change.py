@@ -257,7 +257,7 @@ def test_a_pack_that_another_holds_for_ever_is_refused_in_one_line(pack: Path, m
     before = content(pack)
     with (
         changing(pack),
-        pytest.raises(ManifestError, match=r"another process has held the pack .* nothing was changed"),
+        pytest.raises(ManifestError, match=r"another process has locked the pack .* nothing was changed"),
     ):
         add(pack, 300)
     assert content(pack) == before
