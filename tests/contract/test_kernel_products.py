@@ -17,7 +17,7 @@ from edgedecode.arrays import FloatArray
 from edgedecode.onnx_format.graph_file import GraphFile, Node, ValueInfo
 from edgedecode.runtimes.onnx.kernels import trial
 from edgedecode.runtimes.onnx.kernels.library import Matrix
-from edgedecode.runtimes.onnx.kernels.products import DOMAIN
+from edgedecode.runtimes.onnx.kernels.products import DOMAIN, product_node
 from edgedecode.runtimes.onnx.kernels.trial import tried
 
 LIBRARY, REASON = tried()
@@ -173,3 +173,83 @@ def test_results_do_not_depend_on_the_threads_floating_point_mode(columns: int, 
     finally:
         mathematics.fesetenv(before)
     assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("gate", [0, 1])
+@pytest.mark.parametrize(("inner", "columns"), [(96, 70), (9000, 40)])
+def test_products_with_an_adapter_add_its_delta_the_same_in_passes_of_any_width(
+    inner: int, columns: int, gate: int
+) -> None:
+    """9,000 inputs are more than the operator sums in one piece. Of rank 0 the matrices change no bit."""
+    assert LIBRARY is not None
+    rng = np.random.default_rng(11)
+    matrix = random_matrix(rng, bits=8, block=32, columns=columns, inner=inner, half=True)
+    tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
+    LIBRARY.prepare(matrix, tiles)
+    matrices = {"a": (inner, "r"), "b": ("r", columns)} | ({"c": (inner, "s"), "d": ("s", columns)} if gate else {})
+
+    def session(*adapter: str) -> onnxruntime.InferenceSession:
+        inputs = ["x", "w", "", "w" if gate else "", *adapter]
+        node = product_node(inputs, "y", matrix=matrix, inner=inner, threads=2, gate=gate, planes=2)
+        values = [ValueInfo("x", 1, ["R", inner]), ValueInfo("w", 2, [tiles.size])]
+        file = GraphFile(
+            nodes=[node],
+            inputs=values + [ValueInfo(name, 1, list(matrices[name])) for name in adapter],
+            outputs=[ValueInfo("y", 1, ["R", columns])],
+            opset={"": 21, DOMAIN: 1},
+            model_rest=[(1, b"\x08\x0a")],
+        )
+        options = onnxruntime.SessionOptions()
+        options.register_custom_ops_library(str(LIBRARY.path if LIBRARY else ""))
+        return onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
+
+    with_adapter, without = session(*matrices), session()
+    x = rng.standard_normal((7, inner)).astype(np.float32)
+    values = {
+        name: rng.standard_normal(
+            [size if isinstance(size, int) else {"r": 5, "s": 16}[size] for size in shape]
+        ).astype(np.float32)
+        / np.float32(inner**0.5)
+        for name, shape in matrices.items()
+    }
+    bits = set()
+    for name in SETS:
+        LIBRARY.choose(name)
+        (base,) = without.run(None, {"x": x, "w": tiles})
+        (found,) = with_adapter.run(None, {"x": x, "w": tiles, **values})
+        bits.add(found.tobytes())
+        for row in range(7):
+            (alone,) = with_adapter.run(None, {"x": x[row : row + 1], "w": tiles, **values})
+            assert alone.tobytes() == found[row : row + 1].tobytes()
+        none = {name: value[:, :0] if name in "ac" else value[:0] for name, value in values.items()}
+        (off,) = with_adapter.run(None, {"x": x, "w": tiles, **none})
+        assert off.tobytes() == base.tobytes()
+    assert len(bits) == 1
+    product = x.astype(np.float64) @ dense(matrix, inner).T
+    wanted = product + x @ values["a"].astype(np.float64) @ values["b"]
+    if gate:
+        wanted = wanted / (1 + np.exp(-wanted)) * (product + x @ values["c"].astype(np.float64) @ values["d"])
+    np.testing.assert_allclose(found, wanted, atol=2e-3 * np.abs(wanted).max())
+
+
+def test_products_refuse_an_adapter_of_another_shape() -> None:
+    assert LIBRARY is not None
+    matrix = random_matrix(np.random.default_rng(12), bits=8, block=32, columns=40, inner=64, half=True)
+    tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
+    names = ["a", "b"]
+    file = GraphFile(
+        nodes=[product_node(["x", "w", "", "", *names], "y", matrix=matrix, inner=64, threads=1)],
+        inputs=[ValueInfo("x", 1, ["R", 64]), ValueInfo("w", 2, [tiles.size])]
+        + [ValueInfo(name, 1, [f"{name}0", f"{name}1"]) for name in names],
+        outputs=[ValueInfo("y", 1, ["R", 40])],
+        opset={"": 21, DOMAIN: 1},
+        model_rest=[(1, b"\x08\x0a")],
+    )
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(LIBRARY.path))
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
+    for first, second in [((63, 4), (4, 40)), ((64, 4), (3, 40)), ((64, 4), (4, 41)), ((64, 4), (4, 0))]:
+        given = {"a": np.zeros(first, np.float32), "b": np.zeros(second, np.float32)}
+        with pytest.raises(Exception, match="an adapter's matrices do not fit the product"):
+            session.run(None, {"x": np.zeros((1, 64), np.float32), "w": tiles, **given})

@@ -223,3 +223,40 @@ def test_sizes_that_are_kept_are_those_of_the_same_bytes_and_width() -> None:
     first, second = (graph_sizes(file, hidden=128) for file in files)
     assert first != second
     assert first != graph_sizes(files[0], hidden=256)
+
+
+def test_products_take_the_adapters_matrices_themselves() -> None:
+    assert LIBRARY is not None
+    graph = BUNDLED_PACK / "target" / "lora.onnx"
+    before = GraphFile.parse(graph.read_bytes())
+    given = {value.name for value in before.inputs if value.name.startswith("lora.")}
+    found = rewrite(before, LIBRARY, WeightsFile(graph.with_name("weights.bin")), window=0, threads=1)
+    assert found is not None
+    assert found.row_invariant
+    nodes = GraphFile.parse(found.data).nodes
+    assert not {"FloatProduct", "MatMul"} & {node.op_type for node in nodes}
+    products = [node for node in nodes if node.op_type == "RowsProduct"]
+    assert {name for node in products for name in node.inputs if name.startswith("lora.")} == given
+    layers = {name.split(".")[1] for name in given}
+    assert len(products) == 4 * len(layers) + 1  # qkv, o, gate and up in one, down; the head
+    assert found.narrow_ranks == 3  # query, key and value are one product
+
+
+@pytest.mark.parametrize("change", ["another input", "a second reader", "another name"])
+def test_deltas_of_another_form_stay_operators_of_their_own(change: str) -> None:
+    assert LIBRARY is not None
+    graph = BUNDLED_PACK / "target" / "lora.onnx"
+    file = GraphFile.parse(graph.read_bytes())
+    narrow = next(node for node in file.nodes if node.name.endswith("o_proj/Narrow"))
+    wide = next(node for node in file.nodes if node.inputs[:1] == narrow.outputs[:1])
+    if change == "another input":
+        other = next(node for node in file.nodes if "qkv" in node.name)
+        narrow.inputs[0] = other.outputs[0]
+    elif change == "a second reader":
+        file.nodes.append(replace(narrow, inputs=[*narrow.outputs, wide.inputs[1]], outputs=["more"], name="more"))
+    else:
+        wide.inputs[1] = "other"
+    found = rewrite(file, LIBRARY, WeightsFile(graph.with_name("weights.bin")), window=0, threads=1)
+    assert found is not None
+    kinds = [node.op_type for node in GraphFile.parse(found.data).nodes]
+    assert {"FloatProduct", "MatMul"} & set(kinds)

@@ -51,7 +51,14 @@ struct Rounded {
 
 enum class Gate : int { kNone = 0, kSilu = 1, kGeluTanh = 2 };
 
-// y[rows, columns] = x · W (+ bias), or gate(x · W) * (x · up) when `up` is given.
+// What an adapter adds to a product: narrow · wide, where narrow [rows, rank] is the rows times its first matrix.
+struct LowRank {
+  const float* narrow;
+  const float* wide;  // [rank, columns]
+  size_t rank;        // 0: nothing is added
+};
+
+// y[rows, columns] = x · W (+ bias) (+ delta), or gate(that) * (x · up (+ up_delta)) when `up` is given.
 struct Product {
   const uint8_t* weights;
   const uint8_t* up;  // null: no gate
@@ -63,6 +70,14 @@ struct Product {
   int scale_every;  // sub-blocks that share a scale: block size / 32
   bool wide_scales;  // float32 instead of float16
   Gate gate;
+  LowRank delta, up_delta;
+};
+
+// y[rows, columns] = x[rows, inner] · w[inner, columns] in float32; the rows of x begin `stride` floats apart.
+struct FloatProduct {
+  const float *x, *w;
+  float* y;
+  size_t rows, inner, columns, stride;
 };
 
 // A matrix as tiles, for who reads single columns of it.
@@ -123,8 +138,7 @@ struct Kernels {
   void (*attend)(const Attention& job, size_t kv_head, size_t first, size_t last, float* scores);
   void (*norm_rows)(const Norm& job, size_t first, size_t last);
   void (*pointwise)(Pointwise kind, const float* x, float* y, size_t count);
-  void (*float_product)(const float* x, const float* w, float* y, size_t rows, size_t inner, size_t columns,
-                        size_t first, size_t last);
+  void (*float_product)(const FloatProduct& job, size_t first, size_t last);  // columns first to last - 1
 };
 
 // Floats of one query's scores: a whole number of tiles.

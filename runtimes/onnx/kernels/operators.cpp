@@ -20,6 +20,9 @@ constexpr size_t kRoundFloats = 16 << 10;
 constexpr size_t kNormFloats = 16 << 10;
 constexpr size_t kAttentionSteps = 32 << 10;
 constexpr size_t kMostParts = 4096;
+// Inputs of an adapter's first product that are summed together; the sums of several such pieces are added in their order.
+constexpr size_t kPiece = 4096;
+constexpr size_t kNarrowSteps = 512 << 10;
 
 // Memory that operators use again. There are as many pieces of a kind as were in use at one time, whatever threads come
 // and go; each keeps what the longest pass took. No lock: a fork may happen at any time.
@@ -58,6 +61,7 @@ std::atomic<std::vector<T>*> Scratch<T>::shelf_[Scratch<T>::kPlaces];
 
 struct Score { float value; };  // pieces of their own: they differ in size
 struct Query { float value; };
+struct Narrow { float value; };
 
 // The operator that this thread runs, where its parts run on the engine's pool: in a graph that keeps operators of the
 // engine's, two pools would wait for each other.
@@ -98,8 +102,44 @@ void split(size_t count, size_t parts, int threads, const Body& body) {
     parallel_for(parts, threads, one);
 }
 
-// ---- RowsProduct: x [.., K], tiles, bias [N]?, tiles of a second matrix? → y [.., N] --------------------------------
-// The tiles are those of many matrices, mapped as one; a matrix begins at its offset.
+// ---- RowsProduct: x [.., K], tiles, bias [N]?, tiles of a second matrix?, an adapter's matrices? → y [.., N] ---------
+// The tiles are those of many matrices, mapped as one; a matrix begins at its offset. An adapter's matrices are [K, rank]
+// and [rank, N], two for each matrix of the product; of rank 0 they add nothing.
+
+// The rows times an adapter's first matrix, for one matrix of a product.
+class Delta {
+ public:
+  // `index` is that of the first matrix among the operator's inputs.
+  Delta(ort::Context* context, size_t index, const ort::Tensor& x)
+      : x_(x), first_(ort::input(context, index)), rank_(first_.dimensions == 2 ? first_.last() : 0) {
+    if (rank_ != 0) second_ = ort::input(context, index + 1);
+  }
+  bool fits(int64_t columns) const {
+    return rank_ == 0 || (first_.shape[0] == x_.last() && second_.dimensions == 2 && second_.last() == columns &&
+                          second_.shape[0] == first_.last());
+  }
+  size_t floats() const { return pieces() * x_.rows() * rank_; }
+
+  LowRank compute(const Kernels* table, float* narrow, int threads) const {
+    if (rank_ == 0) return {};
+    const size_t rows = x_.rows(), inner = x_.last(), count = rows * rank_;
+    split(pieces() * rows, rows * inner * rank_ < kNarrowSteps ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
+      for (size_t i = first; i < last; i++) {
+        const size_t begin = i / rows * kPiece, size = inner - begin < kPiece ? inner - begin : kPiece;
+        table->float_product({x_.as<const float>() + i % rows * inner + begin, first_.as<const float>() + begin * rank_,
+                              narrow + i * rank_, 1, size, rank_, inner}, 0, rank_);
+      }
+    });
+    for (size_t i = count; i < pieces() * count; i++) narrow[i % count] += narrow[i];
+    return {narrow, second_.as<const float>(), rank_};
+  }
+
+ private:
+  size_t pieces() const { return (x_.last() + kPiece - 1) / kPiece; }
+  const ort::Tensor& x_;
+  ort::Tensor first_, second_;
+  size_t rank_;
+};
 
 struct RowsProduct {
   int64_t inner, columns, offset, up_offset;
@@ -138,6 +178,9 @@ struct RowsProduct {
         (bias.data != nullptr && bias.count() != columns) ||
         (up.data != nullptr && (up_offset < 0 || up.count() - up_offset < needed)))
       return ort::fail("RowsProduct: a shape does not fit the node's attributes");
+    const Delta delta(context, 4, x), up_delta(context, 6, x);
+    if (!delta.fits(columns) || !up_delta.fits(columns))
+      return ort::fail("RowsProduct: an adapter's matrices do not fit the product");
     int64_t shape[ort::kMostDimensions];
     memcpy(shape, x.shape, sizeof shape);
     shape[x.dimensions - 1] = columns;
@@ -167,6 +210,9 @@ struct RowsProduct {
     split(rows, floats < kRoundFloats ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
       table->round_rows(x.as<const float>(), inner, first, last, job.x);
     });
+    Scratch<Narrow> narrow(delta.floats() + up_delta.floats());
+    job.delta = delta.compute(table, &narrow.data()->value, threads);
+    job.up_delta = up_delta.compute(table, &narrow.data()->value + delta.floats(), threads);
     // Parts of equal size, several a thread, so that one that is held up leaves the rest to the other.
     const size_t work = tiles * nbytes * (up.data == nullptr ? 1 : 2) * (rows < 8 ? 1 : rows / 4);
     const size_t parts = work < kProductNbytes ? 1 : (work / kPartNbytes / threads + 1) * threads;
@@ -404,10 +450,10 @@ struct RowsPointwise {
 
 // ---- FloatProduct: x [.., K], w [K, N] → y [.., N], both float32 ----------------------------------------------------
 
-struct FloatProduct {
+struct FloatOperator {
   int threads;
 
-  explicit FloatProduct(const ort::KernelInfo* info) : threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
+  explicit FloatOperator(const ort::KernelInfo* info) : threads(static_cast<int>(ort::integer(info, "threads", 1))) {}
 
   ort::Status* compute(ort::Context* context) const {
     const ort::Tensor x = ort::input(context, 0), w = ort::input(context, 1);
@@ -423,7 +469,7 @@ struct FloatProduct {
     const size_t tiles = (columns + kTile - 1) / kTile;
     split(tiles, rows * inner * columns < kAttentionSteps ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
       const size_t end = last * kTile < columns ? last * kTile : columns;
-      table->float_product(x.as<const float>(), w.as<const float>(), y, rows, inner, columns, first * kTile, end);
+      table->float_product({x.as<const float>(), w.as<const float>(), y, rows, inner, columns, inner}, first * kTile, end);
     });
     return nullptr;
   }
@@ -515,14 +561,14 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Api
   using namespace edgedecode;
   ort::api = base->GetApi(ort::kVersion);
   static Operator* const operators[] = {
-      make<RowsProduct>({"RowsProduct", 4, 1, {F, U, F, U}, {F}, 2, 3, 1, 12}),
+      make<RowsProduct>({"RowsProduct", 8, 1, {F, U, F, U, F, F, F, F}, {F}, 2, 7, 1, 12}),
       make<TileRows>({"TileRows", 2, 1, {L, U}, {F}, 12, 12, 1, 12}),
       make<TreeAttention<float>>({"TreeAttention", 12, 3, {F, F, F, F, F, I, F, F, L, I, F, F}, {F, F, F}, 1, 2, 3, 6}),
       make<TreeAttention<int8_t>>(
           {"TreeAttentionInt8", 12, 3, {F, F, F, B, B, I, F, F, L, I, F, F}, {F, B, B}, 1, 2, 3, 6}),
       make<RowsNorm>({"RowsNorm", 3, 2, {F, F, F}, {F, F}, 2, 2, 1, 12}),
       make<RowsPointwise>({"RowsPointwise", 1, 1, {F}, {F}, 12, 12, 1, 12}),
-      make<FloatProduct>({"FloatProduct", 2, 1, {F, F}, {F}, 12, 12, 1, 12}),
+      make<FloatOperator>({"FloatProduct", 2, 1, {F, F}, {F}, 12, 12, 1, 12}),
   };
   ort::Domain* domain = nullptr;
   if (ort::Status* status = ort::entry<ort::Status* (*)(const char*, ort::Domain**)>(26)("edgedecode", &domain)) return status;

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgedecode.onnx_format.graph_file import AttributeValue, GraphFile, Node, RawAttribute, Tensor, ValueInfo
+from edgedecode.pack.manifest import STACKS
 
 from .library import KernelLibrary, Matrix
 from .products import (
@@ -42,6 +43,10 @@ _FUNCTIONS = 25
 _FULL_BIAS, _WINDOW_BIAS = "attention_bias", "window_bias"
 _POINTWISE = {"Sigmoid": 0, "FastGelu": 2, "Gelu": 2, "Tanh": 3}
 _SILU, _GELU = 1, 2
+_PIECE = 4096
+"""Inputs that an adapter's first product sums together: kPiece in operators.cpp."""
+_MATRICES = 4
+"""Inputs of a product in front of an adapter's matrices: rows, tiles, bias, tiles of a second matrix."""
 _MOVES = "Cast Concat Constant ConstantOfShape Expand Gather GatherBlockQuantized Identity Range Reshape Shape Slice"
 _MORE_MOVES = "Split Squeeze Transpose Unsqueeze Where"
 _EXACT = frozenset(f"{_MOVES} {_MORE_MOVES} Add Div Mul Neg Sub".split())
@@ -62,6 +67,8 @@ class Rewritten:
     left: Counter[str] = field(default_factory=Counter)
     """Operators left to the engine whose bits may depend on the number of rows, with the reason."""
 
+    narrow_ranks: int = 0
+    """The most sums a product keeps of a row for adapters, in ranks of the graph."""
     unserved: Counter[str] = field(default_factory=Counter)
     """Quantized products among them that allow rounded activations, by the reason: ours would be faster."""
 
@@ -175,6 +182,7 @@ class _Rewriting:
                 name=node.name,
             )
         self._join_biases()
+        self._join_adapters()
 
     def embeddings(self) -> None:
         """Take the rows of an embedding from the tiles of a product's matrix that is the same array, a tied head's.
@@ -231,6 +239,7 @@ class _Rewriting:
             for node in self._file.nodes:
                 if node.domain == DOMAIN:
                     node.attributes["engines_pool"] = 1
+        self._made.narrow_ranks = max(map(_narrow_ranks, self._file.nodes), default=0)
         self._made.data = self._file.serialize()
         return self._made
 
@@ -239,7 +248,7 @@ class _Rewriting:
         if node.op_type not in ("RowsProduct", "TileRows"):
             return
         for index, attribute in ((1, "offset"), (3, "up_offset")):
-            if index < len(node.inputs) and node.inputs[index] in places:
+            if index < len(node.inputs) and node.inputs[index] and node.inputs[index] in places:
                 node.attributes[attribute] = places[node.inputs[index]]
                 node.inputs[index] = source
 
@@ -299,6 +308,31 @@ class _Rewriting:
                 product.outputs = add.outputs
                 self._file.nodes.remove(add)
 
+    def _join_adapters(self) -> None:
+        """Let products add the deltas of adapters themselves: product + (x · first) · second."""
+        for wide in [node for node in self._file.nodes if node.op_type == "MatMul"]:
+            narrow, users = self._maker(wide.inputs[0]), list(self._users(wide.outputs[0]))
+            if narrow is None or narrow.op_type != "MatMul" or [node.op_type for node in users] != ["Add"]:
+                continue
+            (add,) = users
+            (sum_before,) = [name for name in add.inputs if name != wide.outputs[0]] or [""]
+            product = self._maker(sum_before)
+            matrices = [narrow.inputs[1], wide.inputs[1]]
+            inner = (*narrow.outputs, *wide.outputs, sum_before)
+            if (
+                product is None
+                or product.op_type != "RowsProduct"
+                or len(product.inputs) > _MATRICES
+                or product.inputs[0] != narrow.inputs[0]
+                or not all(name.startswith("lora.") for name in matrices)
+                or any(len(list(self._users(name))) != 1 or name in self._outputs for name in inner)
+            ):
+                continue
+            product.inputs += [""] * (_MATRICES - len(product.inputs)) + matrices
+            product.outputs = add.outputs
+            for node in (narrow, wide, add):
+                self._file.nodes.remove(node)
+
     def _join_gate(self, final: Node, act: str, up: str) -> bool:
         activation, second = self._maker(act), self._maker(up)
         if activation is None or second is None:
@@ -328,7 +362,7 @@ class _Rewriting:
             "RowsProduct",
             DOMAIN,
             final.name,
-            [*first.inputs, "", second.inputs[1]],
+            [*first.inputs[:2], "", second.inputs[1], *first.inputs[_MATRICES:], *second.inputs[_MATRICES:]],
             final.outputs,
             {**first.attributes, "gate": gate},
         )
@@ -357,6 +391,16 @@ class _Rewriting:
         self._file.nodes[index] = Node(kind, DOMAIN, node.name, list(inputs), list(outputs), dict(more))
 
 
+def _narrow_ranks(product: Node) -> int:
+    """Return how many sums of the graph's rank `RowsProduct` keeps of a row: one for each part and piece of inputs."""
+    if product.op_type != "RowsProduct":
+        return 0
+    modules = [name.split(".")[2] for name in product.inputs[_MATRICES::2]]
+    inner = product.attributes["inner"]
+    assert isinstance(inner, int)
+    return -(-inner // _PIECE) * sum(len(STACKS.get(module, ("itself",))) for module in modules)
+
+
 def _is_table(node: Node, packed: Tensor, matrix: Matrix) -> bool:
     """Whether a node gathers rows of an array [columns, inner] of bytes that is this matrix."""
     attributes = node.attributes
@@ -380,7 +424,8 @@ def _joinable(first: Node, second: Node) -> bool:
     return (
         first.op_type == second.op_type == "RowsProduct"
         and first is not second
-        and len(first.inputs) == len(second.inputs) == 2
+        and not any(first.inputs[2:_MATRICES] + second.inputs[2:_MATRICES])
+        and len(first.inputs) == len(second.inputs)
         and first.inputs[0] == second.inputs[0]
         and first.attributes == second.attributes
     )

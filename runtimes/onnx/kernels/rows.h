@@ -171,6 +171,34 @@ static inline VF gated(Gate gate, VF x) {
   return gate == Gate::kSilu ? vmul(x, vsigmoid(x)) : vgelu_tanh(x);
 }
 
+// Adds an adapter's delta to one tile of rows row to row + count - 1. Even and odd steps of the rank are two chains of
+// fmas, the even one begun with what is there.
+static inline void add_low_rank(const LowRank& delta, size_t row, size_t count, size_t columns, size_t column,
+                                float (*out)[kColumns]) {
+  constexpr size_t kVectors = kColumns / kLanes;
+  const size_t even = delta.rank / 2 * 2, valid = columns - column < kColumns ? columns - column : kColumns;
+  for (size_t m = 0; m < count && delta.rank != 0; m++) {
+    const float *by = delta.narrow + (row + m) * delta.rank, *wide = delta.wide + column;
+    if (valid == kColumns) {
+      VF sums[2][kVectors];
+      for (size_t v = 0; v < kVectors; v++) sums[0][v] = vload(out[m] + v * kLanes), sums[1][v] = vset(0.0f);
+      const auto step = [&](size_t k, VF* to) {
+        const VF a = vset(by[k]);
+        for (size_t v = 0; v < kVectors; v++) to[v] = vfma(a, vload(wide + k * columns + v * kLanes), to[v]);
+      };
+      for (size_t k = 0; k < even; k += 2) step(k, sums[0]), step(k + 1, sums[1]);
+      if (even != delta.rank) step(even, sums[0]);
+      for (size_t v = 0; v < kVectors; v++) vstore(out[m] + v * kLanes, vadd(sums[0][v], sums[1][v]));
+    } else {
+      for (size_t i = 0; i < valid; i++) {
+        float sums[2] = {out[m][i], 0.0f};
+        for (size_t k = 0; k < delta.rank; k++) sums[k % 2] = fused(by[k], wide[k * columns + i], sums[k % 2]);
+        out[m][i] = sums[0] + sums[1];
+      }
+    }
+  }
+}
+
 template <int BITS, int PLANES>
 static void tiles_of(const Product& job, size_t first, size_t last) {
   const size_t nbytes = tile_nbytes(job.sub_blocks, BITS, job.scale_every, job.wide_scales);
@@ -191,17 +219,19 @@ static void tiles_of(const Product& job, size_t first, size_t last) {
           multiply<BITS, PLANES, false>(job, matrix + tile * nbytes, x, to);
       };
       times(job.weights, out);
-      if (job.up != nullptr) times(job.up, up);
-      for (size_t m = 0; m < x.count; m++) {
-        if (job.bias != nullptr || job.up != nullptr)
-          for (size_t g = 0; g < kColumns; g += kLanes) {
-            VF y = vload(out[m] + g);
-            if (job.bias != nullptr) y = vadd(y, vload(bias + g));
-            if (job.up != nullptr) y = vmul(gated(job.gate, y), vload(up[m] + g));
-            vstore(out[m] + g, y);
-          }
-        memcpy(job.y + (row + m) * job.columns + column, out[m], valid * sizeof(float));
+      if (job.bias != nullptr)
+        for (size_t m = 0; m < x.count; m++)
+          for (size_t g = 0; g < kColumns; g += kLanes) vstore(out[m] + g, vadd(vload(out[m] + g), vload(bias + g)));
+      add_low_rank(job.delta, row, x.count, job.columns, column, out);
+      if (job.up != nullptr) {
+        times(job.up, up);
+        add_low_rank(job.up_delta, row, x.count, job.columns, column, up);
+        for (size_t m = 0; m < x.count; m++)
+          for (size_t g = 0; g < kColumns; g += kLanes)
+            vstore(out[m] + g, vmul(gated(job.gate, vload(out[m] + g)), vload(up[m] + g)));
       }
+      for (size_t m = 0; m < x.count; m++)
+        memcpy(job.y + (row + m) * job.columns + column, out[m], valid * sizeof(float));
     }
   }
 }
@@ -553,25 +583,35 @@ static void pointwise(Pointwise kind, const float* x, float* y, size_t count) {
   memcpy(y + whole, tail, (count - whole) * sizeof(float));
 }
 
-// y[rows, columns] = x[rows, inner] · w[inner, columns] in float32, columns first to last - 1: an fma a step of `inner`.
-static void float_product(const float* x, const float* w, float* y, size_t rows, size_t inner, size_t columns,
-                          size_t first, size_t last) {
-  for (size_t row = 0; row < rows; row++) {
+// Columns first to last - 1 of a product in float32. Each sum runs in four chains of fmas, step k of `inner` in chain
+// k modulo 4, so that no step waits for the one before it.
+static void float_product(const FloatProduct& job, size_t first, size_t last) {
+  constexpr size_t kChains = 4;
+  const size_t whole = job.inner / kChains * kChains;
+  for (size_t row = 0; row < job.rows; row++) {
+    const float* x = job.x + row * job.stride;
+    float* y = job.y + row * job.columns;
     size_t column = first;
     for (; column + kTile <= last; column += kTile) {
-      VF sums[kGroups];
-      for (size_t g = 0; g < kGroups; g++) sums[g] = vset(0.0f);
-      for (size_t k = 0; k < inner; k++) {
-        VF a = vset(x[row * inner + k]);
-        for (size_t g = 0; g < kGroups; g++)
-          sums[g] = vfma(a, vload(w + k * columns + column + g * kLanes), sums[g]);
-      }
-      for (size_t g = 0; g < kGroups; g++) vstore(y + row * columns + column + g * kLanes, sums[g]);
+      const float* w = job.w + column;
+      VF sums[kChains][kGroups];
+      for (size_t c = 0; c < kChains; c++)
+        for (size_t g = 0; g < kGroups; g++) sums[c][g] = vset(0.0f);
+      const auto step = [&](size_t k, size_t c) {
+        const VF a = vset(x[k]);
+        for (size_t g = 0; g < kGroups; g++) sums[c][g] = vfma(a, vload(w + k * job.columns + g * kLanes), sums[c][g]);
+      };
+      for (size_t k = 0; k < whole; k += kChains)
+        for (size_t c = 0; c < kChains; c++) step(k + c, c);
+      for (size_t k = whole; k < job.inner; k++) step(k, k - whole);
+      for (size_t g = 0; g < kGroups; g++)
+        vstore(y + column + g * kLanes, vadd(vadd(sums[0][g], sums[1][g]), vadd(sums[2][g], sums[3][g])));
     }
     for (; column < last; column++) {
-      float sum = 0.0f;
-      for (size_t k = 0; k < inner; k++) sum = fused(x[row * inner + k], w[k * columns + column], sum);
-      y[row * columns + column] = sum;
+      float sums[kChains] = {};
+      for (size_t k = 0; k < job.inner; k++)
+        sums[k % kChains] = fused(x[k], job.w[k * job.columns + column], sums[k % kChains]);
+      y[column] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     }
   }
 }

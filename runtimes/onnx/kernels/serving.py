@@ -72,13 +72,15 @@ def serve(entry: ModelEntry, path: Path, *, root: Path, threads: int, rows: int)
     for reason, count in rewritten.unserved.items():
         notice(f"{count} products of {path.parent.name}/{path.name} stay with the engine's kernels: {reason}")
     inner = (stored.matrix.packed.shape[1] * stored.matrix.block for stored in rewritten.stored.values())
+    rank = max((graph.lora_rank for graph in entry.graphs.values()), default=0)
+    narrow = 4 * rows * rank * rewritten.narrow_ranks
     return Served(
         library,
         rewritten,
         sum(tiles_nbytes(library, stored) for stored in rewritten.sources().values()),
         read.weights,
         read.digest,
-        _scratch_nbytes(entry, rows=rows, widest=max(inner, default=0), heads=read.heads, threads=threads),
+        _scratch_nbytes(entry, rows=rows, widest=max(inner, default=0), heads=read.heads, threads=threads) + narrow,
     )
 
 

@@ -78,6 +78,8 @@ void check_product(const Kernels* table, Digest& digest) {
     }
   }
   const std::vector<float> x = random_floats(rows * inner), bias = random_floats(columns);
+  const size_t rank = below(2) ? below(9) : 0;
+  const std::vector<float> narrow = random_floats(2 * rows * rank), second = random_floats(2 * rank * columns);
   const auto multiply = [&](size_t first, size_t count, float* y) {
     std::vector<int8_t> values(count * blocks * 64);
     std::vector<float> scales(count * blocks);
@@ -95,6 +97,8 @@ void check_product(const Kernels* table, Digest& digest) {
     job.scale_every = every;
     job.wide_scales = wide;
     job.gate = gate ? (planes == 1 ? Gate::kSilu : Gate::kGeluTanh) : Gate::kNone;
+    job.delta = {narrow.data() + first * rank, second.data(), rank};
+    job.up_delta = {narrow.data() + (rows + first) * rank, second.data() + rank * columns, gate ? rank : 0};
     table->round_rows(x.data() + first * inner, inner, 0, count, job.x);
     table->product_tiles(job, 0, tiles);
   };
@@ -251,7 +255,7 @@ void check_others(const Kernels* table, Digest& digest) {
   const size_t inner = below(30), wide = 1 + below(50);
   const std::vector<float> a = random_floats(rows * inner), b = random_floats(inner * wide);
   std::vector<float> product(rows * wide);
-  table->float_product(a.data(), b.data(), product.data(), rows, inner, wide, 0, wide);
+  table->float_product({a.data(), b.data(), product.data(), rows, inner, wide, inner}, 0, wide);
   for (size_t row = 0; row < rows; row++)
     for (size_t j = 0; j < wide; j++) {
       double wanted = 0;
