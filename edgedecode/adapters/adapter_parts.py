@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,7 +17,15 @@ from edgedecode.gguf.gguf_names import CLASSES, module_of
 from edgedecode.gguf.header import Header
 from edgedecode.pack.manifest import STACKS
 
-__all__ = ["FLOAT_NBYTES", "Parts", "Projection", "Projections", "graph_projections", "lora_projections"]
+__all__ = [
+    "FLOAT_NBYTES",
+    "Parts",
+    "Projection",
+    "Projections",
+    "graph_projections",
+    "lora_projections",
+    "part_starts",
+]
 
 FLOAT_NBYTES = 4
 
@@ -46,6 +55,13 @@ class Parts:
     def nbytes(self) -> int:
         """What the joined matrices take."""
         return FLOAT_NBYTES * self.rank * (self.projection.inputs + self.projection.outputs)
+
+
+def part_starts(module: str, *, outputs: int, kv_width: int) -> list[int]:
+    """Return the first output of each projection that a product holds: query, key and value, or gate and up."""
+    if module == "qkv_proj":
+        return [0, outputs - 2 * kv_width, outputs - kv_width]
+    return [0, outputs // 2] if module in STACKS else [0]
 
 
 class Projections:
@@ -83,6 +99,35 @@ class Projections:
                 self._check_sizes(projection, part)
                 found[projection].append(part)
         return [Parts(projection, parts) for projection, parts in found.items()]
+
+    def stack(self, given: Parts, *, scale: float) -> LowRank:
+        """Put an adapter's parts of one projection below each other, times `scale`, without `join`'s zeros.
+
+        For a product of P projections, R the largest rank of one: down [P * R, inputs], up [outputs, R], where the
+        outputs of projection p go with rows p * R to p * R + R - 1 of `down`.
+        """
+        product = given.projection
+        starts = part_starts(product.module, outputs=product.outputs, kv_width=self._kv_width)
+        pieces = [
+            (index, part, slice(start - place.start, stop - place.start))
+            for part in given.parts
+            for place in (self._place(product, part),)
+            for index, (start, stop) in enumerate(pairwise([*starts, product.outputs]))
+            if place.start <= start < place.stop
+        ]
+        ranks = [sum(part.rank for index, part, _ in pieces if index == own) for own in range(len(starts))]
+        rank, filled = max(ranks), [0] * len(starts)
+        down = np.zeros((len(starts), rank, product.inputs), np.float32)
+        up = np.zeros((product.outputs, rank), np.float32)
+        for index, part, outputs in pieces:
+            columns = slice(filled[index], filled[index] + part.rank)
+            down[index, columns] = part.down
+            first = starts[index]
+            np.multiply(
+                part.up[outputs], np.float32(scale), out=up[first : first + outputs.stop - outputs.start, columns]
+            )
+            filled[index] += part.rank
+        return LowRank(product.layer, product.module, down.reshape(-1, product.inputs), up)
 
     def join(self, given: Parts, *, scale: float) -> LowRank:
         """Put the parts of one projection side by side, each one's outputs in its own place, times `scale`."""
@@ -136,10 +181,9 @@ class Projections:
         """Return which outputs of the projection are the part's."""
         if projection.module == part.module:
             return slice(0, projection.outputs)
-        outputs, cache = projection.outputs, self._kv_width
-        ends = [outputs - 2 * cache, outputs - cache] if projection.module == "qkv_proj" else [outputs // 2]
+        starts = part_starts(projection.module, outputs=projection.outputs, kv_width=self._kv_width)
         index = STACKS[projection.module].index(part.module)
-        return slice([0, *ends][index], [*ends, outputs][index])
+        return slice(starts[index], [*starts, projection.outputs][index + 1])
 
 
 def graph_projections(shapes: Mapping[str, Sequence[int]]) -> Iterator[Projection]:

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from edgedecode.adapters.adapter_parts import Projection, Projections, graph_projections
+from edgedecode.adapters.adapter_parts import FLOAT_NBYTES, Parts, Projection, Projections, graph_projections
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterUse, LowRank, ModelCard
 from edgedecode.errors import CapabilityError
@@ -26,8 +27,8 @@ __all__ = ["Adapters"]
 class _Matrices:
     """What a product's two inputs get."""
 
-    first: FloatArray
-    second: FloatArray
+    first: npt.NDArray[np.generic]
+    second: npt.NDArray[np.generic]
 
     @property
     def nbytes(self) -> int:
@@ -35,7 +36,7 @@ class _Matrices:
 
 
 class _Adapter:
-    """One adapter's matrices by product, and a copy of the second ones for the newest scale that is not 1."""
+    """One adapter's matrices by product, and a copy with other second ones for the last scale that is not 1."""
 
     def __init__(self, matrices: Mapping[str, _Matrices], lease: Lease) -> None:
         self._matrices = matrices
@@ -51,10 +52,9 @@ class _Adapter:
             if scale == 1.0:
                 self._lease.resize(held)
             else:
-                self._lease.resize(held + sum(pair.second.nbytes for pair in self._matrices.values()))
+                self._lease.resize(held + sum(FLOAT_NBYTES * _size(pair.second) for pair in self._matrices.values()))
                 self._scaled = {
-                    name: _Matrices(pair.first, pair.second * np.float32(scale))
-                    for name, pair in self._matrices.items()
+                    name: _Matrices(pair.first, _scaled(pair.second, scale)) for name, pair in self._matrices.items()
                 }
                 self._scale = scale
         return self._scaled
@@ -71,7 +71,10 @@ class Adapters:
     ) -> None:
         self._value = engine.OrtValue.ortvalue_from_numpy
         self._card, self._budget = card, budget
-        shapes = {value.name: value.shape for value in session.get_overridable_initializers()}
+        inputs = session.get_overridable_initializers()
+        shapes = {value.name: value.shape for value in inputs}
+        self._as_bytes = {value.name for value in inputs if value.type == "tensor(uint8)"}
+        """Inputs of our own operator: float16 where that is exact, float32 otherwise."""
         products = list(graph_projections(shapes)) if card.lora_rank else []
         self._projections = Projections(
             products,
@@ -82,12 +85,7 @@ class Adapters:
             hint="export the pack again with --lora-modules",
         )
         self._held: dict[str, _Adapter] = {}
-        self._none = {
-            _input(product): _Matrices(
-                np.empty((product.inputs, 0), np.float32), np.empty((0, product.outputs), np.float32)
-            )
-            for product in products
-        }
+        self._none = {_input(product): self._made(Parts(product, ()), scale=1.0) for product in products}
 
     def add(self, digest: str, matrices: Sequence[LowRank], *, scale: float) -> None:
         """Hold an adapter, as `AdapterModel.add_adapter` says."""
@@ -96,10 +94,8 @@ class Adapters:
         nbytes = sum(parts.nbytes for parts in sorted_parts)
         lease = self._budget.reserve(f"adapter:{self._card.name}:{digest[:12]}", nbytes)
         try:
-            made = {}
-            for parts in sorted_parts:
-                joined = self._projections.join(parts, scale=scale)
-                made[_input(parts.projection)] = _Matrices(_transposed(joined.down), _transposed(joined.up))
+            made = {_input(parts.projection): self._made(parts, scale=scale) for parts in sorted_parts}
+            lease.resize(sum(pair.nbytes for pair in made.values()))
         except BaseException:
             lease.release()
             raise
@@ -133,6 +129,39 @@ class Adapters:
         for name, pair in matrices.items():
             binding.bind_ortvalue_input(f"{name}.a", self._value(pair.first))
             binding.bind_ortvalue_input(f"{name}.b", self._value(pair.second))
+
+    def _made(self, parts: Parts, *, scale: float) -> _Matrices:
+        """Return the matrices as the graph's product takes them."""
+        if f"{_input(parts.projection)}.a" not in self._as_bytes:
+            joined = self._projections.join(parts, scale=scale)
+            return _Matrices(_transposed(joined.down), _transposed(joined.up))
+        stacked = self._projections.stack(parts, scale=scale)
+        return _Matrices(_to_bytes(_transposed(stacked.down)), _to_bytes(_transposed(stacked.up)))
+
+
+def _to_bytes(values: FloatArray) -> npt.NDArray[np.uint8]:
+    """Return [.., .., 2] or [.., .., 4] bytes of a matrix: float16 where every value is exactly one, else float32."""
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16)
+    exact: npt.NDArray[np.generic] = half if np.array_equal(half, values) else values
+    return exact.view(np.uint8).reshape(*values.shape, exact.itemsize)
+
+
+def _floats(matrix: npt.NDArray[np.generic]) -> FloatArray:
+    """Return a matrix as float32, whatever its form."""
+    if matrix.dtype != np.uint8:
+        return matrix.astype(np.float32, copy=False)
+    found = matrix.view(np.float16 if matrix.shape[-1] == 2 else np.float32)
+    return found.reshape(matrix.shape[:-1]).astype(np.float32)
+
+
+def _scaled(matrix: npt.NDArray[np.generic], scale: float) -> npt.NDArray[np.generic]:
+    values = _floats(matrix) * np.float32(scale)
+    return _to_bytes(values) if matrix.dtype == np.uint8 else values
+
+
+def _size(matrix: npt.NDArray[np.generic]) -> int:
+    return matrix.nbytes // (matrix.shape[-1] if matrix.dtype == np.uint8 else matrix.itemsize)
 
 
 def _input(projection: Projection) -> str:

@@ -9,11 +9,14 @@ from functools import partial
 import numpy as np
 import pytest
 
+import edgedecode
 from edgedecode.arrays import FloatArray
 from edgedecode.decoding.model import AdapterModel, AdapterUse, LanguageModel, LowRank
 from edgedecode.errors import BudgetExceeded, CapabilityError, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.limit import Limit
+from edgedecode.runtimes.onnx import onnx_adapters
+from edgedecode.runtimes.onnx.kernels.trial import tried
 from tests.contract.conftest import GgufOpener, Opener
 from tests.contract.reference import assert_close, assert_moved, settled
 from tests.contract.toy_graph import LORA_MODULES, LORA_RANK, ToyShape
@@ -233,3 +236,38 @@ def test_a_graph_without_adapters_takes_none(opener: Opener) -> None:
     with pytest.raises(CapabilityError, match="no adapter inputs"):
         model.forward([1], model.new_state(4), adapter=USE)
     model.close()
+
+
+@pytest.mark.skipif(tried()[0] is None, reason="no kernels of ours here")
+def test_matrices_of_float16_numbers_are_held_as_those_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our products take float16 where every number is exactly one, else float32; a scale may make that so."""
+    inputs, outputs = 256, 256
+
+    def reading(*, third: bool, wide: bool, scale: float = 1.0) -> tuple[bytes, int]:
+        draw = np.random.default_rng(3)
+        down = draw.integers(-512, 512, (16, inputs)).astype(np.float32) / 2048
+        up = draw.integers(-512, 512, (outputs, 16)).astype(np.float32) / np.float32(3000 if third else 2048)
+        if wide:
+            monkeypatch.setattr(onnx_adapters, "_to_bytes", as_float32)
+        with edgedecode.load(runtime="onnx", adapters=True) as pair:
+            target = pair.target
+            held(target).add_adapter(USE.digest, [LowRank(0, "o_proj", down, up)])
+            state = target.new_state(60)
+            use = replace(USE, scale=scale)
+            logits = target.forward(TOKENS, state, rows="all", adapter=use).logits.tobytes()
+            leased = [lease.nbytes for lease in pair.budget.leases if lease.name.startswith("adapter:")]
+            state.close()
+        monkeypatch.undo()
+        return logits, sum(leased)
+
+    def as_float32(values: FloatArray) -> np.ndarray:
+        return values.view(np.uint8).reshape(*values.shape, 4)
+
+    halves, held_nbytes = reading(third=False, wide=False)
+    floats, all_nbytes = reading(third=False, wide=True)
+    assert halves == floats
+    assert (held_nbytes, all_nbytes) == (2 * 16 * (inputs + outputs), 4 * 16 * (inputs + outputs))
+    assert reading(third=True, wide=False)[1] == 16 * (2 * inputs + 4 * outputs)
+    scaled, nbytes = reading(third=False, wide=False, scale=0.3)
+    assert scaled != halves
+    assert held_nbytes < nbytes <= held_nbytes + 4 * 16 * outputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Callable
 from ctypes import CDLL, create_string_buffer
 from ctypes.util import find_library
 from dataclasses import replace
@@ -24,6 +25,7 @@ LIBRARY, REASON = tried()
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason=f"no kernels: {REASON}")
 SETS = LIBRARY.instruction_sets if LIBRARY is not None else ()
 SHAPES = list(product((4, 8), (32, 64, 128)))
+Session = Callable[..., FloatArray]
 
 
 @pytest.fixture(autouse=True)
@@ -175,73 +177,26 @@ def test_results_do_not_depend_on_the_threads_floating_point_mode(columns: int, 
     assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize("gate", [0, 1])
-@pytest.mark.parametrize(("inner", "columns"), [(96, 70), (9000, 40)])
-def test_products_with_an_adapter_add_its_delta_the_same_in_passes_of_any_width(
-    inner: int, columns: int, gate: int
-) -> None:
-    """9,000 inputs are more than the operator sums in one piece. Of rank 0 the matrices change no bit."""
+def as_bytes(matrix: np.ndarray) -> np.ndarray:
+    """Return [.., .., bytes of an element]."""
+    return np.ascontiguousarray(matrix).view(np.uint8).reshape(*matrix.shape, matrix.itemsize)
+
+
+def adapted_session(matrix: Matrix, *, inner: int, gate: int, adapter: str, starts: tuple[int, ...] = ()) -> Session:
+    """Open a product with inputs x, w and the matrices that `adapter` names; starts: of the second and third part."""
     assert LIBRARY is not None
-    rng = np.random.default_rng(11)
-    matrix = random_matrix(rng, bits=8, block=32, columns=columns, inner=inner, half=True)
-    tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
-    LIBRARY.prepare(matrix, tiles)
-    matrices = {"a": (inner, "r"), "b": ("r", columns)} | ({"c": (inner, "s"), "d": ("s", columns)} if gate else {})
-
-    def session(*adapter: str) -> onnxruntime.InferenceSession:
-        inputs = ["x", "w", "", "w" if gate else "", *adapter]
-        node = product_node(inputs, "y", matrix=matrix, inner=inner, threads=2, gate=gate, planes=2)
-        values = [ValueInfo("x", 1, ["R", inner]), ValueInfo("w", 2, [tiles.size])]
-        file = GraphFile(
-            nodes=[node],
-            inputs=values + [ValueInfo(name, 1, list(matrices[name])) for name in adapter],
-            outputs=[ValueInfo("y", 1, ["R", columns])],
-            opset={"": 21, DOMAIN: 1},
-            model_rest=[(1, b"\x08\x0a")],
-        )
-        options = onnxruntime.SessionOptions()
-        options.register_custom_ops_library(str(LIBRARY.path if LIBRARY else ""))
-        return onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
-
-    with_adapter, without = session(*matrices), session()
-    x = rng.standard_normal((7, inner)).astype(np.float32)
-    values = {
-        name: rng.standard_normal(
-            [size if isinstance(size, int) else {"r": 5, "s": 16}[size] for size in shape]
-        ).astype(np.float32)
-        / np.float32(inner**0.5)
-        for name, shape in matrices.items()
-    }
-    bits = set()
-    for name in SETS:
-        LIBRARY.choose(name)
-        (base,) = without.run(None, {"x": x, "w": tiles})
-        (found,) = with_adapter.run(None, {"x": x, "w": tiles, **values})
-        bits.add(found.tobytes())
-        for row in range(7):
-            (alone,) = with_adapter.run(None, {"x": x[row : row + 1], "w": tiles, **values})
-            assert alone.tobytes() == found[row : row + 1].tobytes()
-        none = {name: value[:, :0] if name in "ac" else value[:0] for name, value in values.items()}
-        (off,) = with_adapter.run(None, {"x": x, "w": tiles, **none})
-        assert off.tobytes() == base.tobytes()
-    assert len(bits) == 1
-    product = x.astype(np.float64) @ dense(matrix, inner).T
-    wanted = product + x @ values["a"].astype(np.float64) @ values["b"]
-    if gate:
-        wanted = wanted / (1 + np.exp(-wanted)) * (product + x @ values["c"].astype(np.float64) @ values["d"])
-    np.testing.assert_allclose(found, wanted, atol=2e-3 * np.abs(wanted).max())
-
-
-def test_products_refuse_an_adapter_of_another_shape() -> None:
-    assert LIBRARY is not None
-    matrix = random_matrix(np.random.default_rng(12), bits=8, block=32, columns=40, inner=64, half=True)
-    tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
-    names = ["a", "b"]
+    node = product_node(
+        ["x", "w", "", "w" if gate else "", *adapter], "y", matrix=matrix, inner=inner, threads=2, gate=gate, planes=2
+    )
+    node.attributes.update(zip(("second_part", "third_part"), starts, strict=False))
     file = GraphFile(
-        nodes=[product_node(["x", "w", "", "", *names], "y", matrix=matrix, inner=64, threads=1)],
-        inputs=[ValueInfo("x", 1, ["R", 64]), ValueInfo("w", 2, [tiles.size])]
-        + [ValueInfo(name, 1, [f"{name}0", f"{name}1"]) for name in names],
-        outputs=[ValueInfo("y", 1, ["R", 40])],
+        nodes=[node],
+        inputs=[
+            ValueInfo("x", 1, ["R", inner]),
+            ValueInfo("w", 2, ["T"]),
+            *(ValueInfo(name, 2, [f"{name}{i}" for i in range(3)]) for name in adapter),
+        ],
+        outputs=[ValueInfo("y", 1, ["R", matrix.columns])],
         opset={"": 21, DOMAIN: 1},
         model_rest=[(1, b"\x08\x0a")],
     )
@@ -249,7 +204,64 @@ def test_products_refuse_an_adapter_of_another_shape() -> None:
     options.register_custom_ops_library(str(LIBRARY.path))
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(file.serialize(), options, providers=["CPUExecutionProvider"])
-    for first, second in [((63, 4), (4, 40)), ((64, 4), (3, 40)), ((64, 4), (4, 41)), ((64, 4), (4, 0))]:
-        given = {"a": np.zeros(first, np.float32), "b": np.zeros(second, np.float32)}
+    return lambda **values: session.run(None, values)[0]
+
+
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize("gate", [0, 1])
+@pytest.mark.parametrize(
+    ("inner", "columns", "starts"), [(96, 70, ()), (9000, 40, ()), (64, 128, (64, 96)), (64, 75, (43,))]
+)
+def test_products_with_an_adapter_add_its_delta_the_same_in_passes_of_any_width(
+    inner: int, columns: int, starts: tuple[int, ...], gate: int, half: bool
+) -> None:
+    """9,000 inputs are more than the operator sums in one piece. Of rank 0 the matrices change no bit."""
+    assert LIBRARY is not None
+    rng = np.random.default_rng(11)
+    matrix = random_matrix(rng, bits=8, block=32, columns=columns, inner=inner, half=True)
+    tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
+    LIBRARY.prepare(matrix, tiles)
+    adapted = adapted_session(matrix, inner=inner, gate=gate, adapter="abcd" if gate else "ab", starts=starts)
+    plain = adapted_session(matrix, inner=inner, gate=gate, adapter="")
+    x = rng.standard_normal((7, inner)).astype(np.float32)
+    parts = len(starts) + 1
+    shapes = {"a": (inner, parts * 5), "b": (5, columns)} | ({"c": (inner, 16), "d": (16, columns)} if gate else {})
+    kind = np.float16 if half else np.float32
+    values = {name: (rng.standard_normal(shape) / inner**0.5).astype(kind) for name, shape in shapes.items()}
+    given = {name: as_bytes(value) for name, value in values.items()}
+    none = {name: value[:, :0] if name in "ac" else value[:0] for name, value in given.items()}
+    bits = set()
+    for name in SETS:
+        LIBRARY.choose(name)
+        found = adapted(x=x, w=tiles, **given)
+        bits.add(found.tobytes())
+        for row in range(7):
+            assert adapted(x=x[row : row + 1], w=tiles, **given).tobytes() == found[row : row + 1].tobytes()
+        assert adapted(x=x, w=tiles, **none).tobytes() == plain(x=x, w=tiles).tobytes()
+    assert len(bits) == 1
+    product = x.astype(np.float64) @ dense(matrix, inner).T
+    exact = {name: value.astype(np.float64) for name, value in values.items()}
+    ends = [0, *starts, columns]
+    delta = np.concatenate(
+        [
+            x @ exact["a"][:, part * 5 : part * 5 + 5] @ exact["b"][:, ends[part] : ends[part + 1]]
+            for part in range(parts)
+        ],
+        axis=1,
+    )
+    wanted = product + delta
+    if gate:
+        wanted = wanted / (1 + np.exp(-wanted)) * (product + x @ exact["c"] @ exact["d"])
+    np.testing.assert_allclose(found, wanted, atol=2e-3 * np.abs(wanted).max())
+
+
+def test_products_refuse_an_adapter_of_another_shape() -> None:
+    assert LIBRARY is not None
+    matrix = random_matrix(np.random.default_rng(12), bits=8, block=32, columns=40, inner=64, half=True)
+    tiles = np.empty(LIBRARY.prepared_nbytes(matrix), np.uint8)
+    adapted = adapted_session(matrix, inner=64, gate=0, adapter="ab")
+    x = np.zeros((1, 64), np.float32)
+    wrong = [((63, 4, 4), (4, 40, 4)), ((64, 4, 4), (3, 40, 4)), ((64, 4, 4), (4, 41, 4)), ((64, 4, 4), (4, 40, 3))]
+    for first, second in [*wrong, ((64, 4, 8), (4, 40, 4)), ((64, 4, 4), (0, 40, 4))]:
         with pytest.raises(Exception, match="an adapter's matrices do not fit the product"):
-            session.run(None, {"x": np.zeros((1, 64), np.float32), "w": tiles, **given})
+            adapted(x=x, w=tiles, a=np.zeros(first, np.uint8), b=np.zeros(second, np.uint8))

@@ -51,11 +51,14 @@ struct Rounded {
 
 enum class Gate : int { kNone = 0, kSilu = 1, kGeluTanh = 2 };
 
-// What an adapter adds to a product: narrow · wide, where narrow [rows, rank] is the rows times its first matrix.
+// What an adapter adds to a product: narrow · wide, where narrow [rows, parts * rank] is the rows times its first matrix.
+// Columns from `second` on and from `third` on are the second and third part, each with a rank of its own.
 struct LowRank {
   const float* narrow;
-  const float* wide;  // [rank, columns]
-  size_t rank;        // 0: nothing is added
+  const void* wide;  // [rank, columns], float16 or float32
+  bool half;
+  size_t rank;  // 0: nothing is added
+  size_t parts, second, third;
 };
 
 // y[rows, columns] = x · W (+ bias) (+ delta), or gate(that) * (x · up (+ up_delta)) when `up` is given.
@@ -75,7 +78,9 @@ struct Product {
 
 // y[rows, columns] = x[rows, inner] · w[inner, columns] in float32; the rows of x begin `stride` floats apart.
 struct FloatProduct {
-  const float *x, *w;
+  const float* x;
+  const void* w;
+  bool half;  // w has float16
   float* y;
   size_t rows, inner, columns, stride;
 };

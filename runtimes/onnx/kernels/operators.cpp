@@ -103,46 +103,54 @@ void split(size_t count, size_t parts, int threads, const Body& body) {
 }
 
 // ---- RowsProduct: x [.., K], tiles, bias [N]?, tiles of a second matrix?, an adapter's matrices? → y [.., N] ---------
-// The tiles are those of many matrices, mapped as one; a matrix begins at its offset. An adapter's matrices are [K, rank]
-// and [rank, N], two for each matrix of the product; of rank 0 they add nothing.
+// The tiles are those of many matrices, mapped as one; a matrix begins at its offset. An adapter has two matrices for each
+// matrix of the product, as bytes: first [K, parts * rank, 2 or 4] and second [rank, N, 2 or 4], float16 or float32; of
+// rank 0 they add nothing. Where a product is several projections, such as query, key and value, each is a part.
 
-// The rows times an adapter's first matrix, for one matrix of a product.
+// What an adapter adds for one matrix of a product.
 class Delta {
  public:
-  // `index` is that of the first matrix among the operator's inputs.
-  Delta(ort::Context* context, size_t index, const ort::Tensor& x)
-      : x_(x), first_(ort::input(context, index)), rank_(first_.dimensions == 2 ? first_.last() : 0) {
-    if (rank_ != 0) second_ = ort::input(context, index + 1);
+  // `index` is that of the first matrix among the operator's inputs; the second and third part begin at their columns.
+  Delta(ort::Context* context, size_t index, const ort::Tensor& x, size_t columns, size_t second, size_t third)
+      : x_(x), first_(ort::input(context, index)), columns_(columns), second_(second), third_(third) {
+    width_ = first_.dimensions == 3 ? first_.shape[1] : 0;
+    if (width_ != 0) wide_ = ort::input(context, index + 1);
+    rank_ = wide_.dimensions == 3 ? wide_.shape[0] : 0;
   }
-  bool fits(int64_t columns) const {
-    return rank_ == 0 || (first_.shape[0] == x_.last() && second_.dimensions == 2 && second_.last() == columns &&
-                          second_.shape[0] == first_.last());
+  bool fits() const {
+    return width_ == 0 || (first_.shape[0] == x_.last() && is_float(first_) && wide_.dimensions == 3 && is_float(wide_) &&
+                           wide_.shape[1] == static_cast<int64_t>(columns_) && width_ == parts() * rank_);
   }
-  size_t floats() const { return pieces() * x_.rows() * rank_; }
+  size_t floats() const { return pieces() * x_.rows() * width_; }
 
   LowRank compute(const Kernels* table, float* narrow, int threads) const {
-    if (rank_ == 0) return {};
-    const size_t rows = x_.rows(), inner = x_.last(), count = rows * rank_;
-    split(pieces() * rows, rows * inner * rank_ < kNarrowSteps ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
+    if (width_ == 0) return {};
+    const size_t rows = x_.rows(), inner = x_.last(), count = rows * width_;
+    const size_t chunks = (rows + kChunk - 1) / kChunk;
+    split(pieces() * chunks, rows * inner * width_ < kNarrowSteps ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
       for (size_t i = first; i < last; i++) {
-        const size_t begin = i / rows * kPiece, size = inner - begin < kPiece ? inner - begin : kPiece;
-        table->float_product({x_.as<const float>() + i % rows * inner + begin, first_.as<const float>() + begin * rank_,
-                              narrow + i * rank_, 1, size, rank_, inner}, 0, rank_);
+        const size_t piece = i / chunks, row = i % chunks * kChunk, begin = piece * kPiece;
+        table->float_product({x_.as<const float>() + row * inner + begin,
+                              first_.as<const uint8_t>() + begin * width_ * first_.last(), first_.last() == 2,
+                              narrow + (piece * rows + row) * width_, rows - row < kChunk ? rows - row : kChunk,
+                              inner - begin < kPiece ? inner - begin : kPiece, width_, inner}, 0, width_);
       }
     });
     for (size_t i = count; i < pieces() * count; i++) narrow[i % count] += narrow[i];
-    return {narrow, second_.as<const float>(), rank_};
+    return {narrow, wide_.data, wide_.last() == 2, rank_, parts(), second_, third_};
   }
 
  private:
+  static bool is_float(const ort::Tensor& matrix) { return matrix.last() == 2 || matrix.last() == 4; }
   size_t pieces() const { return (x_.last() + kPiece - 1) / kPiece; }
+  size_t parts() const { return 1 + (second_ < columns_) + (third_ < columns_); }
   const ort::Tensor& x_;
-  ort::Tensor first_, second_;
-  size_t rank_;
+  ort::Tensor first_, wide_;
+  size_t columns_, second_, third_, width_, rank_;
 };
 
 struct RowsProduct {
-  int64_t inner, columns, offset, up_offset;
+  int64_t inner, columns, offset, up_offset, second_part, third_part;
   int bits, scale_every, planes, threads;
   bool wide_scales;
   Gate gate;
@@ -152,6 +160,8 @@ struct RowsProduct {
         columns(ort::integer(info, "columns", 0)),
         offset(ort::integer(info, "offset", 0)),
         up_offset(ort::integer(info, "up_offset", 0)),
+        second_part(ort::integer(info, "second_part", columns)),
+        third_part(ort::integer(info, "third_part", columns)),
         bits(static_cast<int>(ort::integer(info, "bits", 4))),
         scale_every(static_cast<int>(ort::integer(info, "scale_every", 1))),
         planes(static_cast<int>(ort::integer(info, "planes", 1))),
@@ -163,7 +173,8 @@ struct RowsProduct {
   bool served() const {
     return (bits == 4 || bits == 8) && (scale_every == 1 || scale_every == 2 || scale_every == 4) && planes >= 1 &&
            planes <= 2 && gate >= Gate::kNone && gate <= Gate::kGeluTanh && threads >= 1 && threads <= 1024 &&
-           inner >= 1 && inner < (1 << 30) && columns >= 1 && columns < (1 << 30);
+           inner >= 1 && inner < (1 << 30) && columns >= 1 && columns < (1 << 30) && second_part >= 1 &&
+           second_part <= third_part && third_part <= columns;
   }
 
   ort::Status* compute(ort::Context* context) const {
@@ -178,8 +189,8 @@ struct RowsProduct {
         (bias.data != nullptr && bias.count() != columns) ||
         (up.data != nullptr && (up_offset < 0 || up.count() - up_offset < needed)))
       return ort::fail("RowsProduct: a shape does not fit the node's attributes");
-    const Delta delta(context, 4, x), up_delta(context, 6, x);
-    if (!delta.fits(columns) || !up_delta.fits(columns))
+    const Delta delta(context, 4, x, columns, second_part, third_part), up_delta(context, 6, x, columns, columns, columns);
+    if (!delta.fits() || !up_delta.fits())
       return ort::fail("RowsProduct: an adapter's matrices do not fit the product");
     int64_t shape[ort::kMostDimensions];
     memcpy(shape, x.shape, sizeof shape);
@@ -469,7 +480,7 @@ struct FloatOperator {
     const size_t tiles = (columns + kTile - 1) / kTile;
     split(tiles, rows * inner * columns < kAttentionSteps ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
       const size_t end = last * kTile < columns ? last * kTile : columns;
-      table->float_product({x.as<const float>(), w.as<const float>(), y, rows, inner, columns, inner}, first * kTile, end);
+      table->float_product({x.as<const float>(), w.data, false, y, rows, inner, columns, inner}, first * kTile, end);
     });
     return nullptr;
   }
@@ -561,7 +572,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Api
   using namespace edgedecode;
   ort::api = base->GetApi(ort::kVersion);
   static Operator* const operators[] = {
-      make<RowsProduct>({"RowsProduct", 8, 1, {F, U, F, U, F, F, F, F}, {F}, 2, 7, 1, 12}),
+      make<RowsProduct>({"RowsProduct", 8, 1, {F, U, F, U, U, U, U, U}, {F}, 2, 7, 1, 12}),
       make<TileRows>({"TileRows", 2, 1, {L, U}, {F}, 12, 12, 1, 12}),
       make<TreeAttention<float>>({"TreeAttention", 12, 3, {F, F, F, F, F, I, F, F, L, I, F, F}, {F, F, F}, 1, 2, 3, 6}),
       make<TreeAttention<int8_t>>(

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from edgedecode.adapters.adapter_parts import part_starts
 from edgedecode.onnx_format.graph_file import AttributeValue, GraphFile, Node, RawAttribute, Tensor, ValueInfo
-from edgedecode.pack.manifest import STACKS
 
 from .library import KernelLibrary, Matrix
 from .products import (
@@ -121,6 +121,7 @@ class _Rewriting:
         self._file, self._library, self._weights = file, library, weights
         self._window, self._threads = window, threads
         self._outputs = {value.name for value in file.outputs}
+        self._kv_width = 0
         self._made = Rewritten()
 
     def attention(self) -> bool:
@@ -274,6 +275,8 @@ class _Rewriting:
         rotated = attributes.get("do_rotary", 0) == 1
         scale = attributes.get("scale", 0.0) or size**-0.5
         kept = {name: attributes[name] for name in _KEPT if name in attributes}
+        if isinstance(heads := attributes.get("kv_num_heads"), int):
+            self._kv_width = heads * size
         return Node(
             "TreeAttentionInt8" if int8 else "TreeAttention",
             DOMAIN,
@@ -330,8 +333,25 @@ class _Rewriting:
                 continue
             product.inputs += [""] * (_MATRICES - len(product.inputs)) + matrices
             product.outputs = add.outputs
+            product.attributes.update(self._parts(matrices[0].split(".")[2], product.attributes["columns"]))
+            self._take_bytes(matrices)
             for node in (narrow, wide, add):
                 self._file.nodes.remove(node)
+
+    def _parts(self, module: str, outputs: AttributeValue) -> Attributes:
+        """Return where a product's second and third projection begin."""
+        assert isinstance(outputs, int)
+        starts = part_starts(module, outputs=outputs, kv_width=self._kv_width)[1:]
+        return dict(zip(("second_part", "third_part"), starts, strict=False))
+
+    def _take_bytes(self, names: Sequence[str]) -> None:
+        """Let an adapter's matrices be given as bytes, [.., .., 2] for float16 or [.., .., 4] for float32."""
+        for index, value in enumerate(self._file.inputs):
+            if value.name in names:
+                assert value.dims is not None
+                self._file.inputs[index] = ValueInfo(value.name, UINT8, [*value.dims, f"{value.name}.nbytes"])
+                empty = tuple(size if isinstance(size, int) else 0 for size in value.dims)
+                self._file.initializers[value.name] = Tensor(value.name, UINT8, (*empty, 2), b"")
 
     def _join_gate(self, final: Node, act: str, up: str) -> bool:
         activation, second = self._maker(act), self._maker(up)
@@ -393,12 +413,12 @@ class _Rewriting:
 
 def _narrow_ranks(product: Node) -> int:
     """Return how many sums of the graph's rank `RowsProduct` keeps of a row: one for each part and piece of inputs."""
-    if product.op_type != "RowsProduct":
+    if product.op_type != "RowsProduct" or len(product.inputs) <= _MATRICES:
         return 0
-    modules = [name.split(".")[2] for name in product.inputs[_MATRICES::2]]
+    parts = len(product.inputs[_MATRICES::2]) + len({"second_part", "third_part"} & product.attributes.keys())
     inner = product.attributes["inner"]
     assert isinstance(inner, int)
-    return -(-inner // _PIECE) * sum(len(STACKS.get(module, ("itself",))) for module in modules)
+    return -(-inner // _PIECE) * parts
 
 
 def _is_table(node: Node, packed: Tensor, matrix: Matrix) -> bool:

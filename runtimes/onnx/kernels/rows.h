@@ -171,32 +171,73 @@ static inline VF gated(Gate gate, VF x) {
   return gate == Gate::kSilu ? vmul(x, vsigmoid(x)) : vgelu_tanh(x);
 }
 
-// Adds an adapter's delta to one tile of rows row to row + count - 1. Even and odd steps of the rank are two chains of
-// fmas, the even one begun with what is there.
+// A weight of an adapter: float16 or float32.
+static inline VF vweight(const uint16_t* p) { return vhalf(p); }
+static inline VF vweight(const float* p) { return vload(p); }
+static inline float weight(const uint16_t* p) { return half_to_float(*p); }
+static inline float weight(const float* p) { return *p; }
+
+// Rows that share a weight of an adapter once it is loaded: as many as there are registers for their sums.
+constexpr int kDeltaRows = kLanes == 16 ? 4 : kLanes == 8 ? 1 : 2;
+
+// Adds an adapter's delta to ROWS rows of 32 columns. Even and odd steps of the rank are two chains of fmas, the even one
+// begun with what is there.
+template <class T, int ROWS>
+static inline void add_tile(const T* wide, size_t columns, const float* narrow, size_t stride, size_t rank, float (*out)[kColumns]) {
+  constexpr size_t kVectors = 2;
+  for (size_t first = 0; first < kColumns; first += kVectors * kLanes) {
+    VF sums[2][ROWS][kVectors];
+    for (int r = 0; r < ROWS; r++)
+      for (size_t v = 0; v < kVectors; v++) {
+        sums[0][r][v] = vload(out[r] + first + v * kLanes);
+        sums[1][r][v] = vset(0.0f);
+      }
+    const auto step = [&](size_t k, int chain) {
+      VF values[kVectors];
+      for (size_t v = 0; v < kVectors; v++) values[v] = vweight(wide + k * columns + first + v * kLanes);
+      for (int r = 0; r < ROWS; r++) {
+        const VF a = vset(narrow[r * stride + k]);
+        for (size_t v = 0; v < kVectors; v++) sums[chain][r][v] = vfma(a, values[v], sums[chain][r][v]);
+      }
+    };
+    const size_t even = rank / 2 * 2;
+    for (size_t k = 0; k < even; k += 2) step(k, 0), step(k + 1, 1);
+    if (even != rank) step(even, 0);
+    for (int r = 0; r < ROWS; r++)
+      for (size_t v = 0; v < kVectors; v++)
+        vstore(out[r] + first + v * kLanes, vadd(sums[0][r][v], sums[1][r][v]));
+  }
+}
+
+// Adds an adapter's delta to one tile of rows row to row + count - 1.
+template <class T>
+static void add_delta(const LowRank& delta, size_t row, size_t count, size_t columns, size_t column, float (*out)[kColumns]) {
+  const size_t valid = columns - column < kColumns ? columns - column : kColumns, stride = delta.parts * delta.rank;
+  const auto part = [&](size_t at) { return at >= delta.third ? 2 : at >= delta.second ? 1 : 0; };
+  const T* wide = static_cast<const T*>(delta.wide) + column;
+  const float* narrow = delta.narrow + row * stride;
+  if (valid == kColumns && part(column) == part(column + kColumns - 1)) {
+    narrow += part(column) * delta.rank;
+    size_t m = 0;
+    for (; m + kDeltaRows <= count; m += kDeltaRows)
+      add_tile<T, kDeltaRows>(wide, columns, narrow + m * stride, stride, delta.rank, out + m);
+    for (; m < count; m++) add_tile<T, 1>(wide, columns, narrow + m * stride, stride, delta.rank, out + m);
+    return;
+  }
+  for (size_t m = 0; m < count; m++)
+    for (size_t i = 0; i < valid; i++) {
+      const float* by = narrow + m * stride + part(column + i) * delta.rank;
+      float sums[2] = {out[m][i], 0.0f};
+      for (size_t k = 0; k < delta.rank; k++) sums[k % 2] = fused(by[k], weight(wide + k * columns + i), sums[k % 2]);
+      out[m][i] = sums[0] + sums[1];
+    }
+}
+
 static inline void add_low_rank(const LowRank& delta, size_t row, size_t count, size_t columns, size_t column,
                                 float (*out)[kColumns]) {
-  constexpr size_t kVectors = kColumns / kLanes;
-  const size_t even = delta.rank / 2 * 2, valid = columns - column < kColumns ? columns - column : kColumns;
-  for (size_t m = 0; m < count && delta.rank != 0; m++) {
-    const float *by = delta.narrow + (row + m) * delta.rank, *wide = delta.wide + column;
-    if (valid == kColumns) {
-      VF sums[2][kVectors];
-      for (size_t v = 0; v < kVectors; v++) sums[0][v] = vload(out[m] + v * kLanes), sums[1][v] = vset(0.0f);
-      const auto step = [&](size_t k, VF* to) {
-        const VF a = vset(by[k]);
-        for (size_t v = 0; v < kVectors; v++) to[v] = vfma(a, vload(wide + k * columns + v * kLanes), to[v]);
-      };
-      for (size_t k = 0; k < even; k += 2) step(k, sums[0]), step(k + 1, sums[1]);
-      if (even != delta.rank) step(even, sums[0]);
-      for (size_t v = 0; v < kVectors; v++) vstore(out[m] + v * kLanes, vadd(sums[0][v], sums[1][v]));
-    } else {
-      for (size_t i = 0; i < valid; i++) {
-        float sums[2] = {out[m][i], 0.0f};
-        for (size_t k = 0; k < delta.rank; k++) sums[k % 2] = fused(by[k], wide[k * columns + i], sums[k % 2]);
-        out[m][i] = sums[0] + sums[1];
-      }
-    }
-  }
+  if (delta.rank == 0) return;
+  delta.half ? add_delta<uint16_t>(delta, row, count, columns, column, out)
+             : add_delta<float>(delta, row, count, columns, column, out);
 }
 
 template <int BITS, int PLANES>
@@ -583,37 +624,56 @@ static void pointwise(Pointwise kind, const float* x, float* y, size_t count) {
   memcpy(y + whole, tail, (count - whole) * sizeof(float));
 }
 
-// Columns first to last - 1 of a product in float32. Each sum runs in four chains of fmas, step k of `inner` in chain
-// k modulo 4, so that no step waits for the one before it.
-static void float_product(const FloatProduct& job, size_t first, size_t last) {
+// Sums of `ROWS` rows and 16 columns. Each runs in four chains of fmas, step k of `inner` in chain k modulo 4, so that no
+// step waits for the one before it.
+template <class T, int ROWS>
+static inline void float_sums(const FloatProduct& job, size_t row, size_t column) {
   constexpr size_t kChains = 4;
   const size_t whole = job.inner / kChains * kChains;
-  for (size_t row = 0; row < job.rows; row++) {
-    const float* x = job.x + row * job.stride;
-    float* y = job.y + row * job.columns;
-    size_t column = first;
-    for (; column + kTile <= last; column += kTile) {
-      const float* w = job.w + column;
-      VF sums[kChains][kGroups];
-      for (size_t c = 0; c < kChains; c++)
-        for (size_t g = 0; g < kGroups; g++) sums[c][g] = vset(0.0f);
-      const auto step = [&](size_t k, size_t c) {
-        const VF a = vset(x[k]);
-        for (size_t g = 0; g < kGroups; g++) sums[c][g] = vfma(a, vload(w + k * job.columns + g * kLanes), sums[c][g]);
-      };
-      for (size_t k = 0; k < whole; k += kChains)
-        for (size_t c = 0; c < kChains; c++) step(k + c, c);
-      for (size_t k = whole; k < job.inner; k++) step(k, k - whole);
-      for (size_t g = 0; g < kGroups; g++)
-        vstore(y + column + g * kLanes, vadd(vadd(sums[0][g], sums[1][g]), vadd(sums[2][g], sums[3][g])));
+  const T* w = static_cast<const T*>(job.w) + column;
+  const float* x = job.x + row * job.stride;
+  VF sums[kChains][ROWS][kGroups];
+  for (size_t c = 0; c < kChains; c++)
+    for (int r = 0; r < ROWS; r++)
+      for (size_t g = 0; g < kGroups; g++) sums[c][r][g] = vset(0.0f);
+  const auto step = [&](size_t k, size_t c) {
+    VF values[kGroups];
+    for (size_t g = 0; g < kGroups; g++) values[g] = vweight(w + k * job.columns + g * kLanes);
+    for (int r = 0; r < ROWS; r++) {
+      const VF a = vset(x[r * job.stride + k]);
+      for (size_t g = 0; g < kGroups; g++) sums[c][r][g] = vfma(a, values[g], sums[c][r][g]);
     }
-    for (; column < last; column++) {
-      float sums[kChains] = {};
-      for (size_t k = 0; k < job.inner; k++)
-        sums[k % kChains] = fused(x[k], job.w[k * job.columns + column], sums[k % kChains]);
-      y[column] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    }
+  };
+  for (size_t k = 0; k < whole; k += kChains)
+    for (size_t c = 0; c < kChains; c++) step(k + c, c);
+  for (size_t k = whole; k < job.inner; k++) step(k, k - whole);
+  for (int r = 0; r < ROWS; r++)
+    for (size_t g = 0; g < kGroups; g++)
+      vstore(job.y + (row + r) * job.columns + column + g * kLanes,
+             vadd(vadd(sums[0][r][g], sums[1][r][g]), vadd(sums[2][r][g], sums[3][r][g])));
+}
+
+template <class T>
+static void float_columns(const FloatProduct& job, size_t first, size_t last) {
+  size_t column = first;
+  for (; column + kTile <= last; column += kTile) {
+    size_t row = 0;
+    for (; row + kDeltaRows <= job.rows; row += kDeltaRows) float_sums<T, kDeltaRows>(job, row, column);
+    for (; row < job.rows; row++) float_sums<T, 1>(job, row, column);
   }
+  for (; column < last; column++)
+    for (size_t row = 0; row < job.rows; row++) {
+      float sums[4] = {};
+      for (size_t k = 0; k < job.inner; k++)
+        sums[k % 4] = fused(job.x[row * job.stride + k], weight(static_cast<const T*>(job.w) + k * job.columns + column),
+                            sums[k % 4]);
+      job.y[row * job.columns + column] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+}
+
+// Columns first to last - 1 of a product in float32.
+static void float_product(const FloatProduct& job, size_t first, size_t last) {
+  job.half ? float_columns<uint16_t>(job, first, last) : float_columns<float>(job, first, last);
 }
 
 static const Kernels kTable = {

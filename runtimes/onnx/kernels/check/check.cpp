@@ -78,8 +78,16 @@ void check_product(const Kernels* table, Digest& digest) {
     }
   }
   const std::vector<float> x = random_floats(rows * inner), bias = random_floats(columns);
-  const size_t rank = below(2) ? below(9) : 0;
-  const std::vector<float> narrow = random_floats(2 * rows * rank), second = random_floats(2 * rank * columns);
+  const size_t rank = below(2) ? below(9) : 0, parts = 1 + below(3), second = columns - (parts > 1 ? below(columns) : 0);
+  const size_t third = parts > 2 ? second + below(columns + 1 - second) : columns;
+  const size_t held = 1 + (second < columns) + (third < columns);
+  const bool half = below(2);
+  const std::vector<float> narrow = random_floats((held + 1) * rows * rank), deltas = random_floats(2 * rank * columns);
+  std::vector<uint16_t> halves(deltas.size());
+  for (uint16_t& each : halves) each = static_cast<uint16_t>(below(0x3c00) | below(2) << 15);
+  const auto matrix = [&](size_t i) -> const void* {
+    return half ? static_cast<const void*>(halves.data() + i * rank * columns) : deltas.data() + i * rank * columns;
+  };
   const auto multiply = [&](size_t first, size_t count, float* y) {
     std::vector<int8_t> values(count * blocks * 64);
     std::vector<float> scales(count * blocks);
@@ -97,8 +105,8 @@ void check_product(const Kernels* table, Digest& digest) {
     job.scale_every = every;
     job.wide_scales = wide;
     job.gate = gate ? (planes == 1 ? Gate::kSilu : Gate::kGeluTanh) : Gate::kNone;
-    job.delta = {narrow.data() + first * rank, second.data(), rank};
-    job.up_delta = {narrow.data() + (rows + first) * rank, second.data() + rank * columns, gate ? rank : 0};
+    job.delta = {narrow.data() + first * held * rank, matrix(0), half, rank, held, second, third};
+    job.up_delta = {narrow.data() + (held * rows + first) * rank, matrix(1), half, gate ? rank : 0, 1, columns, columns};
     table->round_rows(x.data() + first * inner, inner, 0, count, job.x);
     table->product_tiles(job, 0, tiles);
   };
@@ -255,7 +263,7 @@ void check_others(const Kernels* table, Digest& digest) {
   const size_t inner = below(30), wide = 1 + below(50);
   const std::vector<float> a = random_floats(rows * inner), b = random_floats(inner * wide);
   std::vector<float> product(rows * wide);
-  table->float_product({a.data(), b.data(), product.data(), rows, inner, wide, inner}, 0, wide);
+  table->float_product({a.data(), b.data(), false, product.data(), rows, inner, wide, inner}, 0, wide);
   for (size_t row = 0; row < rows; row++)
     for (size_t j = 0; j < wide; j++) {
       double wanted = 0;
