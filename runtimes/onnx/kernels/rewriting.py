@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgedecode.adapters.adapter_parts import part_starts
 from edgedecode.onnx_format.graph_file import AttributeValue, GraphFile, Node, RawAttribute, Tensor, ValueInfo
 
+from .deltas import MATRICES, join_deltas, narrow_ranks
 from .library import KernelLibrary, Matrix
 from .products import (
     DOMAIN,
@@ -43,10 +43,6 @@ _FUNCTIONS = 25
 _FULL_BIAS, _WINDOW_BIAS = "attention_bias", "window_bias"
 _POINTWISE = {"Sigmoid": 0, "FastGelu": 2, "Gelu": 2, "Tanh": 3}
 _SILU, _GELU = 1, 2
-_PIECE = 4096
-"""Inputs that an adapter's first product sums together: kPiece in operators.cpp."""
-_MATRICES = 4
-"""Inputs of a product in front of an adapter's matrices: rows, tiles, bias, tiles of a second matrix."""
 _MOVES = "Cast Concat Constant ConstantOfShape Expand Gather GatherBlockQuantized Identity Range Reshape Shape Slice"
 _MORE_MOVES = "Split Squeeze Transpose Unsqueeze Where"
 _EXACT = frozenset(f"{_MOVES} {_MORE_MOVES} Add Div Mul Neg Sub".split())
@@ -183,7 +179,7 @@ class _Rewriting:
                 name=node.name,
             )
         self._join_biases()
-        self._join_adapters()
+        join_deltas(self._file, kv_width=self._kv_width)
 
     def embeddings(self) -> None:
         """Take the rows of an embedding from the tiles of a product's matrix that is the same array, a tied head's.
@@ -240,7 +236,7 @@ class _Rewriting:
             for node in self._file.nodes:
                 if node.domain == DOMAIN:
                     node.attributes["engines_pool"] = 1
-        self._made.narrow_ranks = max(map(_narrow_ranks, self._file.nodes), default=0)
+        self._made.narrow_ranks = max(map(narrow_ranks, self._file.nodes), default=0)
         self._made.data = self._file.serialize()
         return self._made
 
@@ -311,48 +307,6 @@ class _Rewriting:
                 product.outputs = add.outputs
                 self._file.nodes.remove(add)
 
-    def _join_adapters(self) -> None:
-        """Let products add the deltas of adapters themselves: product + (x · first) · second."""
-        for wide in [node for node in self._file.nodes if node.op_type == "MatMul"]:
-            narrow, users = self._maker(wide.inputs[0]), list(self._users(wide.outputs[0]))
-            if narrow is None or narrow.op_type != "MatMul" or [node.op_type for node in users] != ["Add"]:
-                continue
-            (add,) = users
-            (sum_before,) = [name for name in add.inputs if name != wide.outputs[0]] or [""]
-            product = self._maker(sum_before)
-            matrices = [narrow.inputs[1], wide.inputs[1]]
-            inner = (*narrow.outputs, *wide.outputs, sum_before)
-            if (
-                product is None
-                or product.op_type != "RowsProduct"
-                or len(product.inputs) > _MATRICES
-                or product.inputs[0] != narrow.inputs[0]
-                or not all(name.startswith("lora.") for name in matrices)
-                or any(len(list(self._users(name))) != 1 or name in self._outputs for name in inner)
-            ):
-                continue
-            product.inputs += [""] * (_MATRICES - len(product.inputs)) + matrices
-            product.outputs = add.outputs
-            product.attributes.update(self._parts(matrices[0].split(".")[2], product.attributes["columns"]))
-            self._take_bytes(matrices)
-            for node in (narrow, wide, add):
-                self._file.nodes.remove(node)
-
-    def _parts(self, module: str, outputs: AttributeValue) -> Attributes:
-        """Return where a product's second and third projection begin."""
-        assert isinstance(outputs, int)
-        starts = part_starts(module, outputs=outputs, kv_width=self._kv_width)[1:]
-        return dict(zip(("second_part", "third_part"), starts, strict=False))
-
-    def _take_bytes(self, names: Sequence[str]) -> None:
-        """Let an adapter's matrices be given as bytes, [.., .., 2] for float16 or [.., .., 4] for float32."""
-        for index, value in enumerate(self._file.inputs):
-            if value.name in names:
-                assert value.dims is not None
-                self._file.inputs[index] = ValueInfo(value.name, UINT8, [*value.dims, f"{value.name}.nbytes"])
-                empty = tuple(size if isinstance(size, int) else 0 for size in value.dims)
-                self._file.initializers[value.name] = Tensor(value.name, UINT8, (*empty, 2), b"")
-
     def _join_gate(self, final: Node, act: str, up: str) -> bool:
         activation, second = self._maker(act), self._maker(up)
         if activation is None or second is None:
@@ -382,7 +336,7 @@ class _Rewriting:
             "RowsProduct",
             DOMAIN,
             final.name,
-            [*first.inputs[:2], "", second.inputs[1], *first.inputs[_MATRICES:], *second.inputs[_MATRICES:]],
+            [*first.inputs[:2], "", second.inputs[1], *first.inputs[MATRICES:], *second.inputs[MATRICES:]],
             final.outputs,
             {**first.attributes, "gate": gate},
         )
@@ -411,16 +365,6 @@ class _Rewriting:
         self._file.nodes[index] = Node(kind, DOMAIN, node.name, list(inputs), list(outputs), dict(more))
 
 
-def _narrow_ranks(product: Node) -> int:
-    """Return how many sums of the graph's rank `RowsProduct` keeps of a row: one for each part and piece of inputs."""
-    if product.op_type != "RowsProduct" or len(product.inputs) <= _MATRICES:
-        return 0
-    parts = len(product.inputs[_MATRICES::2]) + len({"second_part", "third_part"} & product.attributes.keys())
-    inner = product.attributes["inner"]
-    assert isinstance(inner, int)
-    return -(-inner // _PIECE) * parts
-
-
 def _is_table(node: Node, packed: Tensor, matrix: Matrix) -> bool:
     """Whether a node gathers rows of an array [columns, inner] of bytes that is this matrix."""
     attributes = node.attributes
@@ -444,7 +388,7 @@ def _joinable(first: Node, second: Node) -> bool:
     return (
         first.op_type == second.op_type == "RowsProduct"
         and first is not second
-        and not any(first.inputs[2:_MATRICES] + second.inputs[2:_MATRICES])
+        and not any(first.inputs[2:MATRICES] + second.inputs[2:MATRICES])
         and len(first.inputs) == len(second.inputs)
         and first.inputs[0] == second.inputs[0]
         and first.attributes == second.attributes

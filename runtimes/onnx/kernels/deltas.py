@@ -1,0 +1,79 @@
+"""Lets products of a rewritten graph add the deltas of adapters themselves: product + (x · first) · second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgedecode.adapters.adapter_parts import part_starts
+from edgedecode.onnx_format.graph_file import GraphFile, Node, Tensor, ValueInfo
+
+from .products import UINT8
+
+__all__ = ["MATRICES", "join_deltas", "narrow_ranks"]
+
+MATRICES = 4
+"""Inputs of a product in front of an adapter's matrices: rows, tiles, bias, tiles of a second matrix."""
+_PIECE = 4096
+"""Inputs that an adapter's first product sums together: kPiece in operators.cpp."""
+
+
+def join_deltas(file: GraphFile, *, kv_width: int) -> None:
+    """Replace the two products and the sum of each delta behind one of our products by inputs of that product.
+
+    kv_width: outputs of the key projection, where query, key and value are one product.
+    """
+    for wide in [node for node in file.nodes if node.op_type == "MatMul"]:
+        narrow, users = _maker(file, wide.inputs[0]), _users(file, wide.outputs[0])
+        if narrow is None or narrow.op_type != "MatMul" or [node.op_type for node in users] != ["Add"]:
+            continue
+        (add,) = users
+        (before,) = [name for name in add.inputs if name != wide.outputs[0]] or [""]
+        product, matrices = _maker(file, before), [narrow.inputs[1], wide.inputs[1]]
+        inner = {narrow.outputs[0], wide.outputs[0], before}
+        if (
+            product is None
+            or product.op_type != "RowsProduct"
+            or len(product.inputs) > MATRICES
+            or product.inputs[0] != narrow.inputs[0]
+            or not all(name.startswith("lora.") for name in matrices)
+            or any(len(_users(file, name)) != 1 for name in inner)
+            or any(value.name in inner for value in file.outputs)
+        ):
+            continue
+        columns = product.attributes["columns"]
+        assert isinstance(columns, int)
+        starts = part_starts(matrices[0].split(".")[2], outputs=columns, kv_width=kv_width)[1:]
+        product.attributes |= dict(zip(("second_part", "third_part"), starts, strict=False))
+        product.inputs = [*product.inputs, *[""] * (MATRICES - len(product.inputs)), *matrices]
+        product.outputs = add.outputs
+        _take_bytes(file, matrices)
+        for node in (narrow, wide, add):
+            file.nodes.remove(node)
+
+
+def narrow_ranks(product: Node) -> int:
+    """Return how many sums of the graph's rank a product keeps of a row: one for each part and piece of inputs."""
+    if product.op_type != "RowsProduct" or len(product.inputs) <= MATRICES:
+        return 0
+    parts = len(product.inputs[MATRICES::2]) + len({"second_part", "third_part"} & product.attributes.keys())
+    inner = product.attributes["inner"]
+    assert isinstance(inner, int)
+    return -(-inner // _PIECE) * parts
+
+
+def _take_bytes(file: GraphFile, names: Sequence[str]) -> None:
+    """Declare an adapter's matrices as bytes, [.., .., 2] for float16 or [.., .., 4] for float32."""
+    for index, value in enumerate(file.inputs):
+        if value.name in names:
+            assert value.dims is not None
+            file.inputs[index] = ValueInfo(value.name, UINT8, [*value.dims, f"{value.name}.nbytes"])
+            empty = tuple(size if isinstance(size, int) else 0 for size in value.dims)
+            file.initializers[value.name] = Tensor(value.name, UINT8, (*empty, 2), b"")
+
+
+def _maker(file: GraphFile, name: str) -> Node | None:
+    return next((node for node in file.nodes if name in node.outputs), None)
+
+
+def _users(file: GraphFile, name: str) -> list[Node]:
+    return [node for node in file.nodes if name in node.inputs]
