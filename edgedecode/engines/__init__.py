@@ -1,1 +1,1 @@
-"""Which engine runs a pack: what is installed, what was measured, and what a runtime must offer."""
+"""Engine selection: installed runtimes, their measured speeds, and the interface that a runtime implements."""

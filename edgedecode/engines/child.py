@@ -1,4 +1,4 @@
-"""Asks a child process what may crash, hang, or leave memory behind in this one: both sides of it."""
+"""Runs work in a child process that may crash, hang or leak memory, and passes values back: both sides."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from typing import Any
 __all__ = ["ChildReply", "ask_child", "child_command", "interpreter", "signal_name", "tell_parent"]
 
 _MARK = "edgedecode-child:"
-"""Begins each line of standard output that is ours: native code prints there too."""
+"""Prefix of our lines on standard output, where native code prints too."""
 _LAST_LINES = 3
 _START = (
-    "import sys; sys.path[:] = filter(None, sys.path); "  # not the working folder, which may hold anything
+    "import sys; sys.path[:] = filter(None, sys.path); "  # without the working folder, which is untrusted
     "from pkgutil import resolve_name; resolve_name(sys.argv[1])(*sys.argv[2:])"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ChildReply:
-    """What a child told before it ended, and how it failed. `failure` is empty where it did not."""
+    """The values that a child passed back before it ended, and how it failed."""
 
     told: Sequence[Any] = ()
-    """The values that it gave `tell_parent`."""
+    """The values passed to `tell_parent`."""
     failure: str = ""
-    """How the child ended, as a clause that begins with "it"; its last line on standard error where it exited."""
+    """How the child failed: its last line on standard error, or a clause that begins with "it". Empty: it succeeded."""
     signal: str = ""
-    """The name of the signal that ended it."""
+    """The name of the signal that killed it."""
     words: str = ""
     """Its last lines on standard error."""
     ended: bool = True
-    """False: it was not started, or stopped because it took too long; another time it may do better."""
+    """False: it did not start, or timed out; a retry may succeed."""
 
 
 def interpreter() -> str | None:
-    """Return the executable that runs this process; None where that is not a Python.
+    """Return the Python executable of this process, or None.
 
-    A frozen application's executable is the application: it would start itself. An embedded interpreter has none.
+    The executable of a frozen application is the application itself; an embedded interpreter has none.
     """
     return None if getattr(sys, "frozen", False) else sys.executable or None
 
 
 def child_command(function: str) -> list[str] | None:
-    """Return the command that calls a function, `module:name`, with the words after it; None: no child can start."""
+    """Return the command that calls `module:name` with the arguments appended to it; None: no child can start."""
     executable = interpreter()
     return None if executable is None else [executable, "-c", _START, function]
 
@@ -59,9 +59,9 @@ def ask_child(
     given: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ChildReply:
-    """Run a command with these words after it, and return what it told.
+    """Run a command with `words` as further arguments, and return its reply.
 
-    seconds: how long it may take. given: its standard input. environment: added to this process's.
+    seconds: timeout. given: its standard input. environment: added to that of this process.
     """
     try:
         done = subprocess.run(
@@ -88,13 +88,13 @@ def ask_child(
 
 
 def tell_parent(value: object) -> None:
-    """Tell the process that asked a value of JSON, as the child."""
+    """Pass a JSON value back to the parent; called in the child."""
     sys.stdout.write(f"{_MARK}{json.dumps(value)}\n")
     sys.stdout.flush()
 
 
 def signal_name(code: int) -> str:
-    """Return the name of the signal that ended a process with this exit code; empty where none did."""
+    """Return the name of the signal behind a process's exit code; empty if it was not killed by one."""
     if code >= 0:
         return ""
     return Signals(-code).name if -code in set(Signals) else f"signal {-code}"

@@ -1,4 +1,4 @@
-"""What is asked of an engine or an export before either is loaded: can it run this, can it make that. No behaviour."""
+"""Protocols of entry points that are queried before an engine or the export is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["GraphKernels", "KernelsFactory", "Maker", "Refusal", "RuntimeFactory
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why an engine cannot run a model here. broken: the engine itself does not run, whatever the model."""
+    """Why an engine cannot run a model here. broken: the engine does not run at all."""
 
     reason: str
     broken: bool = False
@@ -25,61 +25,61 @@ class Refusal:
 
 @runtime_checkable
 class RuntimeFactory(Protocol):
-    """What an entry point of `edgedecode.runtimes` names. What it is asked loads no engine into this process.
+    """The target of an entry point of `edgedecode.runtimes`. Its queries must not load an engine into this process.
 
-    A callable without these two answers serves too: it counts as installed and able.
+    A plain callable without these two methods also works: it counts as installed and able.
     """
 
     def __call__(self) -> Runtime: ...
 
     def engine_version(self) -> str | None:
-        """Return the installed engine's version, None where there is none."""
+        """Return the installed engine's version; None: not installed."""
         ...
 
     def refusal(
         self, entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]
     ) -> Refusal | None:
-        """Say why `Runtime.open` would refuse these, as far as that is known without opening anything; None: it is not.
+        """Return why `Runtime.open` would refuse the model, as far as known without opening it; None: no reason known.
 
-        An engine may be tried in a child process, once.
+        May try the engine once, in a child process.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GraphKernels:
-    """Which kernels run a pack's graph. kernels: edgedecode's by name; empty: the engine's own, for this `reason`."""
+    """The kernels that run a graph. kernels: edgedecode's, by name; empty: the engine's own, for this `reason`."""
 
     graph: str
     kernels: str
     reason: str = ""
     matrices: int = 0
-    """Quantized matrices that edgedecode's kernels multiply with."""
+    """Quantized matrices that run on edgedecode's kernels."""
     left: Mapping[str, int] = field(default_factory=dict)
-    """How often the engine keeps what could make a row's bits depend on the pass's width, by operator and reason."""
+    """Nodes left to the engine that could make a row's bits depend on the pass width: count by operator and reason."""
     row_invariant: bool = False
-    """Whether a row has the same bits at every width."""
+    """Whether a row has the same bits at every pass width."""
 
 
 @runtime_checkable
 class KernelsFactory(Protocol):
-    """A `RuntimeFactory` whose engine has kernels of edgedecode's."""
+    """A `RuntimeFactory` whose engine can run edgedecode's kernels."""
 
     def graph_kernels(self, entry: ModelEntry, root: Path) -> Sequence[GraphKernels]:
-        """Say which kernels run each graph of a model here, from the graphs and weights alone; opens no session."""
+        """Return the kernels that run each graph of a model here, without opening a session."""
         ...
 
 
 class Maker(Protocol):
-    """Makes a file that a pack could hold and does not, from what it holds.
+    """Builds a file that a pack does not contain, from the files that it contains.
 
-    Entry points of group `edgedecode.makers` name callables that return one, by the file's format. Runtimes find it
-    there when they need it: how a format is written is the export's business, which they do not import.
+    Entry points of group `edgedecode.makers` name callables that return a builder, by file format. Runtimes find it
+    this way because they do not import the export, which implements the formats.
     """
 
     def make(self, entry: ModelEntry, root: Path, out: Path) -> None:
-        """Write the file of one model of the pack at `root` to `out`; it may leave part of one when it raises.
+        """Write the file of one model of the pack at `root` to `out`. May leave a partial file on error.
 
-        Raises ManifestError for a pack that it cannot be made of, RuntimeUnavailable for a missing package, OSError.
+        Raises ManifestError (the pack does not allow it), RuntimeUnavailable (a package is missing) or OSError.
         """
         ...

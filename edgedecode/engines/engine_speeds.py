@@ -1,7 +1,7 @@
-"""Measures engines on a pack, each in a child process of its own, and keeps what was found.
+"""Measures engines on a pack, each in a child process, and caches the results.
 
-A child has the whole budget, nothing of it stays here, and native code that crashes takes only the child along. A
-finding holds for these weights, engines, threads and this processor, whatever the budget.
+A child can use the full budget, leaves no memory behind, and isolates crashes of native code. A result is keyed by the
+weights, engines, threads and processor, not by the budget.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = ["EngineRequest", "finding_path", "load_speeds", "measure_speeds", "st
 FORMAT = 3
 TIMEOUT_SECONDS = 300.0
 REFUSALS_LAST = timedelta(days=1)
-"""An engine that refused, or did not fit, is asked again after this: the disk may have been full, a file unmade."""
+"""Time after which an engine that refused or did not fit is asked again: the cause may be gone, such as a full disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """What an engine is opened with besides the pack, and for what.
+    """How an engine is opened on a pack, and with what budget.
 
-    memory: the budget in bytes, None: no limit. context: a session's positions, None: the usual number. held: what of
-    the budget this process holds before it has loaded an engine.
+    memory: the budget in bytes, None: no limit. context: a session's positions, None: the default. held: bytes of the
+    budget that this process already uses before it loads an engine.
     """
 
     provider: str = "cpu"
@@ -44,16 +44,16 @@ class EngineRequest:
     context: int | None = None
     held: int = 0
     loading: tuple[str, ...] = ()
-    """Of `NO_MMAP`, `NO_REPACK` and `ADAPTERS`."""
+    """Any of `NO_MMAP`, `NO_REPACK` and `ADAPTERS`."""
 
     @property
     def free(self) -> int | None:
-        """What the budget leaves for an engine and its session; None: no limit."""
+        """Bytes of the budget left for an engine and its session; None: no limit."""
         return None if self.memory is None else self.memory - self.held
 
 
 def finding_path(manifest: Manifest, request: EngineRequest, *, versions: Mapping[str, str]) -> Path | None:
-    """Return where the speeds of these engines on this pack's target are kept; None: nothing can be kept."""
+    """Return the cache file for the speeds of these engines on this pack's target; None: no cache folder."""
     folder = cache_folder("engines")
     if folder is None:
         return None
@@ -69,7 +69,7 @@ def finding_path(manifest: Manifest, request: EngineRequest, *, versions: Mappin
 
 
 def load_speeds(path: Path | None) -> Speeds:
-    """Return what was found, less the refusals of some time ago; nothing where there is none, or damage."""
+    """Return the cached speeds without outdated refusals; empty if the file is missing or damaged."""
     try:
         found = kept_json(path, Speeds) if path is not None else Speeds({})
         age = datetime.now(UTC) - datetime.fromisoformat(found.taken)
@@ -79,7 +79,7 @@ def load_speeds(path: Path | None) -> Speeds:
 
 
 def store_speeds(path: Path, speeds: Speeds) -> None:
-    """Keep a finding."""
+    """Write speeds to the cache."""
     keep_json(path, asdict(speeds))
 
 
@@ -91,11 +91,11 @@ def measure_speeds(
     known: Speeds | None = None,
     python: Sequence[str] | None = None,
 ) -> Speeds:
-    """Measure these engines, each in a child process; return what is `known` and what was found.
+    """Measure these engines, each in a child process, and return `known` with the results added.
 
-    An engine whose speed is known is asked for the memory of such a session only: its speed stays what it was.
-    Where no child can be started, as in a frozen application, nothing is found. python: the command that takes an order
-    as its one argument (tests use another one).
+    An engine whose speed is known is only asked for the memory of such a session. Where no child can be started, as in
+    a frozen application, nothing is measured. python: the child's command, called with the order as its only argument
+    (tests pass their own).
     """
     speeds = known or Speeds({})
     command = python or child_command("edgedecode.engines.speed_child:main")
@@ -112,24 +112,24 @@ def measure_speeds(
 
 @dataclass(slots=True)
 class _Answer:
-    """What a child printed of its engine; a reason: why it gave no speed, or how it died."""
+    """A child's results for its engine. reason: why it measured no speed, or how it crashed."""
 
     seconds: float | None = None
     needs: int | None = None
     least: int = 0
-    """The free bytes it wanted at least, where it did not fit."""
+    """The least free bytes it needs, if it did not fit."""
     runs: int | None = None
-    """What the smallest session takes, then."""
+    """Bytes that the smallest session takes, if it did not fit."""
     reason: str = ""
 
 
 def _with(speeds: Speeds, name: str, request: EngineRequest, answer: _Answer) -> Speeds:
-    """Return the speeds with what a child found of an engine."""
+    """Return the speeds with a child's results for an engine added."""
     place = room(name, request.context)
     refused = {other: reason for other, reason in speeds.refused.items() if other != name}
     least = answer.least
     if request.free is not None and not least and answer.needs is not None:
-        least = answer.needs + SLACK_NBYTES  # what fits by less than that is not asked about again
+        least = answer.needs + SLACK_NBYTES  # a fit with less slack than this is not measured again
     if request.free is not None and least > request.free:
         speeds = replace(speeds, least={**speeds.least, place: least})
     if answer.runs is not None:
@@ -139,7 +139,7 @@ def _with(speeds: Speeds, name: str, request: EngineRequest, answer: _Answer) ->
     seconds = speeds.seconds.get(name) if answer.seconds is None else answer.seconds
     if seconds is None or answer.reason:
         others = {other: number for other, number in speeds.seconds.items() if other != name}
-        return replace(speeds, seconds=others, refused={**refused, name: answer.reason or "it gave no time"})
+        return replace(speeds, seconds=others, refused={**refused, name: answer.reason or "it reported no time"})
     return replace(
         speeds,
         seconds={**speeds.seconds, name: seconds},
@@ -152,13 +152,13 @@ def _ask_child(root: Path, name: str, request: EngineRequest, *, timed: bool, py
     order = json.dumps({"pack": str(root.absolute()), "engine": name, "timed": timed, **asdict(request)})
     answer, reply = _Answer(), ask_child(python, order, seconds=TIMEOUT_SECONDS)
     for event in reply.told:
-        _take(event, answer)
+        _apply(event, answer)
     answer.reason = reply.failure or answer.reason
     return answer
 
 
-def _take(event: Mapping[str, object], answer: _Answer) -> None:
-    """Take in one event of a child."""
+def _apply(event: Mapping[str, object], answer: _Answer) -> None:
+    """Store one event of a child in its answer."""
     match event:
         case {"notice": text}:
             notice(str(text))

@@ -1,4 +1,4 @@
-"""What decides whether native code runs on this processor, and how fast: a key for findings that are kept."""
+"""Facts about the processor that key cached measurements of native code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["cores", "processor_facts"]
 
 
 def processor_facts() -> list[str]:
-    """Return the processor's model and flags where Linux tells, else what the platform says."""
+    """Return the processor's model and flags on Linux, else the platform's description."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -19,5 +19,5 @@ def processor_facts() -> list[str]:
 
 
 def cores() -> int:
-    """Return how many logical cores this process may use."""
+    """Return the number of logical cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""Finds the pass widths whose rows have identical bits on this device.
+"""Finds the pass widths at which a row has bit-identical logits on this device.
 
 Engines choose kernels by the number of rows, and kernels round differently: on one processor all widths from two on
-agree, on another the even ones only, since an odd pass ends with a row that is computed alone.
+agree, on another only the even ones, because an odd pass computes its last row separately.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from edgedecode.decoding.padding import next_width
 __all__ = ["LONGEST_PASS", "NARROW", "WIDE", "BoundedState", "IdenticalWidths", "best_class", "measure_widths"]
 
 NARROW = (*range(1, 19), 20, 24)
-"""Widths of passes with drafts, every row of which may be asked for."""
+"""Widths of draft passes, whose rows may all need logits."""
 WIDE = (32, 64)
-"""Further widths to read prompts in."""
+"""Further widths for prefill."""
 LONGEST_PASS = 17
 """Rows of a pass with the longest usual draft, 16 tokens."""
 TOKENS = 48
 BEFORE = 128
-"""Tokens in the state before those that are compared, so that sums over the context are long ones."""
+"""Tokens in the state before the compared ones, so that attention sums over a long context."""
 SLOW_SECONDS = 1.0
 
 
@@ -38,18 +38,18 @@ class BoundedState(Protocol):
 
     @property
     def width(self) -> int:
-        """How many rows one pass may have at any length of the state; wider ones are split."""
+        """The most rows of one pass, at any length of the state; wider passes are split."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class IdenticalWidths:
-    """Widths in which a row has the same bits, ascending. `drafts` is empty where no two widths agree."""
+    """Widths at which a row has the same bits, ascending. `drafts` is empty if no two widths agree."""
 
     drafts: tuple[int, ...]
-    """Of `NARROW`."""
+    """A subset of `NARROW`."""
     prompts: tuple[int, ...] = ()
-    """Of `WIDE`: they agree with `drafts` where few of their rows are asked for."""
+    """A subset of `WIDE`: widths that agree with `drafts` if logits of few of their rows are requested."""
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -59,49 +59,49 @@ class IdenticalWidths:
 def measure_widths(
     model: LanguageModel, *, adapter: AdapterUse | None = None, slow: Callable[[], None] = lambda: None
 ) -> IdenticalWidths:
-    """Read the same 48 tokens in passes of each width, and compare every row's logits bit by bit.
+    """Run the same 48 tokens in passes of each width, and compare every row's logits bit by bit.
 
-    Takes about 1,100 rows. `slow` is called once when it takes longer than a second. The model must be able to drop
-    rows. Raises BudgetExceeded where a state of some 200 positions and 24 rows of logits do not fit.
+    Computes about 1,100 rows. `slow` is called once if this takes longer than a second. The model must support
+    rollback. Raises BudgetExceeded if a state of some 200 positions and 24 rows of logits do not fit.
     """
-    started, told = perf_counter(), False
-    reading = _Reading(model, adapter=adapter)
+    started, notified = perf_counter(), False
+    runs = _Runs(model, adapter=adapter)
     try:
         classes: dict[tuple[bytes, ...], list[int]] = {}
-        for width in reading.narrow:
-            classes.setdefault(reading.read(width), []).append(width)
-            if not told and perf_counter() - started > SLOW_SECONDS:
-                told = True
+        for width in runs.narrow:
+            classes.setdefault(runs.digests(width), []).append(width)
+            if not notified and perf_counter() - started > SLOW_SECONDS:
+                notified = True
                 slow()
         drafts = best_class(classes.values())
         if not drafts:
             return IdenticalWidths(())
         expected = next(rows for rows, widths in classes.items() if widths[0] == drafts[0])
-        wide = (width for width in reading.wide if reading.read_wide(width, rows=max(drafts)) == expected)
+        wide = (width for width in runs.wide if runs.wide_digests(width, rows=max(drafts)) == expected)
         return IdenticalWidths(drafts, tuple(wide))
     finally:
-        reading.close()
+        runs.close()
 
 
 def best_class(classes: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """Return the class of equal widths to pad to; none where every class has one member.
+    """Return the class of equal widths to pad to; empty if every class has one member.
 
-    It is the class that holds the longest drafts, up to 16 tokens; of several the one that pads them with the fewest
-    rows, which favours many and small widths.
+    Prefers the class that fits the longest drafts, up to 16 tokens; among those, the one with the least padding, which
+    favours many and small widths.
     """
     usable = [tuple(sorted(each)) for each in classes if len(each) > 1]
     return max(usable, key=lambda widths: (min(max(widths), LONGEST_PASS), -_padding(widths)), default=())
 
 
 def _padding(widths: Sequence[int]) -> int:
-    """Return the rows that are added to passes of 1, 2, … up to the longest."""
+    """Return the total padding rows over passes of 1, 2, … up to the longest."""
     most = max(widths)
     padded = ((next_width(widths, count, room=most), count) for count in range(1, min(most, LONGEST_PASS) + 1))
     return sum(width - count for width, count in padded if width is not None)
 
 
-class _Reading:
-    """Reads fixed tokens again and again on one state, and keeps a digest of each row's logits."""
+class _Runs:
+    """Runs fixed tokens repeatedly on one state, and digests each row's logits."""
 
     def __init__(self, model: LanguageModel, *, adapter: AdapterUse | None) -> None:
         card = model.card
@@ -122,23 +122,23 @@ class _Reading:
             self.close()
             raise
 
-    def read(self, width: int) -> tuple[bytes, ...]:
-        """Read the tokens in passes of this width, all rows asked for; the last pass is padded."""
+    def digests(self, width: int) -> tuple[bytes, ...]:
+        """Run the tokens in passes of this width with logits for all rows; the last pass is padded."""
         found = self._passes(self._tokens, width)
         self._start()
         return tuple(found)
 
-    def read_wide(self, width: int, *, rows: int) -> tuple[bytes, ...]:
-        """Read a wide pass several times, `rows` of its rows asked for each time, and what is left in narrow passes."""
-        here = min(width, 2 * TOKENS // 3)
+    def wide_digests(self, width: int, *, rows: int) -> tuple[bytes, ...]:
+        """Run a wide pass several times with logits for `rows` of its rows each, and the rest in narrow passes."""
+        count = min(width, 2 * TOKENS // 3)
         found: dict[int, bytes] = {}
-        for start in (*range(0, here - rows, rows), here - rows):
-            asked = range(start, start + rows)
-            found |= zip(asked, self._pass(self._tokens[:here], width, rows=asked), strict=True)
-            if start < here - rows:
+        for start in (*range(0, count - rows, rows), count - rows):
+            requested = range(start, start + rows)
+            found |= zip(requested, self._pass(self._tokens[:count], width, rows=requested), strict=True)
+            if start < count - rows:
                 self._start()
-        self._state.keep(range(here))
-        rest = self._passes(self._tokens[here:], rows)
+        self._state.keep(range(count))
+        rest = self._passes(self._tokens[count:], rows)
         self._start()
         return (*(found[row] for row in sorted(found)), *rest)
 
@@ -159,7 +159,7 @@ class _Reading:
         return [_digest(row) for row in logits]
 
     def _start(self) -> None:
-        """Go back to where the tokens begin; a window's memory may have to be read again from the first token."""
+        """Roll back to before the tokens; a sliding window may require prefilling again from the first token."""
         length = len(self._before)
         self._state.crop(length if self._state.oldest_crop <= length <= self._state.length else 0)
         if self._state.length < length:

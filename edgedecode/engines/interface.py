@@ -1,4 +1,4 @@
-"""What an engine must offer: the `Runtime` protocol and the devices it runs on."""
+"""The interface of an engine: the `Runtime` protocol, its requests, devices and memory footprint."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ __all__ = [
 ]
 
 NO_MMAP, NO_REPACK = "no-mmap", "no-repack"
+"""Needs of `Runtime.open`: read the weights instead of mapping them; keep them in the file's layout."""
 ADAPTERS = "lora"
-"""The need of a target that takes adapters: another graph, or nothing more, by the engine."""
-"""Needs of `Runtime.open`: weights are read and not mapped; they stay as the file has them."""
+"""The need of a target that takes adapters. Some engines open another graph for it."""
 
 
 def role_needs(role: str, needs: Sequence[str]) -> tuple[str, ...]:
-    """Return what of a pack's needs its model of this role must offer: only the target takes adapters."""
+    """Return the needs that apply to a model of this role: only the target takes adapters."""
     return tuple(need for need in needs if role == "target" or need != ADAPTERS)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One place a runtime can run on, or why it cannot."""
+    """A device that a runtime can run on, or the reason why it cannot."""
 
     runtime: str
     provider: str
@@ -55,14 +55,14 @@ class ModelRequest:
     root: Path
     name: str
     vocabulary_size: int
-    """Ids that the tokenizer knows; rows above are padding."""
+    """The number of the tokenizer's ids; rows above are padding."""
     budget: Budget
     threads: int | None = None
     """None: the runtime's choice."""
     provider: str = "cpu"
     needs: Collection[str] = ()
-    """What its graph must offer beside chains: "tree", "hidden", "lora", "trim", a KV type such as "kv:int8",
-    `NO_MMAP` or `NO_REPACK`."""
+    """Requirements in addition to chains: "tree", "hidden", "lora", "trim", a KV type such as "kv:int8", `NO_MMAP` or
+    `NO_REPACK`."""
 
 
 class Runtime(Protocol):
@@ -74,26 +74,26 @@ class Runtime(Protocol):
     def devices(self) -> Sequence[Device]: ...
 
     def open(self, request: ModelRequest) -> LanguageModel:
-        """Load a model on the smallest of its graphs that offers what is needed.
+        """Load a model on the smallest of its graphs that meets `request.needs`.
 
-        With "trim" an engine gives a `HeadedModel`, or a model whose card has the trimmed `token_ids`.
-        Raises RuntimeUnavailable, CapabilityError (no graph offers it) or BudgetExceeded.
+        With "trim", returns a `HeadedModel`, or a model whose card has the trimmed `token_ids`.
+        Raises RuntimeUnavailable, CapabilityError (no graph meets the needs) or BudgetExceeded.
         """
         ...
 
 
 class StateHolders(Protocol):
-    """Tells what `LanguageModel.new_state` of these arguments leases."""
+    """Returns what `LanguageModel.new_state` leases for these arguments."""
 
     def __call__(self, capacity: int, *, rows: int = 1, tree: bool = False) -> tuple[Holder, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFootprint:
-    """What a model takes on an engine, known before it is loaded: upper bounds, under the names of the leases.
+    """Upper bounds of a model's memory on an engine, known before loading, under the names of its leases.
 
-    card: what is known of it by then. loaded: what opening it leases. state: what its first state adds; of other states
-    buffers are shared.
+    card: the model's card as known by then. loaded: leased by opening the model. state: leased by its first state;
+    further states share buffers with it.
     """
 
     card: ModelCard
@@ -103,8 +103,8 @@ class ModelFootprint:
 
 @runtime_checkable
 class PlanningRuntime(Protocol):
-    """An engine that tells what a model takes without loading it."""
+    """An engine that can plan a model's memory without loading it."""
 
     def footprint(self, request: ModelRequest) -> ModelFootprint:
-        """Return what `open` of this request takes. Raises as that, but for BudgetExceeded; files may be made."""
+        """Return the memory that `open` takes. May build files; raises like `open`, except BudgetExceeded."""
         ...

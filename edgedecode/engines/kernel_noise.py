@@ -1,8 +1,7 @@
-"""Kernel noise: how far the gap between two leading logits moves between the one-row and the many-row kernels.
+"""Measures kernel noise: how much the gap between two top logits differs between one-row and many-row kernels.
 
-What the pack's manifest keeps of it is the yardstick for calling two greedy continuations equal: emitted text is
-scored again with the one-row kernel, and a token is plain decoding's own when it is the arg-max there, or when the gap
-to it lies below the noise.
+The manifest stores it as the tolerance for comparing greedy continuations. Emitted text is rescored with the one-row
+kernel; a token matches baseline decoding if it is the arg-max there, or if its gap to the arg-max is below the noise.
 """
 
 from __future__ import annotations
@@ -24,15 +23,18 @@ __all__ = ["POSITIONS", "KernelNoise", "Rescore", "draw", "measure_noise", "resc
 
 POSITIONS = 2000
 _PERCENTILE = 99.9
-_LEADING = 8
-_DRAWN = 64
+_COMPARED = 8
+"""Top logits of a row that are compared."""
+_CANDIDATES = 64
+"""Top tokens of a row that sampling chooses from."""
 _SEGMENT = 250
+"""Most tokens sampled after one prompt."""
 _WIDTHS = range(2, 17)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelNoise:
-    """In logits: the 99.9th percentile and the largest of all positions measured."""
+    """In logits: the 99.9th percentile and the maximum over all measured positions."""
 
     percentile: float
     largest: float
@@ -41,7 +43,7 @@ class KernelNoise:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """A sampled continuation: its tokens, and for each row the leading ids and their one-row logits."""
+    """A sampled continuation: its tokens, and for each row the top ids and their one-row logits."""
 
     tokens: list[int]
     leading: IntArray
@@ -56,10 +58,10 @@ def measure_noise(
     positions: int = POSITIONS,
     progress: Callable[[int], None] = lambda amount: None,
 ) -> KernelNoise:
-    """Sample after the prompts in turn, one row a pass, then read the same tokens again in passes of 2 to 16 rows.
+    """Sample a continuation of each prompt in one-row passes, then recompute its logits in passes of 2 to 16 rows.
 
-    The sampling (the 64 likeliest, temperature 1, a fixed seed) makes the text the model's own; an end-of-sequence
-    token ends a segment.
+    The text is the model's own: sampled from the 64 most likely tokens at temperature 1 with a fixed seed. An
+    end-of-sequence token ends a segment.
     """
     rng = np.random.default_rng(0)
     found: list[npt.NDArray[np.float32]] = []
@@ -67,7 +69,7 @@ def measure_noise(
     for prompt in cycle(prompts):
         length = min(_SEGMENT, positions - done, model.card.context - len(prompt) - max(_WIDTHS))
         segment = _sample(model, prompt, length=length, ends=ends, rng=rng)
-        found.append(_spread(_reread(model, prompt, segment) - segment.logits))
+        found.append(_spread(_many_row_logits(model, prompt, segment) - segment.logits))
         done += len(segment.logits)
         progress(len(segment.logits))
         if done >= positions:
@@ -85,46 +87,46 @@ def _sample(
     rng: np.random.Generator,
 ) -> _Segment:
     tokens, leading, logits = [prompt[-1]], [], []
-    state = _read(model, prompt, room=length)
+    state = _prefilled(model, prompt, room=length)
     try:
         while True:
             row = model.forward(tokens[-1:], state).logits[0, : model.card.vocabulary_size]
             state.keep((0,))
-            likely = _likely(row)
-            leading.append(likely[:_LEADING])
-            logits.append(row[likely[:_LEADING]])
-            drawn = int(likely[draw(row[likely], rng.random())])
-            if len(leading) >= length or drawn in ends:
+            candidates = _candidates(row)
+            leading.append(candidates[:_COMPARED])
+            logits.append(row[candidates[:_COMPARED]])
+            sampled = int(candidates[draw(row[candidates], rng.random())])
+            if len(leading) >= length or sampled in ends:
                 return _Segment(tokens, np.stack(leading), np.stack(logits))
-            tokens.append(drawn)
+            tokens.append(sampled)
     finally:
         state.close()
 
 
-def _likely(row: FloatArray) -> IntArray:
-    """Return the ids that text is drawn from, the likeliest first: a full softmax takes longer than a small pass."""
-    ids = np.argpartition(row, -_DRAWN)[-_DRAWN:] if row.size > _DRAWN else np.arange(row.size)
+def _candidates(row: FloatArray) -> IntArray:
+    """Return the most likely ids, best first. A softmax over the full row takes longer than a small model's pass."""
+    ids = np.argpartition(row, -_CANDIDATES)[-_CANDIDATES:] if row.size > _CANDIDATES else np.arange(row.size)
     return np.asarray(ids[np.argsort(-row[ids], kind="stable")], np.int64)
 
 
 def draw(row: FloatArray, uniform: float) -> int:
-    """Draw an index from the softmax of a row, at temperature 1."""
+    """Sample an index from the softmax of a row, at temperature 1."""
     return Probs.dense(np.exp(row - row.max(), dtype=np.float64)).draw(uniform)
 
 
-def _reread(model: LanguageModel, prompt: Sequence[int], segment: _Segment) -> FloatArray:
-    """Return the same ids' logits, computed in passes of many rows."""
+def _many_row_logits(model: LanguageModel, prompt: Sequence[int], segment: _Segment) -> FloatArray:
+    """Return the logits of the segment's top ids, computed in passes of many rows."""
     found: list[FloatArray] = []
-    state = _read(model, prompt, room=len(segment.tokens))
+    state = _prefilled(model, prompt, room=len(segment.tokens))
     try:
         start = 0
         for width in cycle(_WIDTHS):
             tokens = segment.tokens[start : start + width]
             if not tokens:
                 return np.concatenate(found)
-            # A row alone would meet the very kernel it is compared with: it gets a second one, which is dropped.
-            read = tokens if len(tokens) > 1 else tokens * 2
-            rows = model.forward(read, state, rows="all").logits[: len(tokens)]
+            # A single last row would use the one-row kernel it is compared with: it is doubled, the copy dropped.
+            padded = tokens if len(tokens) > 1 else tokens * 2
+            rows = model.forward(padded, state, rows="all").logits[: len(tokens)]
             found.append(np.take_along_axis(rows, segment.leading[start : start + len(tokens)], axis=1))
             state.keep(range(len(tokens)))
             start += len(tokens)
@@ -133,8 +135,8 @@ def _reread(model: LanguageModel, prompt: Sequence[int], segment: _Segment) -> F
     raise AssertionError("unreachable")
 
 
-def _read(model: LanguageModel, prompt: Sequence[int], *, room: int) -> State:
-    """Make a state that holds the prompt but for its last token, which the first row reads."""
+def _prefilled(model: LanguageModel, prompt: Sequence[int], *, room: int) -> State:
+    """Return a state that holds the prompt without its last token, which is the input of the first row."""
     state = model.new_state(len(prompt) + room + max(_WIDTHS))
     if len(prompt) > 1:
         model.forward(prompt[:-1], state, rows="none")
@@ -148,7 +150,7 @@ def _spread(differences: FloatArray) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Rescore:
-    """Of `positions` emitted greedily, `hits` were the arg-max; `gaps` are the others' logit gaps to it, in order."""
+    """Of `positions` greedy tokens, `hits` were the arg-max; `gaps` are the logit gaps of the others, in order."""
 
     positions: int
     hits: int
@@ -160,7 +162,7 @@ class Rescore:
 
 
 def rescore(model: LanguageModel, tokens: Sequence[int], *, prompt_tokens: int) -> Rescore:
-    """Feed `tokens` one row a pass after their first `prompt_tokens`, and compare each with the row's arg-max."""
+    """Compare each of `tokens` after the first `prompt_tokens` with the arg-max of a one-row pass."""
     state = model.new_state(min(len(tokens) + 1, model.card.context))
     gaps: list[float] = []
     hits = 0
@@ -170,7 +172,7 @@ def rescore(model: LanguageModel, tokens: Sequence[int], *, prompt_tokens: int) 
             row = model.forward(tokens[index : index + 1], state).logits[0, : model.card.vocabulary_size]
             state.keep((0,))
             gap = float(row.max() - row[tokens[index + 1]])
-            gap = math.inf if math.isnan(gap) else gap  # logits that are no numbers agree with nothing
+            gap = math.inf if math.isnan(gap) else gap  # NaN logits count as a mismatch
             hits += gap == 0
             gaps += [gap] if gap else []
     finally:

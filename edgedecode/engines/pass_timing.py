@@ -1,4 +1,4 @@
-"""Times passes of an open model behind a filled state."""
+"""Times forward passes of an open model over a filled state."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["Forward", "filled_state", "timed_pass"]
 
 
 class Forward(Protocol):
-    """What a model and a head of it have in common."""
+    """The forward pass that a model and its trimmed head share."""
 
     def forward(self, tokens: Sequence[int], state: State, *, rows: RowRequest = "last") -> Output: ...
 
 
 def filled_state(model: LanguageModel, tokens: Sequence[int], *, room: int, rows: int) -> State:
-    """Return a state that holds `tokens` and has room for more; `rows` of a pass can have logits."""
+    """Return a state that holds `tokens` and `room` free positions; `rows`: most rows of a pass with logits."""
     state = model.new_state(len(tokens) + room, rows=rows)
     prefill(model, state, tokens)
     return state
 
 
 def timed_pass(model: Forward, state: State, tokens: Sequence[int], *, rows: RowRequest = "all") -> float:
-    """Return the seconds of a pass over `tokens`, which the state drops again."""
+    """Return the seconds of a forward pass over `tokens`, and roll the state back."""
     length = state.length
     started = perf_counter()
     model.forward(tokens, state, rows=rows)

@@ -1,4 +1,4 @@
-"""Finds runtimes, drafters and commands by name among the installed entry points; loads only what is asked for."""
+"""Finds runtimes, drafters and commands by name among the installed entry points; loads only the requested one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from edgedecode.errors import CapabilityError, InputError, RuntimeUnavailable
 
-if TYPE_CHECKING:  # the command line imports this module before anything heavy
+if TYPE_CHECKING:  # the command line imports this module first and must start fast
     from edgedecode.drafters.lookup import Lookup
     from edgedecode.drafters.source import DrafterSource
 
@@ -35,32 +35,32 @@ __all__ = [
 RUNTIMES = "edgedecode.runtimes"
 DRAFTERS = "edgedecode.drafters"
 LOOKUPS = "edgedecode.lookups"
-"""Drafters that are a function (`drafters/lookup.py`)."""
+"""Drafters that are plain functions (`drafters/lookup.py`)."""
 COMMANDS = "edgedecode.commands"
 MAKERS = "edgedecode.makers"
 
 
 @cache
 def every_entry_point() -> Sequence[EntryPoint]:
-    """Return those of our groups; once a process, as each reading walks through the metadata of all packages."""
+    """Return the entry points of all our groups. Cached, because each query scans the metadata of all packages."""
     found = entry_points()
     groups = (RUNTIMES, DRAFTERS, LOOKUPS, COMMANDS, MAKERS)
     return [entry for group in groups for entry in found.select(group=group)]
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name, sorted; nothing is imported."""
+    """Return the entry points of a group by name, sorted, without importing them."""
     entries = (entry for entry in every_entry_point() if entry.group == group)
     return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
 
 
 def find_runtime(name: str) -> Runtime:
-    """Load and make the runtime of this name. Raises InputError (unknown), RuntimeUnavailable (cannot be imported)."""
+    """Create the runtime of this name. Raises InputError (unknown name) or RuntimeUnavailable (import fails)."""
     return find_factory(name)()
 
 
 def find_factory(name: str) -> Callable[[], Runtime]:
-    """Load what makes the runtime of this name, a `RuntimeFactory` or not. Raises as `find_runtime` does."""
+    """Load the callable that creates the runtime, often a `RuntimeFactory`. Raises like `find_runtime`."""
     entry = _find((RUNTIMES,), name, noun="runtime")
     try:
         return cast("Callable[[], Runtime]", entry.load())
@@ -72,7 +72,7 @@ def find_factory(name: str) -> Callable[[], Runtime]:
 
 
 def find_maker(name: str) -> Maker:
-    """Load and make the maker of files of this format. Raises InputError, RuntimeUnavailable."""
+    """Create the builder of files of this format. Raises InputError or RuntimeUnavailable."""
     entry = _find((MAKERS,), name, noun="maker of files")
     try:
         return cast("Maker", entry.load()())
@@ -81,7 +81,7 @@ def find_maker(name: str) -> Maker:
 
 
 def find_drafter(name: str) -> DrafterSource:
-    """Make the drafter source of this name. Raises InputError: unknown, CapabilityError: it cannot be loaded."""
+    """Create the drafter source of this name. Raises InputError (unknown name) or CapabilityError (load fails)."""
     entry = _find((LOOKUPS, DRAFTERS), name, noun="drafter")
     try:
         found = entry.load()
@@ -100,7 +100,7 @@ def drafter_names() -> list[str]:
 
 
 def lookup_names() -> tuple[str, ...]:
-    """Return the names of the installed drafters that are a function; other drafters' names come first."""
+    """Return the names of the function drafters that no other drafter of the same name overrides."""
     return tuple(name for name in installed(LOOKUPS) if name not in installed(DRAFTERS))
 
 

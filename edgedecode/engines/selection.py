@@ -1,4 +1,4 @@
-"""Finds the engine for a pack where the user leaves it open: asks the installed ones, measures where that decides."""
+"""Selects the engine for a pack when the user names none: asks the installed engines, and measures if several can."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["AUTO", "USUAL", "chosen_engines", "default_runtime", "engine_candida
 
 AUTO = "auto"
 USUAL = "onnx"
-"""The engine that is taken of several where nothing can be measured."""
-_COARSE = ("llama",)
+"""The default engine where several can run a pack and nothing can be measured."""
+_8_BIT_ACTIVATIONS = ("llama",)
 """Engines that round the activations of every quantized product to 8 bits."""
 _TOO_COARSE = Refusal("it rounds activations to 8 bits, and this model has some that need 16")
 
 
 def default_runtime() -> str:
-    """Return the runtime where none is named: `EDGEDECODE_RUNTIME`, else auto. Raises InputError for another word."""
+    """Return the default runtime: `EDGEDECODE_RUNTIME`, else auto. Raises InputError for an unknown name."""
     name = os.environ.get("EDGEDECODE_RUNTIME") or AUTO
     if name not in (known := (*installed(RUNTIMES), AUTO)):
         raise InputError(f"EDGEDECODE_RUNTIME is {name!r}, which is not an engine here: set one of {', '.join(known)}")
@@ -40,12 +40,12 @@ def default_runtime() -> str:
 
 
 def engine_candidates(manifest: Manifest, root: Path, request: EngineRequest) -> list[Candidate]:
-    """Ask every installed runtime whether it can run the pack; no engine is loaded into this process."""
-    return _precise([_candidate(name, manifest, root, request) for name in installed(RUNTIMES)], manifest)
+    """Ask every installed runtime whether it can run the pack, without loading an engine into this process."""
+    return _precise_enough([_candidate(name, manifest, root, request) for name in installed(RUNTIMES)], manifest)
 
 
 def known_choice(manifest: Manifest, root: Path, request: EngineRequest, *, measure: bool = False) -> Choice:
-    """Return what auto takes by what is known; `measure`: measure now, whatever is known."""
+    """Return the choice of auto from cached measurements. measure: measure again first."""
     candidates = engine_candidates(manifest, root, request)
     able = {each.name: each.version or "" for each in candidates if each.able}
     path = finding_path(manifest, request, versions=able) if len(able) > 1 else None
@@ -57,10 +57,10 @@ def known_choice(manifest: Manifest, root: Path, request: EngineRequest, *, meas
 
 
 def chosen_engines(manifest: Manifest, root: Path, request: EngineRequest, *, asked: bool) -> tuple[str, ...]:
-    """Return the engines to try, in this order; measures, once, where several are able.
+    """Return the engines to try, in order. Measures once per pack if several engines can run it.
 
-    asked: the user wrote auto, and hears why it is not another engine; otherwise only of engines that do not run.
-    Raises RuntimeUnavailable where no engine is installed, CapabilityError where none can run the pack.
+    asked: the user chose auto explicitly: a notice explains why each other engine was not taken. Otherwise it mentions
+    broken engines only. Raises RuntimeUnavailable if no engine is installed, CapabilityError if none can run the pack.
     """
     candidates = engine_candidates(manifest, root, request)
     able = {each.name: each.version or "" for each in candidates if each.able}
@@ -86,7 +86,7 @@ def chosen_engines(manifest: Manifest, root: Path, request: EngineRequest, *, as
 def _speeds(
     manifest: Manifest, root: Path, request: EngineRequest, *, versions: dict[str, str]
 ) -> tuple[Speeds | None, bool]:
-    """Return what is known, and whether it was timed now; None where it could not be kept: it would be done again."""
+    """Return the speeds, and whether they were measured now; None without a cache, since each load would measure."""
     path = finding_path(manifest, request, versions=versions)
     if path is None:
         return None, False
@@ -107,10 +107,10 @@ def _is_unknown(known: Speeds, name: str, request: EngineRequest) -> bool:
 
 
 def _too_large(names: Collection[str], speeds: Speeds | None, request: EngineRequest) -> tuple[list[str], int]:
-    """Return the engines that are known not to fit the budget beside what this process holds; it has loaded none.
+    """Return the engines known not to fit the budget, and how many of them still run with a reduced session.
 
-    First those that run with less than a usual session has, which are counted: the faster ones first. Then those that
-    need least.
+    Those that run reduced come first, fastest first; then the others, by least memory needed. Assumes that this process
+    has loaded no engine.
     """
     if speeds is None or request.free is None:
         return [], 0
@@ -123,19 +123,19 @@ def _too_large(names: Collection[str], speeds: Speeds | None, request: EngineReq
 
 
 def _only_installed(candidates: list[Candidate]) -> str:
-    """Return the one installed engine, whose own refusal says most; raise where there is none, or several refuse."""
-    there = [each for each in candidates if each.version is not None]
-    if not there:
+    """Return the only installed engine: opening it raises a more precise error. Raises if none or several refuse."""
+    present = [each for each in candidates if each.version is not None]
+    if not present:
         names = ", ".join(f"pip install 'edgedecode[{each.name}]'" for each in reversed(candidates))
         raise RuntimeUnavailable(f"no engine is installed: {names or 'install edgedecode again'}")
-    if len(there) > 1:
-        reasons = "; ".join(f"{each.name}: {each.why_not}" for each in there)
+    if len(present) > 1:
+        reasons = "; ".join(f"{each.name}: {each.why_not}" for each in present)
         raise CapabilityError(f"no installed engine can run this pack with these options: {reasons}")
-    return there[0].name
+    return present[0].name
 
 
 def engine_version(name: str) -> str | None:
-    """Return the version of an installed engine; None for one that is not, or an engine of a caller's own."""
+    """Return the version of an installed engine; None if it is not installed or has no version."""
     if name not in installed(RUNTIMES):
         return None
     try:
@@ -156,20 +156,23 @@ def _candidate(name: str, manifest: Manifest, root: Path, request: EngineRequest
     return Candidate(name, version, None if version is None else _refusal(factory, manifest, root, request))
 
 
-def _precise(candidates: list[Candidate], manifest: Manifest) -> list[Candidate]:
-    """Leave out engines that would say something else: those with 8-bit activations, where the target needs 16 bits."""
+def _precise_enough(candidates: list[Candidate], manifest: Manifest) -> list[Candidate]:
+    """Refuse engines with 8-bit activations where the target needs 16 bits: their output would differ."""
     activations = manifest.models["target"].activations
     if activations is None or not activations.wide or not any(each.able and each.name == USUAL for each in candidates):
         return candidates
-    return [replace(each, refusal=_TOO_COARSE) if each.able and each.name in _COARSE else each for each in candidates]
+    return [
+        replace(each, refusal=_TOO_COARSE) if each.able and each.name in _8_BIT_ACTIVATIONS else each
+        for each in candidates
+    ]
 
 
 def _refusal(factory: RuntimeFactory, manifest: Manifest, root: Path, request: EngineRequest) -> Refusal | None:
-    """Ask of every model; a KV type is asked of the target only, as `Pair` does."""
+    """Return the first refusal of any of the pack's models. A KV type applies to the target only, as in `Pair`."""
     for role in manifest.models:
         kv_type = (f"kv:{request.kv_type}",) if request.kv_type and role == "target" else ()
         entry = manifest.located(role)
-        with suppress(EdgeDecodeError):  # what else is wrong with the pack, its opening says
+        with suppress(EdgeDecodeError):  # opening the pack reports other errors
             if refusal := factory.refusal(
                 entry, root, name=role, provider=request.provider, needs=(*kv_type, *role_needs(role, request.loading))
             ):

@@ -1,4 +1,4 @@
-"""The child's side of measuring an engine: an order as JSON in, an event a line out. Run as a child, never imported."""
+"""Measures one engine in a child process: takes a JSON order, prints one event per line. Never imported."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ __all__ = ["main"]
 
 PROMPT, STEPS, REPETITIONS = 32, 16, 3
 LOOKUP = "suffix"
-"""A drafter that takes next to nothing: with it a session plans the logits of drafts, as one with any drafter does."""
+"""A drafter that needs almost no memory itself; the session still plans logits for drafts, as with any drafter."""
 
 
-class _Events(logging.Handler):
-    """Passes notices on to the parent."""
+class _NoticeForwarder(logging.Handler):
+    """Forwards notices to the parent."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        _say(notice=record.getMessage())
+        _report(notice=record.getMessage())
 
 
 def main(text: str) -> None:
-    """Open the pack on the order's engine; say what a session takes and how long a token, or why there is none.
+    """Open the pack on the order's engine and report a session's memory and the time per token, or the refusal.
 
-    The budget is less by what the asking process holds more than this one, so that as much is free here as there.
+    The budget is reduced by the parent's extra memory use, so that this process has as much free as the parent.
     """
     order, before = json.loads(text), _held_nbytes()
     logger = logging.getLogger(NOTICES)
-    logger.addHandler(_Events())
+    logger.addHandler(_NoticeForwarder())
     logger.setLevel(logging.INFO)
     try:
         _measure(order, before=before)
     except BudgetExceeded as error:
-        _say(least=error.needed_nbytes - before)
+        _report(least=error.needed_nbytes - before)
     except EdgeDecodeError as error:
-        _say(refused=error.reason)
+        _report(refused=error.reason)
 
 
 def _measure(order: dict[str, Any], *, before: int) -> None:
@@ -67,25 +67,25 @@ def _measure(order: dict[str, Any], *, before: int) -> None:
         adapters=ADAPTERS in order["loading"],
     ) as pair:
         try:
-            _say(needs=loaded + _planned_nbytes(pair, order["context"]))
+            _report(needs=loaded + _planned_nbytes(pair, order["context"]))
         except BudgetExceeded:
             if (least := _least_nbytes(pair, order["context"])) is not None:
-                _say(runs=loaded + least)
+                _report(runs=loaded + least)
             raise
         if order["timed"]:
-            _say(seconds=median(_step_seconds(pair) for _ in range(REPETITIONS)))
+            _report(seconds=median(_step_seconds(pair) for _ in range(REPETITIONS)))
 
 
 def _planned_nbytes(pair: Pair, context: int | None) -> int:
-    """Return the bytes that a session of `context` positions leases, without drafters and the process itself."""
+    """Return the bytes that a session of `context` positions leases, excluding drafters and the process itself."""
     card = pair.target.card
-    positions = max(2, min(context or DEFAULT_CONTEXT, card.context))  # given, so that it is not shortened to fit
+    positions = max(2, min(context or DEFAULT_CONTEXT, card.context))  # explicit, so that it is not shortened to fit
     with pair.session(SessionOptions(context=positions, drafter=LOOKUP if card.rollback else NO_DRAFTER)):
         return sum(lease.nbytes for lease in pair.budget.leases if lease.name != PROCESS)
 
 
 def _least_nbytes(pair: Pair, context: int | None) -> int | None:
-    """Return the bytes that the smallest session leases, counted as there; None where its engine does not tell."""
+    """Return the bytes that the smallest session leases, as in `_planned_nbytes`; None: the engine has no footprint."""
     if (footprint := pair.shared.footprint) is None:
         return None
     plan = footprint.fit_session(SessionOptions(context=context), pair.budget)
@@ -97,14 +97,14 @@ def _held_nbytes() -> int:
 
 
 def _step_seconds(pair: Pair) -> float:
-    """Return the seconds of one step of plain decoding after a short prompt."""
+    """Return the seconds of one baseline decoding step after a short prompt."""
     model = pair.target
     count = model.card.vocabulary_size
     length = min(PROMPT, model.card.context // 2)
     steps = min(STEPS, model.card.context - length - 1)
     state = model.new_state(length + steps + 1)
     model.forward([(7 * place) % count for place in range(length)], state)
-    model.forward([0], state)  # the first pass of one row prepares its kernels
+    model.forward([0], state)  # warm-up: the first one-row pass prepares its kernels
     started = perf_counter()
     for step in range(steps):
         state.keep(range(state.pending))
@@ -114,5 +114,5 @@ def _step_seconds(pair: Pair) -> float:
     return seconds
 
 
-def _say(**event: object) -> None:
+def _report(**event: object) -> None:
     tell_parent(event)

@@ -1,7 +1,7 @@
-"""How well a model predicts texts, and how far another way of running it is from that. Reads no file.
+"""Scores texts with a model: loss, top token, and KL divergence from a reference run.
 
-Texts are read in passes of at most `PIECE` rows over one state, as decoding reads them: keys and values go through the
-state's cache, of whatever type it is, and no more rows of logits are held than one pass gives.
+Texts are processed in passes of at most `PIECE` rows over one state, as in decoding: keys and values go through the KV
+cache with its type, and only one pass's logits are held at a time.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from edgedecode.decoding.model import LanguageModel
 __all__ = ["LIKELY", "PIECE", "Likely", "RowScores", "ScoredText", "Scores", "score_rows", "score_texts"]
 
 PIECE = 64
-"""Most rows of logits that are computed and held at once."""
+"""Most rows of logits computed and held at once."""
 LIKELY = 64
-"""Ids of a row whose probabilities are kept one by one; the others are one class."""
+"""Ids of a row whose probabilities are stored individually; the others form one class."""
 _LEAST = float(np.finfo(np.float32).tiny)
 
 FloatNumbers: TypeAlias = npt.NDArray[np.float64]
@@ -30,7 +30,7 @@ FloatNumbers: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ScoredText:
-    """A text in a model's ids; what is scored are its tokens from `start` on, which is at least 1."""
+    """A text as token ids. The tokens from `start` on, which is at least 1, are scored."""
 
     tokens: tuple[int, ...]
     start: int
@@ -42,7 +42,7 @@ class ScoredText:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of every scored token, in order: its loss in nats, float32, and the id that the model would have said."""
+    """For every scored token, in order: its loss in nats, float32, and the model's top id."""
 
     losses: FloatArray
     leading: IntArray
@@ -52,13 +52,13 @@ class Scores:
         return float(np.exp(self.losses.mean(dtype=np.float64)))
 
     def agreement(self, other: Scores) -> float:
-        """Return the share of tokens at which both lead with the same id."""
+        """Return the share of tokens at which both have the same top id."""
         return float((self.leading == other.leading).mean())
 
 
 @dataclass(frozen=True, slots=True)
 class Likely:
-    """Of some rows the likeliest ids, int32 [rows, ids], their probabilities, and what the other ids have together."""
+    """The most likely ids of some rows, int32 [rows, ids], their probabilities, and the other ids' total (`rest`)."""
 
     ids: npt.NDArray[np.int32]
     shares: FloatArray
@@ -66,13 +66,13 @@ class Likely:
 
     @staticmethod
     def nbytes(rows: int) -> int:
-        """Return what so many rows take at most."""
+        """Return the most bytes that `rows` rows take."""
         return rows * (LIKELY * 8 + 4)
 
 
 @dataclass(frozen=True, slots=True)
 class RowScores:
-    """Some of a text's rows: `expected` is the id that follows each; `exps` over `sums` are its probabilities."""
+    """Scores of some rows of a text; the probabilities of a row are `exps` / `sums`."""
 
     losses: FloatArray
     leading: IntArray
@@ -81,7 +81,7 @@ class RowScores:
 
     @classmethod
     def of(cls, rows: FloatArray, expected: Sequence[int]) -> RowScores:
-        """Score rows of logits, [rows, ids], as the ids that follow them."""
+        """Score rows of logits, [rows, ids]; `expected` is the id that follows each row."""
         highest = rows.max(axis=1)
         exps = np.exp(rows - highest[:, None])
         sums = exps.sum(axis=1, dtype=np.float64)
@@ -89,38 +89,38 @@ class RowScores:
         return cls(np.asarray(losses, np.float32), np.asarray(rows.argmax(axis=1), np.int64), exps, sums)
 
     def likely(self) -> Likely:
-        """Return the rows' likeliest ids: all of them where there are no more than `LIKELY`."""
+        """Return the `LIKELY` most likely ids of each row, or all ids if the rows have fewer."""
         count = min(LIKELY, self.exps.shape[1])
         ids = np.empty((len(self.exps), count), np.int32)
-        for own, row in zip(ids, self.exps, strict=True):  # one by one: indexes of a whole row are twice its size
+        for own, row in zip(ids, self.exps, strict=True):  # row by row: argpartition's indexes are twice a row's size
             own[:] = np.argpartition(row, -count)[-count:]
         return Likely(ids, *self._classes(ids))
 
     def divergence(self, reference: Likely) -> FloatNumbers:
-        """Return each row's Kullback-Leibler divergence from the reference's row to it, in nats.
+        """Return KL(reference ‖ row) for each row, in nats.
 
-        Over the reference's likeliest ids and one class for the others: never more than over all ids.
+        Computed over the reference's most likely ids and one class for the others: a lower bound of the full value.
         """
         found, shares = self._classes(reference.ids), (reference.shares, reference.rest)
         return np.asarray(_divergence(shares[0], found[0]).sum(axis=1) + _divergence(shares[1], found[1]))
 
     def _classes(self, ids: npt.NDArray[np.int32]) -> tuple[FloatArray, FloatArray]:
-        """Return the probabilities of these ids of each row, and of all others together."""
+        """Return each row's probabilities of these ids, and the total probability of all others."""
         own = np.take_along_axis(self.exps, ids, axis=1).astype(np.float64)
         others = np.maximum(self.sums - own.sum(axis=1), 0.0) if ids.shape[1] < self.exps.shape[1] else 0 * self.sums
         return (own / self.sums[:, None]).astype(np.float32), (others / self.sums).astype(np.float32)
 
 
 def _divergence(reference: FloatArray, found: FloatArray) -> FloatNumbers:
-    """Return each class's part of the divergence; one without mass in the reference has none."""
+    """Return each class's term of the divergence; 0 for a class without mass in the reference."""
     p, q = np.maximum(reference, _LEAST).astype(np.float64), np.maximum(found, _LEAST).astype(np.float64)
     return np.where(reference > 0, p * (np.log(p) - np.log(q)), 0.0)
 
 
 def score_rows(model: LanguageModel, text: ScoredText) -> Iterator[RowScores]:
-    """Score the tokens from the text's `start` on, a pass after the other; padding rows of the vocabulary are left out.
+    """Score the tokens from the text's `start` on, pass by pass; padding rows of the vocabulary are excluded.
 
-    A pass has at most `PIECE` rows; rows of one pass read each other's keys and values from the cache too.
+    A pass has at most `PIECE` rows. Rows of one pass also read each other's keys and values from the KV cache.
     """
     tokens, last = text.tokens, len(text.tokens) - 1
     state = model.new_state(len(tokens), rows=min(PIECE, text.scored))
