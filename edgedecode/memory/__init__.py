@@ -1,1 +1,1 @@
-"""The memory budget: what there is, who holds what of it, what the process takes. Imports errors and turns only."""
+"""Memory: the limit, the budget and its leases, the session plan, and measurements of the process."""

@@ -1,7 +1,4 @@
-"""The memory budget: every allocation holds a lease, and a refusal shows the whole table before anything is allocated.
-
-Knows bytes and names, not what they are for.
-"""
+"""The memory budget: every allocation holds a lease, and a lease that does not fit is refused before allocation."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ __all__ = ["Budget", "Lease"]
 
 
 class Lease:
-    """A named share of a budget. Releases itself when used as a context manager; `release` is idempotent.
+    """A named share of a budget. As a context manager it releases itself; `release` is idempotent.
 
-    `release` takes no lock: finalizers call it, in any thread and in the middle of anything.
+    `release` takes no lock, because finalizers call it in any thread at any time.
     """
 
     __slots__ = ("_budget", "fixed", "name", "nbytes", "priority", "reclaim")
@@ -32,10 +29,10 @@ class Lease:
         self.fixed = fixed
         self.priority = priority
         self.reclaim: Callable[[], None] | None = None
-        """What its holder does, where it can, to release or shrink it for a higher priority."""
+        """Callback of the holder that releases or shrinks the lease for a higher priority; None: it cannot shrink."""
 
     def resize(self, nbytes: int) -> None:
-        """Grow or shrink to `nbytes`. Raises BudgetExceeded, the lease unchanged, when the growth does not fit."""
+        """Grow or shrink to `nbytes`. Raises BudgetExceeded if the growth does not fit; the lease then stays as is."""
         budget = self._budget
         if budget is None:
             raise ValueError(f"lease {self.name!r} was released")
@@ -46,7 +43,7 @@ class Lease:
         return self._budget is not None
 
     def release(self) -> None:
-        """Give the bytes back."""
+        """Return the bytes to the budget."""
         self._budget = None
 
     def __enter__(self) -> Lease:
@@ -59,13 +56,13 @@ class Lease:
 
 
 class Budget:
-    """A hard limit (in bytes, or with what sets it; None: none) over the sum of all leases. Threads may share it."""
+    """A hard limit over the sum of all leases; None: no limit. Thread-safe."""
 
     def __init__(self, limit: int | Limit | None = None) -> None:
         self.limit = Limit(limit) if isinstance(limit, int) else limit
         self._lock = FairLock()
         self._leases: list[Lease] = []
-        """Written under the lock; those that were released since are among them."""
+        """Written under the lock; includes leases released since."""
 
     @property
     def limit_nbytes(self) -> int | None:
@@ -78,7 +75,7 @@ class Budget:
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """The leases held now, oldest first."""
+        """The current leases, oldest first."""
         return tuple(lease for lease in self._leases if lease.held)
 
     def reserve(
@@ -92,11 +89,11 @@ class Budget:
     ) -> Lease:
         """Lease `nbytes` before allocating them.
 
-        When they do not fit, holders of a lower `priority` whose leases have a `reclaim` are asked, lowest first, to
-        release or shrink theirs. Raises BudgetExceeded with the whole table when that is not enough.
+        If they do not fit, calls `reclaim` of leases with a lower `priority`, lowest first. Raises BudgetExceeded with
+        the table of leases if that is not enough.
 
-        fixed: no choice of context or drafter makes it smaller. following: fixed bytes that will be asked for next, at
-        least: a refusal then tells the budget that all of this takes.
+        fixed: no choice of context or drafter makes it smaller. following: lower bound of fixed bytes that will be
+        requested next; a refusal includes them in the budget that it recommends.
         """
         if nbytes < 0:
             raise ValueError(f"lease {name!r} of {nbytes} bytes")
@@ -105,19 +102,18 @@ class Budget:
         return lease
 
     def give_back(self) -> bool:
-        """Have every holder that can do without its lease release or shrink it; tell whether any held something."""
-        held = [lease for lease in self.leases if lease.reclaim is not None and lease.nbytes]
-        for lease in held:
-            if (reclaim := lease.reclaim) is not None:
-                reclaim()
-        return bool(held)
+        """Call every `reclaim` of a lease that is not empty. Return whether there was one."""
+        reclaimable = [reclaim for lease in self.leases if (reclaim := lease.reclaim) is not None and lease.nbytes]
+        for reclaim in reclaimable:
+            reclaim()
+        return bool(reclaimable)
 
     def table(self, request: str = "", nbytes: int = 0) -> str:
-        """Render the leases, a line each, largest first, with the request (if any), the sum and the limit."""
+        """Render the leases, one per line, largest first, then the request (if any), the sum and the limit."""
         held = sorted(self.leases, key=lambda lease: -lease.nbytes)
         rows = [(lease.name, lease.nbytes) for lease in held if lease.nbytes]
         if request:
-            rows.append((f"{request} (asked for)", nbytes))
+            rows.append((f"{request} (requested)", nbytes))
         rows.append(("sum", self.used_nbytes + nbytes))
         if self.limit is not None:
             rows.append((f"budget{_set_by(self.limit)}", self.limit.nbytes))
@@ -151,7 +147,7 @@ class Budget:
             )
 
     def _advice(self, limit: Limit, name: str, wanted: int, *, fixed: int) -> str:
-        """Say what would help, of what can: models have their leases named by role."""
+        """Return advice on how to make the request fit. Leases of models are named by role."""
         least = fixed + sum(lease.nbytes for lease in self.leases if lease.fixed)
         if least > limit.nbytes:
             return f"no shorter context makes it fit, {limit.raised(least)}"
@@ -174,7 +170,7 @@ def _set_by(limit: Limit) -> str:
 
 
 def _purpose(name: str) -> str:
-    """Say what a lease is for: `weights:target` is `the target's weights`."""
+    """Describe a lease: `weights:target` becomes `the target's weights`."""
     kind, *owner = name.split(":")
     kind = {"kv": "keys and values", "work": "workspace"}.get(kind, kind)
     return f"the {owner[0]}'s {kind}" if owner else kind

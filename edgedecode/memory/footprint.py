@@ -1,4 +1,4 @@
-"""What takes how much memory: named numbers of bytes, known before any of it is allocated."""
+"""Named numbers of bytes that a memory plan consists of, known before allocation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["Holder", "total_nbytes"]
 
 
 class Holder(NamedTuple):
-    """A part of the plan, under the name of the lease that will hold it."""
+    """A part of the plan, named after its later lease."""
 
     name: str
     nbytes: int
 
 
 def total_nbytes(holders: Iterable[Holder]) -> int:
-    """Return the sum."""
+    """Return the sum of the holders' bytes."""
     return sum(holder.nbytes for holder in holders)

@@ -1,6 +1,6 @@
-"""The memory limit in force: the smallest of what was asked for, the environment's, the container's and the machine's.
+"""The memory limit in force: the smallest of the requested, the environment's, the container's and the machine's.
 
-The system ends a process that outgrows a container or the machine; a budget that knows of both refuses instead.
+The kernel kills a process that exceeds its container or the machine; a budget that includes both refuses instead.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ VARIABLE = "EDGEDECODE_MEMORY"
 ASKED = "--memory"
 MACHINE = "this machine's memory"
 _NO_LIMIT = 1 << 62
-"""Version 1 groups without a limit have a number near the largest one."""
+"""Version 1 control groups without a limit report a number near 2**63."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A number of bytes, and what sets it."""
+    """A number of bytes, and the name of its source."""
 
     nbytes: int
     name: str = ASKED
@@ -35,16 +35,16 @@ class Limit:
             raise InputError(f"the memory budget must be positive, not {self.nbytes}")
 
     def raised(self, nbytes: int) -> str:
-        """Say what to do for a limit of `nbytes`, in the imperative."""
+        """Return advice on how to get a limit of `nbytes`, in the imperative."""
         if self.name == MACHINE:
             return f"use a machine with {size_option(nbytes)} or more"
         return f"raise {self.name} to {size_option(nbytes)} or more"
 
 
 def limit_in_force(asked: int | str | None = None, *, root: Path = Path("/")) -> Limit | None:
-    """Return the smallest limit there is; None where nothing limits and the system does not tell how much it has.
+    """Return the smallest limit; None if there is none and the system does not report its memory.
 
-    asked: bytes, or text such as "800MB". root: where the system's files are. Raises InputError for what is no size.
+    asked: bytes, or text such as "800MB". root: the root of /proc and /sys. Raises InputError for an invalid size.
     """
     limits = [limit for limit in (_asked(asked), _of_variable(), _of_group(root), _of_machine()) if limit is not None]
     return min(limits, key=lambda limit: limit.nbytes, default=None)
@@ -67,13 +67,13 @@ def _of_variable() -> Limit | None:
 
 
 def _of_group(root: Path) -> Limit | None:
-    """Return the least limit of the control groups this process is in, of either version; those above limit it too."""
+    """Return the smallest limit of this process's control groups, v1 or v2, including their parents."""
     limits = [nbytes for file in group_files(root) if (nbytes := read_limit(file)) is not None]
     return Limit(min(limits), "the container's memory limit") if limits else None
 
 
 def group_files(root: Path) -> Iterator[Path]:
-    """Yield the files that may hold a limit. A container often sees its own group as the top one."""
+    """Yield the files that may hold a limit. A container often sees its own group as the root."""
     mounts = root / "sys/fs/cgroup"
     for line in system_lines(root / "proc/self/cgroup"):
         _, controllers, group = (*line.split(":", 2), "", "")[:3]
@@ -91,24 +91,24 @@ def group_files(root: Path) -> Iterator[Path]:
 
 
 def read_limit(file: Path) -> int | None:
-    """Return the limit that such a file gives; None: none."""
+    """Return the limit in a control group's file; None: no limit."""
     text = next(iter(system_lines(file)), "")
     nbytes = int(text) if text.isascii() and text.isdigit() else 0
     return nbytes if 0 < nbytes < _NO_LIMIT else None
 
 
 def system_lines(file: Path) -> list[str]:
-    """Return the lines of one of the system's files; none where it cannot be read."""
+    """Return the lines of a file of /proc or /sys; empty if it cannot be read."""
     try:
-        return os.fsdecode(file.read_bytes()).splitlines()  # a group may have any name
+        return os.fsdecode(file.read_bytes()).splitlines()  # a group's name may be any bytes
     except OSError:
         return []
 
 
 def _of_machine() -> Limit | None:
-    """Return what the machine has of memory, where the system tells."""
+    """Return the machine's physical memory; None if the system does not report it."""
     try:
         nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # no sysconf, or not this figure
+    except (AttributeError, OSError, ValueError):  # no sysconf, or not this value
         return None
     return Limit(nbytes, MACHINE) if nbytes > 0 else None

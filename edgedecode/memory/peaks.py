@@ -1,4 +1,4 @@
-"""The peaks of a process's memory, sampled by a small child process: it goes on while native code runs here."""
+"""Measures peak memory with a small child process, which keeps sampling while native code runs here."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ __all__ = ["PeakSampler"]
 
 _START = "import sys; sys.path += sys.argv[2:]; from edgedecode.memory.peaks_child import main; main(int(sys.argv[1]))"
 _LIGHT = ("-I", "-S")
-"""Without the environment's and the user's settings, and without site-packages: it starts in 30 ms."""
-_PATIENCE_SECONDS = 10.0
+"""Isolated and without site-packages, so that it starts in 30 ms."""
+_TIMEOUT_SECONDS = 10.0
 _NO_FIGURES = (
-    "there is no such process, or this system does not tell what it holds"
+    "the process does not exist, or this system does not report its memory"
     if sys.platform == "linux"
     else "psutil is not installed: pip install 'edgedecode[measure]'"
 )
 
 
 class PeakSampler:
-    """Samples a process, this one by default, for as long as it is open: `with PeakSampler() as sampler`.
+    """Samples a process, this one by default, while it is open: `with PeakSampler() as sampler`.
 
-    Peaks are those since it was opened. What cannot be sampled gives no figures, never an error: `why_not` tells.
-    The child shares the interpreter's own pages with this process, which makes its proportional figures a little
-    smaller, and nothing else. For one thread.
+    Peaks are those since it was opened. A failure to sample raises no error; `why_not` has the reason.
+    The child shares the interpreter's pages with this process, which slightly lowers the proportional figures.
+    Not thread-safe.
     """
 
     def __init__(self, pid: int | None = None) -> None:
         self.why_not = ""
-        """Why there are no figures, where there are none."""
+        """Why there are no figures; empty: there are some."""
         self.samples: tuple[MemorySample, ...] = ()
-        """How the process came to its peaks, once the sampler is closed."""
+        """Memory over time; filled when the sampler is closed."""
         self._pid = os.getpid() if pid is None else pid
         self._child: subprocess.Popen[bytes] | None = None
         self._peak: ProcessMemory | None = None
 
     @property
     def peak(self) -> ProcessMemory | None:
-        """The highest figure of each kind, up to now, or until it was closed; None where there are none."""
+        """The highest figure of each kind until now, or until closing; None if there are no figures."""
         if self._child is not None:
             self._ask()
         return self._peak
@@ -72,8 +72,8 @@ class PeakSampler:
             return
         with child:
             try:
-                told, _ = child.communicate(timeout=_PATIENCE_SECONDS)  # which ends its input
-                self._take(told)
+                reply, _ = child.communicate(timeout=_TIMEOUT_SECONDS)  # closes its input
+                self._store(reply)
             except subprocess.TimeoutExpired:
                 self.why_not = "the sampler did not answer"
             finally:
@@ -81,7 +81,7 @@ class PeakSampler:
 
     def _start(self) -> None:
         if getattr(sys, "frozen", False) or not sys.executable:  # a frozen application would start itself
-            self.why_not = "there is no Python to run a sampler with"
+            self.why_not = "there is no Python interpreter to run the sampler with"
             return
         command = [sys.executable, *_LIGHT, "-c", _START, str(self._pid), *_folders()]
         try:
@@ -90,44 +90,44 @@ class PeakSampler:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in a terminal is for us
+                start_new_session=True,  # Ctrl-C in a terminal must not reach it
             )
         except OSError as error:
             self.why_not = f"the sampler could not be started: {error.strerror or error}"
             return
-        self._hear()
+        self._read_reply()
 
     def _ask(self) -> None:
         assert self._child is not None
         assert self._child.stdin is not None
-        with suppress(OSError):  # it ended: then there is nothing to hear either
+        with suppress(OSError):  # the child ended: the empty reply reports that
             self._child.stdin.write(b"\n")
             self._child.stdin.flush()
-        self._hear()
+        self._read_reply()
 
-    def _hear(self) -> None:
+    def _read_reply(self) -> None:
         assert self._child is not None
         assert self._child.stdout is not None
-        self._take(self._child.stdout.readline())
+        self._store(self._child.stdout.readline())
 
-    def _take(self, line: bytes) -> None:
-        """Take in an answer of the child, empty where it has ended."""
+    def _store(self, line: bytes) -> None:
+        """Store a reply of the child; it is empty if the child has ended."""
         try:
-            told: dict[str, Any] = json.loads(line)
+            reply: dict[str, Any] = json.loads(line)
         except ValueError:
             self.why_not = "the sampler ended"
             return
-        if told["peak"] is None:
+        if reply["peak"] is None:
             self.why_not = _NO_FIGURES
         else:
-            self._peak = ProcessMemory(*told["peak"])
+            self._peak = ProcessMemory(*reply["peak"])
         self.samples = tuple(
-            MemorySample(seconds, ProcessMemory(*memory)) for seconds, memory in told.get("samples", ())
+            MemorySample(seconds, ProcessMemory(*memory)) for seconds, memory in reply.get("samples", ())
         )
 
 
 def _folders() -> list[str]:
-    """Return where the child finds what it imports."""
+    """Return the folders from which the child imports."""
     psutil = None if sys.platform == "linux" else find_spec("psutil")
     found = [Path(__file__), *([Path(psutil.origin)] if psutil is not None and psutil.origin else [])]
     return [str(found[0].parents[2]), *(str(path.parents[1]) for path in found[1:])]

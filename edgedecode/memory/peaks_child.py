@@ -1,6 +1,6 @@
-"""The child that reads a process's memory until its input ends: light, started by `peaks.py`.
+"""Samples a process's memory until standard input ends. Run as a lightweight child process by `peaks.py`.
 
-Each byte of input asks for the peaks so far, its end for all there is; an answer is a line of JSON.
+Each input byte requests the peaks so far, end of input requests all samples; a reply is one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,131 +19,131 @@ from .process_memory import Counters, ProcessMemory, high_water_nbytes, highest,
 __all__ = ["Course", "MemorySample", "main"]
 
 INTERVAL_SECONDS, LONGEST_SECONDS = 0.02, 0.2
-"""Between two looks at the system's counters: 0.1 to 0.4 ms each were measured, with waking up.
+"""Shortest and longest time between two reads of the counters; a read was measured at 0.1 to 0.4 ms, with the wake-up.
 
-The largest number of resident pages is the system's own, and is not missed between two looks.
+The kernel tracks peak resident pages itself, so that no such peak is missed between two reads.
 """
 QUICK_SHARE, FULL_SHARE = 0.006, 0.002
-"""Of one processor, at most: for these, and for looks at every page, of which one takes 2 ms for 150 MB."""
+"""Most of one processor spent on counter reads, and on reads of every page, which take 2 ms for 150 MB."""
 WAIT_SECONDS = 1.0
-"""Between two looks for the parent once the process has ended."""
+"""Time between two checks for the parent once the process has ended."""
 MOST_SAMPLES = 512
+"""More samples than this are merged to half the time resolution."""
 
 
 class MemorySample(NamedTuple):
-    """The highest figures from so many seconds after the start until the next sample."""
+    """The highest figures from `seconds` after the start until the next sample."""
 
     seconds: float
     memory: ProcessMemory
 
 
 class Course:
-    """The peaks of a process, and how it came to them: samples that lie wider apart the longer it takes."""
+    """The peaks of a process and its samples over time. The time between samples grows with the run time."""
 
     def __init__(self) -> None:
         self.peak: ProcessMemory | None = None
         self.samples: list[MemorySample] = []
-        self._apart = INTERVAL_SECONDS
+        self._interval = INTERVAL_SECONDS
 
     def add(self, seconds: float, memory: ProcessMemory) -> None:
-        """Take in figures that were read `seconds` after the start."""
+        """Add figures read `seconds` after the start."""
         self.peak = memory if self.peak is None else highest(self.peak, memory)
-        self.samples.append(MemorySample(seconds, memory))
-        if len(self.samples) > 1 and seconds - self.samples[-2].seconds < self._apart:
-            self._join()
+        self._append(MemorySample(seconds, memory))
         if len(self.samples) > MOST_SAMPLES:
             self._thin()
 
     def raise_resident(self, nbytes: int) -> None:
-        """Take in a peak that was between two samples."""
+        """Raise the peak to one that occurred between two samples."""
         if self.peak is not None:
             self.peak = highest(self.peak, ProcessMemory(nbytes))
 
-    def _join(self) -> None:
-        """Let the newest two samples be one."""
-        newest = self.samples.pop()
-        self.samples[-1] = MemorySample(self.samples[-1].seconds, highest(self.samples[-1].memory, newest.memory))
+    def _append(self, sample: MemorySample) -> None:
+        """Append a sample, or merge it into the last one if that began less than an interval before."""
+        last = self.samples[-1] if self.samples else None
+        if last is not None and sample.seconds - last.seconds < self._interval:
+            self.samples[-1] = MemorySample(last.seconds, highest(last.memory, sample.memory))
+        else:
+            self.samples.append(sample)
 
     def _thin(self) -> None:
-        """Let the samples lie twice as far apart."""
-        self._apart *= 2
-        all_of_them, self.samples = self.samples, []
-        for sample in all_of_them:
-            self.samples.append(sample)
-            if len(self.samples) > 1 and sample.seconds - self.samples[-2].seconds < self._apart:
-                self._join()
+        """Double the time between samples."""
+        self._interval *= 2
+        dense, self.samples = self.samples, []
+        for sample in dense:
+            self._append(sample)
 
 
 class Watch:
-    """Looks at a process, closely no more often than that costs little."""
+    """Samples a process: counters often, every page only as often as the processor shares allow."""
 
     def __init__(self, pid: int) -> None:
         self.course = Course()
         self.ended = False
         self._pid, self._started = pid, monotonic()
         self._counters = Counters(pid)
-        self._close_look_due = 0.0
-        self._uncounted = process_time()
-        """Processor time that was not for quick looks."""
+        self._full_sample_due = 0.0
+        self._excluded = process_time()
+        """Processor time that does not count as quick samples: start-up and full samples."""
         self._high_water = high_water_nbytes(pid) or 0
 
     @property
     def pause_seconds(self) -> float:
-        """How long to wait until the next look."""
+        """Seconds to wait until the next sample."""
         if self.ended:
             return WAIT_SECONDS
-        due = (process_time() - self._uncounted) / QUICK_SHARE - (monotonic() - self._started)
+        due = (process_time() - self._excluded) / QUICK_SHARE - (monotonic() - self._started)
         return min(max(INTERVAL_SECONDS, due), LONGEST_SECONDS)
 
-    def look(self) -> None:
-        """Read what the process holds now."""
-        if monotonic() >= self._close_look_due:
-            self.look_closely()
+    def sample(self) -> None:
+        """Read the process's counters, or every page when that is due."""
+        if monotonic() >= self._full_sample_due:
+            self.sample_fully()
         else:
             self._add(self._counters.read())
 
-    def look_closely(self) -> None:
-        """Read what the process holds now, page by page, and the highest that the system saw since the start."""
+    def sample_fully(self) -> None:
+        """Read the process's memory page by page, and the kernel's peak since the start."""
         began = process_time()
         self._add(memory_of(self._pid))
         took = process_time() - began
-        self._uncounted += took
-        self._close_look_due = monotonic() + took / FULL_SHARE
+        self._excluded += took
+        self._full_sample_due = monotonic() + took / FULL_SHARE
         if (high_water := high_water_nbytes(self._pid) or 0) > self._high_water:
             self.course.raise_resident(high_water)
 
     def _add(self, memory: ProcessMemory | None) -> None:
-        self.ended = self.ended or memory is None  # its number may be another's by now
+        self.ended = self.ended or memory is None  # another process may have the pid by now
         if memory is not None and not self.ended:
             self.course.add(monotonic() - self._started, memory)
 
 
 def main(pid: int) -> None:
-    """Watch a process until the input ends, or the parent does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent, whose end ends this
-    parent, asked = os.getppid(), SimpleQueue[bytes]()
-    Thread(target=_listen, args=(asked,), daemon=True).start()
+    """Sample a process until the input or the parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it, and its end ends this process
+    parent, requests = os.getppid(), SimpleQueue[bytes]()
+    Thread(target=_listen, args=(requests,), daemon=True).start()
     watch = Watch(pid)
-    watch.look_closely()
-    _tell({"peak": watch.course.peak})
-    words = b"any"
-    while words and os.getppid() == parent:
+    watch.sample_fully()
+    _reply({"peak": watch.course.peak})
+    request = b"any"
+    while request and os.getppid() == parent:
         try:
-            words = asked.get(timeout=watch.pause_seconds)
+            request = requests.get(timeout=watch.pause_seconds)
         except Empty:
-            watch.look()
+            watch.sample()
             continue
-        watch.look_closely()
-        _tell({"peak": watch.course.peak} if words else {"peak": watch.course.peak, "samples": watch.course.samples})
+        watch.sample_fully()
+        _reply({"peak": watch.course.peak} if request else {"peak": watch.course.peak, "samples": watch.course.samples})
 
 
-def _listen(asked: SimpleQueue[bytes]) -> None:
-    words = b"any"
-    while words:
-        words = os.read(0, 1)
-        asked.put(words)
+def _listen(requests: SimpleQueue[bytes]) -> None:
+    request = b"any"
+    while request:
+        request = os.read(0, 1)
+        requests.put(request)
 
 
-def _tell(value: object) -> None:
-    with suppress(OSError):  # nobody listens any more
+def _reply(value: object) -> None:
+    with suppress(OSError):  # the parent has closed the pipe
         os.write(1, json.dumps(value).encode() + b"\n")

@@ -1,7 +1,7 @@
-"""Fits a session into a memory limit: what is given up, in a stated order, and what that saves.
+"""Fits a session into a memory limit by giving things up in a fixed order, and reports what each saves.
 
-A pure function of what is wanted and of how many bytes each choice takes. What is given up changes no text, and what
-was asked for by name is never given up.
+A pure function of the wanted choice and the bytes that each choice takes. Cuts never change the text, and options that
+the user set explicitly are never cut.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .sizes import size_option
 __all__ = ["LEAST_CONTEXT", "Bounds", "Choice", "Cut", "Holders", "MemoryPlan", "fit"]
 
 LEAST_CONTEXT = 512
-"""Tokens of context below which a conversation is not worth planning."""
+"""The shortest context, in tokens, that is planned for a conversation."""
 CONTEXT_STEP = 64
-"""A context that is shortened is a multiple of these."""
+"""A context is shortened in steps of this many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a session is planned with.
+    """The options of a session that the plan may change.
 
-    drafters: names, of which those that run the draft model are `Bounds.models`. no_mmap: weights are read, not mapped
-    beside a copy. kv_type: of keys and values; empty: the engine's own.
+    drafters: names; those in `Bounds.models` run the draft model. no_mmap: weights are read instead of mapped, which
+    avoids a mapping in addition to the engine's copy. kv_type: of the KV cache; empty: the engine's default.
     """
 
     context: int
@@ -37,33 +37,33 @@ class Choice:
     draft_max: int = 0
     tree: bool = False
     draft_context: int = 0
-    """Positions of the draft model's state; 0: as many as the context's."""
+    """Positions of the draft model's state; 0: as many as `context`."""
     no_mmap: bool = False
     kv_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What may be given up. `models`: the drafters that run the draft model."""
+    """Limits of what may be cut. `models`: the drafters that run the draft model."""
 
     models: frozenset[str] = frozenset()
     least_context: int = LEAST_CONTEXT
-    """The context asked for, where one was."""
+    """The shortest context allowed; the requested one if the user requested one."""
     draft_contexts: tuple[int, ...] = ()
-    """Shorter ones that the draft model may have, the longest first."""
+    """Shorter contexts that the draft model may have, longest first."""
     keeps_drafters: bool = False
-    """A drafter or a draft length was asked for."""
+    """The user requested a drafter or a draft length."""
     may_skip_mmap: bool = False
-    """Weights may be read, and take less so."""
+    """Reading the weights instead of mapping them is allowed, and takes less memory."""
 
 
 Holders: TypeAlias = Callable[[Choice], Sequence[Holder]]
-"""Tells what a choice takes."""
+"""Returns the memory that a choice takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One thing given up: what, what that means for the user, and how many bytes it saves."""
+    """One thing given up, its effect for the user, and the bytes it saves."""
 
     what: str
     effect: str
@@ -72,10 +72,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """A choice with all that it takes.
+    """A choice and the memory it takes.
 
-    limit_nbytes: None: there is none. least_running, least_speculating: the smallest limits under which the model runs
-    at all, and with drafts of some kind; None: nothing can be drafted.
+    limit_nbytes: None: no limit. least_running, least_speculating: the smallest limits under which the model runs at
+    all, and with any drafter; None: no drafter is available.
     """
 
     choice: Choice
@@ -94,9 +94,9 @@ class MemoryPlan:
         return self.limit_nbytes is None or self.nbytes <= self.limit_nbytes
 
     def refusal(self, error: BudgetExceeded, limit: Limit, *, beside: int = 0, context_asked: bool) -> BudgetExceeded:
-        """Return the refusal of what was planned, which tells the smallest limits that it runs and drafts in.
+        """Return an error for this plan whose advice names the smallest limits to run and to draft.
 
-        error: what was asked for first that did not fit. beside: bytes of the limit that are no part of the plan.
+        error: the first lease that did not fit. beside: bytes under the limit that are not part of the plan.
         """
         least, drafting = (beside + (each or 0) for each in (self.least_running, self.least_speculating))
         advice = limit.raised(least)
@@ -108,33 +108,33 @@ class MemoryPlan:
 
 
 def fit(wanted: Choice, *, bounds: Bounds, holders: Holders, limit_nbytes: int | None) -> MemoryPlan:
-    """Return the first choice on the way down that fits, with as much of what was given up before as fits beside it.
+    """Return a plan for the first of the successively reduced choices that fits, or for the last one if none does.
 
-    Where none does, the last one. A context that had to be shortened is as long as the limit allows.
+    A shortened context is then lengthened as far as the limit allows.
     """
 
     def takes(choice: Choice) -> int:
         return total_nbytes(holders(choice))
 
-    way = [wanted, *_way_down(wanted, bounds)]
-    speculating = [choice for choice in way if choice.drafters]
+    choices = [wanted, *_reduced(wanted, bounds)]
+    speculating = [choice for choice in choices if choice.drafters]
     chosen = wanted
     if limit_nbytes is not None:
-        chosen = next((choice for choice in way if takes(choice) <= limit_nbytes), way[-1])
+        chosen = next((choice for choice in choices if takes(choice) <= limit_nbytes), choices[-1])
         if takes(chosen) <= limit_nbytes:
-            chosen = _given_back(chosen, wanted, takes=takes, limit_nbytes=limit_nbytes)
+            chosen = _with_longest_context(chosen, wanted, takes=takes, limit_nbytes=limit_nbytes)
     return MemoryPlan(
         choice=chosen,
         holders=tuple(holders(chosen)),
         cuts=tuple(_cuts(wanted, chosen, takes=takes)),
         limit_nbytes=limit_nbytes,
-        least_running=takes(way[-1]),
+        least_running=takes(choices[-1]),
         least_speculating=takes(speculating[-1]) if speculating else None,
     )
 
 
-def _way_down(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
-    """Yield one choice after the other, each without one thing more."""
+def _reduced(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
+    """Yield successively smaller choices, each with one more thing cut."""
     choice = wanted
     if bounds.may_skip_mmap and not choice.no_mmap:
         choice = replace(choice, no_mmap=True)
@@ -158,8 +158,10 @@ def _way_down(wanted: Choice, bounds: Bounds) -> Iterator[Choice]:
         yield choice
 
 
-def _given_back(choice: Choice, wanted: Choice, *, takes: Callable[[Choice], int], limit_nbytes: int) -> Choice:
-    """Return the choice with as long a context as fits."""
+def _with_longest_context(
+    choice: Choice, wanted: Choice, *, takes: Callable[[Choice], int], limit_nbytes: int
+) -> Choice:
+    """Return the choice with the longest context that fits, found by bisection."""
     low, high, least = 0, -(-(wanted.context - choice.context) // CONTEXT_STEP), choice.context
     while low < high:
         middle = (low + high + 1) // 2
@@ -169,25 +171,25 @@ def _given_back(choice: Choice, wanted: Choice, *, takes: Callable[[Choice], int
 
 
 def _cuts(wanted: Choice, chosen: Choice, *, takes: Callable[[Choice], int]) -> Iterator[Cut]:
-    """Yield what the chosen lacks of what was wanted, in the order of giving up."""
+    """Yield the differences of the chosen from the wanted choice, in the order of cutting."""
     drafters = ", ".join(name for name in wanted.drafters if name not in chosen.drafters)
-    without = "plain speed" if not chosen.drafters else "less speed on new text"
-    told = {
-        "no_mmap": ("memory-mapped weights beside their copy", "they are read, which is as fast"),
+    without = "baseline speed" if not chosen.drafters else "less speed on new text"
+    texts = {
+        "no_mmap": ("memory-mapped weights in addition to their copy", "they are read, which is as fast"),
         "tree": ("trees", "drafts are chains"),
         "draft_context": (
             f"the draft model's context beyond {chosen.draft_context} tokens",
-            "it drafts from the newest ones",
+            "it drafts from the most recent ones",
         ),
         "drafters": (f"drafts by {drafters}", without),
         "context": (f"context beyond {chosen.context} tokens", "long conversations end sooner"),
     }
     before = wanted
-    for name, (what, effect) in told.items():
+    for name, (what, effect) in texts.items():
         after = replace(before, **{name: getattr(chosen, name)})
         if name == "drafters":
             after = replace(after, draft_max=chosen.draft_max)
-        unsaid = not chosen.drafters and name == "tree"  # goes with the drafters
-        if after != before and not unsaid:
+        implied = not chosen.drafters and name == "tree"  # cut together with the drafters
+        if after != before and not implied:
             yield Cut(what, effect, takes(before) - takes(after))
         before = after

@@ -1,4 +1,4 @@
-"""Tells when the machine, or the container this process is in, runs short of memory."""
+"""Detects when the machine, or this process's container, runs short of memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .limit import group_files, read_limit, system_lines
 __all__ = ["FreeMemory", "MemoryPressure", "free_memory"]
 
 SHORT, ENOUGH = 0.03, 0.06
-"""Memory is short below the first share of all there is, and no longer short above the second."""
+"""Memory becomes short below the first share of the total, and stops being short above the second."""
 INTERVAL_S = 1.0
-"""Between two looks at the system: one takes some 0.1 ms."""
+"""Time between two reads of the system's files; a read takes some 0.1 ms."""
 
 
 class FreeMemory(NamedTuple):
-    """What programs may still take, and all there is, in bytes."""
+    """Available and total memory in bytes."""
 
     nbytes: int
     total: int
@@ -29,16 +29,16 @@ class FreeMemory(NamedTuple):
 
 
 def free_memory(root: Path = Path("/")) -> FreeMemory | None:
-    """Return what is left on the machine, or in a control group above this process that has less of its limit left.
+    """Return the free memory of the machine, or of the control group above this process with the smallest free share.
 
-    Files' pages count as free: the system takes them back. None where the system does not tell; only Linux does.
+    Page cache counts as free, because the kernel reclaims it. None if the system does not report it; only Linux does.
     """
     found = [free for free in (_of_machine(root), *map(_of_group, group_files(root))) if free is not None]
     return min(found, key=lambda free: free.share, default=None)
 
 
 class MemoryPressure:
-    """Remembers whether memory is short, and looks again once a second. Not for several threads at a time."""
+    """Whether memory is short, checked at most once a second. Not thread-safe."""
 
     def __init__(
         self, *, free: Callable[[], FreeMemory | None] = free_memory, clock: Callable[[], float] = monotonic
@@ -48,7 +48,7 @@ class MemoryPressure:
         self._short = False
 
     def looked(self) -> bool:
-        """Look where it is time to; tell whether that was so."""
+        """Check the system if a check is due. Return whether it was."""
         now = self._clock()
         if now < self._next:
             return False
@@ -60,34 +60,34 @@ class MemoryPressure:
 
     @property
     def short(self) -> bool:
-        """Whether memory was short at the last look."""
+        """Whether memory was short at the last check."""
         return self._short
 
 
 def _of_machine(root: Path) -> FreeMemory | None:
-    told = dict(line.split()[:2] for line in system_lines(root / "proc/meminfo") if line.endswith(" kB"))
+    fields = dict(line.split()[:2] for line in system_lines(root / "proc/meminfo") if line.endswith(" kB"))
     try:
-        return _free(1024 * int(told["MemAvailable:"]), 1024 * int(told["MemTotal:"]))
+        return _free(1024 * int(fields["MemAvailable:"]), 1024 * int(fields["MemTotal:"]))
     except (KeyError, ValueError):
         return None
 
 
 def _of_group(file: Path) -> FreeMemory | None:
-    """Return what is left of the limit that a group's file gives."""
+    """Return the free memory of a control group, given its limit file."""
     limit = read_limit(file)
     if limit is None:
         return None
-    used_name, of_files = _USED[file.name]
+    used_name, cache_fields = _USED[file.name]
     used = "".join(system_lines(file.with_name(used_name))[:1])
-    told = dict(line.split()[:2] for line in system_lines(file.with_name("memory.stat")) if line.count(" ") == 1)
+    stat = dict(line.split()[:2] for line in system_lines(file.with_name("memory.stat")) if line.count(" ") == 1)
     try:
-        held = int(used) - sum(int(told[name]) for name in of_files)
+        held = int(used) - sum(int(stat[name]) for name in cache_fields)
     except (KeyError, ValueError):
         return None
     return _free(limit - held, limit)
 
 
-_USED = {  # by the name of the limit's file: that of what is used, and the lines of memory.stat that are files' pages
+_USED = {  # name of the limit file: the name of the usage file, and the fields of memory.stat that are page cache
     "memory.max": ("memory.current", ("inactive_file", "active_file")),
     "memory.limit_in_bytes": ("memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 }

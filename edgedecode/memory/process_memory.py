@@ -1,4 +1,4 @@
-"""What a process holds of the machine's memory, by the system's own figures. Other systems than Linux need psutil."""
+"""The memory of a process as the system reports it. Systems other than Linux need psutil."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ __all__ = [
 
 
 class ProcessMemory(NamedTuple):
-    """What a process holds, in bytes; None: the system does not tell.
+    """The memory of a process in bytes; None: the system does not report it.
 
-    resident: pages it shares with others count whole, so that this is what it would hold alone. proportional: shared
-    pages count in parts, one for each process that has them. anonymous: what no file holds, and so only swap can take;
-    by psutil, what no other process has.
+    resident (RSS): shared pages count fully. proportional (PSS): shared pages are divided among the processes that map
+    them. anonymous: pages without a file, which only swap can evict; from psutil, pages unique to the process (USS).
     """
 
     resident: int
@@ -34,29 +33,29 @@ class ProcessMemory(NamedTuple):
 
 
 def memory_now() -> ProcessMemory | None:
-    """Return what this process holds; None where nothing tells."""
+    """Return the memory of this process; None: the system does not report it."""
     return memory_of(os.getpid())
 
 
 def memory_of(pid: int) -> ProcessMemory | None:
-    """Return what a process holds; None where it has ended, or nothing tells.
+    """Return the memory of a process; None: it has ended, or the system does not report it.
 
-    On Linux the kernel looks at each of its pages: 2 ms for 150 MB of them were measured.
+    The Linux kernel visits every page: 2 ms for 150 MB were measured.
     """
     if sys.platform != "linux":
         return _by_psutil(pid, full=True)
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as lines:
-            told = dict(line.split()[:2] for line in lines if line.endswith(" kB\n"))
-        return ProcessMemory(*(int(told[name]) * 1024 for name in ("Rss:", "Pss:", "Anonymous:")))
+            fields = dict(line.split()[:2] for line in lines if line.endswith(" kB\n"))
+        return ProcessMemory(*(int(fields[name]) * 1024 for name in ("Rss:", "Pss:", "Anonymous:")))
     except (OSError, KeyError, ValueError):
         return None
 
 
 class Counters:
-    """What the system counts of a process: as `memory_of`, but for proportional pages, as fast for any size.
+    """The kernel's counters of a process: like `memory_of` without proportional pages, in constant time.
 
-    Some versions of Linux count roughly: a tenth of a megabyte may be missing for each processor.
+    Some Linux versions count approximately: a tenth of a megabyte per processor may be missing.
     """
 
     def __init__(self, pid: int) -> None:
@@ -64,21 +63,21 @@ class Counters:
         self._file = -1
         if self._page:
             with suppress(OSError):
-                self._file = os.open(f"/proc/{pid}/statm", os.O_RDONLY)  # of this very process, whoever gets its number
+                self._file = os.open(f"/proc/{pid}/statm", os.O_RDONLY)  # stays with the process if its pid is reused
 
     def read(self) -> ProcessMemory | None:
-        """Return what the process holds now; None where it has ended, or nothing tells."""
+        """Return the current memory; None: the process has ended, or the system does not report it."""
         if not self._page:
             return _by_psutil(self._pid, full=False)
         try:
             resident, shared = (int(pages) * self._page for pages in os.pread(self._file, 128, 0).split()[1:3])
         except (OSError, ValueError):
             return None
-        return ProcessMemory(resident, None, resident - shared) if resident else None  # none: ended, and not reaped
+        return ProcessMemory(resident, None, resident - shared) if resident else None  # 0: a zombie
 
 
 def highest(one: ProcessMemory, other: ProcessMemory) -> ProcessMemory:
-    """Return the larger figure of each kind, of those that are known."""
+    """Return the larger known figure of each kind."""
     known = [[each for each in pair if each is not None] for pair in zip(one, other, strict=True)]
     resident, proportional, anonymous = (max(pair, default=None) for pair in known)
     assert resident is not None
@@ -86,13 +85,13 @@ def highest(one: ProcessMemory, other: ProcessMemory) -> ProcessMemory:
 
 
 def resident_nbytes() -> int | None:
-    """Return what this process alone would hold of memory, in bytes as `peak_nbytes`; None where nothing tells."""
+    """Return the resident size of this process in bytes, comparable with `peak_nbytes`; None: not reported."""
     now = memory_now()
     return None if now is None else now.resident
 
 
 def release_pages() -> None:
-    """Let the C library give the system what it holds and nothing uses, where it can: glibc keeps it otherwise."""
+    """Return the C library's free pages to the system where possible; glibc otherwise keeps them."""
     import ctypes
 
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
@@ -100,7 +99,7 @@ def release_pages() -> None:
 
 
 def peak_nbytes() -> int | None:
-    """Return the largest resident size this process ever had, in bytes; None where the system does not tell."""
+    """Return the peak resident size of this process in bytes; None: not reported."""
     if sys.platform == "win32":
         return None
     # Not getrusage first: its peak survives exec, so that a child of a large process would report its parent's.
@@ -113,7 +112,7 @@ def peak_nbytes() -> int | None:
 
 
 def high_water_nbytes(pid: int) -> int | None:
-    """Return the largest resident size that a process ever had, as Linux counts it; None elsewhere."""
+    """Return the peak resident size of a process on Linux; None elsewhere."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -122,7 +121,7 @@ def high_water_nbytes(pid: int) -> int | None:
 
 
 def _by_psutil(pid: int, *, full: bool) -> ProcessMemory | None:
-    """Ask psutil, where it is installed. What no other process has it tells by looking at every page, or not at all."""
+    """Return psutil's figures; None without psutil. full: include USS, for which psutil visits every page."""
     try:
         import psutil
     except ImportError:
@@ -132,7 +131,7 @@ def _by_psutil(pid: int, *, full: bool) -> ProcessMemory | None:
         resident = int(process.memory_info().rss)
         try:
             return ProcessMemory(resident, None, int(process.memory_full_info().uss) if full else None)
-        except psutil.AccessDenied:  # macOS: of other processes the superuser alone
+        except psutil.AccessDenied:  # macOS allows it for other processes only to root
             return ProcessMemory(resident)
     except psutil.Error:
         return None

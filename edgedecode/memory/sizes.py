@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write and read them."""
+"""Renders and parses sizes in bytes, such as 800MB."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def format_nbytes(nbytes: int, decimals: int = 1) -> str:
 
 
 def decimals(more: int, less: int) -> int:
-    """Return how many decimals tell two sizes apart."""
+    """Return the number of decimals at which two sizes differ when rendered."""
     return next((n for n in range(1, 6) if format_nbytes(more, n) != format_nbytes(less, n)), 6)
 
 
 def size_option(nbytes: int) -> str:
-    """Render bytes as `--memory` takes them, rounded up."""
+    """Render bytes as an argument for `--memory`, rounded up."""
     return f"{-(-nbytes // 10**5) / 10:g}MB"
 
 

@@ -79,7 +79,7 @@ def test_memory_that_cannot_be_sampled_is_a_notice(
     assert main([*PLAIN, "--json", "--stats"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["memory"]["peak_resident_nbytes"] is None
-    assert err.count("memory is not sampled: there is no Python to run a sampler with\n") == 1
+    assert err.count("memory is not sampled: there is no Python interpreter to run the sampler with\n") == 1
 
 
 def test_streamed_text_is_the_json_text(capsys: pytest.CaptureFixture[str]) -> None:

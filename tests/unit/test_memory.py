@@ -31,7 +31,7 @@ def test_a_refusal_shows_the_whole_table_and_changes_nothing() -> None:
     )
     rows = {line[:30].strip(): line[-10:].strip() for line in refusal.value.table.splitlines()}
     assert list(refusal.value.table.split()).count("MB") == 5
-    assert "kv:draft (asked for)" in refusal.value.table
+    assert "kv:draft (requested)" in refusal.value.table
     assert len(rows) == 5
     assert budget.used_nbytes == 7_000_000
     assert [lease.name for lease in budget.leases] == ["target weights", "tokenizer"]
