@@ -19,6 +19,7 @@ from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import ModelEntry
 
 from .graph_session import Untyped
+from .kernels.deltas import TILE
 
 __all__ = ["Adapters"]
 
@@ -136,7 +137,7 @@ class Adapters:
             joined = self._projections.join(parts, scale=scale)
             return _Matrices(_transposed(joined.down), _transposed(joined.up))
         stacked = self._projections.stack(parts, scale=scale)
-        return _Matrices(_to_bytes(_transposed(stacked.down)), _to_bytes(_transposed(stacked.up)))
+        return _Matrices(_to_bytes(_transposed(stacked.down)), _to_bytes(_tiled(stacked.up)))
 
 
 def _to_bytes(values: FloatArray) -> npt.NDArray[np.uint8]:
@@ -145,6 +146,12 @@ def _to_bytes(values: FloatArray) -> npt.NDArray[np.uint8]:
         half = values.astype(np.float16)
     exact: npt.NDArray[np.generic] = half if np.array_equal(half, values) else values
     return exact.view(np.uint8).reshape(*values.shape, exact.itemsize)
+
+
+def _tiled(up: FloatArray) -> FloatArray:
+    """Return [rank, outputs] of [outputs, rank], in memory [outputs / 32, rank, 32]: the order the product reads."""
+    outputs, rank = up.shape
+    return np.ascontiguousarray(up.reshape(outputs // TILE, TILE, rank).transpose(0, 2, 1)).reshape(rank, outputs)
 
 
 def _floats(matrix: npt.NDArray[np.generic]) -> FloatArray:

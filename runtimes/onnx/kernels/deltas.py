@@ -9,11 +9,13 @@ from edgedecode.onnx_format.graph_file import GraphFile, Node, Tensor, ValueInfo
 
 from .products import UINT8
 
-__all__ = ["MATRICES", "join_deltas", "narrow_ranks"]
+__all__ = ["MATRICES", "TILE", "join_deltas", "narrow_ranks"]
 
 MATRICES = 4
 """Inputs of a product in front of an adapter's matrices: rows, tiles, bias, tiles of a second matrix."""
-_PIECE = 4096
+TILE = 32
+"""Columns of a product that lie together, of its weights and of an adapter's second matrix."""
+_PIECE = 512
 """Inputs that an adapter's first product sums together: kPiece in operators.cpp."""
 
 
@@ -42,8 +44,10 @@ def join_deltas(file: GraphFile, *, kv_width: int) -> None:
             continue
         columns = product.attributes["columns"]
         assert isinstance(columns, int)
-        starts = part_starts(matrices[0].split(".")[2], outputs=columns, kv_width=kv_width)[1:]
-        product.attributes |= dict(zip(("second_part", "third_part"), starts, strict=False))
+        starts = part_starts(matrices[0].split(".")[2], outputs=columns, kv_width=kv_width)
+        if any(start % TILE for start in (*starts, columns)):
+            continue
+        product.attributes |= dict(zip(("second_part", "third_part"), starts[1:], strict=False))
         product.inputs = [*product.inputs, *[""] * (MATRICES - len(product.inputs)), *matrices]
         product.outputs = add.outputs
         _take_bytes(file, matrices)

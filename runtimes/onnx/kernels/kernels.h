@@ -52,10 +52,11 @@ struct Rounded {
 enum class Gate : int { kNone = 0, kSilu = 1, kGeluTanh = 2 };
 
 // What an adapter adds to a product: narrow · wide, where narrow [rows, parts * rank] is the rows times its first matrix.
-// Columns from `second` on and from `third` on are the second and third part, each with a rank of its own.
+// Columns from `second` on and from `third` on are the second and third part, each with a rank of its own; all of these
+// are multiples of 32.
 struct LowRank {
   const float* narrow;
-  const void* wide;  // [rank, columns], float16 or float32
+  const void* wide;  // [columns / 32, rank, 32], float16 or float32
   bool half;
   size_t rank;  // 0: nothing is added
   size_t parts, second, third;

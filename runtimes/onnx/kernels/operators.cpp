@@ -21,8 +21,7 @@ constexpr size_t kNormFloats = 16 << 10;
 constexpr size_t kAttentionSteps = 32 << 10;
 constexpr size_t kMostParts = 4096;
 // Inputs of an adapter's first product that are summed together; the sums of several such pieces are added in their order.
-constexpr size_t kPiece = 4096;
-constexpr size_t kNarrowSteps = 512 << 10;
+constexpr size_t kPiece = 512;
 
 // Memory that operators use again. There are as many pieces of a kind as were in use at one time, whatever threads come
 // and go; each keeps what the longest pass took. No lock: a fork may happen at any time.
@@ -105,7 +104,8 @@ void split(size_t count, size_t parts, int threads, const Body& body) {
 // ---- RowsProduct: x [.., K], tiles, bias [N]?, tiles of a second matrix?, an adapter's matrices? → y [.., N] ---------
 // The tiles are those of many matrices, mapped as one; a matrix begins at its offset. An adapter has two matrices for each
 // matrix of the product, as bytes: first [K, parts * rank, 2 or 4] and second [rank, N, 2 or 4], float16 or float32; of
-// rank 0 they add nothing. Where a product is several projections, such as query, key and value, each is a part.
+// rank 0 they add nothing. The second one lies in tiles of 32 columns, [N / 32, rank, 32], so N and where parts begin are
+// multiples of 32. Where a product is several projections, such as query, key and value, each is a part.
 
 // What an adapter adds for one matrix of a product.
 class Delta {
@@ -119,7 +119,8 @@ class Delta {
   }
   bool fits() const {
     return width_ == 0 || (first_.shape[0] == x_.last() && is_float(first_) && wide_.dimensions == 3 && is_float(wide_) &&
-                           wide_.shape[1] == static_cast<int64_t>(columns_) && width_ == parts() * rank_);
+                           wide_.shape[1] == static_cast<int64_t>(columns_) && width_ == parts() * rank_ &&
+                           (columns_ | second_ | third_) % kColumns == 0);
   }
   size_t floats() const { return pieces() * x_.rows() * width_; }
 
@@ -127,7 +128,8 @@ class Delta {
     if (width_ == 0) return {};
     const size_t rows = x_.rows(), inner = x_.last(), count = rows * width_;
     const size_t chunks = (rows + kChunk - 1) / kChunk;
-    split(pieces() * chunks, rows * inner * width_ < kNarrowSteps ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
+    const size_t nbytes = inner * width_ * first_.last() * chunks;
+    split(pieces() * chunks, nbytes < kProductNbytes ? 1 : 4 * threads, threads, [&](size_t first, size_t last) {
       for (size_t i = first; i < last; i++) {
         const size_t piece = i / chunks, row = i % chunks * kChunk, begin = piece * kPiece;
         table->float_product({x_.as<const float>() + row * inner + begin,

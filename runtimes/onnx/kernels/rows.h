@@ -180,10 +180,10 @@ static inline float weight(const float* p) { return *p; }
 // Rows that share a weight of an adapter once it is loaded: as many as there are registers for their sums.
 constexpr int kDeltaRows = kLanes == 16 ? 4 : kLanes == 8 ? 1 : 2;
 
-// Adds an adapter's delta to ROWS rows of 32 columns. Even and odd steps of the rank are two chains of fmas, the even one
-// begun with what is there.
+// Adds an adapter's delta to ROWS rows of one tile, whose weights are [rank, 32]. Even and odd steps of the rank are two
+// chains of fmas, the even one begun with what is there.
 template <class T, int ROWS>
-static inline void add_tile(const T* wide, size_t columns, const float* narrow, size_t stride, size_t rank, float (*out)[kColumns]) {
+static inline void add_tile(const T* wide, const float* narrow, size_t stride, size_t rank, float (*out)[kColumns]) {
   constexpr size_t kVectors = 2;
   for (size_t first = 0; first < kColumns; first += kVectors * kLanes) {
     VF sums[2][ROWS][kVectors];
@@ -194,7 +194,7 @@ static inline void add_tile(const T* wide, size_t columns, const float* narrow, 
       }
     const auto step = [&](size_t k, int chain) {
       VF values[kVectors];
-      for (size_t v = 0; v < kVectors; v++) values[v] = vweight(wide + k * columns + first + v * kLanes);
+      for (size_t v = 0; v < kVectors; v++) values[v] = vweight(wide + k * kColumns + first + v * kLanes);
       for (int r = 0; r < ROWS; r++) {
         const VF a = vset(narrow[r * stride + k]);
         for (size_t v = 0; v < kVectors; v++) sums[chain][r][v] = vfma(a, values[v], sums[chain][r][v]);
@@ -211,33 +211,22 @@ static inline void add_tile(const T* wide, size_t columns, const float* narrow, 
 
 // Adds an adapter's delta to one tile of rows row to row + count - 1.
 template <class T>
-static void add_delta(const LowRank& delta, size_t row, size_t count, size_t columns, size_t column, float (*out)[kColumns]) {
-  const size_t valid = columns - column < kColumns ? columns - column : kColumns, stride = delta.parts * delta.rank;
-  const auto part = [&](size_t at) { return at >= delta.third ? 2 : at >= delta.second ? 1 : 0; };
-  const T* wide = static_cast<const T*>(delta.wide) + column;
-  const float* narrow = delta.narrow + row * stride;
-  if (valid == kColumns && part(column) == part(column + kColumns - 1)) {
-    narrow += part(column) * delta.rank;
-    size_t m = 0;
-    for (; m + kDeltaRows <= count; m += kDeltaRows)
-      add_tile<T, kDeltaRows>(wide, columns, narrow + m * stride, stride, delta.rank, out + m);
-    for (; m < count; m++) add_tile<T, 1>(wide, columns, narrow + m * stride, stride, delta.rank, out + m);
-    return;
-  }
-  for (size_t m = 0; m < count; m++)
-    for (size_t i = 0; i < valid; i++) {
-      const float* by = narrow + m * stride + part(column + i) * delta.rank;
-      float sums[2] = {out[m][i], 0.0f};
-      for (size_t k = 0; k < delta.rank; k++) sums[k % 2] = fused(by[k], weight(wide + k * columns + i), sums[k % 2]);
-      out[m][i] = sums[0] + sums[1];
-    }
+static void add_delta(const LowRank& delta, size_t row, size_t count, size_t column, float (*out)[kColumns]) {
+  const size_t part = column >= delta.third ? 2 : column >= delta.second ? 1 : 0, stride = delta.parts * delta.rank;
+  const T* wide = static_cast<const T*>(delta.wide) + column * delta.rank;
+  const float* narrow = delta.narrow + row * stride + part * delta.rank;
+#if defined(__GNUC__)
+  for (size_t at = 0; at < delta.rank * kColumns; at += 64 / sizeof(T)) __builtin_prefetch(wide + delta.rank * kColumns + at);
+#endif
+  size_t m = 0;
+  for (; m + kDeltaRows <= count; m += kDeltaRows)
+    add_tile<T, kDeltaRows>(wide, narrow + m * stride, stride, delta.rank, out + m);
+  for (; m < count; m++) add_tile<T, 1>(wide, narrow + m * stride, stride, delta.rank, out + m);
 }
 
-static inline void add_low_rank(const LowRank& delta, size_t row, size_t count, size_t columns, size_t column,
-                                float (*out)[kColumns]) {
+static inline void add_low_rank(const LowRank& delta, size_t row, size_t count, size_t column, float (*out)[kColumns]) {
   if (delta.rank == 0) return;
-  delta.half ? add_delta<uint16_t>(delta, row, count, columns, column, out)
-             : add_delta<float>(delta, row, count, columns, column, out);
+  delta.half ? add_delta<uint16_t>(delta, row, count, column, out) : add_delta<float>(delta, row, count, column, out);
 }
 
 template <int BITS, int PLANES>
@@ -263,10 +252,10 @@ static void tiles_of(const Product& job, size_t first, size_t last) {
       if (job.bias != nullptr)
         for (size_t m = 0; m < x.count; m++)
           for (size_t g = 0; g < kColumns; g += kLanes) vstore(out[m] + g, vadd(vload(out[m] + g), vload(bias + g)));
-      add_low_rank(job.delta, row, x.count, job.columns, column, out);
+      add_low_rank(job.delta, row, x.count, column, out);
       if (job.up != nullptr) {
         times(job.up, up);
-        add_low_rank(job.up_delta, row, x.count, job.columns, column, up);
+        add_low_rank(job.up_delta, row, x.count, column, up);
         for (size_t m = 0; m < x.count; m++)
           for (size_t g = 0; g < kColumns; g += kLanes)
             vstore(out[m] + g, vmul(gated(job.gate, vload(out[m] + g)), vload(up[m] + g)));

@@ -57,7 +57,7 @@ std::vector<float> random_floats(size_t count) {
 
 void check_product(const Kernels* table, Digest& digest) {
   const int bits = below(2) ? 4 : 8, every = 1 << below(3), planes = 1 + static_cast<int>(below(2));
-  const size_t rows = 1 + below(18), columns = 1 + below(70), inner = 1 + below(200);
+  const size_t rows = 1 + below(18), columns = below(2) ? 1 + below(70) : 32 * (1 + below(4)), inner = 1 + below(200);
   const bool wide = below(2), gate = below(2);
   const size_t blocks = (inner + 32 * every - 1) / (32 * every) * every, tiles = (columns + 31) / 32;
   const size_t nbytes = tile_nbytes(blocks, bits, every, wide), quants = every * 32 * 32 * bits / 8;
@@ -78,8 +78,9 @@ void check_product(const Kernels* table, Digest& digest) {
     }
   }
   const std::vector<float> x = random_floats(rows * inner), bias = random_floats(columns);
-  const size_t rank = below(2) ? below(9) : 0, parts = 1 + below(3), second = columns - (parts > 1 ? below(columns) : 0);
-  const size_t third = parts > 2 ? second + below(columns + 1 - second) : columns;
+  const bool adapted = columns % 32 == 0;
+  const size_t rank = adapted ? below(9) : 0, second = adapted ? 32 * (1 + below(columns / 32)) : columns;
+  const size_t third = second + 32 * below((columns - second) / 32 + 1);
   const size_t held = 1 + (second < columns) + (third < columns);
   const bool half = below(2);
   const std::vector<float> narrow = random_floats((held + 1) * rows * rank), deltas = random_floats(2 * rank * columns);
