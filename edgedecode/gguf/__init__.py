@@ -1,1 +1,1 @@
-"""The GGUF file format: read, checked against what its engine cannot survive, written."""
+"""The GGUF file format: reading, writing, and checks for files that would crash llama.cpp."""

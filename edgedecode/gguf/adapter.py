@@ -1,6 +1,6 @@
-"""A GGUF LoRA adapter checked against the model before native code sees it, which aborts on fields of a wrong type.
+"""Checks a GGUF LoRA adapter against its model before llama.cpp loads it.
 
-Knows what llama.cpp's loader of adapters reads (src/llama-adapter.cpp), and what it passes over in silence.
+llama.cpp's loader (src/llama-adapter.cpp) aborts on fields of a wrong type, and silently ignores some tensors.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .header import EMBEDDING, OUTPUT, Header
 
 __all__ = ["AdapterFile", "check_adapter"]
 
-KEPT_TYPES = (0, 1, 8, 30)
-"""F32, F16, Q8_0 and BF16: what the engine's products take on both sides."""
+SUPPORTED_TYPES = (0, 1, 8, 30)
+"""F32, F16, Q8_0 and BF16: the types that the engine can multiply on both sides."""
 _SIDES = (".lora_a", ".lora_b")
 _TEXTS = {"general.type": "adapter", "adapter.type": "lora"}
 _ALPHA = "adapter.lora.alpha"
@@ -26,7 +26,7 @@ _ALPHA = "adapter.lora.alpha"
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """What a checked file holds: its alpha, bytes of its tensors, and the rank of each product by its weight's name."""
+    """A checked file: its alpha, its tensors' bytes, and the rank of each product by the name of the base weight."""
 
     alpha: float
     nbytes: int
@@ -38,10 +38,10 @@ class AdapterFile:
 
 
 def check_adapter(contents: Contents, path: Path, header: Header, *, name: str) -> AdapterFile:
-    """Check the adapter that was read from `path` for the model `name` of this header.
+    """Check the adapter read from `path` against the model `name` with this header.
 
-    Raises ManifestError for a damaged file, InputError for one that is no LoRA or of another base, CapabilityError for
-    what llama.cpp would leave out.
+    Raises ManifestError for a damaged file, InputError if it is not a LoRA or belongs to another base model,
+    CapabilityError for parts that llama.cpp would ignore.
     """
     for key, wanted in _TEXTS.items():
         found = _text(contents, key)
@@ -71,18 +71,20 @@ def _targets(contents: Contents, path: Path) -> list[str]:
     for tensor in contents.tensors.values():
         if not tensor.name.endswith(_SIDES):
             raise CapabilityError(
-                f"{path} holds {tensor.name[:60]}, which is not a matrix of a LoRA and which llama.cpp leaves out: "
-                f"give an adapter of LoRA alone"
+                f"{path} holds {tensor.name[:60]}, which is not a LoRA matrix and which llama.cpp ignores: "
+                f"give an adapter with LoRA matrices only"
             )
-        if tensor.type not in KEPT_TYPES or len(tensor.shape) > 2:
-            raise ManifestError(f"{path} holds {tensor.name[:60]} in a form llama.cpp does not multiply: convert again")
+        if tensor.type not in SUPPORTED_TYPES or len(tensor.shape) > 2:
+            raise ManifestError(
+                f"{path} holds {tensor.name[:60]} in a form llama.cpp does not multiply: convert the adapter again"
+            )
     if not contents.tensors:
         raise ManifestError(f"{path} holds no tensors: convert the adapter again")
     return list(dict.fromkeys(name[: -len(_SIDES[0])] for name in contents.tensors))
 
 
 def _rank(contents: Contents, target: str, path: Path, header: Header, *, name: str) -> int:
-    """Return a product's rank. Raises for one half of a product, and for products that do not fit the base."""
+    """Return a product's rank. Raises if half of the product is missing, or if it does not fit the base model."""
     first, second = (contents.tensors.get(target + side) for side in _SIDES)
     if first is None or second is None:
         raise ManifestError(f"{path} holds one half of a product for {target[:60]}: convert or download it again")
@@ -91,11 +93,11 @@ def _rank(contents: Contents, target: str, path: Path, header: Header, *, name: 
     base = header.tensors.get(target)
     if base is None or len(base.shape) != 2:
         raise InputError(
-            f"{path} changes {target[:60]}, which the model {name} has not as a matrix; it is for another base: give "
+            f"{path} changes {target[:60]}, which is not a matrix of the model {name}; it is for another base: give "
             f"an adapter of this model"
         )
     down, up = _matrix(first), _matrix(second)
-    if target == EMBEDDING:  # rows are looked up in the first, and multiplied by the second
+    if target == EMBEDDING:  # rows are looked up in the first matrix and multiplied by the second
         down, up = up[::-1], down
     if down[1] != up[0] or (down[0], up[1]) != base.shape:
         raise InputError(
@@ -106,7 +108,7 @@ def _rank(contents: Contents, target: str, path: Path, header: Header, *, name: 
 
 
 def _matrix(tensor: Tensor) -> tuple[int, int]:
-    """Return a tensor's inner and outer size; a matrix of one column may be listed as a vector."""
+    """Return a tensor's inner and outer size. A matrix of one column may be stored as a vector."""
     shape = (*tensor.shape, 1)
     return shape[0], shape[1]
 

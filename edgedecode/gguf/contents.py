@@ -1,6 +1,6 @@
-"""Reads a GGUF file's fields and tensor list, and checks that the file is whole, before native code sees it.
+"""Reads a GGUF file's fields and tensor list, and checks that the file is complete, before native code opens it.
 
-Knows the format (version 2 and 3, little-endian), not what a model is. Layout: ggml/include/gguf.h of llama.cpp.
+Supports versions 2 and 3, little-endian. Layout: ggml/include/gguf.h of llama.cpp.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MOST_DIMENSIONS = 4
 MOST_ITEMS = 1 << 16
-"""More tensors or fields than any model has: a damaged count, which would be walked for minutes."""
+"""Most tensors or fields. No model has more; reading up to a damaged count would take minutes."""
 
 BLOCKS: dict[int, tuple[int, int]] = {
     0: (1, 4),  # F32
@@ -57,14 +57,14 @@ BLOCKS: dict[int, tuple[int, int]] = {
     35: (256, 66),  # TQ2_0
     39: (32, 17),  # MXFP4
 }
-"""Values a block and bytes a block, by tensor type."""
+"""Tensor type → values per block and bytes per block."""
 ALIGNMENT = 32
-"""Of tensors where the file does not say, and the least the engine takes."""
+"""The default alignment of tensors in bytes, and the smallest that llama.cpp accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor as the file lists it: its shape, the fastest dimension first, its type and where its data starts."""
+    """An entry of the file's tensor list. shape: fastest dimension first. offset: from `Contents.start`."""
 
     name: str
     shape: tuple[int, ...]
@@ -79,18 +79,18 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What stands before the data: fields, their GGUF value types, short arrays in full, and the tensors by name."""
+    """Everything before the data: fields, their GGUF value types, per-layer arrays (`layers`), and tensors by name."""
 
     fields: Mapping[str, Value]
     types: Mapping[str, int]
     layers: Mapping[str, tuple[int, ...]]
     tensors: Mapping[str, Tensor]
     twice: str | None
-    """A token's text that the vocabulary lists twice."""
+    """A token's text that occurs twice in the vocabulary."""
     arrays: Mapping[str, Array] = field(default_factory=dict)
-    """Every array's elements, where they were asked for."""
+    """The elements of every array, if requested."""
     end: int = 0
-    """Where the list of tensors ends."""
+    """The offset of the end of the tensor list."""
 
     @property
     def alignment(self) -> int:
@@ -98,19 +98,19 @@ class Contents:
 
     @property
     def start(self) -> int:
-        """Where the data begins: the tensors' offsets count from there."""
+        """The file offset of the data, from which tensor offsets count."""
         return self.end + -self.end % self.alignment
 
     def integer(self, name: str) -> int:
-        """Return an integer field; 0 where it is absent or something else."""
+        """Return an integer field; 0 if it is missing or not an integer."""
         value = self.fields.get(name)
         return value if isinstance(value, int) else 0
 
 
 def read_contents(path: Path, *, arrays: bool = False) -> Contents:
-    """Read what the GGUF file at `path` holds, all its `arrays` too, and check that its tensors lie inside it.
+    """Read the contents of the GGUF file at `path`, and check that its tensors are inside it. arrays: keep all arrays.
 
-    Raises ManifestError in one line for a file that is missing, truncated, foreign, big-endian, newer or split.
+    Raises ManifestError in one line for a file that is missing, truncated, not GGUF, big-endian, too new or split.
     """
     try:
         with path.open("rb") as file:
@@ -144,7 +144,7 @@ def _check_start(reader: FieldReader, path: Path) -> None:
         raise ManifestError(f"{path} is not a GGUF file: give one, or export the pack again with --formats onnx,gguf")
     version = reader.integer("I")
     if version and not version & 0xFFFF:
-        raise ManifestError(f"{path} is big-endian, this machine's engine is not: convert it, or export it here")
+        raise ManifestError(f"{path} is big-endian, this machine is not: convert it, or export it here")
     if version > VERSIONS[-1]:
         raise ManifestError(
             f"{path} has GGUF version {version}, this edgedecode reads up to {VERSIONS[-1]}: upgrade edgedecode"
@@ -170,7 +170,7 @@ def _tensor(reader: FieldReader, path: Path) -> Tensor:
     shape = tuple(reader.integer("Q") for _ in range(dimensions))
     tensor = Tensor(name, shape, reader.integer("I"), reader.integer("Q"))
     if tensor.type not in BLOCKS:
-        raise ManifestError(f"{path} holds {name} in the unknown type {tensor.type}: upgrade edgedecode")
+        raise ManifestError(f"{path} stores {name} in the unknown type {tensor.type}: upgrade edgedecode")
     if not all(shape):
         raise Truncated(f"the tensor {name[:40]!r} is empty: {shape}")
     if shape[0] % BLOCKS[tensor.type][0]:
@@ -181,10 +181,12 @@ def _tensor(reader: FieldReader, path: Path) -> Tensor:
 def _check_ends(contents: Contents, *, nbytes: int) -> None:
     alignment = contents.alignment
     if alignment % ALIGNMENT:
-        raise Truncated(f"its tensors are aligned to {alignment} bytes, the engine wants {ALIGNMENT}")
+        raise Truncated(f"its tensors are aligned to {alignment} bytes, the engine needs a multiple of {ALIGNMENT}")
     for tensor in contents.tensors.values():
         if tensor.offset % alignment:
-            raise Truncated(f"the tensor {tensor.name[:40]!r} starts at {tensor.offset}, off the grid of {alignment}")
+            raise Truncated(
+                f"the tensor {tensor.name[:40]!r} starts at {tensor.offset}, which is not aligned to {alignment}"
+            )
         end = contents.start + tensor.offset + tensor.nbytes
         if end > nbytes:
             raise Truncated(f"{tensor.name[:40]} ends at byte {end}, the file at {nbytes}")

@@ -1,4 +1,4 @@
-"""Writes GGUF: fields, then tensors whose bytes the caller has."""
+"""Writes GGUF files from fields and tensors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ELEMENTS: Mapping[type, int] = {str: TEXT, bool: BOOL, int: INT32, float: FLOAT
 
 @dataclass(frozen=True, slots=True)
 class WrittenTensor:
-    """A tensor to write: its shape, the fastest dimension first, its ggml type, and its bytes or who makes them.
+    """A tensor to write. shape: fastest dimension first. type: ggml's number.
 
-    What is made is made when it is written, one piece at a time.
+    data: the bytes, or a callable that yields them piece by piece when the tensor is written.
     """
 
     name: str
@@ -39,14 +39,14 @@ class WrittenTensor:
 
 
 def write_gguf(file: BinaryIO, fields: Mapping[str, Value], tensors: Sequence[WrittenTensor]) -> None:
-    """Write a whole file. Fields are texts, unsigned 32-bit integers or 32-bit floats, by the type of their value."""
+    """Write a file. Values become texts, unsigned 32-bit integers or 32-bit floats, by their Python type."""
     write_encoded(file, [encoded_field(name, value) for name, value in fields.items()], tensors)
 
 
 def write_encoded(
     file: BinaryIO, fields: Sequence[bytes], tensors: Sequence[WrittenTensor], *, alignment: int = ALIGNMENT
 ) -> None:
-    """Write a whole file whose fields are encoded already; `alignment` is what they say of it."""
+    """Write a file with encoded fields. alignment: must match the fields' general.alignment."""
     infos, offset = b"", 0
     for tensor in tensors:
         infos += _text(tensor.name)
@@ -63,9 +63,10 @@ def write_encoded(
 def encoded_field(
     name: str, value: Value | Sequence[Value], *, kind: int | None = None, element: int | None = None
 ) -> bytes:
-    """Encode a value under its name. kind, element: GGUF's numbers of its type and of an array's elements' type.
+    """Encode a field. kind, element: GGUF's numbers of the value type and of an array's element type.
 
-    By themselves a text, an unsigned 32-bit integer and a 32-bit float are told apart; in arrays integers are signed.
+    Without `kind`, the value is a text, an unsigned 32-bit integer or a 32-bit float. Without `element`, integers in
+    arrays are signed.
     """
     if kind is None:
         kind = TEXT if isinstance(value, str) else FLOAT32 if isinstance(value, float) else UINT32

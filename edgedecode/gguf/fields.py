@@ -1,4 +1,4 @@
-"""Reads GGUF's typed fields from bytes, never past their end."""
+"""Reads GGUF's typed fields from bytes, with bounds checks."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ __all__ = [
 ]
 
 Value: TypeAlias = int | float | str
-"""A field's value; of an array, how many elements it has (per-layer integers: the largest)."""
+"""A field's value. For an array: the number of its elements, or for per-layer integers the largest."""
 Array: TypeAlias = "tuple[str, ...] | tuple[float, ...]"
 """An array's elements: texts or numbers."""
 
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""struct's letters by GGUF value type."""
+"""GGUF value type → format letter of `struct`."""
 UINT32, INT32, FLOAT32, BOOL, TEXT, ARRAY = 4, 5, 6, 7, 8, 9
 TOKENS = "tokenizer.ggml.tokens"
 PER_LAYER = 4096
-"""Arrays of up to this many integers are read (one a layer); longer ones, such as token types, are skipped."""
+"""Integer arrays up to this length are read as per-layer values; longer ones, such as token types, are skipped."""
 MOST_NBYTES, MOST_ELEMENTS = 1 << 26, 1 << 21
-"""Of what stands before the data, and of its arrays' elements that are walked over or kept, together.
+"""Limits of the bytes before the data, and of the array elements that are read, in total.
 
-A vocabulary of 262,000 tokens with its merges takes 20 MB and 1.3 million. Holes in a file claim as much as they like.
+A vocabulary of 262,000 tokens with its merges takes 20 MB and 1.3 million elements. A sparse file can claim any size.
 """
 _LENGTH = struct.Struct("<Q")
 
 
 class Truncated(Exception):
-    """The bytes end, or cannot be what they claim to be; says where."""
+    """The bytes end too early or are inconsistent; the message says where."""
 
 
 class FieldReader:
-    """Walks a GGUF header from `offset` on. Every method raises Truncated at the end of the bytes.
+    """Reads a GGUF header sequentially; `offset` is the next byte. Every method raises Truncated past the end.
 
-    keep_arrays: `arrays` gets the elements of every array met, by the field's name; else they are passed over.
+    keep_arrays: store the elements of every array in `arrays`, by field name; else they are skipped.
     """
 
     def __init__(self, content: mmap.mmap, *, keep_arrays: bool = False) -> None:
@@ -63,9 +63,9 @@ class FieldReader:
         self.types: dict[str, int] = {}
         """The GGUF value type of every field read so far."""
         self.layers: dict[str, tuple[int, ...]] = {}
-        """Arrays of integers that may have one a layer."""
+        """Integer arrays short enough to be per-layer values."""
         self.twice: bytes | None = None
-        """A token's text that the vocabulary lists a second time."""
+        """A token's text that occurs twice in the vocabulary."""
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes."""
@@ -73,7 +73,7 @@ class FieldReader:
         return self._content[start : self.offset]
 
     def integer(self, letter: str) -> int:
-        """Return the next number of struct's format `letter`, little-endian."""
+        """Return the next little-endian number of `struct` format `letter`."""
         form = "<" + letter
         (value,) = struct.unpack_from(form, self._content, self._advance(struct.calcsize(form)))
         return int(value)
@@ -101,7 +101,7 @@ class FieldReader:
 
     def _array(self, kind: int, count: int, key: str) -> int:
         letter = "" if kind == TEXT else self._letter(kind, key)
-        nbytes = struct.calcsize("<" + letter) if letter else 8  # a text takes its length at least
+        nbytes = struct.calcsize("<" + letter) if letter else 8  # a text takes at least its length prefix
         if count * nbytes > self._size:
             raise Truncated(f"the field {key[:40]!r} claims {count} elements")
         per_layer = letter not in ("", "f", "d") and 0 < count <= PER_LAYER
@@ -121,7 +121,7 @@ class FieldReader:
         return int(max(values))
 
     def _texts(self, count: int, key: str) -> None:
-        """Walk over an array of texts, of which a vocabulary has hundreds of thousands."""
+        """Read an array of texts. Must be fast: a vocabulary has hundreds of thousands."""
         content, offset, end, length_at = self._content, self.offset, self._size, _LENGTH.unpack_from
         starts, hashes, texts = array("Q"), array("q"), list[str]()
         for index in range(count):
@@ -138,12 +138,12 @@ class FieldReader:
                 texts.append(content[start:offset].decode("utf-8", "replace"))
         self.offset = offset
         if key == TOKENS:
-            self.twice = self._listed_twice(starts, hashes)
+            self.twice = self._duplicate(starts, hashes)
         if self._keep_arrays:
             self.arrays[key] = tuple(texts)
 
-    def _listed_twice(self, starts: array[int], hashes: array[int]) -> bytes | None:
-        """Return a text that is listed a second time; the texts themselves would take many times their hashes."""
+    def _duplicate(self, starts: array[int], hashes: array[int]) -> bytes | None:
+        """Return a text that occurs twice. Compares hashes, since the texts would take many times their memory."""
         values = np.frombuffer(hashes, np.int64)
         order = np.argsort(values, kind="stable")
         for place in np.flatnonzero(np.diff(values[order]) == 0):
@@ -171,5 +171,5 @@ class FieldReader:
 
 
 def _empty(index: int) -> bytes:
-    """Return the name that the engine gives to an empty token."""
+    """Return llama.cpp's name for an empty token."""
     return b"[EMPTY_%d]" % index

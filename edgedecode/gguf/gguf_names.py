@@ -1,4 +1,4 @@
-"""What llama.cpp calls the architectures that packs name, and the projections of their layers."""
+"""llama.cpp's names of a pack's architectures and of the projections of their layers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CLASSES: Mapping[str, str] = {
 }
 """Hugging Face class → general.architecture of its GGUF files."""
 INTERLEAVED = frozenset(("llama", "granite", "smollm3"))
-"""Architectures whose files hold query and key rows in another order than transformers: neighbours are rotated, not
-halves of a head."""
+"""Architectures whose files order query and key rows differently from transformers: rotary embedding pairs adjacent
+rows, not the two halves of a head."""
 _MODULES = {
     "attn_q": "q_proj",
     "attn_k": "k_proj",
@@ -34,29 +34,29 @@ _MODULES = {
     "ffn_up": "up_proj",
     "ffn_down": "down_proj",
 }
-"""Tensor → projection, by its name in PEFT's `target_modules`."""
+"""Tensor → name of the projection in PEFT's `target_modules`."""
 _STACKED = {"phi3": {"ffn_up": "gate_up_proj"}}
-"""Where a tensor is a stack of two projections."""
+"""Architecture → tensors that stack two projections."""
 _LAYER = re.compile(r"blk\.(\d{1,9})\.(.+)\.weight", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerModule:
-    """A projection by its layer and its name in PEFT's `target_modules`."""
+    """A projection: its layer and its name in PEFT's `target_modules`."""
 
     layer: int
     module: str
 
 
 def gguf_name(architecture: str) -> str | None:
-    """Return the general.architecture of a manifest's architecture; None for a class that is not known."""
+    """Return the general.architecture of a manifest's architecture; None for an unknown class."""
     if architecture in CLASSES:
         return CLASSES[architecture]
-    return None if "For" in architecture else architecture  # a pack made from a GGUF file has the file's own name
+    return None if "For" in architecture else architecture  # a pack imported from GGUF already has llama.cpp's name
 
 
 def module_of(tensor: str, architecture: str) -> LayerModule | None:
-    """Return the projection whose weight is called so in files of the architecture (llama.cpp's); None: none's is."""
+    """Return the projection of a weight tensor in files of this llama.cpp architecture; None: not a projection."""
     found = _LAYER.fullmatch(tensor)
     if found is None:
         return None
@@ -65,7 +65,7 @@ def module_of(tensor: str, architecture: str) -> LayerModule | None:
 
 
 def tensor_name(module: LayerModule, architecture: str) -> str:
-    """Return the name of a projection's weight in files of the architecture: the inverse of `module_of`."""
+    """Return the name of a projection's weight tensor. Inverse of `module_of`."""
     names = {**_MODULES, **_STACKED.get(architecture, {})}
     (name,) = (tensor for tensor, known in names.items() if known == module.module)
     return f"blk.{module.layer}.{name}.weight"

@@ -1,8 +1,8 @@
-"""What a GGUF file says of the model in it, checked before native code sees the file.
+"""Reads a model's sizes from a GGUF file, and refuses files that would crash llama.cpp.
 
-What llama.cpp asserts of a file when it loads or first runs it is refused here, since assertions end the process: found
-by changing every field and tensor of small files (tests/contract/test_llama_refusals.py lists the cases). What the
-engine refuses by itself, with a reason, is left to it. The format itself is `contents`.
+llama.cpp asserts some properties of a file when it loads or first runs it, which ends the process. These are checked
+here; they were found by changing every field and tensor of small files (tests/contract/test_llama_refusals.py lists the
+cases). Files that the engine itself refuses with a reason are left to it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FLOAT_NBYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a GGUF file says of its model; 0 where it does not say."""
+    """A GGUF file's description of its model; 0: not specified."""
 
     architecture: str
     layers: int
     rows: int
-    """Rows of the embedding: the logits' width."""
+    """Rows of the embedding, which is the width of the logits."""
     context: int
     hidden_size: int
     heads: int
@@ -43,23 +43,23 @@ class Header:
     mlp_size: int
     window: int
     quantized_nbytes: int
-    """Bytes of quantized matrices, which the engine may repack into memory of its own."""
+    """Bytes of quantized matrices, which the engine may repack into separate memory."""
     recurrent_nbytes: int = 0
-    """An upper bound of what recurrent layers keep of one sequence; 0: no such layers, or of an unknown kind."""
+    """An upper bound of the recurrent state of one sequence; 0: no recurrent layers, or of an unknown kind."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
 
 def read_header(path: Path) -> Header:
-    """Read the header of the GGUF file at `path` and check that its tensors lie inside the file.
+    """Read the header of the GGUF file at `path`, and check that its tensors are inside the file.
 
-    Raises ManifestError in one line for a file that is missing, truncated, foreign, big-endian, newer, split, or holds
-    a vocabulary only, and for numbers that the engine asserts.
+    Raises ManifestError in one line for a file that `read_contents` refuses or that holds only a vocabulary, and for
+    values that violate the engine's assertions.
     """
     return header_of(read_contents(path), path)
 
 
 def header_of(contents: Contents, path: Path) -> Header:
-    """Return what the contents of the file at `path` say of its model. Raises ManifestError as `read_header`."""
+    """Return the header from the contents of the file at `path`. Raises ManifestError like `read_header`."""
     if not contents.tensors:
         raise ManifestError(f"{path} holds a vocabulary and no weights: export the model itself")
     header = _header(contents, path)
@@ -72,7 +72,7 @@ def _header(contents: Contents, path: Path) -> Header:
     architecture = contents.fields.get("general.architecture")
     embedding = contents.tensors.get(EMBEDDING)
     if not isinstance(architecture, str) or embedding is None or len(embedding.shape) != 2:
-        raise ManifestError(f"{path} holds no language model (no architecture or embedding): give another")
+        raise ManifestError(f"{path} does not hold a language model (no architecture or embedding): give another file")
     hidden, rows = embedding.shape
     check_assertions(contents, architecture, path=path)
 
@@ -101,7 +101,7 @@ def _header(contents: Contents, path: Path) -> Header:
 
 
 def _recurrent_values(contents: Contents, architecture: str, hidden: int) -> int:
-    """Return what one recurrent layer keeps of a sequence, in values (n_embd_r and n_embd_s of llama-hparams.cpp)."""
+    """Return the values in one recurrent layer's state of a sequence (n_embd_r and n_embd_s of llama-hparams.cpp)."""
 
     def size(name: str) -> int:
         return contents.integer(f"{architecture}.{name}")
@@ -118,30 +118,30 @@ def _recurrent_values(contents: Contents, architecture: str, hidden: int) -> int
 
 
 F32 = 0
-UNMULTIPLIED = {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
-"""Tensor types that no product of the engine takes."""
-FLOATS = (".ssm_a", ".ssm_conv1d.", ".shortconv.conv.")
-"""Recurrent layers' small arrays, which no product takes."""
+NO_MATMUL = {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
+"""Tensor types that the engine cannot multiply with."""
+FLOAT32_ONLY = (".ssm_a", ".ssm_conv1d.", ".shortconv.conv.")
+"""Small arrays of recurrent layers, which must be 32-bit floats."""
 MOST_LAYERS, MOST_EXPERTS = 512, 1024
 SCALINGS = ("none", "linear", "yarn", "longrope")
 ROTATING = frozenset((*CLASSES.values(), "lfm2", "lfm2moe"))
 _POSITIVE = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "rope.freq_base")
-"""Numbers that the engine asserts, or computes nonsense with, unless they are finite and above 0."""
+"""Values that must be finite and above 0: others violate an assertion of the engine, or give garbage."""
 
 
 def check_assertions(contents: Contents, architecture: str, *, path: Path) -> None:
-    """Raise ManifestError for the first number or tensor that would end the process."""
-    complaint = (
-        _of_numbers(contents, architecture)
-        or _of_heads(contents, architecture)
-        or _of_experts(contents, architecture)
-        or _of_tensors(contents)
+    """Raise ManifestError for the first value or tensor that would end the process."""
+    fault = (
+        _number_fault(contents, architecture)
+        or _head_fault(contents, architecture)
+        or _expert_fault(contents, architecture)
+        or _tensor_fault(contents)
     )
-    if complaint:
-        raise ManifestError(f"{path} is damaged or of an unknown kind ({complaint}): copy, download or export it again")
+    if fault:
+        raise ManifestError(f"{path} is damaged or of an unknown kind ({fault}): copy, download or export it again")
 
 
-def _of_numbers(contents: Contents, architecture: str) -> str:
+def _number_fault(contents: Contents, architecture: str) -> str:
     for name in _POSITIVE:
         value = contents.fields.get(f"{architecture}.{name}", 1.0)
         if not (isinstance(value, (int, float)) and isfinite(value) and value > 0):
@@ -152,16 +152,16 @@ def _of_numbers(contents: Contents, architecture: str) -> str:
     if (ahead := contents.integer(f"{architecture}.nextn_predict_layers")) >= layers:
         return f"{ahead} of its {layers} layers predict further tokens"
     if contents.fields.get(f"{architecture}.attention.causal", 1) != 1:
-        return "its attention looks ahead: it is not a decoder"
-    every = f"{architecture}.attention.sliding_window_pattern"
-    if contents.fields.get(every) == 1 and every not in contents.layers:
-        return "no layer has the sliding window that it names"
+        return "its attention is not causal: it is not a decoder"
+    pattern = f"{architecture}.attention.sliding_window_pattern"
+    if contents.fields.get(pattern) == 1 and pattern not in contents.layers:
+        return "no layer has the sliding window that the file declares"
     scaling = contents.fields.get(f"{architecture}.rope.scaling.type", SCALINGS[0])
     return "" if scaling in SCALINGS else f"its rotary scaling is {scaling!r}"
 
 
-def _of_heads(contents: Contents, architecture: str) -> str:
-    """Say what the attention's kernels cannot do with these heads."""
+def _head_fault(contents: Contents, architecture: str) -> str:
+    """Describe why the attention kernels cannot run these heads; empty: they can."""
     key = f"{architecture}.attention.head_count"
     heads, size = contents.integer(key), contents.integer(f"{architecture}.attention.key_length")
     hidden = contents.integer(f"{architecture}.embedding_length")
@@ -172,24 +172,24 @@ def _of_heads(contents: Contents, architecture: str) -> str:
     if architecture in CLASSES.values() and len(counts) > 1:
         return f"its layers have different numbers of KV heads, {sorted(counts)}"
     if not contents.fields.get(f"{architecture}.rope.dimension_count", 1) and architecture in ROTATING:
-        return "it rotates nothing, over which the engine does not end"
+        return "its rotary embedding rotates nothing, with which the engine never ends"
     if rotated % 2 or (heads and rotated > (size or hidden // heads)):
-        return f"it rotates {rotated} values of heads of {size or hidden // max(1, heads)}"
-    return _of_queries(contents, architecture, heads * (size or hidden // max(1, heads)))
+        return f"its rotary embedding rotates {rotated} values of heads of {size or hidden // max(1, heads)}"
+    return _query_fault(contents, architecture, heads * (size or hidden // max(1, heads)))
 
 
-def _of_queries(contents: Contents, architecture: str, width: int) -> str:
-    """Say where a product gives no whole queries; architectures with heads of several sizes are left to the engine."""
+def _query_fault(contents: Contents, architecture: str, width: int) -> str:
+    """Describe a query product whose outputs do not divide into queries. Skips architectures with mixed head sizes."""
     fields = (f"{architecture}.attention.key_length_swa", f"{architecture}.attention.head_count")
     if not width or fields[0] in contents.fields or fields[1] in contents.layers:
         return ""
     for name, tensor in contents.tensors.items():
         if name.endswith(".attn_q.weight") and len(tensor.shape) == 2 and tensor.shape[1] % width:
-            return f"{name[:40]} gives {tensor.shape[1]} values for queries of {width}"
+            return f"{name[:40]} returns {tensor.shape[1]} values for queries of {width}"
     return ""
 
 
-def _of_experts(contents: Contents, architecture: str) -> str:
+def _expert_fault(contents: Contents, architecture: str) -> str:
     count = contents.integer(f"{architecture}.expert_count")
     used = contents.layers.get(f"{architecture}.expert_used_count")
     uses = used or (contents.integer(f"{architecture}.expert_used_count"),)
@@ -198,12 +198,12 @@ def _of_experts(contents: Contents, architecture: str) -> str:
     return ""
 
 
-def _of_tensors(contents: Contents) -> str:
+def _tensor_fault(contents: Contents) -> str:
     for tensor in contents.tensors.values():
         if len(tensor.shape) == 1 and tensor.type != F32:
             return f"{tensor.name[:40]} is a vector, and not of 32-bit floats"
-        if tensor.type != F32 and any(part in tensor.name for part in FLOATS):
+        if tensor.type != F32 and any(part in tensor.name for part in FLOAT32_ONLY):
             return f"{tensor.name[:40]} is not of 32-bit floats"
-        if tensor.type in UNMULTIPLIED:
-            return f"{tensor.name[:40]} is of type {UNMULTIPLIED[tensor.type]}"
+        if tensor.type in NO_MATMUL:
+            return f"{tensor.name[:40]} is of type {NO_MATMUL[tensor.type]}"
     return ""

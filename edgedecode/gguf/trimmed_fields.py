@@ -1,7 +1,7 @@
-"""The fields of a GGUF file for a part of its vocabulary, encoded; what does not speak of tokens stays as it stands.
+"""Encodes the fields of a GGUF file for a trimmed vocabulary; fields that do not concern tokens stay unchanged.
 
-Tokens, their scores and types are those of the ids that are kept; a merge stays where its parts and its result do; ids
-of special tokens become rows.
+Keeps the texts, scores and types of the kept ids, and merges whose parts and result are kept. Ids of special tokens
+become rows.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _START = 4 + 4 + 8
 """Bytes before the number of fields: magic, version, number of tensors."""
 _LENGTH, _ARRAY = struct.Struct("<Q"), struct.Struct("<IQ")
 _MERGES = "tokenizer.ggml.merges"
-_ONE_A_TOKEN = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
+_PER_TOKEN = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 _SPECIAL_LIST = "tokenizer.ggml.suppress_tokens"
 _SPECIAL = ("tokenizer.ggml.", "_token_id")
-"""How names of special tokens' ids begin and end."""
-_LEFT_OUT = ("tokenizer.huggingface.json", "tokenizer.rwkv.world")
-"""Whole tokenizers in another form."""
-_ARRAYS = (TOKENS, _MERGES, *_ONE_A_TOKEN, _SPECIAL_LIST)
+"""Prefix and suffix of the fields with a special token's id."""
+_DROPPED = ("tokenizer.huggingface.json", "tokenizer.rwkv.world")
+"""Complete tokenizers in other formats."""
+_ARRAYS = (TOKENS, _MERGES, *_PER_TOKEN, _SPECIAL_LIST)
 _INTEGERS = frozenset(kind for kind, letter in FORMATS.items() if letter in "BbHhIiQq")
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field as it stands in the file: all its bytes, and where among them its value begins."""
+    """An encoded field of the file, and the offset of its value."""
 
     name: str
     kind: int
@@ -46,8 +46,8 @@ class _Field:
     value: int
 
     @property
-    def named(self) -> bytes:
-        """Its name and type, before which other values may be put."""
+    def prefix(self) -> bytes:
+        """The encoded name and type, to which another value may be appended."""
         return self.content[: self.value]
 
     @property
@@ -61,14 +61,14 @@ class _Field:
 
     @property
     def first(self) -> int:
-        """Where an array's elements begin."""
+        """The offset of an array's first element."""
         return self.value + _ARRAY.size
 
 
 def trimmed_fields(content: mmap.mmap, vocabulary: TrimmedVocabulary) -> list[bytes]:
-    """Encode the fields of a file that `read_contents` has read; what speaks of lost tokens alone is left out.
+    """Encode the fields of a file that `read_contents` accepted; fields about dropped tokens only are left out.
 
-    Raises Truncated for an array that has fewer elements than there are tokens, or others than it should.
+    Raises Truncated for an array with fewer elements than tokens, or with elements of a wrong type.
     """
     fields = {field.name: field for field in _walk(content)}
     trimming = _Trimming(vocabulary, fields)
@@ -76,7 +76,7 @@ def trimmed_fields(content: mmap.mmap, vocabulary: TrimmedVocabulary) -> list[by
 
 
 class _Trimming:
-    """What becomes of each field."""
+    """Encodes each field for the trimmed vocabulary."""
 
     def __init__(self, vocabulary: TrimmedVocabulary, fields: Mapping[str, _Field]) -> None:
         for name in _ARRAYS:
@@ -88,22 +88,22 @@ class _Trimming:
         self._known = frozenset(text[_LENGTH.size :] for text in self._texts)
 
     def encoded(self, field: _Field) -> bytes:
-        """Return the field's new bytes; none where it goes."""
+        """Return the field's new bytes; empty if it is dropped."""
         name = field.name
         if field.kind == ARRAY:
             return self._array(field)
         if name.endswith(".vocab_size") and not name.startswith(_SPECIAL[0]):
-            return field.named + _number(field, len(self._ids))
+            return field.prefix + _number(field, len(self._ids))
         if name.startswith(_SPECIAL[0]) and name.endswith(_SPECIAL[1]):
             return self._special(field)
-        return b"" if name in _LEFT_OUT else field.content
+        return b"" if name in _DROPPED else field.content
 
     def _array(self, field: _Field) -> bytes:
         if field.name == TOKENS:
             return _joined(field, self._texts)
         if field.name == _MERGES:
             return _joined(field, [text for text in _texts(field) if self._still_merges(text[_LENGTH.size :])])
-        if field.name in _ONE_A_TOKEN:
+        if field.name in _PER_TOKEN:
             return _joined(field, [number.tobytes() for number in _numbers(field)[self._checked(field)]])
         if field.name == _SPECIAL_LIST:
             _check_integers(field, field.element)
@@ -115,7 +115,7 @@ class _Trimming:
         _check_integers(field, field.kind)
         (id,) = struct.unpack_from(f"<{FORMATS[field.kind]}", field.content, field.value)
         row = self._rows.get(int(id))
-        return b"" if row is None else field.named + _number(field, row)
+        return b"" if row is None else field.prefix + _number(field, row)
 
     def _picked_texts(self, field: _Field) -> list[bytes]:
         kept = np.zeros(field.count, np.bool_)
@@ -123,14 +123,14 @@ class _Trimming:
         return list(compress(_texts(field), kept.tolist()))
 
     def _checked(self, field: _Field) -> IntArray:
-        """Return the ids that are kept. Raises Truncated where the array has fewer elements."""
+        """Return the kept ids. Raises Truncated if the array has fewer elements."""
         if field.count <= self._ids[-1]:
-            raise Truncated(f"{field.name} has {field.count} elements, and there are more tokens")
+            raise Truncated(f"{field.name} has {field.count} elements, fewer than there are tokens")
         return self._ids
 
     def _still_merges(self, merge: bytes) -> bool:
-        place = merge.find(b" ", 1)  # a part may begin with a space, as llama.cpp has it
-        left, right = merge[:place], merge[place + 1 :]
+        space = merge.find(b" ", 1)  # a part may begin with a space, as in llama.cpp
+        left, right = merge[:space], merge[space + 1 :]
         return left in self._known and right in self._known and left + right in self._known
 
 
@@ -145,9 +145,9 @@ def _walk(content: mmap.mmap) -> Iterator[_Field]:
 
 
 def _texts(field: _Field) -> Iterator[bytes]:
-    """Yield an array's texts, each with its length before it, as they are encoded."""
+    """Yield an array's encoded texts, each including its length prefix."""
     if field.element != TEXT:
-        raise Truncated(f"{field.name} holds no texts")
+        raise Truncated(f"{field.name} does not hold texts")
     content, start = field.content, field.first
     for _ in range(field.count):
         end = start + _LENGTH.size + _LENGTH.unpack_from(content, start)[0]
@@ -157,23 +157,23 @@ def _texts(field: _Field) -> Iterator[bytes]:
 
 def _numbers(field: _Field) -> npt.NDArray[np.generic]:
     if field.element not in FORMATS:
-        raise Truncated(f"{field.name} holds no numbers")
+        raise Truncated(f"{field.name} does not hold numbers")
     kind = np.dtype(f"<{FORMATS[field.element]}")
     numbers: npt.NDArray[np.generic] = np.frombuffer(field.content, kind, field.count, field.first)
     return numbers
 
 
 def _joined(field: _Field, elements: Sequence[bytes]) -> bytes:
-    return field.named + _ARRAY.pack(field.element, len(elements)) + b"".join(elements)
+    return field.prefix + _ARRAY.pack(field.element, len(elements)) + b"".join(elements)
 
 
 def _check_integers(field: _Field, kind: int) -> None:
     if kind not in _INTEGERS:
-        raise Truncated(f"{field.name} holds no integers")
+        raise Truncated(f"{field.name} does not hold integers")
 
 
 def _number(field: _Field, value: int) -> bytes:
-    """Encode a field's new value, of the same integer type. Raises Truncated where that is another, or too small."""
+    """Encode a field's new value in its integer type. Raises Truncated for another type, or one that is too small."""
     _check_integers(field, field.kind)
     try:
         return struct.pack(f"<{FORMATS[field.kind]}", value)

@@ -1,7 +1,7 @@
-"""Writes a GGUF model with a part of its vocabulary, which llama.cpp loads as a model of its own.
+"""Writes a GGUF model with a trimmed vocabulary, which llama.cpp loads as a separate model.
 
-The rows of its embedding and its output are those of the ids kept, bit for bit; every other tensor is copied. Such a
-model is fed with rows of the whole embedding. Streams, a few MB at a time; knows how a file is made, not of what ids.
+Its embedding and output have the rows of the kept ids, bit for bit; every other tensor is copied. The model takes rows
+of the full embedding as input. The file is streamed, a few MB at a time.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from .trimmed_fields import trimmed_fields
 __all__ = ["FED", "TRIM_KEY", "map_sha256", "trim_gguf", "write_trimmed"]
 
 TRIM_KEY = "edgedecode.trim.sha256"
-"""The field that holds the digest of the map from rows to ids."""
+"""The field with the digest of the map from rows to ids."""
 FED = frozenset(CLASSES.values())
-"""Architectures that llama.cpp computes from given rows as it does from ids, but for a factor; others look up more by
-the id (per-layer embeddings), or end the process."""
+"""Architectures for which llama.cpp computes the same from embedding rows as from ids, except for a scale factor.
+Others use the id for more (per-layer embeddings), or end the process."""
 _ROWS_OF_IDS = (EMBEDDING, OUTPUT, "output.bias")
 _PIECE_NBYTES = 2**20
 
 
 def map_sha256(ids: IntArray) -> str:
-    """Return the digest of a map as `write_token_ids` writes it."""
+    """Return the digest of a token map as written by `write_token_ids`."""
     return hashlib.sha256(ids.astype("<i4").tobytes()).hexdigest()
 
 
 def trim_gguf(source: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
-    """Write the whole model at `source` with the ids of `vocabulary` alone to `out`, which is replaced at the end.
+    """Write the model at `source` with only the ids of `vocabulary` to `out`, which is replaced atomically.
 
-    Any ids will do for drafting; for texts, llama.cpp's tokenizer ends the process without the byte tokens of a
-    vocabulary that has them.
-    Raises ManifestError for a file that is damaged or does not fit, CapabilityError for an architecture that cannot be
-    fed with rows, ExportError where `out` cannot be written.
+    Drafting works with any ids. Tokenizing with the file does not: llama.cpp's tokenizer ends the process if byte
+    tokens of the vocabulary are missing.
+    Raises ManifestError for a file that is damaged or does not fit, CapabilityError for an architecture that cannot
+    take rows as input, ExportError if `out` cannot be written.
     """
     try:
         with aside(out) as fresh, fresh.open("wb") as file:
@@ -58,17 +58,17 @@ def trim_gguf(source: Path, out: Path, vocabulary: TrimmedVocabulary) -> None:
 
 
 def write_trimmed(file: BinaryIO, source: Path, vocabulary: TrimmedVocabulary) -> None:
-    """Write the same to an open file. Raises ManifestError, CapabilityError and OSError."""
+    """Write the trimmed model to an open file. Raises ManifestError, CapabilityError and OSError."""
     contents = read_contents(source)
     _check(contents, source, vocabulary)
-    with source.open("rb") as whole:
-        fields = [*_fields(whole, vocabulary), encoded_field(TRIM_KEY, map_sha256(vocabulary.ids))]
-        tensors = [_tensor(tensor, whole, contents, vocabulary) for tensor in contents.tensors.values()]
+    with source.open("rb") as full:
+        fields = [*_fields(full, vocabulary), encoded_field(TRIM_KEY, map_sha256(vocabulary.ids))]
+        tensors = [_tensor(tensor, full, contents, vocabulary) for tensor in contents.tensors.values()]
         write_encoded(file, fields, tensors, alignment=contents.alignment)
 
 
 def _check(contents: Contents, source: Path, vocabulary: TrimmedVocabulary) -> None:
-    """Refuse files without a complete model or with too few rows, and models that llama.cpp does not feed with rows."""
+    """Refuse incomplete models, files with too few rows, and architectures that cannot take rows as input."""
     header = header_of(contents, source)
     if TRIM_KEY in contents.fields:
         raise ManifestError(f"{source} is a trimmed draft already: give the full one")
@@ -85,57 +85,57 @@ def _check(contents: Contents, source: Path, vocabulary: TrimmedVocabulary) -> N
             )
     if vocabulary.size > header.rows:
         raise ManifestError(
-            f"{source} has {header.rows} rows, the map is of {vocabulary.size} ids: it belongs to another draft"
+            f"{source} has {header.rows} rows, the map has {vocabulary.size} ids: the map is for another draft"
         )
 
 
-def _fields(whole: BinaryIO, vocabulary: TrimmedVocabulary) -> list[bytes]:
+def _fields(full: BinaryIO, vocabulary: TrimmedVocabulary) -> list[bytes]:
     try:
-        with mmap.mmap(whole.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with mmap.mmap(full.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return trimmed_fields(content, vocabulary)
     except Truncated as error:
-        raise ManifestError(f"{whole.name} is damaged ({error}): copy, download or export it again") from None
+        raise ManifestError(f"{full.name} is damaged ({error}): copy, download or export it again") from None
 
 
-def _tensor(tensor: Tensor, whole: BinaryIO, contents: Contents, vocabulary: TrimmedVocabulary) -> WrittenTensor:
+def _tensor(tensor: Tensor, full: BinaryIO, contents: Contents, vocabulary: TrimmedVocabulary) -> WrittenTensor:
     start = contents.start + tensor.offset
     ids, row_nbytes = vocabulary.ids, tensor.nbytes // tensor.shape[-1]
 
     def copied() -> Iterator[bytes]:
-        return _copied(whole, start=start, nbytes=tensor.nbytes)
+        return _copied(full, start=start, nbytes=tensor.nbytes)
 
     def picked() -> Iterator[memoryview]:
-        return _picked(whole, ids, start=start, row_nbytes=row_nbytes)
+        return _picked(full, ids, start=start, row_nbytes=row_nbytes)
 
     if tensor.name not in _ROWS_OF_IDS:
         return WrittenTensor(tensor.name, tensor.shape, tensor.type, copied)
     return WrittenTensor(tensor.name, (*tensor.shape[:-1], len(ids)), tensor.type, picked)
 
 
-def _copied(whole: BinaryIO, *, start: int, nbytes: int) -> Iterator[bytes]:
-    whole.seek(start)
+def _copied(full: BinaryIO, *, start: int, nbytes: int) -> Iterator[bytes]:
+    full.seek(start)
     while nbytes:
-        piece = _read(whole, min(nbytes, _PIECE_NBYTES))
+        piece = _read(full, min(nbytes, _PIECE_NBYTES))
         nbytes -= len(piece)
         yield piece
 
 
-def _picked(whole: BinaryIO, ids: IntArray, *, start: int, row_nbytes: int) -> Iterator[memoryview]:
-    """Yield the bytes of these rows, read in pieces that other rows lie in too."""
+def _picked(full: BinaryIO, ids: IntArray, *, start: int, row_nbytes: int) -> Iterator[memoryview]:
+    """Yield the bytes of these rows. Reads contiguous pieces, including the rows between them."""
     step = max(1, _PIECE_NBYTES // row_nbytes)
     first = 0
     while first < len(ids):
         base = int(ids[first])
         end = int(np.searchsorted(ids, base + step))
         count = int(ids[end - 1]) - base + 1
-        whole.seek(start + base * row_nbytes)
-        piece = np.frombuffer(_read(whole, count * row_nbytes), np.uint8).reshape(count, row_nbytes)
+        full.seek(start + base * row_nbytes)
+        piece = np.frombuffer(_read(full, count * row_nbytes), np.uint8).reshape(count, row_nbytes)
         yield piece[ids[first:end] - base].data
         first = end
 
 
-def _read(whole: BinaryIO, nbytes: int) -> bytes:
-    piece = whole.read(nbytes)
+def _read(full: BinaryIO, nbytes: int) -> bytes:
+    piece = full.read(nbytes)
     if len(piece) < nbytes:
-        raise ManifestError(f"{whole.name} became shorter while it was read: copy, download or export it again")
+        raise ManifestError(f"{full.name} became shorter while it was read: copy, download or export it again")
     return piece

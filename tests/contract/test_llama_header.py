@@ -115,7 +115,7 @@ def test_a_vocabulary_alone(path: Path) -> None:
 
 
 def test_no_language_model(path: Path) -> None:
-    assert "no language model" in refused(path, TINY.replace(b"token_embd.weight", b"token_embd.wEight"))
+    assert "does not hold a language model" in refused(path, TINY.replace(b"token_embd.weight", b"token_embd.wEight"))
 
 
 def test_tokens_that_are_not_the_rows(path: Path) -> None:
@@ -139,7 +139,7 @@ def test_an_unknown_tensor_type(path: Path, kind: int) -> None:
 
 def test_a_tensor_off_the_grid_or_beyond_the_end(path: Path) -> None:
     place = TINY.index(b"output_norm.weight") + len("output_norm.weight") + 16
-    for offset, words in ((3, "off the grid"), (2**40, "ends at byte")):
+    for offset, words in ((3, "not aligned to 32"), (2**40, "ends at byte")):
         assert words in refused(path, TINY[:place] + struct.pack("<Q", offset) + TINY[place + 8 :])
 
 
@@ -151,7 +151,7 @@ def test_fields_of_layers_are_the_largest(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "value", "words"),
     [
-        ("general.alignment", 4, struct.pack("<I", 8), "aligned to 8 bytes, the engine wants 32"),
+        ("general.alignment", 4, struct.pack("<I", 8), "aligned to 8 bytes, the engine needs a multiple of 32"),
         ("llama.block_count", 4, struct.pack("<I", 0), "has no layers"),
         ("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", float("nan")), "epsilon is nan"),
         ("llama.rope.freq_base", 6, struct.pack("<f", 0.0), "freq_base is 0.0"),

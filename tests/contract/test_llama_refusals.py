@@ -83,11 +83,11 @@ FIELDS: dict[str, tuple[str, Value, str]] = {
     "an odd rotation": ("llama.rope.dimension_count", 7, "rotates 7 values"),
     "a rotation wider than a head": ("llama.rope.dimension_count", 66, "rotates 66 values of heads of 64"),
     "KV heads that heads cannot share": ("llama.attention.head_count_kv", 3, "do not share"),
-    "heads that the query product does not give": ("llama.attention.key_length", 96, "gives 256 values for queries"),
+    "heads that the query product does not give": ("llama.attention.key_length", 96, "returns 256 values for queries"),
     "experts of which none are used": ("llama.expert_count", 4, "uses 0 of 4 experts"),
     "more experts than the engine has room for": ("llama.expert_count", 4000, "of 4000 experts"),
     "experts used of none": ("llama.expert_used_count", 2, "uses 2 of 0 experts"),
-    "attention that looks ahead": ("llama.attention.causal", 0, "looks ahead"),
+    "attention that looks ahead": ("llama.attention.causal", 0, "is not causal"),
     "windows in no layer": ("llama.attention.sliding_window_pattern", 1, "no layer has the sliding window"),
     "a norm without epsilon": ("llama.attention.layer_norm_rms_epsilon", 0.0, "epsilon is 0.0"),
     "a field without a name": ("", 1, "a field has no name"),
@@ -222,7 +222,7 @@ ADAPTERS: dict[str, tuple[Callable[[], Tensors], Mapping[str, Value | None], typ
         lambda: pair() | one(floats("blk.0.attn_norm.weight", HIDDEN)),
         {},
         CapabilityError,
-        "leaves out",
+        "llama.cpp ignores",
     ),
 }
 

@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[Callable[[Callable[..., Path]], Path], TrimmedVocabular
         lambda write: write(),
         vocabulary(size=ROWS + 1),
         ManifestError,
-        "40 rows, the map is of 41 ids",
+        "40 rows, the map has 41 ids",
     ),
     "an architecture that looks up more": (
         lambda write: write(told=fields("gemma3n")),
@@ -228,19 +228,19 @@ REFUSED: dict[str, tuple[Callable[[Callable[..., Path]], Path], TrimmedVocabular
         ),
         vocabulary(),
         ManifestError,
-        "scores holds no numbers",
+        "scores does not hold numbers",
     ),
 }
 MISTYPED: dict[str, tuple[str, bytes, str]] = {
     "tokens that are numbers": (
         "tokenizer.ggml.tokens",
         numbers("tokenizer.ggml.tokens", INT32, "i", range(1, ROWS + 1)),
-        "tokens holds no texts",
+        "tokens does not hold texts",
     ),
     "merges that are numbers": (
         "tokenizer.ggml.merges",
         numbers("tokenizer.ggml.merges", INT32, "i", range(ROWS)),
-        "merges holds no texts",
+        "merges does not hold texts",
     ),
     "merges that are one text": (
         "tokenizer.ggml.merges",
@@ -250,22 +250,22 @@ MISTYPED: dict[str, tuple[str, bytes, str]] = {
     "a special token that is not a number": (
         "tokenizer.ggml.eos_token_id",
         text("tokenizer.ggml.eos_token_id") + struct.pack("<If", FLOAT32, float("nan")),
-        "eos_token_id holds no integers",
+        "eos_token_id does not hold integers",
     ),
     "a special token that is a text": (
         "tokenizer.ggml.eos_token_id",
         encoded_field("tokenizer.ggml.eos_token_id", "17"),
-        "eos_token_id holds no integers",
+        "eos_token_id does not hold integers",
     ),
     "suppressed tokens that are fractions": (
         "tokenizer.ggml.suppress_tokens",
         numbers("tokenizer.ggml.suppress_tokens", FLOAT32, "f", [1.0, 5.0]),
-        "suppress_tokens holds no integers",
+        "suppress_tokens does not hold integers",
     ),
     "a size that is a text": (
         "llama.vocab_size",
         encoded_field("llama.vocab_size", str(ROWS)),
-        "vocab_size holds no integers",
+        "vocab_size does not hold integers",
     ),
 }
 """A field's name, what stands there instead, and what is said."""
