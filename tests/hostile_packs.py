@@ -292,15 +292,15 @@ def _overlap(file: GraphFile) -> None:
 
 _MEMORY = "*/_ORT_MEM_ADDR_/*"
 GRAPHS: dict[str, tuple[Spoil, str]] = {
-    "an absolute place": (tensor(location="/etc/passwd"), "lies in '/etc/passwd', where only 'weights.bin'"),
-    "a place above": (tensor(location="../tokenizer.json"), r"lies in '\.\./tokenizer\.json'"),
-    "a place below": (tensor(location="./weights.bin"), r"lies in '\./weights\.bin'"),
-    "the engine's memory": (tensor(location=_MEMORY), "lies in .*_ORT_MEM_ADDR_"),
+    "an absolute place": (tensor(location="/etc/passwd"), "is stored in '/etc/passwd', where only 'weights.bin'"),
+    "a place above": (tensor(location="../tokenizer.json"), r"is stored in '\.\./tokenizer\.json'"),
+    "a place below": (tensor(location="./weights.bin"), r"is stored in '\./weights\.bin'"),
+    "the engine's memory": (tensor(location=_MEMORY), "is stored in .*_ORT_MEM_ADDR_"),
     "behind the end": (tensor(offset=2_164_736), "ends at byte"),
     "far behind the end": (tensor(offset=10**18), "ends at byte 1000000000001048576"),
-    "longer than its shape": (tensor(length=4), "takes 4 bytes, by its shape"),
+    "longer than its shape": (tensor(length=4), "has 4 bytes, but its shape needs"),
     "of an unknown type": (tensor(data_type=99), "of the unknown type 99"),
-    "of texts": (tensor(data_type=8), "is of texts and external"),
+    "of texts": (tensor(data_type=8), "holds texts, which may not be external"),
     "of a negative size": (tensor(dims=(-1, 4)), "2 dimensions, or a negative one"),
     "of many dimensions": (tensor(dims=(1,) * 17), "17 dimensions"),
     "with prepacked parts": (tensor(others={"prepacked_0": "a"}), "unknown external entry 'prepacked_0'"),
@@ -308,29 +308,29 @@ GRAPHS: dict[str, tuple[Spoil, str]] = {
         graph(lambda file: file.initializers.__setitem__("t", Tensor("t", 1, (10**12,), b""))),
         "claims 1000000000000 elements in",
     ),
-    "outside in an attribute": (node(_constant(_outside_tensor())), "lies in '/etc/passwd'"),
-    "outside in a list of tensors": (node(_constant(_outside_tensor(), number=10)), "lies in '/etc/passwd'"),
+    "outside in an attribute": (node(_constant(_outside_tensor())), "is stored in '/etc/passwd'"),
+    "outside in a list of tensors": (node(_constant(_outside_tensor(), number=10)), "is stored in '/etc/passwd'"),
     "outside in an inner graph": (
         node(_constant(bytes_field(5, _outside_tensor()), number=6, kind="If")),
-        "lies in '/etc/passwd'",
+        "is stored in '/etc/passwd'",
     ),
     "outside in a node of an inner graph": (
         node(_constant(bytes_field(1, _constant(_outside_tensor())), number=6, kind="If")),
-        "lies in '/etc/passwd'",
+        "is stored in '/etc/passwd'",
     ),
     "a place without a mark": (
         node(_constant(_outside_tensor().replace(integer_field(14, 1), b""))),
-        "lies in '/etc/passwd'",
+        "is stored in '/etc/passwd'",
     ),
-    "a mark without a place": (node(_constant(integer_field(2, 2) + integer_field(14, 1))), "lies in ''"),
+    "a mark without a place": (node(_constant(integer_field(2, 2) + integer_field(14, 1))), "is stored in ''"),
     "a mark of 33 bits": (
         node(_constant(_outside_tensor().replace(integer_field(14, 1), integer_field(14, 2**32 + 1)))),
-        "unknown kind of place 4294967297",
+        "unknown data location 4294967297",
     ),
     "two places": (node(_constant(_outside_tensor("weights.bin", pair_field(13, ("location", "x"))))), "appears twice"),
     "two halves of an attribute": (
         node(_constant(_outside_tensor()) + message_field(5, [bytes_field(5, b""), bytes_field(5, b"")])),
-        "lies in '/etc/passwd'",
+        "is stored in '/etc/passwd'",
     ),
     "a sparse initializer": (
         graph(lambda file: file.graph_rest.append((15, bytes_field(15, b"")))),
@@ -341,7 +341,7 @@ GRAPHS: dict[str, tuple[Spoil, str]] = {
     "training": (rest(20, b""), "holds training steps"),
     "a second graph": (rest(7, b""), "holds one graph, this one 2"),
     **{f"a constant from {name}": case for name, case in _BOMBS.items()},
-    "a weight converted many times": (graph(_cast_often), "'Cast' makes .* elements of constants"),
+    "a weight converted many times": (graph(_cast_often), "'Cast' computes .* elements of constants"),
     "an operator of masks": (
         _named("Range", ""),
         "no model of this kind needs its operator 'Range'.* or upgrade edgedecode",
@@ -366,7 +366,7 @@ BYTES: dict[str, tuple[Spoil, str]] = {
     "a length past the end": (content(lambda old: old + b"\x7a\xff\xff\xff\xff\x0f"), "cut off"),
     "a group": (content(lambda old: old + b"\x0b"), "unknown wire type 3"),
     "noise": (content(lambda old: b"\x93" * len(old)), "is refused: .*(?:field|number)"),
-    "of the engine's own format": (content(lambda old: b"\x7a\x06\0\0ORTM" + old), "engine's own format"),
+    "of the engine's own format": (content(lambda old: b"\x7a\x06\0\0ORTM" + old), "ONNX Runtime's own format"),
     "huge": (_grow_graph, "has 100000000 bytes, a graph of 2 layers needs less"),
 }
 

@@ -1,1 +1,1 @@
-"""The ONNX file format, read and written without onnx: what the gate checks and what `import` edits."""
+"""The ONNX file format without the onnx package: reading, writing, and validation of untrusted graphs."""

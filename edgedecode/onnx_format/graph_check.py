@@ -1,9 +1,9 @@
-"""What an ONNX graph file of a pack may hold, told from its bytes before native code sees them.
+"""Validates an ONNX graph file of a pack from its bytes, before native code opens it.
 
-An engine reads every file that a graph names, in whatever corner of the graph. So a graph may name one file, its
-weights, and each byte of it for two tensors at most; what its operators may claim is told in `onnx_memory`. Where
-protobuf would merge a field that occurs twice, this reader refuses: both must see the same graph. Field numbers are
-those of ONNX's onnx.proto.
+An engine opens every file that any part of a graph names. A graph may therefore name only its weights file, and use
+each byte of it for at most two tensors; `graph_memory` checks the memory that its operators claim. Protobuf merges a
+field that occurs twice; this reader refuses it, because both must see the same graph. Field numbers are those of ONNX's
+onnx.proto.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from .wire import BYTES, VARINT, Field, integer_values, read_spans
 __all__ = ["CheckedGraph", "Weights", "check_content", "check_graph"]
 
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
-"""Whose operators a graph may use. Those of edgedecode's own kernels only a graph made in memory may."""
+"""Domains of allowed operators. Operators of edgedecode's kernels are allowed only in graphs built in memory."""
 MOST_FIELDS = 1 << 17
-"""A graph of 126 layers with adapters has some 100,000: more are refused before they take seconds."""
+"""A graph of 126 layers with adapters has some 100,000; more would take seconds to read."""
 MOST_DEPTH = 8
 MOST_DIMENSIONS = 16
 _VARINT_NBYTES = 10
-_FEW_NBYTES = 128
-"""A constant this small may be a shape: its numbers are read."""
+_SMALL_NBYTES = 128
+"""Constants up to this size may be shapes: their numbers are read."""
 _FLATBUFFER = b"ORTM"
-"""At byte 4: the engine would take the bytes for its own format, in which nothing here was checked."""
+"""At byte 4, this makes ONNX Runtime parse the file in its own format, which is not checked here."""
 _BRANCHING = "If"
-"""The one operator with inner graphs; loops need not end."""
-_READERS = ("EPContext",)
-"""Operators that open files by themselves."""
-_PLACES = ("location", "offset", "length", "checksum")
+"""The only operator that may have inner graphs; a loop may never end."""
+_FILE_READERS = ("EPContext",)
+"""Operators that open files themselves."""
+_EXTERNAL_KEYS = ("location", "offset", "length", "checksum")
 _BITS: Mapping[int, int] = {
     **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 8),
     **dict.fromkeys((4, 5, 10, 16), 16),
@@ -52,10 +52,10 @@ _BITS: Mapping[int, int] = {
     **dict.fromkeys((21, 22, 23), 4),
     **dict.fromkeys((25, 26), 2),
 }
-"""Bits an element, by the tensor's type; texts have no size."""
+"""Element type → bits per element; texts have no fixed size."""
 _TEXTS = 8
 _ATTENTION_TABLES = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (2, 3)}
-"""The inputs that are tables of angles, a row for each position."""
+"""The inputs that are tables of rotary angles, with one row per position."""
 _NORMS = {
     "SimplifiedLayerNormalization": 1,
     "RMSNormalization": 1,
@@ -63,44 +63,44 @@ _NORMS = {
     "SkipSimplifiedLayerNormalization": 2,
     "SkipLayerNormalization": 2,
 }
-"""The input that is the weight."""
+"""The index of the input that is the weight."""
 
 
 _Span: TypeAlias = tuple[int, int, int, int, int]
-"""A field: number, wire type, value, and where its content starts and ends, as `read_spans` yields it."""
+"""A field: number, wire type, value, start and end of its content, as `read_spans` yields it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The one file that a graph may read: its bare name and size. An empty name: none."""
+    """The only file that a graph may read: its bare name and size. An empty name: no file."""
 
     name: str
     nbytes: int = 0
     folded: int = 0
-    """How many elements of them the engine may have to convert before the first pass."""
+    """How many of its elements the engine may convert by constant folding before the first pass."""
 
 
 @dataclass(slots=True)
 class CheckedGraph:
-    """What a graph says of itself."""
+    """The interface and sizes of a validated graph."""
 
     inputs: dict[str, ValueInfo] = field(default_factory=dict)
     outputs: dict[str, ValueInfo] = field(default_factory=dict)
     initializers: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes of the outer graph's."""
+    """Shapes of the outer graph's initializers."""
     tables: set[str] = field(default_factory=set)
-    """Initializers whose rows are positions, where they are initializers."""
+    """Names of values used as rotary tables, whose rows are positions; not all are initializers."""
     norms: set[str] = field(default_factory=set)
-    """The same, as long as the model is wide or as a head."""
+    """Names of values used as norm weights, as long as the hidden size or a head; not all are initializers."""
 
     @property
     def positions(self) -> int | None:
-        """How many positions its tables have; None: it has none."""
+        """The number of positions in its rotary tables; None: it has no tables."""
         return min((shape[0] for shape in self._shapes(self.tables) if shape), default=None)
 
     @property
     def widths(self) -> set[int]:
-        """How long its norms' weights are."""
+        """The lengths of its norms' weights."""
         return {shape[0] for shape in self._shapes(self.norms) if len(shape) == 1}
 
     def _shapes(self, names: set[str]) -> Iterator[tuple[int, ...]]:
@@ -108,11 +108,11 @@ class CheckedGraph:
 
 
 def check_graph(path: Path, weights: Weights, *, joins: bool = False) -> CheckedGraph:
-    """Read the graph at `path`, which stays on the disk: only what is read of it takes memory.
+    """Validate the graph at `path`. The file is mapped, not loaded.
 
-    joins: the graph joins past and present itself. Raises ValueError with a short reason for bytes that are garbled,
-    for a tensor outside `weights` or of another size than its shape, and for what no language model's graph needs;
-    OSError.
+    joins: the graph concatenates past and present keys and values itself. Raises OSError, or ValueError with a short
+    reason for malformed bytes, for a tensor outside `weights` or of another size than its shape, and for anything that
+    no language model's graph needs.
     """
     with path.open("rb") as file:
         if not path.stat().st_size:
@@ -122,9 +122,9 @@ def check_graph(path: Path, weights: Weights, *, joins: bool = False) -> Checked
 
 
 def check_content(content: bytes | mmap.mmap, weights: Weights, *, joins: bool = False) -> CheckedGraph:
-    """Read a graph's bytes. Raises ValueError as `check_graph`."""
+    """Validate a graph's bytes. Raises ValueError like `check_graph`."""
     if content[4:8] == _FLATBUFFER:
-        raise ValueError("it is of the engine's own format")
+        raise ValueError("it is in ONNX Runtime's own format")
     walk = _Walk(content, weights)
     walk.model()
     check_operations(walk.operations, walk.constants(), joins=joins, folded=weights.folded)
@@ -135,27 +135,27 @@ class _Walk:
     def __init__(self, data: bytes | mmap.mmap, weights: Weights) -> None:
         self._data = data
         self._weights = weights
-        self._left = MOST_FIELDS
-        self._places: Counter[tuple[int, int]] = Counter()
-        """From where to where the external tensors lie."""
+        self._fields_left = MOST_FIELDS
+        self._ranges: Counter[tuple[int, int]] = Counter()
+        """Byte ranges of external tensors in the weights file."""
         self._constants: dict[str, ConstantTensor] = {}
         self.operations: list[Operation] = []
         self.found = CheckedGraph()
 
     def model(self) -> None:
-        graphs = [item for item in self._fields(0, len(self._data)) if self._of_model(item[0])]
+        graphs = [item for item in self._fields(0, len(self._data)) if self._is_graph(item[0])]
         if len(graphs) != 1:
             raise ValueError(f"an ONNX file holds one graph, this one {len(graphs)}")
         self._graph(graphs[0], depth=0)
-        self._check_places()
+        self._check_ranges()
 
     def constants(self) -> Mapping[str, ConstantTensor]:
         """Return the tensors that no input can replace."""
         return {name: value for name, value in self._constants.items() if name not in self.found.inputs}
 
     def _fields(self, start: int, end: int, *, once: tuple[int, ...] = ()) -> list[_Span]:
-        """Return a message's fields, `once` those that may occur in it once only."""
-        fields = list(islice(read_spans(self._data, start, end), self._left + 1))
+        """Return a message's fields. once: numbers of fields that may not be repeated."""
+        fields = list(islice(read_spans(self._data, start, end), self._fields_left + 1))
         self._count(len(fields))
         if once:
             numbers = [item[0] for item in fields]
@@ -165,13 +165,13 @@ class _Walk:
         return fields
 
     def _inside(self, item: _Span, *, once: tuple[int, ...] = ()) -> list[_Span]:
-        """Return the fields of a field that is a message."""
+        """Return the fields of a field whose content is a message."""
         self._expect(item, BYTES)
         return self._fields(item[3], item[4], once=once)
 
     def _count(self, fields: int) -> None:
-        self._left -= fields
-        if self._left < 0:
+        self._fields_left -= fields
+        if self._fields_left < 0:
             raise ValueError(f"it has more than {MOST_FIELDS} fields")
 
     def _expect(self, item: _Span, kind: int) -> None:
@@ -192,8 +192,8 @@ class _Walk:
         self._expect(item, VARINT)
         return item[2] - (1 << 64) if item[2] >> 63 else item[2]
 
-    def _of_model(self, number: int) -> bool:
-        """Tell whether a model's field is its graph."""
+    def _is_graph(self, number: int) -> bool:
+        """Return whether a field of the model is its graph. Raises ValueError for forbidden fields."""
         if number in (20, 25):
             raise ValueError(f"it holds {'training steps' if number == 20 else 'functions: inline them'}")
         return number == 7
@@ -234,18 +234,18 @@ class _Walk:
                 domain = self._text(item)
         if domain not in DOMAINS:
             raise UnknownOperator(f"its operator {kind[:40]!r} is of the unknown domain {domain[:40]!r}")
-        if kind in _READERS:
+        if kind in _FILE_READERS:
             raise ValueError(f"its operator {kind} reads files")
         for attribute in attributes:
             self._attribute(attribute, kind, outputs, depth=depth)
         self.operations.append(Operation(kind, domain, inputs, outputs))
         if depth == 0:
-            self._note(kind, inputs)
+            self._record_sizes(kind, inputs)
 
-    def _note(self, kind: str, inputs: list[str]) -> None:
-        """Keep which initializers are tables of positions, and which tell widths."""
-        for place in _ATTENTION_TABLES.get(kind, ()):
-            self.found.tables.update(inputs[place : place + 1])
+    def _record_sizes(self, kind: str, inputs: list[str]) -> None:
+        """Record which inputs are rotary tables, and which are norm weights."""
+        for index in _ATTENTION_TABLES.get(kind, ()):
+            self.found.tables.update(inputs[index : index + 1])
         if kind in _NORMS:
             self.found.norms.update(inputs[_NORMS[kind] : _NORMS[kind] + 1])
 
@@ -256,7 +256,7 @@ class _Walk:
         for item in self._inside(attribute, once=(5, 6)):
             number = item[0]
             if number in (5, 10):
-                self._tensor(item, called=constant)
+                self._tensor(item, alias=constant)
             elif number in (6, 11):
                 if kind != _BRANCHING or number == 11:
                     raise ValueError(f"its operator {kind[:40]!r} holds a graph")
@@ -264,9 +264,9 @@ class _Walk:
             elif number in (22, 23):
                 raise ValueError("it holds a sparse tensor")
 
-    def _tensor(self, tensor: _Span, *, called: str = "") -> tuple[str, tuple[int, ...]]:
-        """Return name and shape. called: another name under which nodes read it."""
-        name, kind, place, dims, data = "", 0, 0, list[int](), list[Field]()
+    def _tensor(self, tensor: _Span, *, alias: str = "") -> tuple[str, tuple[int, ...]]:
+        """Check a tensor and return its name and shape. alias: the name under which nodes read it, if another."""
+        name, kind, location, dims, data = "", 0, 0, list[int](), list[Field]()
         entries: dict[str, str] = {}
         for item in self._inside(tensor, once=(2, 8, 9, 14)):
             number = item[0]
@@ -276,84 +276,84 @@ class _Walk:
                 kind = self._integer(item)
             elif number == 8:
                 name = self._text(item)
-            elif number in (5, 7, 9) and item[4] - item[3] <= _FEW_NBYTES:
+            elif number in (5, 7, 9) and item[4] - item[3] <= _SMALL_NBYTES:
                 data.append(self._field(item))
             elif number == 13:
                 texts = {part[0]: self._text(part) for part in self._inside(item) if part[0] in (1, 2)}
                 add_once(entries, texts.get(1, ""), texts.get(2, ""), what="entry of an external tensor")
             elif number == 14:
-                place = self._integer(item)
+                location = self._integer(item)
         if len(dims) > MOST_DIMENSIONS or any(size < 0 for size in dims):
             raise ValueError(f"its tensor {name[:40]!r} has {len(dims)} dimensions, or a negative one")
         if kind != _TEXTS and kind not in _BITS:
             raise ValueError(f"its tensor {name[:40]!r} is of the unknown type {kind}")
-        if place not in (0, 1):
-            raise ValueError(f"its tensor {name[:40]!r} lies at the unknown kind of place {place}")
-        if place or entries:
+        if location not in (0, 1):
+            raise ValueError(f"its tensor {name[:40]!r} has the unknown data location {location}")
+        if location or entries:
             self._external(name, kind, entries, count=prod(dims))
         elif prod(dims) > 8 * (tensor[4] - tensor[3]):
             raise ValueError(f"its tensor {name[:40]!r} claims {prod(dims)} elements in {tensor[4] - tensor[3]} bytes")
         numbers = _numbers(kind, data) if prod(dims) <= MOST_DIMENSIONS else None
-        found, before = ConstantTensor(prod(dims), tuple(dims), numbers), self._constants.get(called or name)
-        if before is None or before.elements <= found.elements:  # inner graphs may use a name again
-            self._constants[called or name] = found
+        found, before = ConstantTensor(prod(dims), tuple(dims), numbers), self._constants.get(alias or name)
+        if before is None or before.elements <= found.elements:  # inner graphs may reuse a name
+            self._constants[alias or name] = found
         return name, tuple(dims)
 
     def _field(self, item: _Span) -> Field:
-        """Return a field that is small with its content."""
+        """Return a small field with its content."""
         content = memoryview(self._data[item[3] : item[4]])
         return Field(item[0], item[1], item[2], content, content)
 
-    def _check_places(self) -> None:
-        """Refuse external tensors that overlap: an engine may copy each. A table that is read two ways has two."""
+    def _check_ranges(self) -> None:
+        """Refuse overlapping external tensors, since an engine may copy each. Two tensors may share one range."""
         before = 0
-        for (start, end), times in sorted(self._places.items()):
+        for (start, end), times in sorted(self._ranges.items()):
             if start < before or times > 2:
                 raise ValueError(f"its tensors overlap at byte {start} of {self._weights.name}")
             before = end
 
     def _external(self, name: str, kind: int, entries: Mapping[str, str], *, count: int) -> None:
-        """Check that an external tensor lies inside the weights and is as long as its shape says."""
+        """Check that an external tensor is inside the weights file and has the size of its shape."""
         what = f"its tensor {name[:40]!r}"
         location = entries.get("location", "")
         if not self._weights.name or location != self._weights.name:
-            allowed = f"{self._weights.name!r} beside it" if self._weights.name else "the graph itself"
-            raise ValueError(f"{what} lies in {location[:80]!r}, where only {allowed} is allowed")
-        if unknown := [key for key in entries if key not in _PLACES]:
+            allowed = f"{self._weights.name!r} next to it" if self._weights.name else "the graph itself"
+            raise ValueError(f"{what} is stored in {location[:80]!r}, where only {allowed} is allowed")
+        if unknown := [key for key in entries if key not in _EXTERNAL_KEYS]:
             raise ValueError(f"{what} has the unknown external entry {unknown[0][:40]!r}")
         if kind == _TEXTS:
-            raise ValueError(f"{what} is of texts and external")
+            raise ValueError(f"{what} holds texts, which may not be external")
         nbytes = -(-count * _BITS[kind] // 8)
-        offset, length = _whole(entries.get("offset", "0")), _whole(entries.get("length", str(nbytes)))
+        offset, length = _unsigned(entries.get("offset", "0")), _unsigned(entries.get("length", str(nbytes)))
         if length != nbytes:
-            raise ValueError(f"{what} takes {length} bytes, by its shape {nbytes}")
+            raise ValueError(f"{what} has {length} bytes, but its shape needs {nbytes}")
         if offset + nbytes > self._weights.nbytes:
             raise ValueError(
                 f"{what} ends at byte {offset + nbytes} of {location}, which has {self._weights.nbytes} bytes"
             )
         if nbytes:
-            self._places[offset, offset + nbytes] += 1
+            self._ranges[offset, offset + nbytes] += 1
 
 
 def _sizes(item: Field) -> list[int]:
-    """Return dimensions, packed or single, unless there are far too many."""
+    """Return packed dimensions. Raises ValueError if there are far too many."""
     if len(item.content) > MOST_DIMENSIONS * _VARINT_NBYTES:
         raise ValueError(f"a tensor has more than {MOST_DIMENSIONS} dimensions")
     return [int(size) for size in integer_values(item)]
 
 
 def _numbers(kind: int, data: list[Field]) -> tuple[int, ...] | None:
-    """Return the integers of a small tensor of 32 or 64 bits; None for other types."""
+    """Return the integers of a small int32 or int64 tensor; None for other types."""
     if kind not in (6, 7):
         return None
     raw = b"".join(field.content for field in data if field.number == 9)
     if len(raw) % (_BITS[kind] // 8):
-        raise ValueError(f"a small tensor has {len(raw)} bytes, which are no numbers of {_BITS[kind]} bits")
+        raise ValueError(f"a small tensor has {len(raw)} bytes, not a multiple of {_BITS[kind]} bits")
     listed = [int(number) for field in data if field.number != 9 for number in integer_values(field)]
     return (*(int(number) for number in np.frombuffer(raw, f"<i{_BITS[kind] // 8}")), *listed)
 
 
-def _whole(text: str) -> int:
+def _unsigned(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         raise ValueError(f"an external tensor's offset or length is {text[:40]!r}")
     return int(text)

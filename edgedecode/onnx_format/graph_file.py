@@ -1,7 +1,7 @@
 """Reads, changes and writes ONNX graph files without the onnx package.
 
-What is not modelled here (value infos, functions, doc strings, subgraphs, …) is kept as its bytes and written back, and
-so is every tensor and value description that was not replaced. Field numbers are those of ONNX's onnx.proto.
+Other fields (value infos, functions, doc strings, subgraphs, …), and tensors and value descriptions that were not
+replaced, are written back as the original bytes. Field numbers are those of ONNX's onnx.proto.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["AttributeValue", "ExternalData", "GraphFile", "Node", "RawAttribute"
 
 @dataclass(frozen=True, slots=True)
 class ValueInfo:
-    """An input or output of the graph: name, element type (ONNX's number) and dimensions.
+    """An input or output of the graph: its name, element type (ONNX's number) and dimensions.
 
-    A dimension is a size, a name or None (unknown); dims None: of unknown rank, or no tensor at all (elem_type 0).
+    A dimension is a size, a name or None (unknown). dims None: unknown rank, or not a tensor (elem_type 0).
     """
 
     name: str
     elem_type: int
     dims: Sequence[int | str | None] | None
     rest: bytes = field(default=b"", repr=False)
-    """Fields that are not modelled, encoded."""
+    """Other fields, encoded."""
     _source: bytes | None = field(default=None, init=False, repr=False, compare=False)
-    """The message that was read; a description made by `replace` has none."""
+    """The message it was parsed from; None for a description made by `replace`."""
 
     @classmethod
     def parse(cls, data: memoryview) -> ValueInfo:
-        """Read a ValueInfoProto. Raises ValueError for garbled bytes."""
+        """Read a ValueInfoProto. Raises ValueError for malformed bytes."""
         name, kind, rest = "", 0, []
         dims: Sequence[int | str | None] | None = None
         for item in read_fields(data):
@@ -64,29 +64,29 @@ class ValueInfo:
 
 @dataclass(slots=True)
 class GraphFile:
-    """A model file. Lists and dicts may be changed in place; `serialize` writes what they then hold."""
+    """A model file. Its lists and dicts may be changed in place before `serialize`."""
 
     nodes: list[Node] = field(default_factory=list)
     initializers: dict[str, Tensor] = field(default_factory=dict)
-    """By name, which must be the tensor's own."""
+    """Name → tensor of that name."""
     inputs: list[ValueInfo] = field(default_factory=list)
     outputs: list[ValueInfo] = field(default_factory=list)
     opset: dict[str, int] = field(default_factory=dict)
-    """Versions by domain; the standard domain is ''."""
+    """Domain → version; the standard domain is ''."""
     metadata: dict[str, str] = field(default_factory=dict)
     graph_rest: list[tuple[int, bytes]] = field(default_factory=list, repr=False)
-    """The graph's fields that are not modelled: number and encoding."""
+    """Other fields of the graph: number and encoding."""
     model_rest: list[tuple[int, bytes]] = field(default_factory=list, repr=False)
-    """The same of the model."""
+    """Other fields of the model."""
     _opset_source: dict[tuple[str, int], bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Entries that were read: the standard domain may be there as '' or left out."""
+    """Original opset entries: the standard domain is either written as '' or omitted."""
 
     @classmethod
     def parse(cls, data: bytes | memoryview) -> GraphFile:
         """Read a file's bytes.
 
-        Raises ValueError with a short reason for bytes that are cut off or garbled, and for names that appear twice
-        (initializers, attributes, domains). Takes memory in proportion to the bytes, whatever sizes they claim.
+        Raises ValueError with a short reason for truncated or malformed bytes, and for duplicate names (initializers,
+        attributes, domains). Memory is proportional to the bytes, not to the sizes that they claim.
         """
         file, graphs = cls(), 0
         for item in read_fields(memoryview(data).cast("B")):
@@ -139,7 +139,7 @@ class GraphFile:
 
 
 def _ordered(parts: list[tuple[int, bytes]]) -> list[bytes]:
-    """Return encoded fields in the order of their numbers, those of one number in the order given."""
+    """Return encoded fields sorted by number; the sort is stable."""
     return [encoded for _, encoded in sorted(parts, key=lambda part: part[0])]
 
 
@@ -154,7 +154,7 @@ def _opset(item: Field) -> tuple[str, int]:
 
 
 def _tensor_type(data: memoryview) -> memoryview | None:
-    """Return the tensor type inside a type; None for any other (a sequence, an optional, one with a denotation, …)."""
+    """Return the tensor type inside a type; None for other types (a sequence, an optional, with a denotation, …)."""
     items = list(read_fields(data))
     return items[0].message() if len(items) == 1 and items[0].number == 1 else None
 

@@ -1,7 +1,7 @@
-"""How much memory the operators of a graph claim: which ones a graph may use, and what its constants grow to.
+"""Bounds the memory that a graph's operators claim: allows known operators only, and limits constant folding.
 
-An engine computes before the first pass whatever depends on constants only, in memory that no budget sees; what a pass
-computes is bounded by the engine's allocator.
+Before the first pass an engine computes everything that depends on constants only, outside of any budget. The memory of
+a pass itself is bounded by the engine's allocator.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _OTHER = frozenset((
 _SIZED = frozenset((
     "ConstantOfShape", "Expand", "Range", "Tile",
 ))
-"""Operators whose output is as large as the numbers of an input say."""
+"""Operators whose output size is given by the values of an input."""
 # fmt: on
-_JOINING = frozenset({"DequantizeLinear", "Pad"}) | _SIZED
-"""What only graphs need that make their masks and positions themselves, as those of optimum."""
+_CONCAT_ONLY = frozenset({"DequantizeLinear", "Pad"}) | _SIZED
+"""Operators needed only by graphs that compute masks and positions themselves, such as optimum's."""
 _ALLOWED = _ONE_TO_ONE | _BROADCASTING | _OTHER
 _STANDARD = ("", "ai.onnx")
 _DIMENSIONS = 16
-_FEW = 1 << 20
-"""Elements of shapes, indices and masks that sound graphs leave to the engine."""
+_SHAPE_ELEMENTS = 1 << 20
+"""Allowance for shapes, indices and masks that valid graphs leave to constant folding."""
 
 
 class UnknownOperator(ValueError):
-    """An operator that is not known to be harmless; a newer version may know it."""
+    """An operator that is not known to be harmless; a newer version may allow it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantTensor:
-    """A tensor whose content is known before the first pass. numbers: its integers, where they are few."""
+    """A tensor whose content is known before the first pass. numbers: its integers, if it is small."""
 
     elements: int
     dims: tuple[int, ...] | None = None
@@ -60,7 +60,7 @@ class ConstantTensor:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A node: what it is called, and which values it reads and writes."""
+    """A node: its operator, and the names of its inputs and outputs."""
 
     kind: str
     domain: str
@@ -71,33 +71,34 @@ class Operation:
 def check_operations(
     operations: Sequence[Operation], constants: Mapping[str, ConstantTensor], *, joins: bool, folded: int
 ) -> None:
-    """Raise ValueError for an operator that no model needs, and for constants that grow beyond `folded` elements.
+    """Raise ValueError for an operator that no model needs, or if folded constants exceed `folded` elements.
 
-    operations: in the order of their values, inner graphs' before the outer node. joins: the graph joins past and
-    present itself.
+    operations: in topological order, those of inner graphs before the outer node. joins: the graph concatenates past
+    and present keys and values itself.
     """
     known = dict(constants)
-    allowed, most = _ALLOWED | _JOINING if joins else _ALLOWED, folded + _FEW
+    allowed, most = _ALLOWED | _CONCAT_ONLY if joins else _ALLOWED, folded + _SHAPE_ELEMENTS
     left = most
     for each in operations:
         if each.domain in _STANDARD and each.kind not in allowed:
             raise UnknownOperator(f"no model of this kind needs its operator {each.kind[:40]!r}")
         inputs = [known.get(name) for name in each.inputs if name]
         elements = _sized(each.kind, inputs) if each.kind in _SIZED else 0
-        settled = [value for value in inputs if value is not None]
-        if each.kind != "Constant" and len(settled) == len(inputs):
-            elements = elements or _elements(each, settled)
+        constant = [value for value in inputs if value is not None]
+        if each.kind != "Constant" and len(constant) == len(inputs):
+            elements = elements or _elements(each, constant)
             left -= elements * len(each.outputs)
-            dims = _common(settled) if each.kind in _BROADCASTING else None
+            dims = _broadcast(constant) if each.kind in _BROADCASTING else None
             known.update((name, ConstantTensor(elements, dims)) for name in each.outputs)
         if elements > most or left < 0:
             raise ValueError(
-                f"its operator {each.kind[:40]!r} makes {elements} elements of constants, {most} are usual"
+                f"its operator {each.kind[:40]!r} computes {elements} elements of constants, "
+                f"the limit for all operators is {most}"
             )
 
 
 def _sized(kind: str, inputs: Sequence[ConstantTensor | None]) -> int:
-    """Return how many elements constant sizes ask for; 0: they are not constant."""
+    """Return the number of output elements that constant sizes request; 0: the sizes are not constant."""
     numbers = [None if value is None else value.numbers for value in inputs]
     if kind == "Range":
         start, end, step = (each[0] if each else None for each in (*numbers, None, None, None)[:3])
@@ -110,7 +111,7 @@ def _sized(kind: str, inputs: Sequence[ConstantTensor | None]) -> int:
 
 
 def _elements(operation: Operation, inputs: Sequence[ConstantTensor]) -> int:
-    """Bound the elements of an operator that reads constants only."""
+    """Return an upper bound of the elements of an operator that reads constants only."""
     kind, sizes = operation.kind, [value.elements for value in inputs]
     if operation.domain in _STANDARD and sizes:
         if kind in ("Shape", "Size"):
@@ -119,17 +120,17 @@ def _elements(operation: Operation, inputs: Sequence[ConstantTensor]) -> int:
             return max(sizes)
         if kind == "Concat":
             return sum(sizes)
-        if kind in _BROADCASTING and (dims := _common(inputs)) is not None:
+        if kind in _BROADCASTING and (dims := _broadcast(inputs)) is not None:
             return prod(dims)
         if kind == "Gather" and inputs[0].dims and min(inputs[0].dims):
             return prod(sizes) // min(inputs[0].dims)
         if kind in _OTHER - {"If"} or kind in _BROADCASTING:
             return prod(sizes)
-    raise ValueError(f"its operator {kind[:40]!r} computes from constants only, and how much is not told")
+    raise ValueError(f"its operator {kind[:40]!r} computes a constant of unknown size")
 
 
-def _common(inputs: Sequence[ConstantTensor]) -> tuple[int, ...] | None:
-    """Return the shape that these are broadcast to; None: one of them is unknown."""
+def _broadcast(inputs: Sequence[ConstantTensor]) -> tuple[int, ...] | None:
+    """Return the shape that the inputs broadcast to; None: a shape is unknown."""
     shapes = [value.dims for value in inputs]
     if None in shapes:
         return None

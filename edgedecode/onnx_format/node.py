@@ -1,4 +1,4 @@
-"""A node of an ONNX graph and its attributes, read and written."""
+"""Reads and writes a node of an ONNX graph and its attributes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["AttributeValue", "Node", "RawAttribute"]
 
 _FLOAT, _INT, _STRING, _TENSOR, _FLOATS, _INTS = 1, 2, 3, 4, 6, 7
 _VALUES: Mapping[int, int] = {_FLOAT: 2, _INT: 3, _STRING: 4, _TENSOR: 5, _FLOATS: 7, _INTS: 8}
-"""The field that holds the values, by the attribute's type."""
+"""Attribute type → number of the field with its values."""
 _NAME, _TYPE = 1, 20
 
 
 @dataclass(frozen=True, slots=True)
 class RawAttribute:
-    """An attribute that is not modelled (a graph, strings, an empty list, …): its whole message, name included."""
+    """An attribute of another type (a graph, strings, an empty list, …): its full message, including the name."""
 
     encoded: bytes = field(repr=False)
 
@@ -41,7 +41,7 @@ AttributeValue: TypeAlias = "int | float | bytes | list[int] | list[float] | Ten
 
 @dataclass(slots=True)
 class Node:
-    """One operator. An input or output that is left out has the name ''."""
+    """One operator. An omitted input or output has the name ''."""
 
     op_type: str
     domain: str = ""
@@ -49,13 +49,13 @@ class Node:
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     attributes: dict[str, AttributeValue] = field(default_factory=dict)
-    """Texts are bytes. An int is written as an integer, a float as a 32-bit float: 1 and 1.0 are two types."""
+    """Texts are bytes. An int is written as an integer and a float as a 32-bit float, so 1 and 1.0 differ."""
     rest: bytes = field(default=b"", repr=False)
-    """Fields that are not modelled, encoded."""
+    """Other fields, encoded."""
 
     @classmethod
     def parse(cls, data: memoryview) -> Node:
-        """Read a NodeProto. Raises ValueError for garbled bytes and an attribute that appears twice."""
+        """Read a NodeProto. Raises ValueError for malformed bytes or a duplicate attribute."""
         node, rest = cls(""), []
         for item in read_fields(data):
             match item.number:
@@ -88,7 +88,7 @@ class Node:
 
 
 def _attribute(data: memoryview) -> tuple[str, AttributeValue]:
-    """Return name and value; raw unless a name, a type and values of that type are all there is."""
+    """Return name and value; raw unless the message has exactly a name, a type and values of that type."""
     items = list(read_fields(data))
     names = [item.text() for item in items if item.number == _NAME]
     kinds = [item.integer() for item in items if item.number == _TYPE]
@@ -121,7 +121,7 @@ def _encoded(name: str, value: AttributeValue) -> bytes:
 
 
 def _encoded_value(value: int | float | bytes | list[int] | list[float] | Tensor) -> tuple[int, list[bytes]]:
-    """Return the attribute's type and the encoded fields of its value."""
+    """Return the attribute's type number and the encoded fields of its value."""
     if isinstance(value, Tensor):
         return _TENSOR, [message_field(_VALUES[_TENSOR], value.fields())]
     if isinstance(value, bytes):

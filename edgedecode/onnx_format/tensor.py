@@ -1,4 +1,4 @@
-"""A tensor of an ONNX graph, read and written: its values are in the graph or in an external file."""
+"""Reads and writes a tensor of an ONNX graph, whose values are in the graph or in an external file."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _STORED: Mapping[int, str] = {
     **dict.fromkeys((4, 5, 10, 16), "<u2"),
     12: "<u4",
 }
-"""How wide one entry of an integer field is among raw elements, by the tensor's type where the field is wider."""
+"""Element type → dtype among raw elements, where the integer field stores wider entries."""
 _DIGITS = 19
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalData:
-    """Where a tensor's bytes are: a file in the graph's folder, an offset, and a length (None: up to the end)."""
+    """The location of a tensor's bytes: a file in the graph's folder, an offset, and a length (None: to the end)."""
 
     location: str
     offset: int = 0
@@ -46,10 +46,10 @@ class ExternalData:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor by name, element type (ONNX's number) and dimensions.
+    """A tensor: its name, element type (ONNX's number), dimensions and data.
 
-    `raw` has the elements in little-endian order, also of a tensor that was written as typed numbers (then up to 8
-    times what the file takes); None if they are external, or texts.
+    raw: the elements in little-endian order; None if they are external or texts. Typed numbers are converted to it,
+    which can take up to 8 times their size in the file.
     """
 
     name: str
@@ -58,19 +58,19 @@ class Tensor:
     raw: bytes | None = field(default=None, repr=False)
     external: ExternalData | None = None
     rest: bytes = field(default=b"", repr=False)
-    """Fields that are not modelled, encoded."""
+    """Other fields, encoded."""
     _source: bytes | None = field(default=None, init=False, repr=False, compare=False)
-    """The message that was read; a tensor made by `replace` has none."""
+    """The message it was parsed from; None for a tensor made by `replace`."""
 
     @classmethod
     def parse(cls, data: memoryview) -> Tensor:
-        """Read a TensorProto. Raises ValueError for garbled bytes."""
+        """Read a TensorProto. Raises ValueError for malformed bytes."""
         items: dict[int, list[Field]] = {}
         for item in read_fields(data):
             items.setdefault(item.number, []).append(item)
-        names, kinds, dims, places = (items.pop(number, []) for number in (_NAME, _TYPE, _DIMS, _LOCATION))
+        names, kinds, dims, locations = (items.pop(number, []) for number in (_NAME, _TYPE, _DIMS, _LOCATION))
         kind = kinds[-1].integer() if kinds else 0
-        outside = bool(places) and places[-1].integer() == 1
+        outside = bool(locations) and locations[-1].integer() == 1
         external = _external(items.pop(_EXTERNAL, [])) if outside else None
         raw = None if outside or _STRINGS in items else _raw(items, kind)
         rest = [item.encoded for number, found in items.items() if number not in (_RAW, *_TYPED) for item in found]
@@ -110,7 +110,7 @@ def _raw(items: Mapping[int, list[Field]], kind: int) -> bytes:
 
 
 def _external(items: list[Field]) -> ExternalData:
-    """Read where external data is. Raises ValueError without a location and for sizes that are not numbers."""
+    """Parse the entries of an external tensor. Raises ValueError for a missing location or invalid numbers."""
     entries = dict(map(read_pair, items))
     location, offset, length = (entries.pop(key, "") for key in ("location", "offset", "length"))
     if not location:

@@ -1,7 +1,4 @@
-"""Protobuf's wire format: a message as fields, and fields as bytes.
-
-https://protobuf.dev/programming-guides/encoding
-"""
+"""Decodes and encodes protobuf's wire format (https://protobuf.dev/programming-guides/encoding)."""
 
 from __future__ import annotations
 
@@ -35,21 +32,21 @@ _FIXED = {kind: nbytes for nbytes, kind in _FIXED_KINDS.items()}
 _Octets: TypeAlias = bytes | memoryview | mmap
 _VARINT_NBYTES = 10
 _CHUNK_NBYTES = 1 << 18
-"""Packed integers are decoded in pieces, since numpy's work arrays are many times their size."""
+"""Packed integers are decoded in chunks, because numpy's temporary arrays are many times their size."""
 
 
 class Field(NamedTuple):
-    """One field of a message. The views share the message's memory."""
+    """One field of a message. Its views share the message's memory."""
 
     number: int
     kind: int
     """The wire type."""
     value: int
-    """The integer of a VARINT field, unsigned; else 0."""
+    """The unsigned integer of a VARINT field; else 0."""
     content: memoryview
     """The bytes of any other field, without tag and length."""
     encoded: memoryview
-    """The whole field, tag included."""
+    """The full field, including its tag."""
 
     def integer(self) -> int:
         """Return the value as a signed 64-bit integer. Raises ValueError for another wire type."""
@@ -79,7 +76,7 @@ class Field(NamedTuple):
 
 
 def read_fields(data: memoryview) -> Iterator[Field]:
-    """Yield the fields of a message in their order. Raises ValueError where the bytes are cut off or garbled."""
+    """Yield the fields of a message in order. Raises ValueError for truncated or malformed bytes."""
     before = 0
     for number, kind, value, start, end in read_spans(data, 0, len(data)):
         yield Field(number, kind, value, data[start:end], data[before:end])
@@ -87,15 +84,15 @@ def read_fields(data: memoryview) -> Iterator[Field]:
 
 
 def read_spans(data: _Octets, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield number, wire type, value, and where the content starts and ends, of each field of data[start:end].
+    """Yield number, wire type, value, content start and content end of each field of data[start:end].
 
-    Plain tuples, and nothing is sliced: a graph has tens of thousands of fields, most of which nobody looks at. Raises
-    ValueError where the bytes are cut off or garbled.
+    Yields plain tuples without slicing, because most of a graph's tens of thousands of fields are never read. Raises
+    ValueError for truncated or malformed bytes.
     """
     offset = start
     while offset < end:
         tag = data[offset]
-        if tag < 0x80:  # nearly all numbers take one byte
+        if tag < 0x80:  # fast path: nearly all varints take one byte
             offset += 1
         else:
             tag, offset = _read_varint(data, offset, end)
@@ -123,7 +120,7 @@ def read_spans(data: _Octets, start: int, end: int) -> Iterator[tuple[int, int, 
 
 
 def read_pair(field: Field) -> tuple[str, str]:
-    """Return the two texts of a message that is a key and a value. Raises ValueError for garbled bytes."""
+    """Return the two texts of a key-value message. Raises ValueError for malformed bytes."""
     texts = {part.number: part.text() for part in read_fields(field.message()) if part.number in (1, 2)}
     return texts.get(1, ""), texts.get(2, "")
 
@@ -138,12 +135,12 @@ def fixed_bytes(field: Field, nbytes: int) -> bytes:
 
 
 def float_values(field: Field) -> list[float]:
-    """Return the 32-bit floats of a repeated field. Raises ValueError for garbled ones."""
+    """Return the 32-bit floats of a repeated field. Raises ValueError for malformed bytes."""
     return [float(number) for number in np.frombuffer(fixed_bytes(field, 4), "<f4")]
 
 
 def integer_values(field: Field) -> npt.NDArray[np.int64]:
-    """Return the integers of a repeated field, packed or single. Raises ValueError for garbled ones."""
+    """Return the integers of a repeated field, packed or single. Raises ValueError for malformed bytes."""
     if field.kind == VARINT:
         return np.array([field.integer()], np.int64)
     packed = np.frombuffer(field.message(), np.uint8)
@@ -179,7 +176,7 @@ def integer_field(number: int, value: int) -> bytes:
 
 
 def float_field(number: int, value: float) -> bytes:
-    """Encode a 32-bit float. Raises ValueError for a finite value that is too large for one."""
+    """Encode a 32-bit float. Raises ValueError for a finite value that is too large."""
     try:
         return _varint(number << 3 | FIXED32) + struct.pack("<f", value)
     except OverflowError:
@@ -187,7 +184,7 @@ def float_field(number: int, value: float) -> bytes:
 
 
 def bytes_field(number: int, content: bytes) -> bytes:
-    """Encode bytes: a message, or raw data."""
+    """Encode a message or raw bytes."""
     return _varint(number << 3 | BYTES) + _varint(len(content)) + content
 
 
@@ -197,12 +194,12 @@ def text_field(number: int, text: str) -> bytes:
 
 
 def message_field(number: int, parts: list[bytes]) -> bytes:
-    """Encode a message that is made of encoded fields, joined once."""
+    """Encode a message from its encoded fields, with a single join."""
     return b"".join((_varint(number << 3 | BYTES), _varint(sum(map(len, parts))), *parts))
 
 
 def pair_field(number: int, pair: tuple[str, str]) -> bytes:
-    """Encode a message that is a key and a value."""
+    """Encode a key-value message."""
     return message_field(number, [text_field(1, pair[0]), text_field(2, pair[1])])
 
 
@@ -216,11 +213,11 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: _Octets, offset: int, end: int) -> tuple[int, int]:
-    """Return an unsigned integer of at most 64 bits, and where it ends."""
+    """Return an unsigned integer of at most 64 bits, and the offset of its end."""
     value = 0
-    for place in range(offset, min(end, offset + _VARINT_NBYTES)):
-        byte = data[place]
-        value |= (byte & 0x7F) << (7 * (place - offset))
+    for index in range(offset, min(end, offset + _VARINT_NBYTES)):
+        byte = data[index]
+        value |= (byte & 0x7F) << (7 * (index - offset))
         if byte < 0x80:
-            return value & (1 << 64) - 1, place + 1
+            return value & (1 << 64) - 1, index + 1
     raise ValueError(f"a number at byte {offset} is cut off or too long")

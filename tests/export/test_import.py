@@ -250,7 +250,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no weights": (without(WEIGHTS), "model.onnx.data, which is missing"),
     "truncated weights": (truncated, "is truncated: it has"),
     "weights elsewhere": (edited(weights_elsewhere), "not next to it: refused"),
-    "a constant elsewhere": (edited(constant_elsewhere), "its tensor 'c' lies in '/etc/hostname'"),
+    "a constant elsewhere": (edited(constant_elsewhere), "its tensor 'c' is stored in '/etc/hostname'"),
     "no ONNX file": (lambda folder: (folder / GRAPH).write_text("<html>"), "is not a sound ONNX file"),
     "another input": (edited(another_input), "needs the input prompt_lengths"),
     "no logits": (edited(renamed_logits), "gives scores.*, no logits"),
