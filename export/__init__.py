@@ -1,1 +1,1 @@
-"""Export: Hugging Face folders become packs; the only ring that knows training frameworks."""
+"""Export: make packs from Hugging Face models. The only ring that may import training frameworks."""

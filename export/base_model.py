@@ -1,6 +1,6 @@
-"""A base model: a Hugging Face folder or hub id, checked as far as reading JSON can. Loads no framework.
+"""A base model: a Hugging Face folder or hub id, checked through its JSON files without loading a framework.
 
-Of a hub id the texts are downloaded first; its weights come when every refusal that needs none is behind.
+For a hub id the text files are downloaded first, and the weights only after every check that does not need them.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ _LARGEST_JSON = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A model folder whose configuration has been read: enough to say how large its export becomes."""
+    """A model folder whose configuration has been read: enough to forecast the size of its export."""
 
     name: str
-    """Hub id, or the folder's name: never a path."""
+    """The hub id, or the folder's name without its path."""
     folder: Path
     config: Fields
     shape: Shape
     commit: str | None
-    """The hub's commit that was downloaded; None for a local folder."""
+    """The commit downloaded from the hub; None for a local folder."""
     download_nbytes: int
-    """What the hub still has to send; 0 for a local folder, and where the hub was not reached."""
+    """Bytes left to download; 0 for a local folder, and when the hub could not be reached."""
 
     @property
     def origin(self) -> str:
-        """The name, with the commit where there is one: what a manifest says of where a model came from."""
+        """The model's source as the manifest names it: the name, with the commit if there is one."""
         return f"{self.name}@{self.commit}" if self.commit else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Source(Texts):
-    """A model folder whose configuration and tokenizer have been found sound."""
+    """A model folder whose configuration and tokenizer have passed the checks."""
 
     tokenizer: Tokenizer
     license: str
@@ -74,13 +74,13 @@ class Source(Texts):
 
 
 def open_source(name: str) -> Source:
-    """Find and check a model: a folder, or a hub id whose texts are downloaded. Raises ExportError with what to do."""
+    """Find and check a model: a folder, or a hub id whose text files are downloaded. Raises ExportError."""
     texts = open_texts(name)
     with refused():
         tokenizer = Tokenizer.from_file(texts.folder / "tokenizer.json")
     if tokenizer.size > texts.shape.rows:
         raise ExportError(
-            f"{texts.name}: its tokenizer knows {tokenizer.size} ids, the vocab_size of its config.json is "
+            f"{texts.name}: its tokenizer has {tokenizer.size} ids, but vocab_size in its config.json is "
             f"{texts.shape.rows}: the files do not belong together"
         )
     known = {field.name: getattr(texts, field.name) for field in fields(texts)}
@@ -88,18 +88,18 @@ def open_source(name: str) -> Source:
 
 
 def license_files(folder: Path) -> list[Path]:
-    """Return the licence texts of a model's folder."""
+    """Return the licence files in a model's folder."""
     return sorted({path for pattern in _LICENSES for path in folder.glob(pattern) if path.is_file()})
 
 
 def copy_text_files(model: Path, folder: Path) -> None:
-    """Copy configuration, tokenizer, template and licences of a model, not its weights."""
+    """Copy a model's configuration, tokenizer, template and licences, but not its weights."""
     for path in sorted({path for pattern in _TEXTS for path in model.glob(pattern) if path.is_file()}):
         shutil.copyfile(path, folder / path.name)
 
 
 def fetch_model(name: str, stages: Stages) -> Path:
-    """Return the folder `name`, or that of a hub id, all of it downloaded. Raises ExportError."""
+    """Return the folder `name`, or for a hub id the folder of its complete download. Raises ExportError."""
     if (local := _local(name)) is not None:
         return local
     snapshot = find_snapshot(name, _TEXTS)
@@ -109,7 +109,7 @@ def fetch_model(name: str, stages: Stages) -> Path:
 
 
 def open_texts(name: str) -> Texts:
-    """Find a model and read its configuration, which is all that a forecast needs. Raises ExportError."""
+    """Find a model and read its configuration, without its tokenizer. Raises ExportError."""
     local = _local(name)
     snapshot = None if local else find_snapshot(name, _TEXTS)
     folder = snapshot.folder if snapshot else local
@@ -123,7 +123,7 @@ def open_texts(name: str) -> Texts:
 
 
 def find_weights(source: Source, stages: Stages) -> list[Path]:
-    """Return the weight files of a model, downloaded, as a stage, where it came from the hub. Raises ExportError."""
+    """Return a model's weight files; for a hub id, download them in a stage first. Raises ExportError."""
     if source.commit is not None:
         with stages.stage(f"{source.name}: download", source.download_nbytes) as advance:
             fetch_files(source.name, source.commit, WEIGHTS, progress=advance)
@@ -131,10 +131,10 @@ def find_weights(source: Source, stages: Stages) -> list[Path]:
 
 
 def read_json(path: Path) -> JsonValue:
-    """Parse a JSON file; None where there is none. Raises ExportError for one that is damaged."""
+    """Parse a JSON file; return None if it does not exist. Raises ExportError if it is damaged."""
     try:
         if path.stat().st_size > _LARGEST_JSON:
-            raise ExportError(f"{path} is too large to be a configuration")
+            raise ExportError(f"{path} is too large for a configuration file")
         value: JsonValue = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
@@ -144,7 +144,7 @@ def read_json(path: Path) -> JsonValue:
 
 
 def _local(name: str) -> Path | None:
-    """Return the folder `name`, or None for a hub id."""
+    """Return the folder `name`, or None if `name` is a hub id. Raises ExportError if it is neither."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -165,7 +165,7 @@ def _config(folder: Path) -> Fields:
 
 
 def read_license(folder: Path, config: Fields) -> str:
-    """Return the licence the source names, by README front matter or config.json; else `unknown`."""
+    """Return the licence named in config.json or the README's front matter, else `unknown`."""
     named = config.values.get("license")
     if isinstance(named, str) and named:
         return named

@@ -1,7 +1,7 @@
-"""What an export would do, before anything large is read: its stages, sizes, memory and how long that takes, roughly.
+"""Forecasts an export's stages, sizes, memory and duration, before anything large is read.
 
 The constants were measured on two cores with a 0.5B Qwen2 shape in int4, and the memory also with the bundled pair in
-int8. They tell minutes from hours, and no more: that is why times are classes.
+int8. They are only precise enough to tell minutes from hours, so durations are reported as classes.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ _IMPORTANCE_SECONDS = 1.0, 250.0
 _ACTIVATIONS_SECONDS = 1.0, 100.0
 _PARITY_SECONDS = 0.2, 50.0
 _VARIANT_SECONDS = 0.3, 20.0
-"""A constant, and so much for each billion parameters. Structure to parity are fitted to a 0.5B model in 4 bits and to
-the bundled pair; what calibration takes is estimated from its passes over 4,096 and 6,700 tokens."""
+"""A constant, and seconds per billion parameters. Structure to parity are fitted to a 0.5B model in 4 bits and to the
+bundled pair; calibration is estimated from its forward passes over 4,096 and 6,700 tokens."""
 _NOISE_SECONDS = 0.001, 0.07
-"""For each position: a constant, and so much for each billion bytes of weights."""
+"""Per position: a constant, and seconds per billion bytes of weights."""
 
 _PROCESS_NBYTES = 440_000_000
 """Python with torch, transformers and onnxruntime loaded."""
 _PEAK_WEIGHTS = 3.0
-"""The peak beyond that, in weights files: an engine holds one twice, the reference one layer in float32."""
+"""The peak beyond that, as a multiple of the weights file: an engine holds it twice, the reference holds one layer in
+float32."""
 
 _RUNNING_NBYTES, _WORKSPACE_NBYTES = 100_000_000, 30_000_000
-"""What a chat takes beside weights, keys and values: the process, and the workspace of each model."""
+"""Memory of a chat besides weights and KV cache: the process, and the workspace of each model."""
 _KV_NBYTES = 2 * 4
-"""A key's number and a value's, as the ONNX engine keeps them by itself; llama.cpp takes half."""
+"""One key and one value element in the ONNX engine's default cache; llama.cpp's takes half of that."""
 
 _GRAPH_NBYTES, _LAYER_NBYTES = 2_000, 6_600
 _CLASSES = ((15, "seconds"), (90, "about a minute"), (2700, "minutes"))
@@ -51,7 +52,7 @@ _CLASSES = ((15, "seconds"), (90, "about a minute"), (2700, "minutes"))
 
 @dataclass(frozen=True, slots=True)
 class StageForecast:
-    """A stage and about how many seconds it takes on two cores."""
+    """A stage and its estimated duration on two cores."""
 
     title: str
     seconds: float
@@ -59,7 +60,7 @@ class StageForecast:
 
 @dataclass(frozen=True, slots=True)
 class ModelForecast:
-    """One role's model. `nbytes` is its share of the pack, `weights_nbytes` its weights file."""
+    """One role's model. `nbytes` is its share of the pack, `weights_nbytes` the size of its weights file."""
 
     role: str
     source: str
@@ -69,19 +70,19 @@ class ModelForecast:
     peak_nbytes: int
     download_nbytes: int
     context: int
-    """The most positions it can be run with."""
+    """Maximum number of positions it can run with."""
     kv_token_nbytes: int
-    """Keys and values of one position."""
+    """Size of one position's keys and values."""
     temporary_nbytes: int
-    """What a file beside the pack takes while it is made: the floats that llama.cpp quantizes."""
+    """Size of the temporary file outside the pack: the float weights that llama.cpp quantizes."""
     stages: tuple[StageForecast, ...]
     notes: tuple[str, ...]
-    """What could not be checked, and what the pack's user will have to know."""
+    """Checks that were skipped, and what users of the pack need to know."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairForecast:
-    """The whole export: models one after another, so that the largest one's memory is the peak."""
+    """The complete export. Models are exported one after another, so the largest one sets the peak."""
 
     models: tuple[ModelForecast, ...]
 
@@ -95,11 +96,11 @@ class PairForecast:
 
     @property
     def temporary_nbytes(self) -> int:
-        """Room needed beyond the pack's own while it is made; one model after another."""
+        """Temporary disk space needed besides the pack's own size."""
         return max(model.temporary_nbytes for model in self.models)
 
     def running_nbytes(self, positions: int) -> int:
-        """Return about what a chat takes, with a context of this many positions for each model."""
+        """Estimate a chat's memory with a context of `positions` for each model."""
         models = self.models
         each = (m.weights_nbytes + _WORKSPACE_NBYTES + m.kv_token_nbytes * min(positions, m.context) for m in models)
         return _RUNNING_NBYTES + sum(each)
@@ -110,10 +111,10 @@ class PairForecast:
 
 
 def forecast_pair(request: PairRequest, *, out: Path | None) -> PairForecast:
-    """Refuse what an export would refuse without reading weights, then say what it would do.
+    """Run the export's checks that need no weights, then forecast what it would do.
 
-    Weights need not be there, nor a tokenizer: a note says what went unchecked. `request.out` is not looked at; `out`,
-    where given, has to be free and have room. Raises ExportError or IncompatiblePair.
+    Weights and tokenizer may be missing: notes list the checks that were skipped. `request.out` is ignored; `out`, if
+    given, must not exist yet and must have enough disk space. Raises ExportError or IncompatiblePair.
     """
     if out is not None:
         check_place(out, nbytes=0)
@@ -132,7 +133,7 @@ def forecast_pair(request: PairRequest, *, out: Path | None) -> PairForecast:
 
 
 def time_class(seconds: float) -> str:
-    """Name a time as coarsely as it is known."""
+    """Return the duration's class, as coarse as the estimate."""
     return next((name for limit, name in _CLASSES if seconds < limit), "hours")
 
 
@@ -182,12 +183,12 @@ def _stages(role: str, shape: Shape, weights: int, request: PairRequest) -> Iter
 
 
 def _unchecked(model: Texts) -> Iterator[str]:
-    """Name what is missing; of local weights only the file names are checked."""
+    """Yield a note for each missing file; only the names of local weight files are checked."""
     if not (model.folder / "tokenizer.json").is_file():
-        yield "no tokenizer.json here: vocabulary, end ids, chat template and the pair's tokenizers were not compared"
+        yield "no tokenizer.json: vocabulary, end ids, chat template and the pair's tokenizers were not checked"
     if model.commit is not None:
         return
     if has_weights(model.folder):
         weight_files(model.folder)
     else:
-        yield "no weights here: their names and sizes were not compared with config.json"
+        yield "no weights: their names and sizes were not compared with config.json"

@@ -1,4 +1,4 @@
-"""What export needs beyond the core, looked for without importing it, and what its errors say."""
+"""Checks for the packages that export needs beyond the core, without importing them, and converts errors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NEEDED = {
     "import": ("onnx_ir", "onnxruntime"),
     "trim": ("onnx_ir", "onnxruntime"),
 }
-"""Verb → packages."""
+"""Verb → required packages."""
 _REASON_LENGTH = 200
 
 
 def require_frameworks(verb: str = "export", *, extra: str | None = None) -> None:
     """Raise RuntimeUnavailable, with the pip line, when a package that `verb` needs is missing.
 
-    extra: what brings the packages; None: it is named as the verb is.
+    extra: the extra that installs the packages; None: the one named after the verb.
     """
     if missing := [name for name in _NEEDED[verb] if find_spec(name) is None]:
         names = ", ".join(missing)
@@ -31,13 +31,13 @@ def require_frameworks(verb: str = "export", *, extra: str | None = None) -> Non
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of a third-party error, on one line and shortened."""
+    """Return a third-party error's message, shortened and on one line."""
     return (" ".join(str(error).split()) or type(error).__name__)[:_REASON_LENGTH]
 
 
 @contextmanager
 def refused(where: str | Path = "") -> Iterator[None]:
-    """Raise as an ExportError, behind the name of what was read, whatever the core refuses of it."""
+    """Turn the core's errors about a file or model into an ExportError that begins with `where`."""
     try:
         yield
     except (CapabilityError, InputError, ManifestError) as error:

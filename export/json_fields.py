@@ -1,4 +1,4 @@
-"""Typed access to parsed JSON: every getter checks the type and names the field in its error."""
+"""Typed access to parsed JSON. Every getter checks the type and names the field in its error."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from edgedecode.typed_json import JsonValue
 
 __all__ = ["Fields"]
 
-_MOST = 1 << 53
-"""No size, count or id is larger; arithmetic and arrays of 64 bits take this much."""
+_MAX_INTEGER = 1 << 53
+"""Upper bound on sizes, counts and ids, safe for 64-bit arithmetic and arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object and where it stands, for error messages. Every getter raises ManifestError."""
+    """A JSON object and its path for error messages. Every getter raises ManifestError."""
 
     values: Mapping[str, JsonValue]
     where: str
@@ -51,21 +51,23 @@ class Fields:
             raise self._wrong(key, "a list of strings", value)
         return tuple(str(item) for item in value)
 
-    def integer(self, key: str, *, low: int, high: int = _MOST) -> int:
+    def integer(self, key: str, *, low: int, high: int = _MAX_INTEGER) -> int:
         value = self._get(key)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            bounds = f"of at least {low}" if high == _MOST else f"from {low} to {high}"
+            bounds = f"of at least {low}" if high == _MAX_INTEGER else f"from {low} to {high}"
             raise self._wrong(key, f"an integer {bounds}", value)
         return value
 
-    def optional_integer(self, key: str, *, low: int = 0, high: int = _MOST) -> int | None:
+    def optional_integer(self, key: str, *, low: int = 0, high: int = _MAX_INTEGER) -> int | None:
         return None if self.values.get(key) is None else self.integer(key, low=low, high=high)
 
     def integers(self, key: str) -> tuple[int, ...]:
         value = self._get(key)
         if not isinstance(value, list):
             raise self._wrong(key, "a list of token ids", value)
-        result = [item for item in value if isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= _MOST]
+        result = [
+            item for item in value if isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= _MAX_INTEGER
+        ]
         if len(result) != len(value):
             raise self._wrong(key, "a list of token ids", value)
         return tuple(result)

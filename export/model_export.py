@@ -1,4 +1,4 @@
-"""One role's model, from its source to its entry in the manifest: graph, weights, checks."""
+"""Exports one role's model: builds its graphs, writes its weights, checks them and returns its manifest entry."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 __all__ = ["export_model"]
 
 _log = logging.getLogger(__name__)
-_WEIGHTS, _ACTIVATIONS, _PARITY, _ADDED = "weights", "activations", "parity", "further files"
+_WEIGHTS, _ACTIVATIONS, _PARITY, _EXTRA = "weights", "activations", "parity", "further files"
 
 
 def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:
-    """Export `job`, whose `weights` lie in these files, into the role's folder of `unit` and check the result.
+    """Export `job` from the files `weights` into the role's folder of `unit`, and check the result.
 
-    Steps that the unit has from an earlier run are not done again. Raises ExportError when a check fails.
+    Steps finished in an earlier run are skipped. Raises ExportError when a check fails.
     """
     unit.resume(stages)
-    last = _ADDED if job.adds_files else _PARITY
+    last = _EXTRA if job.adds_files else _PARITY
     entry = unit.finished(last) or _checked(job, weights, unit=unit, stages=stages)
     if job.texts.noise_positions:
         step = f"noise over {job.texts.noise_positions}"
@@ -54,7 +54,7 @@ def export_model(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: 
 
 
 def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stages) -> ModelEntry:
-    """Write the model's weights and graphs, unless that is done, and prove them; all of it needs the checkpoint."""
+    """Run the unfinished steps that need the checkpoint: write weights and graphs, and check them."""
     checkpoint = Checkpoint(weights)
     try:
         with stages.stage(f"{job.role}: structure"):
@@ -65,25 +65,25 @@ def _checked(job: ModelJob, weights: Sequence[Path], *, unit: Unit, stages: Stag
             drawing = _drawing(job, network, windows=windows)
             parameters = sum(parameter.numel() for parameter in network.parameters())
             entry = _entry(job, drawing, parameters=parameters, window=windows.size)
-        making = _Making(job, unit, checkpoint, stages, drawing)
+        steps = _ModelSteps(job, unit, checkpoint, stages, drawing)
         reference = Reference(network, job.recipe, release=checkpoint.release, windows=windows)
         if job.recipe.calibrated:
-            reference = making.calibrated(entry, reference)
-        making.write(entry)
+            reference = steps.calibrated(entry, reference)
+        steps.write(entry)
         if job.measures_activations:
-            entry = making.with_activations(entry, reference)
-        entry = unit.finished(_PARITY) or unit.finish(_PARITY, making.proven(entry, reference))
+            entry = steps.with_activations(entry, reference)
+        entry = unit.finished(_PARITY) or unit.finish(_PARITY, steps.checked(entry, reference))
         if not job.adds_files:
             return entry
-        entry = making.with_variants(entry, reference)
-        return unit.finish(_ADDED, making.with_gguf(entry, reference, windows=windows))
+        entry = steps.with_variants(entry, reference)
+        return unit.finish(_EXTRA, steps.with_gguf(entry, reference, windows=windows))
     finally:
         checkpoint.close()
 
 
 @dataclass(frozen=True, slots=True)
-class _Making:
-    """What the steps that need the checkpoint share."""
+class _ModelSteps:
+    """The steps that need the checkpoint, and their common inputs."""
 
     job: ModelJob
     unit: Unit
@@ -96,13 +96,13 @@ class _Making:
         return self.unit.folder / self.job.role
 
     def calibrated(self, entry: ModelEntry, reference: Reference) -> Reference:
-        """Weigh the columns of every projection, in the file to be written and in the reference."""
+        """Weight the columns of every projection by importance, in the file to be written and in the reference."""
         importance = self._importance("importance", self.job.calibration or self._own_text(entry), reference)
         self.drawing.weights.weigh(importance)
         return reference.weighed(importance)
 
     def write(self, entry: ModelEntry) -> None:
-        """Write the weights, and the base graph unless it waits for a choice; nothing that is there already."""
+        """Write the weights unless done, and the base graph unless activation bits are still to be chosen."""
         if self.unit.finished(_WEIGHTS) is None:
             with self.stages.stage(f"{self.job.role}: weights", self.drawing.weights.elements) as advance:
                 self.drawing.write_weights(self.folder, progress=advance, release=self.checkpoint.release)
@@ -111,7 +111,7 @@ class _Making:
             self.unit.finish(_WEIGHTS, entry)
 
     def with_activations(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
-        """Return the entry with the bits that activations get, and let all graphs have them; write the base graph."""
+        """Choose activation bits for all graphs, write the base graph and return the entry with the choice."""
         done = self.unit.finished(_ACTIVATIONS)
         chosen = None if done is None else done.activations
         if chosen is None:
@@ -126,8 +126,8 @@ class _Making:
             self.unit.finish(_ACTIVATIONS, entry)
         return entry
 
-    def proven(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
-        """Return the entry with the base graph's parity. Raises ExportError."""
+    def checked(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
+        """Check the base graph and return the entry with its parity. Raises ExportError."""
         with self.stages.stage(f"{self.job.role}: parity"):
             write_exact(self.drawing.model, self.folder / EXACT_FILE)
             exact = f"{self.job.role}/{EXACT_FILE}"
@@ -136,7 +136,7 @@ class _Making:
         return replace(entry, parity=parity)
 
     def with_variants(self, entry: ModelEntry, reference: Reference) -> ModelEntry:
-        """Return the entry with the further graphs that were asked for, built and checked. Raises ExportError."""
+        """Build and check the other requested graphs and return the entry with them. Raises ExportError."""
         job = self.job
         variants = VariantJob(job.role, self.unit.folder, job.graphs, self.drawing, reference, job.texts)
         for name in job.graphs.names[1:]:
@@ -145,9 +145,9 @@ class _Making:
         return entry
 
     def with_gguf(self, entry: ModelEntry, reference: Reference, *, windows: Windows) -> ModelEntry:
-        """Return the entry with the model as a GGUF file, where one was asked for, else with its plan if it has one.
+        """Write the GGUF file, or its plan if only that is planned, and return the entry with it.
 
-        Raises ExportError for a file that was asked for and cannot be.
+        Raises ExportError if a requested file cannot be made.
         """
         job, request = self.job, self.job.gguf
         if request is None:
@@ -183,7 +183,7 @@ class _Making:
     def _with_plan(
         self, entry: ModelEntry, request: GgufRequest, network: PreTrainedModel, *, windows: Windows
     ) -> ModelEntry:
-        """Return the entry with the plan of a GGUF file. Nobody asked for one: what cannot be is left out."""
+        """Return the entry with the plan of a GGUF file, or unchanged if no such file can be made."""
         try:
             with self.stages.stage(f"{self.job.role}: gguf plan"):
                 weights, file = self.drawing.weights, self.folder / WEIGHTS_FILE
@@ -194,7 +194,7 @@ class _Making:
         return replace(entry, gguf_plan=f"{self.job.role}/{PLAN_FILE}")
 
     def _own_text(self, entry: ModelEntry) -> Tokens:
-        """Let the model write, with the weights it would have uncalibrated, in a place of their own."""
+        """Generate calibration text with uncalibrated weights, written to a temporary folder."""
         texts = self.job.texts
         with (
             self.stages.stage(f"{self.job.role}: calibration text", TOKENS) as advance,
@@ -208,7 +208,7 @@ class _Making:
 
 
 def _network(job: ModelJob, checkpoint: Checkpoint) -> PreTrainedModel:
-    """Open the network; its tables of positions end where the exported context does."""
+    """Open the network, with position tables cut to the exported context."""
     shape = job.source.shape
     long_rope = job.span.long_rope and shape.short_context > 0
     network = open_network(job.source.folder, checkpoint, architecture=shape.architecture, long_rope=long_rope)
@@ -217,8 +217,8 @@ def _network(job: ModelJob, checkpoint: Checkpoint) -> PreTrainedModel:
 
 
 def _drawing(job: ModelJob, network: PreTrainedModel, *, windows: Windows) -> Drawing:
-    # Only the 8-bit kernels compute one row as they compute several, bit for bit. What a draft proposes may depend on
-    # how many rows were asked for: the target decides what is emitted.
+    # Only the 8-bit kernels compute a row bit-identically whatever the number of rows. A draft's proposals may differ
+    # with the number of rows, because the target decides which tokens are emitted.
     early = job.recipe.body.bits == 8 or job.role == "draft"
     shape = job.source.shape
     builder = ARCHITECTURES[shape.architecture]

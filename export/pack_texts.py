@@ -1,4 +1,4 @@
-"""What a pack holds beside its models: tokenizer, chat template, licences, defaults for decoding, the list of files."""
+"""A pack's parts besides the models: tokenizer, chat template, licences, decoding defaults and the manifest."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LICENSES = "licenses"
 
 
 class GenerationSource(Protocol):
-    """What is asked of a model: where its texts lie, and what ids it and its tokenizer know."""
+    """The facts about a model that its generation defaults are read from."""
 
     @property
     def name(self) -> str: ...
@@ -60,9 +60,9 @@ class GenerationSource(Protocol):
 
 
 def read_generation(source: GenerationSource, *, otherwise: Fields | None = None) -> Generation:
-    """Collect end-of-sequence ids from every place that names them, and sampling values where the model samples.
+    """Collect end-of-sequence ids from every file that names them, and sampling values if the model samples.
 
-    otherwise: taken for a generation_config.json that is not there.
+    otherwise: used if generation_config.json does not exist.
     """
     name = "generation_config.json"
     with refused(source.name):
@@ -80,7 +80,7 @@ def read_generation(source: GenerationSource, *, otherwise: Fields | None = None
 
 
 def _sampling(values: Fields, *, sampled: bool) -> dict[str, float]:
-    """Return the options given; transformers ignores all but penalties unless do_sample is set, and so must we."""
+    """Return the sampling options. Like transformers, ignore all but penalties unless do_sample is set."""
     found = {
         option.name: values.optional_integer(option.name) if option.whole else values.optional_number(option.name)
         for option in sampling_table()
@@ -136,14 +136,14 @@ def _id_of(tokenizer: Tokenizer, token: str) -> int | None:
 
 
 def _token(value: JsonValue) -> str:
-    """A special token is a string, or an object with its flags."""
+    """Return a special token's text; it is stored as a string, or as an object with flags."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else ""
 
 
 def check_tokenizers(target: GenerationSource, draft: GenerationSource) -> None:
-    """Raise IncompatiblePair for two tokenizers: speculation compares ids, so all must mean the same to both models."""
+    """Raise IncompatiblePair if the tokenizers differ: speculation compares ids, so both must share one vocabulary."""
     if target.tokenizer.digest == draft.tokenizer.digest:
         return
     difference = target.tokenizer.first_difference(draft.tokenizer)
@@ -153,13 +153,13 @@ def check_tokenizers(target: GenerationSource, draft: GenerationSource) -> None:
 
 
 def open_template(source: Path, generation: Generation, *, name: str) -> ChatTemplate | None:
-    """Return the chat template of the model in `source`, None without one. Raises ExportError for a broken one."""
+    """Return the chat template of the model in `source`, or None. Raises ExportError if it does not compile."""
     text = read_chat_template(source)
     return None if text is None else compiled_template(text, generation, name=name)
 
 
 def compiled_template(text: str, generation: Generation, *, name: str) -> ChatTemplate:
-    """Compile a chat template. Raises ExportError for a broken one."""
+    """Compile a chat template. Raises ExportError if it is invalid."""
     with refused(name):
         return ChatTemplate(text, bos_token=generation.bos_token, eos_token=generation.eos_token)
 
@@ -172,7 +172,7 @@ def copy_texts(source: Path, pack: Path, *, template: ChatTemplate | None) -> No
 
 
 def copy_licenses(source: Path, pack: Path, *, role: str) -> None:
-    """Copy a model's licence texts, if it has any."""
+    """Copy a model's licence files, if it has any."""
     folder = pack / _LICENSES / role
     for path in license_files(source):
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def copy_licenses(source: Path, pack: Path, *, role: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PackTexts:
-    """What a pack says of itself besides its models: its name, tokenizer, chat template, and defaults for decoding."""
+    """A pack's name, tokenizer, chat template and decoding defaults."""
 
     name: str
     tokenizer: Tokenizer
@@ -198,7 +198,7 @@ def write_manifest(
     outside: Mapping[str, OutsideFile] | None = None,
     verb: str = "",
 ) -> Manifest:
-    """List everything that lies in `folder` and what stayed `outside`; the target's notes say if no template came."""
+    """Write the manifest of all files in `folder` and `outside`; note in the target's entry if there is no template."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     target = models["target"]
     if texts.template is None:

@@ -1,4 +1,4 @@
-"""The stages of a long job: how long each took and how much memory it held. A display shows them."""
+"""The stages of a long job: records each one's duration and peak memory, and drives a progress display."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["StageRecord", "Stages"]
 class Display(Protocol):
     """Shows progress: `begin` names a stage and its total (0: unknown), `advance` moves it, `end` finishes it.
 
-    A stage that fails is never ended: closing the display is all that follows.
+    `end` is not called for a stage that fails; the display is only closed.
     """
 
     def begin(self, title: str, total: int) -> None: ...
@@ -27,9 +27,9 @@ class Display(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """One finished stage. `peak_nbytes` is the process's highest resident memory, within the stage if `own_peak`.
+    """One finished stage. `peak_nbytes` is the process's peak resident memory within the stage if `own_peak`.
 
-    Where the system cannot forget an earlier stage's, it is the highest up to the stage's end.
+    If the system cannot reset the peak, `peak_nbytes` also covers the earlier stages.
     """
 
     title: str
@@ -40,15 +40,15 @@ class StageRecord:
 
 @dataclass(slots=True)
 class Stages:
-    """Runs stages one after another and keeps their records."""
+    """Runs stages in sequence and keeps their records."""
 
     display: Display | None = None
     records: list[StageRecord] = field(default_factory=list)
 
     @contextmanager
     def stage(self, title: str, total: int = 0) -> Iterator[Callable[[int], None]]:
-        """Time a stage; the value is called with the amount done, out of `total`."""
-        own_peak = _forget_peak()
+        """Time a stage. Yields a function to call with the amount of progress, out of `total`."""
+        own_peak = _reset_peak()
         start = time.perf_counter()
         if self.display is not None:
             self.display.begin(title, total)
@@ -62,8 +62,8 @@ class Stages:
             self.display.advance(amount)
 
 
-def _forget_peak() -> bool:
-    """Make Linux measure this process's highest resident memory from here on; return whether it does."""
+def _reset_peak() -> bool:
+    """Reset this process's peak resident memory; return whether the system supports that (Linux does)."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         return True

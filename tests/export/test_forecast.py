@@ -56,7 +56,7 @@ def test_a_large_model_by_its_config_alone(large: Path) -> None:
     assert 4.0e9 < model.weights_nbytes < found.nbytes < 4.6e9
     assert found.peak_nbytes > 2 * model.weights_nbytes
     assert time_class(found.seconds) == "minutes"
-    assert [note.partition(":")[0] for note in model.notes] == ["no tokenizer.json here", "no weights here"]
+    assert [note.partition(":")[0] for note in model.notes] == ["no tokenizer.json", "no weights"]
     assert forecast(large, bits=8).nbytes > 1.5 * found.nbytes
     assert [path.name for path in large.iterdir()] == ["config.json"]
 

@@ -105,7 +105,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "odd heads": (configure(head_dim=24), "heads of 24.*multiples of 16"),
     "odd blocks": (configure(intermediate_size=100), "intermediate_size 100.*block size 32.*--bits 16"),
     "foreign rope": (configure(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "'dynamic'; supported are"),
-    "short context": (configure(max_position_embeddings=32), "serves 32 positions"),
+    "short context": (configure(max_position_embeddings=32), "supports 32 positions"),
     "long rope without a switch": (
         configure(rope_parameters=None, rope_scaling={"type": "su"}),
         "names no original_max_position_embeddings",
@@ -113,7 +113,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "another class": (configure(model_type="mistral"), "makes a MistralForCausalLM, .* name LlamaForCausalLM"),
     "wrong epsilon": (configure(rms_norm_eps="abc"), "transformers cannot make a model of .*'rms_norm_eps'"),
     "heads that do not divide": (configure(num_attention_heads=6), "cannot make a model of .*multiple of"),
-    "small vocabulary": (configure(vocab_size=100), "tokenizer knows 323 ids, the vocab_size .* is 100"),
+    "small vocabulary": (configure(vocab_size=100), "tokenizer has 323 ids, but vocab_size .* is 100"),
     "wrong type": (configure(hidden_size="64"), "hidden_size must be an integer"),
     "damaged config": (damaged_config, "config.json cannot be read"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "is not a model folder: it has no config.json"),
@@ -207,7 +207,7 @@ def test_no_such_folder(tmp_path: Path) -> None:
 
 
 def test_a_hub_id_offline(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="'nobody/nothing' is not a folder here, and the hub did not give it"):
+    with pytest.raises(ExportError, match="'nobody/nothing' is not a folder, and it could not be downloaded"):
         export(Path("nobody/nothing"), tmp_path / "pack")
 
 
