@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedecode.errors import CapabilityError, EdgeDecodeError, InputError, RuntimeUnavailable
-from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
+from edgedecode.memory.process_memory import held_nbytes
 from edgedecode.memory.sizes import format_nbytes
 from edgedecode.pack.manifest import Manifest
 from edgedecode.user_notices import notice
@@ -67,7 +67,7 @@ def chosen_engines(manifest: Manifest, root: Path, request: EngineRequest, *, as
     if not able:
         return (_only_installed(candidates),)
     if request.memory is not None:
-        request = replace(request, held=resident_nbytes() or peak_nbytes() or 0)
+        request = replace(request, held=held_nbytes() or 0)
     speeds, measured = _speeds(manifest, root, request, versions=able) if len(able) > 1 else (None, False)
     too_large, shortened = _too_large(able, speeds, request)
     choice = choose(candidates, speeds=speeds, preferred=USUAL, too_large=too_large)

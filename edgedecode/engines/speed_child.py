@@ -10,7 +10,7 @@ from typing import Any
 
 from edgedecode.decoding.policy import NO_DRAFTER
 from edgedecode.errors import BudgetExceeded, EdgeDecodeError
-from edgedecode.memory.process_memory import peak_nbytes, resident_nbytes
+from edgedecode.memory.process_memory import held_nbytes
 from edgedecode.open_pack import load
 from edgedecode.options import DEFAULT_CONTEXT, SessionOptions
 from edgedecode.pair import PROCESS, Pair
@@ -39,7 +39,7 @@ def main(text: str) -> None:
 
     The budget is reduced by the parent's extra memory use, so that this process has as much free as the parent.
     """
-    order, before = json.loads(text), _held_nbytes()
+    order, before = json.loads(text), held_nbytes() or 0
     logger = logging.getLogger(NOTICES)
     logger.addHandler(_NoticeForwarder())
     logger.setLevel(logging.INFO)
@@ -54,7 +54,7 @@ def main(text: str) -> None:
 def _measure(order: dict[str, Any], *, before: int) -> None:
     memory = order["memory"]
     engine = find_runtime(order["engine"])
-    loaded = _held_nbytes() - before
+    loaded = (held_nbytes() or 0) - before
     with load(
         order["pack"],
         memory=None if memory is None else memory - max(0, order["held"] - before),
@@ -90,10 +90,6 @@ def _least_nbytes(pair: Pair, context: int | None) -> int | None:
         return None
     plan = footprint.fit_session(SessionOptions(context=context), pair.budget)
     return plan.least_running + sum(lease.nbytes for lease in pair.budget.leases if lease.name != PROCESS)
-
-
-def _held_nbytes() -> int:
-    return resident_nbytes() or peak_nbytes() or 0
 
 
 def _step_seconds(pair: Pair) -> float:

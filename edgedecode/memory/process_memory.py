@@ -10,6 +10,7 @@ from typing import NamedTuple
 __all__ = [
     "Counters",
     "ProcessMemory",
+    "held_nbytes",
     "high_water_nbytes",
     "highest",
     "memory_now",
@@ -109,6 +110,11 @@ def peak_nbytes() -> int | None:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def held_nbytes() -> int | None:
+    """Return the resident size of this process, or its peak if the system reports only that; None: neither."""
+    return resident_nbytes() or peak_nbytes()
 
 
 def high_water_nbytes(pid: int) -> int | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from edgedecode.errors import CapabilityError, IncompatiblePair, ManifestError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.footprint import Holder
-from edgedecode.memory.process_memory import peak_nbytes, release_pages, resident_nbytes
+from edgedecode.memory.process_memory import held_nbytes, release_pages
 from edgedecode.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from edgedecode.text.tokenizer import Tokenizer
 
@@ -23,7 +23,7 @@ READING_SHARE = 18
 
 def process_nbytes(budget: Budget) -> int:
     """Return the resident memory of this process, or its peak where the system reports only that."""
-    nbytes = resident_nbytes() or peak_nbytes()
+    nbytes = held_nbytes()
     if nbytes is None and budget.limit_nbytes is not None:
         raise CapabilityError(
             "this system does not report how much memory the process uses, so --memory cannot be enforced: "

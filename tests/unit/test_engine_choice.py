@@ -74,7 +74,7 @@ def test_an_engine_that_does_not_run_is_told_of() -> None:
 @pytest.fixture(autouse=True)
 def held(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test process holds by itself is no part of these budgets: it depends on the tests before."""
-    monkeypatch.setattr(engines, "resident_nbytes", lambda: 50 * MB)
+    monkeypatch.setattr(engines, "held_nbytes", lambda: 50 * MB)
 
 
 @pytest.fixture(autouse=True)
@@ -412,7 +412,7 @@ def test_the_faster_engine_is_passed_over_where_a_session_would_not_fit(
 
     monkeypatch.setattr(engines, "measure_speeds", measure)
     # This process may hold more by now than a fresh one would, and that counts against the budget.
-    monkeypatch.setattr(engines, "resident_nbytes", lambda: 10**8)
+    monkeypatch.setattr(engines, "held_nbytes", lambda: 10**8)
     small, large = EngineRequest(memory=9 * 10**8), EngineRequest(memory=2 * 10**9)
     assert chosen(small) == chosen(EngineRequest(memory=need - 11)) == ("llama", "onnx")
     assert chosen(large) == chosen(large) == chosen() == ("onnx", "llama")
