@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edgedecode.adapters.adapter_change import check_adapter_name, copy_adapter
+from edgedecode.adapters.adapter_parts import Projections
+from edgedecode.adapters.peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 from edgedecode.engines.kernel_noise import POSITIONS
-from edgedecode.errors import ExportError, RuntimeUnavailable
+from edgedecode.errors import ExportError, InputError, RuntimeUnavailable
 from edgedecode.pack.manifest import Generation, Manifest, ModelEntry
 from edgedecode.pack.new_folder import check_place, new_folder
 from edgedecode.text.chat_template import ChatTemplate
@@ -16,8 +19,15 @@ from edgedecode.text.chat_template import ChatTemplate
 from .base_model import Source, find_weights, open_source
 from .checks.model_checks import CheckTexts
 from .gguf.model_file import GgufRequest, check_gguf
-from .gguf.peft_adapter import adapter_entries, check_adapters, write_adapters
-from .graph.graph_request import BASE_ONLY, LEAST_CONTEXT, WHOLE, GraphRequest, Span
+from .graph.graph_request import (
+    BASE_ONLY,
+    LEAST_CONTEXT,
+    WHOLE,
+    GraphRequest,
+    Span,
+    adaptable_modules,
+    adapted_products,
+)
 from .graph.model_shape import check_engine
 from .graph.recipe import Recipe
 from .job import ModelJob
@@ -73,7 +83,7 @@ class PairRequest:
     imatrix: Path | None = None
     """An importance matrix in GGUF, measured by llama.cpp's own tool."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
-    """Name → folder of PEFT adapters for the target; requires `gguf`."""
+    """Name → folder of PEFT adapters for the target, which gets the graph that takes them."""
     cache: bool = True
     """Keep finished steps in the user's cache until the pack is complete."""
 
@@ -85,6 +95,7 @@ class PairPlan:
     jobs: tuple[ModelJob, ...]
     generation: Generation
     template: ChatTemplate | None
+    adapters: Mapping[str, PeftAdapter]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -105,7 +116,9 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
     weights = {job.role: find_weights(job.source, stages) for job in jobs}
     with kept_units(use=request.cache) as kept, new_folder(request.out) as folder:
         copy_texts(target.folder, folder, template=plan.template)
-        write_adapters(request.adapters, folder, shape=target.shape)
+        adapters = {
+            name: copy_adapter(found, request.adapters[name], folder, name) for name, found in plan.adapters.items()
+        }
         models = {job.role: _model(job, weights[job.role], pack=folder, kept=kept, stages=stages) for job in jobs}
         for job in jobs:
             copy_licenses(job.source.folder, folder, role=job.role)
@@ -113,25 +126,44 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
             texts = PackTexts(
                 request.name or request.out.absolute().name, target.tokenizer, plan.template, plan.generation
             )
-            adapters = adapter_entries(request.adapters, folder, target=models["target"])
             return write_manifest(folder, texts, models, adapters=adapters)
 
 
 def plan_pair(request: PairRequest) -> PairPlan:
-    """Run all checks that need neither the weights nor the output folder. Raises ExportError or IncompatiblePair."""
-    check_adapters(request.adapters, gguf=request.gguf)
+    """Run all checks that need neither the weights nor the output folder. Raises an EdgeDecodeError that says why."""
+    adapters = {name: read_peft_adapter(path / CONFIG, path / WEIGHTS) for name, path in request.adapters.items()}
     target = open_source(request.target)
+    graphs = _graphs_for(adapters, request.graphs, target)
     draft = open_source(request.draft) if request.draft is not None else None
     if draft is not None:
         check_tokenizers(target, draft)
     generation = read_generation(target)
     template = open_template(target.folder, generation, name=target.name)
     sources = {"target": target} | ({"draft": draft} if draft is not None else {})
+    requests = {"target": replace(request, graphs=graphs), "draft": request}
     jobs = [
-        model_job(role, source, request=request, template=template, generation=generation)
+        model_job(role, source, request=requests[role], template=template, generation=generation)
         for role, source in sources.items()
     ]
-    return PairPlan(tuple(jobs), generation, template)
+    return PairPlan(tuple(jobs), generation, template, adapters)
+
+
+def _graphs_for(adapters: Mapping[str, PeftAdapter], graphs: GraphRequest, target: Source) -> GraphRequest:
+    """Add the graph that takes these adapters. Raises InputError or CapabilityError for one of another model."""
+    for name, adapter in adapters.items():
+        check_adapter_name(name)
+        graphs = graphs.with_adapters(rank=adapter.rank)
+        if beyond := [token for token in adapter.invocation if token >= target.tokenizer.size]:
+            raise InputError(f"the adapter {name} is activated by the token {beyond[0]}, which {target.name} has not")
+        Projections(
+            list(adapted_products(target.shape)),
+            name=target.name,
+            rank=graphs.lora_rank,
+            modules=graphs.lora_modules or adaptable_modules(target.shape.architecture),
+            kv_width=target.shape.kv_heads * target.shape.head_size,
+            hint="the adapter is of another model, or --lora-modules leaves the projection out",
+        ).sort(adapter.matrices())
+    return graphs
 
 
 def model_job(

@@ -28,7 +28,7 @@ from edgedecode.pack.pack_lock import changing, replace_manifest
 from .adapter_parts import Projection, Projections, graph_projections, lora_projections
 from .peft_folder import CONFIG, WEIGHTS, PeftAdapter, read_peft_adapter
 
-__all__ = ["NO_ADAPTER", "add_adapter", "remove_adapter"]
+__all__ = ["NO_ADAPTER", "add_adapter", "check_adapter_name", "copy_adapter", "remove_adapter"]
 
 NO_ADAPTER = "off"
 """What a chat calls none."""
@@ -43,31 +43,19 @@ def add_adapter(root: Path, name: str, folder: Path) -> AdapterEntry:
     that is not the user's own, CapabilityError for an adapter of another model or one that the pack's graphs cannot
     take; OSError. Then the pack is as it was.
     """
-    if not _NAME.fullmatch(name) or name == NO_ADAPTER:
-        raise InputError(f"{name!r} cannot name an adapter: use letters, digits, dots, dashes, and not {NO_ADAPTER!r}")
+    check_adapter_name(name)
     found = read_peft_adapter(folder / CONFIG, folder / WEIGHTS)
     with changing(root):
         manifest = _own_manifest(root)
         if name in manifest.adapters:
             raise InputError(f"the pack has an adapter {name!r} already: remove it first, or give another name")
         _check_fits(found, manifest, root)
-        names = {kind: f"{ADAPTERS}/{name}/{kind}" for kind in (CONFIG, WEIGHTS)}
-        entry = AdapterEntry(
-            names[WEIGHTS],
-            role=_ROLE,
-            rank=found.rank,
-            alpha=found.alpha,
-            modules=found.modules,
-            invocation=found.invocation,
-            config=names[CONFIG],
-        )
         place = root / ADAPTERS / name
         shutil.rmtree(place, ignore_errors=True)  # what a killed process left
         try:
-            place.mkdir(parents=True)
-            for kind in names:
-                shutil.copyfile(folder / kind, place / kind)
-            listed = {listed: asdict(file_entry(root / listed, flushed=True)) for listed in names.values()}
+            entry = copy_adapter(found, folder, root, name)
+            files = (entry.config, entry.file)
+            listed = {listed: asdict(file_entry(root / listed, flushed=True)) for listed in files}
             for each in (place, place.parent, root):
                 flush_folder(each)
             _replace(root, name, asdict(entry), listed=listed, gone=())
@@ -76,6 +64,29 @@ def add_adapter(root: Path, name: str, folder: Path) -> AdapterEntry:
                 shutil.rmtree(place, ignore_errors=True)
             raise
     return entry
+
+
+def check_adapter_name(name: str) -> None:
+    """Raise InputError for a name that no adapter may have."""
+    if not _NAME.fullmatch(name) or name == NO_ADAPTER:
+        raise InputError(f"{name!r} cannot name an adapter: use letters, digits, dots, dashes, and not {NO_ADAPTER!r}")
+
+
+def copy_adapter(found: PeftAdapter, folder: Path, root: Path, name: str) -> AdapterEntry:
+    """Copy what PEFT saved in `folder`, and was read from there, into the pack at `root`; return its entry."""
+    names = {kind: f"{ADAPTERS}/{name}/{kind}" for kind in (CONFIG, WEIGHTS)}
+    (root / ADAPTERS / name).mkdir(parents=True)
+    for kind, listed in names.items():
+        shutil.copyfile(folder / kind, root / listed)
+    return AdapterEntry(
+        names[WEIGHTS],
+        role=_ROLE,
+        rank=found.rank,
+        alpha=found.alpha,
+        modules=found.modules,
+        invocation=found.invocation,
+        config=names[CONFIG],
+    )
 
 
 def remove_adapter(root: Path, name: str) -> AdapterEntry:

@@ -106,6 +106,15 @@ def add_graphs(parser: ArgumentParser) -> None:
         f"those the model has)",
     )
     group.add_argument(
+        "--adapter",
+        type=named_path,
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="LoRA adapter of the large model, as PEFT saved it, for `generate --adapter NAME`; the large model gets "
+        "the lora graph; may be given again",
+    )
+    group.add_argument(
         "--context",
         type=_context,
         metavar="N",
@@ -162,24 +171,11 @@ def add_gguf(parser: ArgumentParser) -> None:
     matrix.add_argument(
         "--imatrix", type=Path, metavar="FILE", help="the same, measured before by llama.cpp's llama-imatrix (GGUF)"
     )
-    group.add_argument(
-        "--adapter",
-        type=named_path,
-        action="append",
-        default=[],
-        metavar="NAME=FOLDER",
-        help="LoRA adapter of the large model, as PEFT saved it, for `generate --adapter NAME` on llama.cpp; may be "
-        "given again",
-    )
 
 
 def check_gguf_options(arguments: Namespace) -> None:
     """End with a usage error where the options contradict each other."""
     check_adapter_names(arguments)
-    if arguments.adapter and "gguf" not in arguments.formats:
-        arguments.usage_error(
-            "argument --adapter: it becomes a GGUF file next to the target's, add --formats onnx,gguf"
-        )
     if arguments.gguf_type and "gguf" not in arguments.formats:
         arguments.usage_error("argument --gguf-type: no GGUF file is asked for, add --formats onnx,gguf")
     if (arguments.imatrix_text or arguments.imatrix) and not arguments.gguf_type:

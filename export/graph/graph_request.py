@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from edgedecode.adapters.adapter_parts import Projection
 from edgedecode.errors import ExportError, InputError
 
 from .model_shape import FUSED, Shape
 
-__all__ = ["BASE_ONLY", "GRAPHS", "LEAST_CONTEXT", "LORA_MODULES", "WHOLE", "GraphRequest", "Span"]
+__all__ = [
+    "BASE_ONLY",
+    "GRAPHS",
+    "LEAST_CONTEXT",
+    "LORA_MODULES",
+    "WHOLE",
+    "GraphRequest",
+    "Span",
+    "adaptable_modules",
+    "adapted_products",
+]
 
 GRAPHS = ("base", "hidden", "lora", "kv8")
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
@@ -47,14 +58,36 @@ class GraphRequest:
         names = [name for name in GRAPHS if name == "base" or name in asked]
         return cls(tuple(names), lora_rank=lora_rank or DEFAULT_RANK, lora_modules=tuple(modules))
 
+    def with_adapters(self, *, rank: int) -> GraphRequest:
+        """Return the request with a graph that takes adapters of this rank and of those that are asked for."""
+        names = tuple(name for name in GRAPHS if name in (*self.names, "lora"))
+        return replace(self, names=names, lora_rank=max(self.lora_rank, rank))
+
     def check(self, architecture: str, *, name: str) -> None:
         """Raise InputError for a projection that models of this architecture do not have."""
-        there = _FUSED_MODULES if architecture in FUSED else _PLAIN_MODULES
+        there = adaptable_modules(architecture)
         if missing := [module for module in self.lora_modules if module not in there]:
             raise InputError(f"{name} has no projection {missing[0]}: --lora-modules may name {', '.join(there)}")
 
 
 BASE_ONLY = GraphRequest()
+
+
+def adaptable_modules(architecture: str) -> tuple[str, ...]:
+    """Return the projections of a model's layers, by their names in PEFT's `target_modules`."""
+    return _FUSED_MODULES if architecture in FUSED else _PLAIN_MODULES
+
+
+def adapted_products(shape: Shape) -> Iterator[Projection]:
+    """Yield the projections of every layer, which adapters may change."""
+    query, cache = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    sizes = {"q_proj": (shape.hidden, query), "k_proj": (shape.hidden, cache), "v_proj": (shape.hidden, cache)}
+    sizes |= {"o_proj": (query, shape.hidden), "qkv_proj": (shape.hidden, query + 2 * cache)}
+    sizes |= {"gate_proj": (shape.hidden, shape.mlp), "up_proj": (shape.hidden, shape.mlp)}
+    sizes |= {"down_proj": (shape.mlp, shape.hidden), "gate_up_proj": (shape.hidden, 2 * shape.mlp)}
+    for layer in range(shape.layers):
+        for module in adaptable_modules(shape.architecture):
+            yield Projection(layer, module, *sizes[module])
 
 
 def _names(text: str) -> Sequence[str]:

@@ -9,9 +9,7 @@ import pytest
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
-from edgedecode.export.base_model import open_source
 from edgedecode.export.gguf.llama_calls import quantize_file
-from edgedecode.export.gguf.peft_adapter import write_adapter
 from edgedecode.export.imports.gguf_import import import_gguf_pair
 from edgedecode.export.imports.imported_pack import ImportRequest
 from edgedecode.export.stages import Stages
@@ -20,7 +18,6 @@ from edgedecode.text.tokenizer import Tokenizer
 from tests.export.conftest import recipe
 from tests.export.tiny import TinyModel, write_model
 
-from .test_adapter import FUSED, MODULES, random_adapter
 from .test_command import WIDE
 from .writing import SHAPES_THERE, export_gguf, needs_engine
 
@@ -54,22 +51,6 @@ def test_what_the_manifest_says(family: str, tmp_path: Path) -> None:
     assert (tmp_path / "alone" / "chat_template.jinja").read_text() == (
         tmp_path / "pack" / "chat_template.jinja"
     ).read_text()
-
-
-@pytest.mark.parametrize(("family", "modules"), [("llama", MODULES), ("phi3", FUSED)])
-def test_adapters_of_peft(family: str, modules: tuple[str, ...], tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", SHAPES_THERE[family])
-    whole = export_gguf(model, tmp_path / "pack")
-    target = tmp_path / "pack" / whole.models["target"].gguf
-    adapter = tmp_path / "adapter.gguf"
-    peft = random_adapter(tmp_path / "peft", model, modules=modules)
-    write_adapter(peft, adapter, shape=open_source(str(model)).shape)
-    request = ImportRequest(
-        target=target, draft=None, out=tmp_path / "alone", adapters={"a": adapter}, noise_positions=0
-    )
-    entry = import_gguf_pair(request, Stages()).adapters["a"]
-    assert set(entry.modules) == {module.rpartition(".")[2] for module in modules}
-    assert (entry.rank, entry.alpha, entry.invocation) == (4, 6.0, ())
 
 
 @pytest.mark.parametrize("bits", [32, 8, 4])

@@ -1,9 +1,10 @@
-"""LoRA adapters in stock llama.cpp compute what transformers computes with the delta in its weights."""
+"""Adapters that `export` puts into a pack: both engines compute what transformers does with the delta in weights."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +12,18 @@ import pytest
 
 import edgedecode
 from edgedecode import SamplingOptions, SessionOptions
+from edgedecode.adapters.peft_folder import read_peft_adapter
 from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
-from edgedecode.errors import CapabilityError, ExportError
-from edgedecode.export.base_model import open_source
-from edgedecode.export.gguf.peft_adapter import write_adapter
+from edgedecode.decoding.model import AdapterModel, AdapterUse
+from edgedecode.export.pair_export import PairRequest, export_pair
+from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
+from tests.export.conftest import recipe
+from tests.export.gguf.test_stock import EXACT
 from tests.export.test_architectures import SHAPES, random_tokens
 from tests.export.tiny import TinyModel, write_model
 from tests.shared_paths import SHARED
-
-from .stock import stock_logits
-from .test_stock import EXACT
-from .writing import export_gguf, needs_engine, value_of
 
 pytestmark = pytest.mark.export
 
@@ -32,12 +32,13 @@ MODULES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_att
 FUSED = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 
 
-def random_adapter(folder: Path, model: Path, *, modules: tuple[str, ...] = MODULES, **config: object) -> Path:
+def random_adapter(
+    folder: Path, model: Path, *, modules: tuple[str, ...] = MODULES, rank: int = 4, **config: object
+) -> Path:
     """Write a PEFT folder with random matrices for these modules of every layer."""
     from safetensors.numpy import load_file, save_file
 
     numbers = np.random.default_rng(5)
-    rank = 4
     tensors = {}
     for name, weight in load_file(model / "model.safetensors").items():
         if any(f"{module}.weight" in name for module in modules):
@@ -69,21 +70,53 @@ def adapted_logits(model: Path, adapter: Path, tokens: list[int], *, scale_of: M
     return logits
 
 
+def export_floats(model: Path, pack: Path, adapter: Path) -> Manifest:
+    """Export a model in float32 for both engines, with one adapter."""
+    request = PairRequest(
+        target=str(model),
+        draft=None,
+        out=pack,
+        recipe=recipe(32),
+        noise_positions=0,
+        activations="8",
+        gguf=True,
+        adapters={"a": adapter},
+    )
+    return export_pair(request, Stages())
+
+
+def logits_of(pack: Path, runtime: str, tokens: list[int], *, scale: float | None) -> FloatArray:
+    """Read a text with the pack's adapter `a` times `scale`; None: without it."""
+    with edgedecode.load(pack, runtime=runtime, adapters=True) as pair:
+        target = pair.target
+        assert isinstance(target, AdapterModel)
+        folder = pack / "adapters" / "a"
+        adapter = read_peft_adapter(folder / "adapter_config.json", folder / "adapter_model.safetensors")
+        target.add_adapter("a", adapter.matrices())
+        state = target.new_state(len(tokens))
+        use = None if scale is None else AdapterUse("a", "a", scale)
+        logits = target.forward(tokens, state, rows="all", adapter=use).logits.copy()
+        state.close()
+    return logits
+
+
+def runtimes_here() -> list[str]:
+    return ["onnx", "llama"] if find_spec("llama_cpp") else ["onnx"]
+
+
 @pytest.mark.parametrize("family", ["llama", "phi3", "qwen3", "smollm3", "granite"])
-@needs_engine
 def test_adapters_of_architectures(family: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", SHAPES.get(family, TinyModel()))
-    manifest = export_gguf(model, tmp_path / "pack")
     modules = FUSED if family == "phi3" else MODULES
     adapter = random_adapter(tmp_path / "adapter", model, modules=modules)
-    write_adapter(adapter, tmp_path / "adapter.gguf", shape=open_source(str(model)).shape)
+    export_floats(model, tmp_path / "pack", adapter)
     tokens = random_tokens(24)
     expected = adapted_logits(model, adapter, tokens, scale_of={"": 1.5})
-    file = tmp_path / "pack" / manifest.models["target"].gguf
-    plain = stock_logits(file, tokens)
-    assert np.abs(expected - plain).max() > 0.1
-    assert np.abs(stock_logits(file, tokens, [tmp_path / "adapter.gguf"]) - expected).max() < 5 * EXACT
-    assert np.abs(stock_logits(file, tokens, [tmp_path / "adapter.gguf"], scale=0.0) - plain).max() < EXACT
+    for runtime in runtimes_here():
+        plain = logits_of(tmp_path / "pack", runtime, tokens, scale=None)
+        assert np.abs(expected - plain).max() > 0.1
+        assert np.abs(logits_of(tmp_path / "pack", runtime, tokens, scale=1.0) - expected).max() < 5 * EXACT
+        assert np.abs(logits_of(tmp_path / "pack", runtime, tokens, scale=0.0) - plain).max() < EXACT
 
 
 @pytest.mark.parametrize(
@@ -94,59 +127,29 @@ def test_adapters_of_architectures(family: str, tmp_path: Path) -> None:
         ({"lora_alpha": 4, "alora_invocation_tokens": [1, 7, 9]}, {"": 1.0}),
     ],
 )
-@needs_engine
 def test_scales(config: dict[str, object], scale_of: Mapping[str, float], tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
-    manifest = export_gguf(model, tmp_path / "pack")
-    adapter = random_adapter(tmp_path / "adapter", model, **config)
-    path = tmp_path / "adapter.gguf"
-    write_adapter(adapter, path, shape=open_source(str(model)).shape)
+    adapter = random_adapter(tmp_path / "adapter", model, **config)  # type: ignore[arg-type]
+    manifest = export_floats(model, tmp_path / "pack", adapter)
     tokens = random_tokens(24)
     expected = adapted_logits(model, adapter, tokens, scale_of=scale_of)
-    file = tmp_path / "pack" / manifest.models["target"].gguf
-    assert np.abs(stock_logits(file, tokens, [path]) - expected).max() < 5 * EXACT
-    assert value_of(path, "adapter.alora.invocation_tokens") == config.get("alora_invocation_tokens")
+    for runtime in runtimes_here():
+        assert np.abs(logits_of(tmp_path / "pack", runtime, tokens, scale=1.0) - expected).max() < 5 * EXACT
+    assert manifest.adapters["a"].invocation == tuple(config.get("alora_invocation_tokens", ()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["formal", "reasoning"])
-@needs_engine
 def test_demo_adapters(name: str, tmp_path: Path) -> None:
     if not DEMO.is_dir():
         pytest.skip("the demo pair is not here")
-    manifest = export_gguf(DEMO / "target", tmp_path / "pack")
-    path = tmp_path / "adapter.gguf"
-    write_adapter(DEMO / "adapters" / name, path, shape=open_source(str(DEMO / "target")).shape)
+    export_floats(DEMO / "target", tmp_path / "pack", DEMO / "adapters" / name)
     tokens = [int(token) for token in np.random.default_rng(1).integers(0, 8000, 60)]
     expected = adapted_logits(DEMO / "target", DEMO / "adapters" / name, tokens, scale_of={"": 2.0})
-    file = tmp_path / "pack" / manifest.models["target"].gguf
-    found = stock_logits(file, tokens, [path])
-    assert np.abs(found - stock_logits(file, tokens)).max() > 0.1
-    assert np.abs(found - expected).max() < 1e-3
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"peft_type": "IA3"}, "of type IA3, only LORA"),
-        ({"use_dora": True}, "uses use_dora, which llama.cpp does not know"),
-        ({"r": 0}, "r"),
-    ],
-)
-def test_other_adapters_are_refused(config: dict[str, object], message: str, tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", TinyModel())
-    adapter = random_adapter(tmp_path / "adapter", model, **config)
-    with pytest.raises(ExportError, match=message):
-        write_adapter(adapter, tmp_path / "adapter.gguf", shape=open_source(str(model)).shape)
-
-
-def test_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", TinyModel())
-    shape = open_source(str(model)).shape
-    with pytest.raises(ExportError, match=r"is not a PEFT adapter: it has no adapter_config\.json"):
-        write_adapter(model, tmp_path / "adapter.gguf", shape=shape)
-    head = random_adapter(tmp_path / "adapter", model, modules=("lm_head",))
-    with pytest.raises(ExportError, match=r"changes base_model\.model\.lm_head\.lora_A\.weight"):
-        write_adapter(head, tmp_path / "adapter.gguf", shape=shape)
+    for runtime in runtimes_here():
+        found = logits_of(tmp_path / "pack", runtime, tokens, scale=1.0)
+        assert np.abs(found - logits_of(tmp_path / "pack", runtime, tokens, scale=None)).max() > 0.1
+        assert np.abs(found - expected).max() < 1e-3
+        assert np.array_equal(found.argmax(axis=1), expected.argmax(axis=1))
 
 
 def exported(model: Path, pack: Path, *more: str) -> int:
@@ -154,39 +157,42 @@ def exported(model: Path, pack: Path, *more: str) -> int:
     return main([*words, "--bits", "8", *more])
 
 
-@needs_engine
 def test_an_exported_pack_decodes_with_it(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", TinyModel())
-    folder = random_adapter(tmp_path / "peft", model)
-    assert exported(model, tmp_path / "pack", "--formats", "onnx,gguf", "--adapter", f"formal={folder}") == 0
+    folder = random_adapter(tmp_path / "peft", model, rank=24)
+    assert exported(model, tmp_path / "pack", "--adapter", f"formal={folder}") == 0
     manifest = Manifest.load(tmp_path / "pack")
     entry = manifest.adapters["formal"]
-    assert (entry.file, entry.role, entry.rank, entry.alpha) == ("adapters/formal.gguf", "target", 4, 6.0)
+    assert (entry.file, entry.role) == ("adapters/formal/adapter_model.safetensors", "target")
+    assert (entry.rank, entry.alpha) == (24, 6.0)
     assert set(entry.modules) == {"q_proj", "k_proj", "v_proj", "o_proj", "down_proj"}
-    assert entry.file in manifest.files
-    said = []
-    for adapter in (None, "formal"):
-        options = SessionOptions(sampling=SamplingOptions(), adapter=adapter, ignore_eos=True)
-        with edgedecode.load(tmp_path / "pack", runtime="llama") as pair, pair.session(options) as session:
-            said.append(session.generate("the fox", max_tokens=24).tokens)
-    assert said[0] != said[1]
-    with pytest.raises(CapabilityError, match=r"engine onnx does not take: use --runtime llama"):
-        edgedecode.load(tmp_path / "pack", runtime="onnx").session(SessionOptions(adapter="formal"))
+    assert {entry.file, entry.config} <= set(manifest.files)
+    assert manifest.models["target"].graphs["lora"].lora_rank == 24  # more than it is by default
+    for runtime in runtimes_here():
+        answers = []
+        with edgedecode.load(tmp_path / "pack", runtime=runtime, adapters=True) as pair:
+            for adapter in (None, "formal"):
+                options = SessionOptions(sampling=SamplingOptions(), adapter=adapter, ignore_eos=True)
+                with pair.session(options) as session:
+                    answers.append(session.generate("the fox", max_tokens=24).tokens)
+        assert answers[0] != answers[1]
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("other", "more", "message"),
     [
-        (TinyModel(layers=3), "changes model.layers.2.mlp.down_proj, which the model has not; it is for another base"),
-        (TinyModel(mlp=128), "peft changes blk.0.ffn_down.weight by 128×4 and 4×64, in the model target it is 96×64"),
+        (TinyModel(layers=3), [], "takes no adapter for layer 2"),
+        (TinyModel(mlp=128), [], "layer 0 down_proj: matrices (4, 128) and (64, 4) do not fit a projection of 96"),
+        (TinyModel(), ["--graphs", "base,lora", "--lora-modules", "q_proj"], "it takes: q_proj"),
     ],
+    ids=["layers", "sizes", "modules"],
 )
-def test_an_adapter_of_another_base_leaves_nothing(
-    other: TinyModel, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_adapter_that_does_not_fit_leaves_nothing(
+    other: TinyModel, more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = write_model(tmp_path / "model", TinyModel())
     folder = random_adapter(tmp_path / "peft", write_model(tmp_path / "other", other))
-    assert exported(model, tmp_path / "pack", "--formats", "onnx,gguf", "--adapter", f"formal={folder}") == 1
+    assert exported(model, tmp_path / "pack", *more, "--adapter", f"formal={folder}") == 1
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other", "peft"]
 
@@ -194,8 +200,7 @@ def test_an_adapter_of_another_base_leaves_nothing(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--adapter", "a=b"], "add --formats onnx,gguf"),
-        (["--formats", "onnx,gguf", "--adapter", "a=b", "--adapter", "a=c"], "the name 'a' is given twice"),
+        (["--adapter", "a=b", "--adapter", "a=c"], "the name 'a' is given twice"),
         (["--adapter", "b"], "is not NAME=PATH"),
         (["--exporter", "optimum", "--adapter", "a=b"], "--exporter: optimum does not take --adapter"),
         (["--exporter", "optimum", "--imatrix-text", "b"], "--exporter: optimum does not take --imatrix-text"),
@@ -210,8 +215,11 @@ def test_options_that_do_not_go_together(more: list[str], message: str, capsys: 
     assert message in capsys.readouterr().err
 
 
-def test_a_dry_run_looks_at_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["a", "off"])
+def test_a_dry_run_looks_at_the_folder(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_model(tmp_path / "model", TinyModel())
-    words = ["export", "--target", str(model), "--dry-run", "--formats", "onnx,gguf", "--adapter", f"a={model}"]
+    folder = model if name == "a" else random_adapter(tmp_path / "peft", model)
+    words = ["export", "--target", str(model), "--dry-run", "--adapter", f"{name}={folder}"]
     assert main(words) == 1
-    assert "is not a PEFT adapter" in capsys.readouterr().err
+    wanted = "give the folder that PEFT saved" if name == "a" else "'off' cannot name an adapter"
+    assert wanted in capsys.readouterr().err
