@@ -74,17 +74,17 @@ def ask_child(
             env=None if environment is None else os.environ | environment,
         )
     except subprocess.TimeoutExpired as error:
-        return ChildReply(_told(error.stdout or b""), f"it did not answer within {seconds:g} s", ended=False)
+        return ChildReply(_values(error.stdout or b""), f"it did not answer within {seconds:g} s", ended=False)
     except OSError as error:
         return ChildReply(failure=f"it could not be started: {error.strerror or error}", ended=False)
-    told, signal = _told(done.stdout), signal_name(done.returncode)
+    values, signal = _values(done.stdout), signal_name(done.returncode)
     if not done.returncode:
-        return ChildReply(told)
+        return ChildReply(values)
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
     ending = " / ".join(lines[-_LAST_LINES:])
     if signal:
-        return ChildReply(told, f"its native code died with {signal}", signal, ending)
-    return ChildReply(told, lines[-1] if lines else f"it ended with exit code {done.returncode}", words=ending)
+        return ChildReply(values, f"its native code died with {signal}", signal, ending)
+    return ChildReply(values, lines[-1] if lines else f"it ended with exit code {done.returncode}", words=ending)
 
 
 def tell_parent(value: object) -> None:
@@ -100,6 +100,6 @@ def signal_name(code: int) -> str:
     return Signals(-code).name if -code in set(Signals) else f"signal {-code}"
 
 
-def _told(output: bytes) -> list[Any]:
+def _values(output: bytes) -> list[Any]:
     lines = output.decode("utf-8", "replace").splitlines()
     return [json.loads(line.removeprefix(_MARK)) for line in lines if line.startswith(_MARK)]

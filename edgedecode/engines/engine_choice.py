@@ -57,15 +57,15 @@ class Speeds:
 
         A measured need is an upper bound: an engine may load a model in less memory when less is free.
         """
-        place = room(name, context)
-        if place in self.needs and self.needs[place] + SLACK_NBYTES <= free_nbytes:
+        key = room(name, context)
+        if key in self.needs and self.needs[key] + SLACK_NBYTES <= free_nbytes:
             return True
-        return False if free_nbytes < max(1, self.least.get(place, 0)) else None
+        return False if free_nbytes < max(1, self.least.get(key, 0)) else None
 
     def runs_in(self, name: str, *, context: int | None, free_nbytes: int) -> bool:
         """Return whether the smallest session, without anything optional, is known to fit."""
-        place = room(name, context)
-        return place in self.runs and self.runs[place] + SLACK_NBYTES <= free_nbytes
+        key = room(name, context)
+        return key in self.runs and self.runs[key] + SLACK_NBYTES <= free_nbytes
 
     @property
     def line(self) -> str:

@@ -125,15 +125,15 @@ class _Answer:
 
 def _with(speeds: Speeds, name: str, request: EngineRequest, answer: _Answer) -> Speeds:
     """Return the speeds with a child's results for an engine added."""
-    place = room(name, request.context)
+    key = room(name, request.context)
     refused = {other: reason for other, reason in speeds.refused.items() if other != name}
     least = answer.least
     if request.free is not None and not least and answer.needs is not None:
         least = answer.needs + SLACK_NBYTES  # a fit with less slack than this is not measured again
     if request.free is not None and least > request.free:
-        speeds = replace(speeds, least={**speeds.least, place: least})
+        speeds = replace(speeds, least={**speeds.least, key: least})
     if answer.runs is not None:
-        speeds = replace(speeds, runs={**speeds.runs, place: answer.runs})
+        speeds = replace(speeds, runs={**speeds.runs, key: answer.runs})
     if answer.least:
         return replace(speeds, refused=refused)
     seconds = speeds.seconds.get(name) if answer.seconds is None else answer.seconds
@@ -144,7 +144,7 @@ def _with(speeds: Speeds, name: str, request: EngineRequest, answer: _Answer) ->
         speeds,
         seconds={**speeds.seconds, name: seconds},
         refused=refused,
-        needs={**speeds.needs, place: answer.needs} if answer.needs is not None else speeds.needs,
+        needs={**speeds.needs, key: answer.needs} if answer.needs is not None else speeds.needs,
     )
 
 

@@ -99,7 +99,7 @@ def _step_seconds(pair: Pair) -> float:
     length = min(PROMPT, model.card.context // 2)
     steps = min(STEPS, model.card.context - length - 1)
     state = model.new_state(length + steps + 1)
-    model.forward([(7 * place) % count for place in range(length)], state)
+    model.forward([(7 * index) % count for index in range(length)], state)
     model.forward([0], state)  # warm-up: the first one-row pass prepares its kernels
     started = perf_counter()
     for step in range(steps):

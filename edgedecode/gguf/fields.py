@@ -146,8 +146,8 @@ class FieldReader:
         """Return a text that occurs twice. Compares hashes, since the texts would take many times their memory."""
         values = np.frombuffer(hashes, np.int64)
         order = np.argsort(values, kind="stable")
-        for place in np.flatnonzero(np.diff(values[order]) == 0):
-            one, other = (self._token(int(index), starts) for index in order[place : place + 2])
+        for index in np.flatnonzero(np.diff(values[order]) == 0):
+            one, other = (self._token(int(token), starts) for token in order[index : index + 2])
             if one == other:
                 return one
         return None

@@ -159,7 +159,7 @@ class TrimCategory:
     """Predicted from measured costs, over baseline decoding, each head at its best length; None: not measured."""
     speed_up_full: Finite | None = None
     mbsu: Finite | None = None
-    """Memory-bound speed-up: the same where memory traffic alone decides."""
+    """Memory-bound speed-up: the prediction if only memory traffic counted."""
     mbsu_full: Finite | None = None
     measured: Finite | None = None
     """Speed-up over baseline decoding measured on full answers; None: not timed."""

@@ -121,12 +121,12 @@ def _commit_of(folder: Path) -> str:
 def _download_lock(folder: Path) -> AbstractContextManager[object]:
     """Return a lock that lets one process at a time download to `folder`; no lock where the system has none."""
     with suppress(OSError):
-        place = cache_folder(FOLDER)
+        locks = cache_folder(FOLDER)
         lock = (
             None
-            if place is None
+            if locks is None
             else wait_for_lock(
-                place / f"download-{folder.name}",
+                locks / f"download-{folder.name}",
                 seconds=math.inf,
                 waiting=f"waiting for another process that downloads {folder.name.replace('--', '/')}",
             )
