@@ -1,1 +1,1 @@
-"""From a checkpoint to a graph over one weights file: structure, passes, stored weights."""
+"""Builds ONNX graphs and their shared weights file from a checkpoint."""

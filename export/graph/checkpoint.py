@@ -1,6 +1,6 @@
-"""A Hugging Face folder's safetensors files as zero-copy torch views of private maps.
+"""A Hugging Face folder's safetensors files as zero-copy torch views of private memory maps.
 
-Reading a view loads its pages; `release` drops them again, so that the resident memory never follows the model's size.
+Reading a view loads its pages; `release` drops them, so resident memory does not grow with the model's size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether the folder has any weights, sound or not."""
+    """Return whether the folder has any weight files, without checking them."""
     return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", *_PICKLES))
 
 
@@ -41,7 +41,7 @@ def weight_files(folder: Path) -> list[Path]:
         return loose
     if loose:
         raise ExportError(
-            f"{folder} has {len(loose)} safetensors files but no {_INDEX} that says what is where: add it"
+            f"{folder} has {len(loose)} safetensors files but no {_INDEX}, which maps tensors to files: add it"
         )
     if any(next(folder.glob(pattern), None) for pattern in _PICKLES):
         raise ExportError(
@@ -74,7 +74,7 @@ class Checkpoint:
         for path in files:
             for name, view in self._open(path):
                 if name in self._views:
-                    raise ExportError(f"the tensor {name} is in more than one file, {path.name} too: remove one")
+                    raise ExportError(f"the tensor {name} is in {path.name} and another file: remove one")
                 self._views[name] = view
 
     @property
@@ -82,14 +82,14 @@ class Checkpoint:
         return self._views
 
     def release(self) -> None:
-        """Drop every resident page; the next read loads it again from the file."""
+        """Drop all resident pages; the next read loads them from the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for mapped in self._maps:
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         self._views.clear()
-        self._maps.clear()  # an mmap closes itself when its last view is gone
+        self._maps.clear()  # an mmap closes when its last view is freed
 
     def _open(self, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
         import torch
@@ -98,13 +98,12 @@ class Checkpoint:
         header = _header(path)
         with path.open("rb") as file:
             start = 8 + int.from_bytes(file.read(8), "little")
-            # Copy-on-write, and never written: torch wants writable memory, and pages that are clean can be dropped.
+            # Copy-on-write because torch needs writable memory. It is never written, so pages can be dropped.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._maps.append(mapped)
         for name, entry in header.items():
-            if (
-                entry.kind not in kinds
-            ):  # integer buffers of old checkpoints; a weight of another type is reported as missing later
+            # Skips integer buffers of old checkpoints. A weight of an unsupported type is reported as missing later.
+            if entry.kind not in kinds:
                 continue
             count = entry.nbytes // kinds[entry.kind].itemsize
             if count == 0:
@@ -122,7 +121,7 @@ class _Entry:
 
 
 def _header(path: Path) -> dict[str, _Entry]:
-    """Let safetensors itself check the file, then read what lies where."""
+    """Let safetensors validate the file, then read its header."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -131,7 +130,7 @@ def _header(path: Path) -> dict[str, _Entry]:
         with path.open("rb") as file:
             entries: JsonValue = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     except (OSError, ValueError, SafetensorError) as error:
-        raise ExportError(f"{path} is not a sound safetensors file ({error}): download it again") from None
+        raise ExportError(f"{path} is not a valid safetensors file ({error}): download it again") from None
     assert isinstance(entries, dict)
     return {name: _entry(entry) for name, entry in entries.items() if name != "__metadata__"}
 

@@ -1,4 +1,4 @@
-"""One model becomes one weights file and its base graph: structure, passes, weights."""
+"""Builds a model's base graph and plans its weights file."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _CAPABILITIES = ("tree", "rows")
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A finished graph whose weights are planned and not yet written."""
+    """A finished graph whose weights are planned but not written yet."""
 
     model: ir.Model
     weights: Weights
 
     def graph_in(self, folder: str) -> Graph:
-        """Return what the manifest says of the graph when it lies in `folder` of the pack."""
+        """Return the graph's manifest entry for a file in `folder` of the pack."""
         return Graph(
             file=f"{folder}/{GRAPH_FILE}",
             inputs=tuple(str(value.name) for value in self.model.graph.inputs),
@@ -51,23 +51,23 @@ class Drawing:
         )
 
     def write(self, folder: Path, *, progress: Callable[[int], None], release: Callable[[], None]) -> None:
-        """Write both files into `folder`, which exists."""
+        """Write both files into the existing folder `folder`."""
         self.write_weights(folder, progress=progress, release=release)
         self.write_graph(folder)
 
     def write_weights(self, folder: Path, *, progress: Callable[[int], None], release: Callable[[], None]) -> None:
-        """Write the weights alone; the graph may still change its mind about activations."""
+        """Write only the weights: the graph's activation bits may still change."""
         self.weights.write(folder / WEIGHTS_FILE, progress=progress, release=release)
 
     def write_graph(self, folder: Path) -> None:
-        """Write the graph beside the weights."""
+        """Write the graph next to the weights."""
         import onnx_ir as ir
 
         ir.save(self.model, folder / GRAPH_FILE)
 
 
 def write_exact(model: ir.Model, path: Path) -> None:
-    """Write a graph as it is, but for products that do not round activations."""
+    """Write a copy of the graph whose matrix products do not round activations."""
     import onnx_ir as ir
 
     exact = model.clone()
@@ -84,9 +84,9 @@ def draw(
     early_rows: bool,
     windowed: Sequence[bool] = (),
 ) -> Drawing:
-    """Make the base graph of a model, its weights stored as `recipe` says.
+    """Build a model's base graph with weights stored according to `recipe`.
 
-    early_rows: as in `picked_rows`. windowed: which layers have a sliding window, as in `tree_bias`.
+    early_rows: see `picked_rows`. windowed: which layers have a sliding window, see `tree_bias`.
     """
     skeleton = build_skeleton(network, builder)
     model, recorded, weights = skeleton.model, skeleton.recorded, Weights()

@@ -1,4 +1,4 @@
-"""Which graphs a model gets over its one weights file, and how many positions they serve."""
+"""Which graphs are built over a model's weights file, and their context length."""
 
 from __future__ import annotations
 
@@ -24,50 +24,51 @@ __all__ = [
 
 GRAPHS = ("base", "hidden", "lora", "kv8")
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
-"""What adapters change, by the names in PEFT's `target_modules`; no model has all of them."""
+"""Modules an adapter may change, by their names in PEFT's `target_modules`. No model has all of them."""
 DEFAULT_RANK = 16
 _PLAIN_MODULES = LORA_MODULES[:7]
 _FUSED_MODULES = ("o_proj", "down_proj", "qkv_proj", "gate_up_proj")
 LEAST_CONTEXT = 64
-"""Positions that the checks' text and branches need."""
+"""Minimum number of positions that the checks need."""
 DEFAULT_CONTEXT = 32768
-"""Rotary tables cover every position: at 131,072 they would weigh more than some small models themselves."""
+"""Rotary tables cover every position: at 131,072 they would be larger than some small models' weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphRequest:
-    """The graphs to draw beside the base graph, and what the one for adapters takes."""
+    """The graphs to build, and the rank and modules of the one for adapters."""
 
     names: tuple[str, ...] = ("base",)
     lora_rank: int = DEFAULT_RANK
     lora_modules: tuple[str, ...] = ()
-    """Projections the adapters may change, each of which the model must have; none named: all it has."""
+    """Projections that adapters may change, all of which the model must have; empty: all that it has."""
 
     @classmethod
     def of(cls, graphs: str, *, lora_rank: int | None = None, lora_modules: str = "") -> GraphRequest:
-        """Read lists separated by commas. The base graph is always among them. Raises InputError."""
+        """Parse comma-separated lists. The base graph is always included. Raises InputError."""
         asked, modules = _names(graphs), _names(lora_modules)
         if unknown := [name for name in asked if name not in GRAPHS]:
             raise InputError(f"no graph is called {unknown[0]!r}: --graphs takes {', '.join(GRAPHS)}")
         if unknown := [name for name in modules if name not in LORA_MODULES]:
             raise InputError(f"no projection is called {unknown[0]!r}: --lora-modules takes {', '.join(LORA_MODULES)}")
         if "lora" not in asked and (lora_rank is not None or modules):
-            raise InputError("--lora-rank and --lora-modules are for a lora graph: add it to --graphs")
+            raise InputError("--lora-rank and --lora-modules need a lora graph: add lora to --graphs")
         if lora_rank is not None and lora_rank < 1:
             raise InputError(f"--lora-rank {lora_rank}: a lora graph needs 1 or more")
         names = [name for name in GRAPHS if name == "base" or name in asked]
         return cls(tuple(names), lora_rank=lora_rank or DEFAULT_RANK, lora_modules=tuple(modules))
 
     def with_adapters(self, *, rank: int) -> GraphRequest:
-        """Return the request with a graph that takes adapters of this rank and of those that are asked for."""
+        """Return the request with a lora graph, for adapters of at least this rank."""
         names = tuple(name for name in GRAPHS if name in (*self.names, "lora"))
         return replace(self, names=names, lora_rank=max(self.lora_rank, rank))
 
     def check(self, architecture: str, *, name: str) -> None:
-        """Raise InputError for a projection that models of this architecture do not have."""
-        there = adaptable_modules(architecture)
-        if missing := [module for module in self.lora_modules if module not in there]:
-            raise InputError(f"{name} has no projection {missing[0]}: --lora-modules may name {', '.join(there)}")
+        """Raise InputError if a requested projection does not exist in this architecture."""
+        available = adaptable_modules(architecture)
+        if missing := [module for module in self.lora_modules if module not in available]:
+            known = ", ".join(available)
+            raise InputError(f"{name} has no projection {missing[0]}: --lora-modules may name {known}")
 
 
 BASE_ONLY = GraphRequest()
@@ -79,7 +80,7 @@ def adaptable_modules(architecture: str) -> tuple[str, ...]:
 
 
 def adapted_products(shape: Shape) -> Iterator[Projection]:
-    """Yield the projections of every layer, which adapters may change."""
+    """Yield every layer's projections, which adapters may change."""
     query, cache = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     sizes = {"q_proj": (shape.hidden, query), "k_proj": (shape.hidden, cache), "v_proj": (shape.hidden, cache)}
     sizes |= {"o_proj": (query, shape.hidden), "qkv_proj": (shape.hidden, query + 2 * cache)}
@@ -96,24 +97,26 @@ def _names(text: str) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What was asked for. `context` None: the model's own, up to DEFAULT_CONTEXT.
+    """The requested context length. `context` None: the model's own, up to DEFAULT_CONTEXT.
 
-    long_rope: whether a long-rope model gets its long factors, for its whole context.
+    long_rope: whether a long-rope model uses its long factors, which give it its full context.
     """
 
     context: int | None = None
     long_rope: bool = False
 
     def context_of(self, shape: Shape) -> int:
-        """Return the positions that a model of this shape is exported for."""
+        """Return the context length that a model of this shape is exported with."""
         return min(self._possible(shape), self.context or DEFAULT_CONTEXT)
 
     def check(self, shape: Shape, *, name: str) -> None:
-        """Raise ExportError where what was asked for is not to be had of this model."""
+        """Raise ExportError if the model does not support the request."""
         if self.long_rope and not self._switches(shape):
             raise ExportError(f"{name} has no long rope: leave out --rope long")
         if self.context is not None and self.context > self._possible(shape):
-            raise ExportError(f"{name} serves {self._possible(shape)} positions, not {self.context}: ask for less")
+            raise ExportError(
+                f"{name} supports {self._possible(shape)} positions, not {self.context}: use a shorter context"
+            )
         if self.long_rope and self.context_of(shape) <= shape.short_context:
             raise ExportError(
                 f"{name} uses its short factors up to {shape.short_context} positions: leave out --rope long for a "
@@ -121,20 +124,20 @@ class Span:
             )
 
     def notes_on(self, shape: Shape) -> tuple[str, ...]:
-        """Return what a user must know of it, a sentence each."""
+        """Return notes about the context for the pack's users."""
         context, notes = self.context_of(shape), []
         if context < self._possible(shape):
-            why = "as asked" if self.context else "export with --context for more"
+            why = "as requested" if self.context else "export with --context for more"
             notes.append(f"the context is limited to {context} of {self._possible(shape)} tokens: {why}")
         if self._switches(shape) and self.long_rope:
             notes.append(
-                f"long-rope factors throughout: texts of up to {shape.short_context} tokens are computed otherwise "
-                f"than by the original, which changes its factors there"
+                f"long-rope factors at every length: results for texts of up to {shape.short_context} tokens differ "
+                f"from the original model's, which uses its short factors there"
             )
         elif self._switches(shape):
             notes.append(
                 f"the context ends at {shape.short_context} of {shape.context} tokens, where the model would change "
-                f"its rotary factors and read everything again: export with --rope long for longer texts"
+                f"its rotary factors and repeat the prefill: export with --rope long for longer texts"
             )
         return tuple(notes)
 
@@ -146,4 +149,4 @@ class Span:
 
 
 WHOLE = Span()
-"""Nothing asked for."""
+"""The default context."""

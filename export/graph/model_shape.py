@@ -1,4 +1,4 @@
-"""The architectures that can be exported, and what the engine cannot run of a configuration. Loads nothing."""
+"""The supported architectures, their sizes read from config.json, and checks for what the engine cannot run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen3ForCausalLM": "Qwen3Model",
     "SmolLM3ForCausalLM": "SmolLM3Model",
 }
-"""Hugging Face class → class of onnxruntime-genai's builder."""
+"""Hugging Face class → builder class in onnxruntime-genai."""
 
 FUSED = ("Phi3ForCausalLM",)
-"""Those that keep gate and up projection, and the three of attention, in one matrix."""
+"""Architectures whose gate and up projections, and q, k and v projections, are one matrix each."""
 _TIED_BY_DEFAULT = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "SmolLM3ForCausalLM")
 _DEFAULT_HEADS = {"GemmaForCausalLM": 256, "Gemma2ForCausalLM": 256, "Gemma3ForCausalLM": 256, "Qwen3ForCausalLM": 128}
 _ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
@@ -38,7 +38,7 @@ _HEAD_MULTIPLE = 16
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes an architecture's configuration names."""
+    """A model's sizes, from its configuration."""
 
     architecture: str
     hidden: int
@@ -51,11 +51,11 @@ class Shape:
     context: int
     tied: bool
     short_context: int = 0
-    """Positions up to which a long-rope model uses its short factors; 0: it has none."""
+    """Number of positions up to which a long-rope model uses its short factors; 0: not a long-rope model."""
 
     @property
     def projections(self) -> Mapping[str, int]:
-        """Inner sizes of the matrices that are quantized, by what they are called in a configuration."""
+        """Inner dimensions of the quantized matrices, by their names in the configuration."""
         return {
             "hidden_size": self.hidden,
             "intermediate_size": self.mlp,
@@ -64,7 +64,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Weights of the projections and embeddings, which is nearly all of them."""
+        """Number of parameters in projections and embeddings, which is nearly all."""
         attention = self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.mlp) + self.embedding * (1 if self.tied else 2)
 
@@ -76,18 +76,19 @@ class Shape:
 def read_shape(config: Fields, *, name: str) -> Shape:
     """Read the sizes of a config.json. Raises ExportError for an unknown architecture.
 
-    Code that a folder brings is never run: files of architectures that transformers knows by now often still name some.
+    Python code in the folder is never run. Naming some (auto_map) is not an error by itself: configurations often still
+    do so for architectures that transformers supports by now.
     """
     names = config.texts("architectures") if config.values.get("architectures") else ()
     if not names or names[0] not in ARCHITECTURES:
         found = names[0] if names else f"model_type {config.values.get('model_type')!r}"
         if config.values.get("auto_map"):
             raise ExportError(
-                f"{name} is a {found} that brings its own Python code (auto_map in config.json), which is never run: "
-                f"take a model whose architecture transformers knows; supported are {', '.join(ARCHITECTURES)}"
+                f"{name} is a {found} that needs its own Python code (auto_map in config.json), which is never run: "
+                f"use a model whose architecture is supported: {', '.join(ARCHITECTURES)}"
             )
         raise ExportError(
-            f"{name} is a {found}; supported are {', '.join(ARCHITECTURES)}, and with --exporter optimum whatever "
+            f"{name} is a {found}; supported are {', '.join(ARCHITECTURES)}, and with --exporter optimum all that "
             f"optimum exports (chains only)"
         )
     if (method := config.values.get("quantization_config")) is not None:
@@ -111,39 +112,41 @@ def read_shape(config: Fields, *, name: str) -> Shape:
 
 
 def check_engine(config: Fields, shape: Shape, *, name: str, body: Scheme, head: Scheme) -> None:
-    """Raise ExportError for what the attention and matrix kernels cannot run, saying what to do instead."""
+    """Raise ExportError if the attention and matrix kernels cannot run the model."""
     if shape.head_size % _HEAD_MULTIPLE:
         raise ExportError(
-            f"{name} has heads of {shape.head_size}; the attention kernel wants multiples of {_HEAD_MULTIPLE}: "
-            f"take another model (padding the heads would change its files)"
+            f"{name} has a head size of {shape.head_size}; the attention kernel needs a multiple of {_HEAD_MULTIPLE}: "
+            f"use another model (padding the heads would change its files)"
         )
     if shape.heads % shape.kv_heads:
-        raise ExportError(f"{name} has {shape.heads} heads over {shape.kv_heads} key-value heads, which do not divide")
+        raise ExportError(
+            f"{name} has {shape.heads} heads, which is not a multiple of its {shape.kv_heads} key-value heads"
+        )
     if config.values.get("use_bidirectional_attention"):
-        raise ExportError(f"{name} attends in both directions (use_bidirectional_attention): it does not write text")
+        raise ExportError(f"{name} attends in both directions (use_bidirectional_attention): it does not generate text")
     for kind in _rope_kinds(config):
         if kind not in _ROPE_KINDS:
             raise ExportError(
                 f"{name} uses rotary positions of type {kind!r}; supported are {', '.join(_ROPE_KINDS)}: "
-                f"set rope_parameters to one of them, or take another model"
+                f"set rope_parameters to one of them, or use another model"
             )
     for title, size in shape.projections.items():
         if body.quantized and size % body.block_size:
             raise ExportError(
-                f"{name} has {title} {size}, no multiple of the block size {body.block_size}: {_way_out(size)}"
+                f"{name} has {title} {size}, not a multiple of the block size {body.block_size}: {_suggestion(size)}"
             )
     if head.quantized and shape.hidden % head.block_size:
         raise ExportError(
-            f"{name} has hidden_size {shape.hidden}, no multiple of {head.block_size}: {_way_out(shape.hidden)}"
+            f"{name} has hidden_size {shape.hidden}, not a multiple of {head.block_size}: {_suggestion(shape.hidden)}"
         )
 
 
-def _way_out(size: int) -> str:
+def _suggestion(size: int) -> str:
     return "use --block-size 32" if size % 32 == 0 else "use --bits 16 --head-bits 16"
 
 
 def _short_context(config: Fields) -> int:
-    """Return where a long-rope model switches; 0 for others. Raises ExportError when it does not say."""
+    """Return the position where a long-rope model switches factors; 0 for others. Raises ExportError if missing."""
     if "longrope" not in _rope_kinds(config):
         return 0
     places = (config.values.get("rope_parameters"), config.values.get("rope_scaling"), config.values)
@@ -155,7 +158,7 @@ def _short_context(config: Fields) -> int:
 
 
 def _rope_kinds(config: Fields) -> list[str]:
-    """Return the kinds of rotary positions in use: one, or one for each type of layer."""
+    """Return the types of rotary positions: one, or one per type of layer."""
     for key in ("rope_parameters", "rope_scaling"):
         value = config.values.get(key)
         if isinstance(value, dict):

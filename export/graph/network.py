@@ -1,7 +1,8 @@
 """A transformers model whose parameters are views of a checkpoint; its rotary tables and sliding windows.
 
-A long-rope model has two sets of frequencies and changes to the second one where a text grows beyond its short context.
-Keys rotated by the first are then wrong, so a graph has one set only: the short one up to the switch, or the long one.
+A long-rope model has two sets of frequencies and switches to the second when a text grows beyond its short context.
+Keys rotated by the first set are wrong from then on, so a graph has only one set: the short one up to the switch, or
+the long one.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["FULL", "SLIDING", "Windows", "find_windows", "open_network", "per_layer_rotary", "rotary_tables"]
 
 _HEAD = "lm_head.weight"
-_NO_WEIGHTS = ("rotary_emb.inv_freq", _HEAD)
-"""Tensors of older files that hold nothing of their own."""
+_IGNORED = ("rotary_emb.inv_freq", _HEAD)
+"""Tensors in older checkpoints that are derived or tied, and so not needed."""
 _ROWS = 4096
+"""Rows compared at a time, which bounds memory."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 """The names of the two kinds of layers in transformers' configurations."""
 
@@ -35,9 +37,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def open_network(
     folder: Path, checkpoint: Checkpoint, *, architecture: str, long_rope: bool = False
 ) -> PreTrainedModel:
-    """Make the model that config.json describes; `long_rope` as in `revive_rotary`.
+    """Create the model described by config.json; `long_rope` as `long` in `revive_rotary`.
 
-    Raises ExportError for another class than `architecture`, for missing tensors and for other shapes.
+    Raises ExportError if its class is not `architecture`, or if tensors are missing or have other shapes.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -49,14 +51,14 @@ def open_network(
                 config, trust_remote_code=False, attn_implementation=_attention(config)
             )
     except Exception as error:  # the errors of transformers' configurations share no base class
-        what = f"transformers cannot make a model of {folder / 'config.json'}: {reason_of(error)}"
+        what = f"transformers cannot create a model from {folder / 'config.json'}: {reason_of(error)}"
         raise ExportError(what) from error
     _check_class(network, architecture, name=folder.name)
     _check(network, checkpoint, tied=bool(config.tie_word_embeddings), name=folder.name)
     network.load_state_dict(dict(checkpoint.tensors), strict=False, assign=True)
     revive_rotary(network, long=long_rope)
-    _revive_scale(network)
-    network.get_input_embeddings().padding_idx = None  # for gradients only, and no row of a table cut to some rows
+    _restore_scale(network)
+    network.get_input_embeddings().padding_idx = None  # used for gradients only, and out of range in a trimmed table
     _float_vectors(network)
     network.requires_grad_(False)
     network.tie_weights()
@@ -65,13 +67,13 @@ def open_network(
 
 
 def _attention(config: Any) -> str:  # noqa: ANN401  (configurations share no typed attributes)
-    """The fused attention leaves a soft cap out without a word, and Gemma 2 does not take it at all."""
+    """Choose eager attention where the fused one silently drops soft-capping, and for Gemma 2, which rejects it."""
     eager = getattr(config, "attn_logit_softcapping", None) or config.model_type == "gemma2"
     return "eager" if eager else "sdpa"
 
 
-def _revive_scale(network: PreTrainedModel) -> None:
-    """Make the embedding's scale again, a buffer that no checkpoint holds."""
+def _restore_scale(network: PreTrainedModel) -> None:
+    """Recreate the embedding's scale, a buffer that checkpoints do not contain."""
     embedding: Any = network.get_input_embeddings()
     if hasattr(embedding, "scalar_embed_scale"):
         import torch
@@ -80,7 +82,7 @@ def _revive_scale(network: PreTrainedModel) -> None:
 
 
 def _float_vectors(network: PreTrainedModel) -> None:
-    """Hold norms and biases in float32: they are small, and an offset added to a bfloat16 norm would be rounded."""
+    """Convert norms and biases to float32: they are small, and adding an offset to a bfloat16 norm would round it."""
     import torch
 
     for module in network.modules():
@@ -90,9 +92,9 @@ def _float_vectors(network: PreTrainedModel) -> None:
 
 
 def _check_class(network: PreTrainedModel, architecture: str, *, name: str) -> None:
-    if (made := type(network).__name__) != architecture:
+    if (created := type(network).__name__) != architecture:
         raise ExportError(
-            f"{name}: the model_type of config.json makes a {made}, its architectures name {architecture}: one is wrong"
+            f"{name}: model_type in config.json makes a {created}, its architectures name {architecture}: one is wrong"
         )
 
 
@@ -101,7 +103,7 @@ def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name
     if tied and _HEAD not in checkpoint.tensors:
         wanted.pop(_HEAD, None)
     if missing := [tensor for tensor in wanted if tensor not in checkpoint.tensors]:
-        raise ExportError(f"{name} lacks {len(missing)} tensors that its config.json asks for, {missing[0]} first")
+        raise ExportError(f"{name} lacks {len(missing)} tensors required by its config.json, {missing[0]} first")
     for tensor, parameter in wanted.items():
         found = checkpoint.tensors[tensor].shape
         if found != parameter.shape:
@@ -110,16 +112,15 @@ def _check(network: PreTrainedModel, checkpoint: Checkpoint, *, tied: bool, name
             )
     if tied:
         _check_tied(network, checkpoint, name=name)
-    unused = [tensor for tensor in checkpoint.tensors if tensor not in wanted and not tensor.endswith(_NO_WEIGHTS)]
+    unused = [tensor for tensor in checkpoint.tensors if tensor not in wanted and not tensor.endswith(_IGNORED)]
     if unused:
         raise ExportError(
-            f"{name}: the file has {len(unused)} tensors that its config.json has no place for, {unused[0]} first: "
-            f"one is wrong"
+            f"{name}: the file has {len(unused)} tensors unknown to its config.json, {unused[0]} first: one is wrong"
         )
 
 
 def _check_tied(network: PreTrainedModel, checkpoint: Checkpoint, *, name: str) -> None:
-    """Raise ExportError for a head of its own where the configuration says that it is the embedding."""
+    """Raise ExportError if the head differs from the embedding although the configuration ties them."""
     head = checkpoint.tensors.get(_HEAD)
     if head is None:
         return
@@ -131,8 +132,8 @@ def _check_tied(network: PreTrainedModel, checkpoint: Checkpoint, *, name: str) 
         not part.equal(other) for part, other in zip(head.split(_ROWS), table.split(_ROWS), strict=True)
     ):
         raise ExportError(
-            f"{name}: config.json says that head and embedding are one (tie_word_embeddings), the file has a different "
-            f"{_HEAD}: set tie_word_embeddings to false, or remove the tensor"
+            f"{name}: config.json ties head and embedding (tie_word_embeddings), but the file has a different {_HEAD}: "
+            f"set tie_word_embeddings to false, or remove the tensor"
         )
     checkpoint.release()
 
@@ -146,9 +147,9 @@ class RotaryTables:
 
 
 def revive_rotary(network: PreTrainedModel, *, long: bool = False) -> None:
-    """Make the rotary module again: it has no weights, and the first one's frequencies are on the meta device.
+    """Recreate the rotary module: it has no weights, and the original's frequencies are on the meta device.
 
-    long: fix it to a long-rope model's second set of frequencies, whatever the length of the text.
+    long: fix it to a long-rope model's long frequencies for texts of any length.
     """
     body: Any = network.model
     rotary = type(body.rotary_emb)(config=network.config)
@@ -158,18 +159,18 @@ def revive_rotary(network: PreTrainedModel, *, long: bool = False) -> None:
         beyond = network.config.rope_parameters["original_max_position_embeddings"] + 1
         frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](network.config, None, seq_len=beyond)
         rotary.inv_freq = rotary.original_inv_freq = frequencies
-        rotary.rope_type = "default"  # fixed: the forward pass changes frequencies of other types
+        rotary.rope_type = "default"  # other types change their frequencies in the forward pass
     body.rotary_emb = rotary
 
 
 def per_layer_rotary(network: PreTrainedModel) -> bool:
-    """Return whether windowed and full layers rotate differently (Gemma 3)."""
+    """Return whether sliding-window and full layers use different rotary tables (Gemma 3)."""
     rotary: Any = network.model.rotary_emb
     return isinstance(rotary.rope_type, dict)
 
 
 def rotary_tables(network: PreTrainedModel, *, length: int, kind: str | None) -> RotaryTables:
-    """Compute the tables of the first `length` positions with the model's own module; `kind` as it names its layers."""
+    """Compute the tables of the first `length` positions with the model's own module; `kind`: its type of layer."""
     import torch
 
     rotary: Any = network.model.rotary_emb
@@ -182,17 +183,17 @@ def rotary_tables(network: PreTrainedModel, *, length: int, kind: str | None) ->
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """`layers[i]` says whether layer i sees only the last `size` positions, its own included; size 0: none does."""
+    """`layers[i]` is true if layer i sees only the last `size` positions, including its own; size 0: no layer does."""
 
     size: int
     layers: tuple[bool, ...]
 
     def narrowed(self, size: int) -> Windows:
-        """Return the same layers with a window of at most `size`: the wiring is the same, the check is cheaper."""
+        """Return the same layers with a window of at most `size`: a cheaper check of the same wiring."""
         return replace(self, size=min(self.size, size))
 
     def visible(self, visible: npt.NDArray[np.bool_], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return what window layers see of `visible`, [rows, rows], at these positions, [rows]."""
+        """Restrict the mask `visible`, [rows, rows], to the window, given the rows' positions."""
         distance = positions[:, None] - positions[None, :]
         return visible & (distance < self.size)
 
@@ -200,7 +201,7 @@ class Windows:
 def find_windows(network: PreTrainedModel, *, context: int) -> Windows:
     """Read a network's windows from its configuration; a window as long as the context counts as none.
 
-    Configurations that name no types of layers (Mistral, Phi-3) mean every layer, as their modules do.
+    Without layer types in the configuration (Mistral, Phi-3), every layer has the window.
     """
     config: Any = network.config
     size = getattr(config, "sliding_window", None) or 0

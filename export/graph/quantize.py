@@ -1,9 +1,9 @@
-"""Block quantization in numpy: symmetric, blocks along the inner dimension, scales that float16 holds exactly.
+"""Symmetric block quantization in numpy: blocks along the inner dimension, scales exactly representable in float16.
 
-4 bits follow Q4_0's convention and 8 bits Q8_0's, so that GGUF can carry the very same blocks. The scales of 4-bit
-blocks can be searched for the least error weighted by what the columns carry. The search follows llama.cpp's
-`make_qx_quants` (ggml-quants.c), which its importance matrix drives: try a few levels for the largest value, fit the
-scale to the integers that each gives, keep the best.
+4 bits follow Q4_0's convention and 8 bits Q8_0's, so a GGUF file can hold the same blocks. The scales of 4-bit blocks
+can be searched to minimize the error weighted by the columns' importance. The search follows `make_qx_quants`
+(ggml-quants.c), which llama.cpp uses with an importance matrix: try several levels for the largest value, fit the scale
+to the resulting integers, keep the best.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["Blocks", "ByteArray", "Scheme", "dequantize", "quantize"]
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 _LARGEST_SCALE = float(np.finfo(np.float16).max)
 _LARGEST_LEVELS = (-7.0, -7.3, -7.6, -7.9, -8.2, -8.5, -8.8, -9.4, 7.0, 7.4, 7.8, 8.4)
-"""Where the largest magnitude of a block may fall; beyond -8 and 7 it is cut, so that the others get finer steps."""
-_SMALLEST_SHARE = 1e-6
-"""Least importance of a column, of the mean one: what the text never reached still counts a little."""
+"""Levels tried for a block's largest magnitude. Beyond -8 and 7 it is clipped, which gives the others finer steps."""
+_MIN_IMPORTANCE = 1e-6
+"""Minimum importance of a column, as a share of the mean: columns the text never activates still count a little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Scheme:
         return f"int{self.bits}, block {self.block_size}" if self.quantized else f"float{self.bits}"
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """Size of a [rows, columns] weight as it is stored, float32 scales included."""
+        """Return the stored size of a [rows, columns] weight, including float32 scales."""
         scales = 4 * rows * (columns // self.block_size) if self.quantized else 0
         return rows * columns * self.bits // 8 + scales
 
@@ -51,8 +51,8 @@ class Scheme:
 class Blocks:
     """A quantized [rows, columns] weight.
 
-    packed: uint8 [rows, blocks, bytes], two values a byte at 4 bits, the even column in the low half; the zero point is
-    8 or 128. scales: float32 [rows, blocks], each exactly a float16; negative ones occur at 4 bits.
+    packed: uint8 [rows, blocks, bytes], at 4 bits two values per byte with the even column in the low half; the zero
+    point is 8 or 128. scales: float32 [rows, blocks], exactly representable in float16; negative ones occur at 4 bits.
     """
 
     packed: ByteArray
@@ -62,11 +62,11 @@ class Blocks:
 def quantize(weights: FloatArray, scheme: Scheme, *, importance: FloatArray | None = None) -> Blocks:
     """Quantize finite float32 [rows, columns] to nearest.
 
-    importance: float32 [columns], what each column's squared error counts; given, the scales of 4-bit blocks are
-    searched for the least weighted error. At 8 bits there is nothing to gain, and it is not looked at.
+    importance: float32 [columns], the weight of each column's squared error. If given, the scales of 4-bit blocks are
+    searched for the least weighted error. It is ignored at 8 bits, where the search gains nothing.
 
-    The scale is rounded to float16 first and the integers are computed with the rounded one, which llama.cpp's own
-    quantizer does the other way round: the blocks are equally valid, and nearer to the weights.
+    The scale is rounded to float16 before the integers are computed. llama.cpp's quantizer does it the other way round;
+    these blocks are equally valid and closer to the weights.
     """
     rows, columns = weights.shape
     assert scheme.quantized
@@ -88,7 +88,7 @@ def quantize(weights: FloatArray, scheme: Scheme, *, importance: FloatArray | No
 
 
 def dequantize(blocks: Blocks, scheme: Scheme) -> FloatArray:
-    """Return the float32 [rows, columns] weight that the blocks stand for."""
+    """Return the blocks as a float32 [rows, columns] weight."""
     rows = blocks.packed.shape[0]
     if scheme.bits == 4:
         values = np.stack((blocks.packed & np.uint8(15), blocks.packed >> np.uint8(4)), axis=-1)
@@ -100,11 +100,11 @@ def dequantize(blocks: Blocks, scheme: Scheme) -> FloatArray:
 
 
 def _scales(blocks: FloatArray, bits: int) -> FloatArray:
-    """One scale a block, rounded through float16."""
+    """Return one scale per block, rounded through float16."""
     highest, lowest = blocks.max(axis=-1), blocks.min(axis=-1)
     if bits == 8:
         exact = np.maximum(highest, -lowest) / np.float32(127)
-    else:  # the largest magnitude, whatever its sign, becomes level 0, the one with no counterpart; the first of equals
+    else:  # the largest magnitude of either sign (first of equals) becomes level 0, which has no positive counterpart
         exact = np.where(highest > -lowest, highest, lowest)
         ties = highest == -lowest
         if ties.any():
@@ -117,9 +117,9 @@ def _scales(blocks: FloatArray, bits: int) -> FloatArray:
 def search_scales(blocks: FloatArray, start: FloatArray, *, importance: FloatArray) -> FloatArray:
     """Return the float16-representable scales [rows, n] for blocks [rows, n, size]; never worse than `start`.
 
-    importance: [n, size], what a column's squared error counts. The error compared is Σ importance · (x − q·scale)².
+    importance: [n, size], the weight of each column's squared error. Minimizes Σ importance · (x − q·scale)².
     """
-    weights = _floored(importance)
+    weights = _normalized(importance)
     weighted = blocks * weights
     largest, best = start * np.float32(-8), start.copy()
     lowest = np.full(start.shape, np.inf, np.float32)
@@ -128,7 +128,7 @@ def search_scales(blocks: FloatArray, start: FloatArray, *, importance: FloatArr
         product = np.einsum("rnb,rnb->rn", levels, weighted)
         power = np.einsum("rnb,nb->rn", np.square(levels, out=levels), weights)
         scales = as_scales(np.divide(product, power, out=np.zeros_like(product), where=power > 0))
-        error = scales * (scales * power - 2 * product)  # without Σ weights · x², the same for all
+        error = scales * (scales * power - 2 * product)  # without Σ weights · x², which is constant
         better = error < lowest
         lowest[better], best[better] = error[better], scales[better]
     worse = _error(blocks, best, weights) >= _error(blocks, start, weights)
@@ -137,7 +137,7 @@ def search_scales(blocks: FloatArray, start: FloatArray, *, importance: FloatArr
 
 
 def levels_of(blocks: FloatArray, scales: FloatArray) -> FloatArray:
-    """Return the nearest of the levels -8 to 7, as float32 [rows, n, size]."""
+    """Return the nearest levels from -8 to 7, as float32 [rows, n, size]."""
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
     levels = blocks * inverse[..., None]
     np.rint(levels, out=levels)
@@ -145,7 +145,7 @@ def levels_of(blocks: FloatArray, scales: FloatArray) -> FloatArray:
 
 
 def as_scales(values: FloatArray) -> FloatArray:
-    """Round through float16, cut to its range; the result is float32."""
+    """Clip to float16's range and round through float16; the result is float32."""
     return np.asarray(np.clip(values, -_LARGEST_SCALE, _LARGEST_SCALE).astype(np.float16), np.float32)
 
 
@@ -156,9 +156,9 @@ def _error(blocks: FloatArray, scales: FloatArray, weights: FloatArray) -> Float
     return np.asarray(np.einsum("rnb,nb->rn", np.square(rest, out=rest), weights), np.float32)
 
 
-def _floored(importance: FloatArray) -> FloatArray:
-    """Return weights above zero whose mean is 1."""
+def _normalized(importance: FloatArray) -> FloatArray:
+    """Scale the importance to mean 1, with a minimum above zero."""
     mean = float(importance.mean())
     if mean <= 0:
         return np.ones_like(importance)
-    return np.asarray(np.maximum(importance / np.float32(mean), _SMALLEST_SHARE), np.float32)
+    return np.asarray(np.maximum(importance / np.float32(mean), _MIN_IMPORTANCE), np.float32)

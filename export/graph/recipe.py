@@ -1,4 +1,4 @@
-"""How a model's weights are stored: schemes for its projections, for its outer layers', for head and embedding."""
+"""How a model's weights are stored: quantization schemes for projections, outer layers, head and embedding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMBEDDING = "embedding"
 """The embedding table's name, under which a tied head is stored too."""
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
-_READERS_OF_ONE_INPUT = {
+_SHARED_INPUT = {
     re.compile(r"\battn\.(?:q|k|v)_proj$"): "attn.qkv_proj",
     re.compile(r"\bmlp\.(?:gate|up)_proj$"): "mlp.gate_up_proj",
 }
@@ -26,8 +26,8 @@ _READERS_OF_ONE_INPUT = {
 class Recipe:
     """The schemes of a model: `body` for its projections, `head` for head and embedding.
 
-    edges: of the first and the last layer's projections, where they differ from the others. layers: how many there are,
-    0 while no model is known. calibrated: the scales of 4-bit blocks are searched with the inputs' importance.
+    edges: the scheme of the first and last layer's projections, if it differs from `body`. layers: number of layers, 0
+    while no model is known. calibrated: scales of 4-bit blocks are searched, weighted by the inputs' importance.
     """
 
     body: Scheme
@@ -55,7 +55,7 @@ class Recipe:
 
     @property
     def remark(self) -> str:
-        """The name where widths and block size do not say everything, else nothing."""
+        """The name if bits and block size do not describe the recipe fully, else an empty string."""
         return self.name if self.edges is not None or self.calibrated else ""
 
     def of(self, shape: Shape) -> Recipe:
@@ -63,7 +63,7 @@ class Recipe:
         return replace(self, layers=shape.layers)
 
     def nbytes(self, shape: Shape) -> int:
-        """Size of a model's stored weights, without norms and tables."""
+        """Return the size of a model's stored weights, without norms and rotary tables."""
         tables = 1 if shape.tied else 2
         layer = (shape.parameters - tables * shape.embedding) // shape.layers
         width = self.body.block_size or 1
@@ -73,7 +73,7 @@ class Recipe:
         return body + raised + tables * self.head.nbytes(shape.rows, shape.hidden)
 
     def scheme_of(self, name: str) -> Scheme:
-        """Return the scheme of a projection, named as in the graph (without `.weight`) or as transformers' module."""
+        """Return the scheme of a projection, by its graph name (without `.weight`) or its transformers module name."""
         if name == HEAD:
             return self.head
         layer = _LAYER.search(name)
@@ -87,12 +87,12 @@ UNROUNDED = Recipe(Scheme(32), Scheme(32))
 
 
 def projection_name(name: str) -> str:
-    """Return one name for what graph and transformers name apart, as in `model.layers.3.attn.qkv_proj` for q, k and v.
+    """Return a common name for graph and transformers names, e.g. `model.layers.3.attn.qkv_proj` for q, k and v.
 
-    Projections that read one input share it: some networks and graphs stack them into one weight.
+    Projections with the same input share a name, because some networks and graphs stack them into one weight.
     """
     name = name.replace("self_attn", "attn")
-    for pattern, shared in _READERS_OF_ONE_INPUT.items():
+    for pattern, shared in _SHARED_INPUT.items():
         name = pattern.sub(shared, name)
     return name
 

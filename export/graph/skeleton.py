@@ -1,7 +1,7 @@
-"""The base graph's structure, made by onnxruntime-genai's model builder without any weight being read or copied.
+"""Builds the base graph's structure with onnxruntime-genai's model builder, without reading or copying weights.
 
-The builder's classes get a model whose parameters are views of the checkpoint, and an initializer is only noted down:
-name and view. What the builder prints is kept and shown with --debug.
+The builder gets a model whose parameters are views of the checkpoint; initializers are only recorded, as name and view.
+The builder's output is logged at debug level.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """A graph whose initializers have no data, and the views that the data will be read from."""
+    """A graph whose initializers have no data, and the views to read the data from."""
 
     model: ir.Model
     recorded: Mapping[str, Recorded]
@@ -51,23 +51,23 @@ def build_skeleton(network: PreTrainedModel, builder: str) -> Skeleton:
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             config = _builder_config(network)
-            maker = _recording(builder)(config, ir.DataType.FLOAT, ir.DataType.FLOAT, "cpu", None, {})
-            maker.network = network
-            _exact_scale(maker, network)
-            maker.make_model("")
-    except Exception as error:  # the builder is untyped code, and runs transformers' own
-        what = f"onnxruntime-genai's builder cannot make this model: {type(error).__name__}: {reason_of(error)}"
+            recorder = _recording(builder)(config, ir.DataType.FLOAT, ir.DataType.FLOAT, "cpu", None, {})
+            recorder.network = network
+            _exact_scale(recorder, network)
+            recorder.make_model("")
+    except Exception as error:  # the builder and the transformers code it runs may raise anything
+        what = f"onnxruntime-genai's builder cannot build this model: {type(error).__name__}: {reason_of(error)}"
         raise ExportError(what) from error
     finally:
         for line in printed.getvalue().splitlines():
             _log.debug("builder: %s", line)
-    _leave_out_blanks(maker.model)
-    return Skeleton(maker.model, maker.recorded)
+    _drop_blank_inputs(recorder.model)
+    return Skeleton(recorder.model, recorder.recorded)
 
 
 @lru_cache
 def _recording(builder: str) -> Any:  # noqa: ANN401  (the builder is untyped)
-    """Return the builder's class with loading and initializers replaced by records."""
+    """Return a subclass of the builder that records initializers instead of loading weights."""
     import onnx_ir as ir
     from onnx_ir.tensor_adapters import TorchTensor
 
@@ -86,7 +86,7 @@ def _recording(builder: str) -> Any:  # noqa: ANN401  (the builder is untyped)
             self.recorded[name] = tensor if isinstance(tensor, StackedT) else tensor.detach()
             kind = to or TorchTensor(tensor).dtype
             value = self.make_value(name, kind, tuple(tensor.shape))
-            value.const_value = ir.LazyTensor(_unread, dtype=kind, shape=ir.Shape(tensor.shape), name=name)
+            value.const_value = ir.LazyTensor(_no_data, dtype=kind, shape=ir.Shape(tensor.shape), name=name)
             self.model.graph.register_initializer(value)
 
         def make_packed_matmul_float_class(
@@ -97,7 +97,7 @@ def _recording(builder: str) -> Any:  # noqa: ANN401  (the builder is untyped)
         def make_attention_unpacked_regular(
             self, layer_id: int, attention: torch.nn.Module, qkv_linear: torch.nn.Linear, root_input: str, **_: object
         ) -> None:
-            """Give the three projections as views, where the builder would fill three new modules."""
+            """Attach the three projections as views; the builder would copy them into new modules."""
             sizes = (self.q_size, self.kv_size, self.kv_size)
             _attach(attention, ("q_proj", "k_proj", "v_proj"), _rows_of(qkv_linear, sizes))
 
@@ -108,17 +108,17 @@ def _recording(builder: str) -> Any:  # noqa: ANN401  (the builder is untyped)
             _attach(mlp, ("gate_proj", "up_proj"), _rows_of(gate_up_linear, sizes))
 
         def make_attention_qk_rope(self, layer_id: int, **more: object) -> tuple[str, str]:
-            """Leave layers without positions alone (SmolLM3): the builder would rotate them in front of attention."""
+            """Skip layers without rotary positions (SmolLM3): the builder would rotate them before attention."""
             if not self.attention_attrs["use_rope_in_attn"]:
                 return "", ""
             names: tuple[str, str] = super().make_attention_qk_rope(layer_id, **more)
             return names
 
         def make_rope_init(self, config: PreTrainedConfig) -> None:
-            """Nothing: the tables below are transformers' own, whatever the kind."""
+            """Do nothing: the tables are computed by transformers, see below."""
 
         def make_rotary_embedding_multi_cache(self, **_: object) -> None:
-            """Nothing: each kind of layer gets its tables when its first layer is made."""
+            """Do nothing: the tables of a layer type are added with its first layer."""
 
         def make_rotary_embedding_caches(self, **_: object) -> tuple[str, str]:
             local = self.window_size not in (None, -1)  # set layer by layer
@@ -133,8 +133,8 @@ def _recording(builder: str) -> Any:  # noqa: ANN401  (the builder is untyped)
     return Recording
 
 
-def _leave_out_blanks(model: ir.Model) -> None:
-    """Make inputs that the builder left blank by an empty name really absent."""
+def _drop_blank_inputs(model: ir.Model) -> None:
+    """Remove inputs that the builder marked as absent by an empty name."""
     for node in model.graph:
         for index, value in enumerate(node.inputs):
             if value is not None and value.name == "":
@@ -142,7 +142,7 @@ def _leave_out_blanks(model: ir.Model) -> None:
 
 
 def _attach(module: torch.nn.Module, names: Sequence[str], parts: Sequence[SimpleNamespace]) -> None:
-    """Give a module its parts as plain attributes: as modules they would count among its parameters."""
+    """Attach parts as plain attributes: submodules would add to the module's parameters."""
     for name, part in zip(names, parts, strict=True):
         object.__setattr__(module, name, part)
 
@@ -152,27 +152,27 @@ class _Packed:
     weight: Stacked
 
 
-def _unread() -> ir.TensorProtocol:
-    raise AssertionError("a weight of the skeleton is read by its recipe, never through the graph")
+def _no_data() -> ir.TensorProtocol:
+    raise AssertionError("weights of the skeleton are read from the checkpoint, never through the graph")
 
 
 def _builder_config(network: PreTrainedModel) -> Any:  # noqa: ANN401  (the builder adds attributes to it)
-    """Copy the configuration, with what the builder still looks for under older names."""
+    """Copy the configuration and add the older attributes that the builder still expects."""
     config: Any = copy.deepcopy(network.config)
     if not hasattr(config, "rope_local_base_freq"):
-        config.rope_local_base_freq = 0.0  # the tables are not made from it
+        config.rope_local_base_freq = 0.0  # not used: the tables are computed by transformers
     return config
 
 
-def _exact_scale(maker: Any, network: PreTrainedModel) -> None:  # noqa: ANN401  (the builder is untyped)
-    """Take the embedding's scale from the network: the builder rounds it to two decimals."""
+def _exact_scale(recorder: Any, network: PreTrainedModel) -> None:  # noqa: ANN401  (the builder is untyped)
+    """Set the embedding's scale from the network, because the builder rounds it to two decimals."""
     scale = getattr(network.get_input_embeddings(), "scalar_embed_scale", None)
     if scale is not None:
-        maker.embed_attrs["scale"] = float(scale)
+        recorder.embed_attrs["scale"] = float(scale)
 
 
 def _rows_of(linear: torch.nn.Linear, sizes: Sequence[int]) -> list[SimpleNamespace]:
-    """Cut a fused projection into parts of these many rows, as views."""
+    """Split a fused projection into views with `sizes` rows."""
     biases = linear.bias.split(list(sizes)) if linear.bias is not None else (None,) * len(sizes)
     weights = linear.weight.split(list(sizes))
     return [SimpleNamespace(weight=weight, bias=bias) for weight, bias in zip(weights, biases, strict=True)]
@@ -180,7 +180,7 @@ def _rows_of(linear: torch.nn.Linear, sizes: Sequence[int]) -> list[SimpleNamesp
 
 @lru_cache
 def _builders() -> Any:  # noqa: ANN401  (the builder is untyped)
-    """Import the builder's package, whose modules import each other by bare names."""
+    """Import the builder's package, whose modules import each other as top-level names."""
     genai = importlib.import_module("onnxruntime_genai")
     folder = str(Path(genai.__path__[0]) / "models")
     sys.path.insert(0, folder)

@@ -1,7 +1,4 @@
-"""Stored weights: the checkpoint views that each is made of, and how its bytes are produced, piece by piece.
-
-A stored weight yields one or more tensors of the weights file.
-"""
+"""Stored weights: converts checkpoint views to the bytes of one or more tensors in the weights file, in chunks."""
 
 from __future__ import annotations
 
@@ -23,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["BlockWeight", "FloatWeight", "Matrix", "Stacked", "TensorSpec", "matrix_of"]
 
 _CHUNK_ELEMENTS = 1 << 22
-"""16 MiB of float32 at a time."""
+"""Elements converted at a time: 16 MiB of float32."""
 Stored: TypeAlias = "npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.uint8]"
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows `start` onwards of a matrix, float32."""
+    """Rows of a matrix from `start` on, float32."""
 
     start: int
     values: FloatArray
@@ -37,7 +34,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """What stands for `torch.cat(parts)` in the builder without copying anything."""
+    """Replaces `torch.cat(parts)` in the builder without copying."""
 
     parts: tuple[torch.Tensor, ...]
 
@@ -56,7 +53,7 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True)
 class StackedT:
-    """The transpose of a stack, as the builder hands it over."""
+    """The transpose of a stack, as the builder passes it."""
 
     origin: Stacked
 
@@ -75,7 +72,7 @@ Recorded: TypeAlias = "torch.Tensor | StackedT"
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A [rows, columns] weight lying in one or several views, stacked by rows; a vector is one row."""
+    """A [rows, columns] weight in one or more views, stacked by rows; a vector is one row."""
 
     parts: tuple[torch.Tensor, ...]
 
@@ -89,11 +86,11 @@ class Matrix:
 
     @property
     def identity(self) -> tuple[tuple[int, ...], ...]:
-        """Equal for two matrices that lie in the same memory: tied weights."""
+        """A key that is equal for matrices in the same memory (tied weights)."""
         return tuple((part.data_ptr(), *part.shape) for part in self.parts)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Read all rows, a bounded number at a time."""
+        """Yield all rows in bounded chunks."""
         start = 0
         for part in self.parts:
             step = max(1, _CHUNK_ELEMENTS // part.shape[1])
@@ -103,7 +100,7 @@ class Matrix:
             start += part.shape[0]
 
     def column_chunks(self) -> Iterator[Chunk]:
-        """Read the transpose: chunks of [columns, rows], a bounded number of columns at a time."""
+        """Yield the transpose as chunks of [columns, rows] with a bounded number of columns."""
         step = max(1, _CHUNK_ELEMENTS // self.rows)
         for first in range(0, self.columns, step):
             pieces = [_read_float(part[:, first : first + step]).T for part in self.parts]
@@ -111,7 +108,7 @@ class Matrix:
 
 
 def matrix_of(recorded: Recorded, *, transposed: bool) -> Matrix:
-    """Make a matrix of what the builder recorded; `transposed` says that the record is [columns, rows]."""
+    """Return the matrix for a recorded weight; `transposed`: the record is [columns, rows]."""
     if isinstance(recorded, StackedT):
         assert transposed
         return Matrix(recorded.origin.parts)
@@ -147,9 +144,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class FloatWeight:
-    """A weight as it is, [rows, columns] or the vector it was, in float32 or float16.
+    """An unquantized weight in float32 or float16: [rows, columns], or a vector.
 
-    transposed: as MatMul wants a projection's, [columns, rows].
+    transposed: stored as [columns, rows], as MatMul expects a projection's weight.
     """
 
     name: str
@@ -173,7 +170,7 @@ class FloatWeight:
 class BlockWeight:
     """A projection's weight in blocks: `packed` uint8 [rows, blocks, bytes], `scales` float32 [rows, blocks].
 
-    importance: float32 [columns], as `quantize` takes it.
+    importance: float32 [columns], see `quantize`.
     """
 
     name: str
@@ -198,24 +195,24 @@ class BlockWeight:
     def pieces(self) -> Iterator[Piece]:
         packed, scales = self.tensors
         for chunk in self.source.chunks():
-            blocks = quantize(_sound(chunk.values, self.name), self.scheme, importance=self.importance)
+            blocks = quantize(_finite(chunk.values, self.name), self.scheme, importance=self.importance)
             yield Piece(packed.name, chunk.start * (packed.nbytes // self.source.rows), blocks.packed)
             yield Piece(scales.name, chunk.start * (scales.nbytes // self.source.rows), blocks.scales)
 
 
 def _as_float(values: FloatArray, name: str, *, bits: int) -> npt.NDArray[np.float32] | npt.NDArray[np.float16]:
-    """Return sound values in their stored type. Raises ExportError for what is too large for it."""
+    """Convert finite values to their stored type. Raises ExportError if a value is too large for it."""
     if bits == 32:
-        return _sound(values, name)
+        return _finite(values, name)
     with np.errstate(over="ignore"):
-        half = _sound(values, name).astype(np.float16)
+        half = _finite(values, name).astype(np.float16)
     if not np.isfinite(half).all():
         raise ExportError(f"the weight {name} holds values too large for float16: use --bits 32, 8 or 4")
     return half
 
 
-def _sound(values: FloatArray, name: str) -> FloatArray:
-    """Return the values if all are finite numbers. Raises ExportError."""
+def _finite(values: FloatArray, name: str) -> FloatArray:
+    """Return the values. Raises ExportError if one is NaN or infinite."""
     if not np.isfinite(values).all():
         raise ExportError(f"the weight {name} holds NaN or infinity: the checkpoint is damaged, download it again")
     return values

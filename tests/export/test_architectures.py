@@ -180,7 +180,7 @@ def test_long_rope_beyond_its_switch(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", LONG)
     manifest = export_span(folder, tmp_path / "pack", Span(long_rope=True))
     assert manifest.models["target"].context == 256
-    assert "up to 64 tokens are computed otherwise" in manifest.models["target"].notes[0]
+    assert "up to 64 tokens differ" in manifest.models["target"].notes[0]
     tokens = random_tokens(100)
     expected = framework_logits(folder, tokens)
     assert np.abs(engine_logits(manifest, tmp_path / "pack", tokens) - expected).max() < 1e-3
@@ -192,15 +192,15 @@ def test_the_context_is_as_asked(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", TinyModel())
     entry = export_span(folder, tmp_path / "pack", Span(context=128)).models["target"]
     assert entry.context == 128
-    assert entry.notes == ("the context is limited to 128 of 256 tokens: as asked",)
+    assert entry.notes == ("the context is limited to 128 of 256 tokens: as requested",)
 
 
 @pytest.mark.parametrize(
     ("tiny", "span", "message"),
     [
-        (TinyModel(), Span(context=4096), "serves 256 positions, not 4096"),
+        (TinyModel(), Span(context=4096), "supports 256 positions, not 4096"),
         (TinyModel(), Span(long_rope=True), "has no long rope"),
-        (LONG, Span(context=100), "serves 64 positions, not 100"),
+        (LONG, Span(context=100), "supports 64 positions, not 100"),
         (LONG, Span(context=64, long_rope=True), "uses its short factors up to 64 positions"),
     ],
 )

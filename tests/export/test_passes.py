@@ -171,7 +171,7 @@ def test_every_weight_gets_a_place(skeleton: Skeleton) -> None:
     model, weights = skeleton.model, Weights()
     stored_embedding(model, skeleton.recorded, weights=weights, scheme=INT8)
     stored_projections(model, skeleton.recorded, weights=weights, scheme_of=lambda name: INT8)
-    with pytest.raises(ExportError, match=r"has no place in weights\.bin"):
+    with pytest.raises(ExportError, match=r"is not in weights\.bin"):
         placed_weights(model, weights.extents(), file="weights.bin")
     stored_constants(model, skeleton.recorded, weights=weights)
     placed_weights(model, weights.extents(), file="weights.bin")

@@ -196,8 +196,8 @@ def test_modules_the_model_lacks_are_refused(llama: Path, tmp_path: Path) -> Non
     [
         ("base,kv4", 16, "", "no graph is called 'kv4'"),
         ("lora", 0, "", "--lora-rank 0"),
-        ("kv8", 8, "", "are for a lora graph: add it to --graphs"),
-        ("base", None, "q_proj", "are for a lora graph: add it to --graphs"),
+        ("kv8", 8, "", "need a lora graph: add lora to --graphs"),
+        ("base", None, "q_proj", "need a lora graph: add lora to --graphs"),
         ("lora", 4, "q,k_proj", "no projection is called 'q'"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Graph passes over an exported model, one file each."""
+"""Passes that rewrite an exported model's graph."""

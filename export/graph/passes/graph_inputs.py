@@ -1,4 +1,4 @@
-"""The inputs of a base graph: lengths, rotary positions, attention biases, and the shapes and order of all of them."""
+"""Sets up a base graph's inputs: lengths, rotary positions and attention biases, and their shapes and order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BIAS = 10
 _SHAPE = (1, 1, "S", "T")
 _WINDOW_ATTRIBUTES = ("local_window_size", "sliding_window_cache")
 _RENAMED = {"sequence_length": "S", "S": "S", "R": "R"}
-"""Names of the second dimension; any other is left open, such as rows times heads before a norm of each head."""
+"""Names of the second dimension; others stay dynamic, such as rows times heads before a per-head norm."""
 _ORDER = ("input_ids", "position_ids", "seqlens_k", "total_length", "attention_bias", "window_bias", "rows")
 
 
@@ -35,7 +35,7 @@ def direct_lengths(model: ir.Model) -> None:
 
 
 def explicit_positions(model: ir.Model) -> None:
-    """Add input `position_ids`, int64 [1, S], and wire it to every attention node that rotates."""
+    """Add input `position_ids`, int64 [1, S], and wire it to every attention node that applies rotary positions."""
     positions = add_input(model, "position_ids", ir.DataType.INT64, [1, "S"])
     for node in attention_nodes(model):
         if node.attributes.get_int("do_rotary", 0):
@@ -45,11 +45,11 @@ def explicit_positions(model: ir.Model) -> None:
 def tree_bias(model: ir.Model, *, windowed: Sequence[bool] = ()) -> None:
     """Add input `attention_bias`, float32 [1, 1, S, T], and wire it to every attention node without a window.
 
-    A large negative value hides a slot, which tells a tree from a chain. The engine's window attribute counts slots,
-    which is wrong for the branches of a tree: it is removed, and the caller that fills the bias counts positions.
+    A large negative value masks a slot, which is how a tree is encoded. The engine's window attribute counts slots,
+    which is wrong for a tree's branches, so it is removed and the caller applies the window when it fills the bias.
 
-    windowed[i] says that layer i has one: it gets input `window_bias` of the same shape. Each input is there only if a
-    layer uses it; () means no windows at all.
+    windowed[i]: layer i has a window and uses input `window_bias`, of the same shape. An input is only added if a layer
+    uses it; () means no windows.
     """
     for layer, node in enumerate(attention_nodes(model)):
         name = "window_bias" if windowed and windowed[layer] else "attention_bias"
@@ -59,7 +59,7 @@ def tree_bias(model: ir.Model, *, windowed: Sequence[bool] = ()) -> None:
 
 
 def declared_shapes(model: ir.Model, *, head_size: int) -> None:
-    """Set shapes and the order of inputs and outputs: plain ones first, then key and value layer by layer."""
+    """Set shapes and order of inputs and outputs: named ones first, then key and value of each layer."""
     pairs: list[ir.Value] = []
     results: list[ir.Value] = []
     for node in attention_nodes(model):

@@ -1,8 +1,8 @@
-"""Computes logits only for the rows asked for.
+"""Restricts a graph's logits to the requested rows.
 
-Behind the last attention every operation works on each row alone, so the rows may be picked there already: then the
-last MLP, too, sees the picked rows only, which is much of a draft of two layers while it reads a prompt. Of graphs of
-plain nodes, only the head is cut.
+All operations after the last attention are row-wise, so rows can be selected there: the last MLP then only runs on the
+selected rows, which saves much of a two-layer draft's prefill. In graphs from other exporters only the head is
+restricted.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from .surgery import add_input, attention_nodes, insert_before
 
 __all__ = ["head_of", "picked_head_rows", "picked_rows"]
 
-_ROW_BY_ROW = ("Cast", "Mul", "Div", "Add", "Tanh")
+_ELEMENTWISE = ("Cast", "Mul", "Div", "Add", "Tanh")
 
 
 def picked_rows(model: ir.Model, *, early: bool) -> None:
     """Add input `rows`, int64 [R], and make the logits [R, V]; R may be 0.
 
-    early: pick behind the last attention instead of before the final norm. Then the last MLP runs on as many rows as
-    are asked for, and float and 4-bit kernels round one row otherwise than several; 8-bit ones do not.
-    Raises ExportError for a graph it cannot cut.
+    early: select rows after the last attention instead of before the final norm. The last MLP then runs on R rows, and
+    float and 4-bit kernels round one row differently from several; 8-bit kernels do not.
+    Raises ExportError for an unsupported graph.
     """
     rows = add_input(model, "rows", ir.DataType.INT64, ["R"])
-    behind = _behind(attention_nodes(model)[-1].outputs[0]) if early else _from_final_norm(model)
+    dependents = _dependents(attention_nodes(model)[-1].outputs[0]) if early else _from_final_norm(model)
     picked: dict[ir.Value, ir.Value] = {}
-    for node in behind:
+    for node in dependents:
         for index, value in enumerate(node.inputs):
-            if value is None or value.is_initializer() or _constant(value) or value.producer() in behind:
+            if value is None or value.is_initializer() or _constant(value) or value.producer() in dependents:
                 continue
             if value not in picked:
                 picked[value] = _pick(node, value, rows)
             node.replace_input_with(index, picked[value])
-    for node in behind:
+    for node in dependents:
         for output in node.outputs:
             if output.shape is not None and len(output.shape) == 3:
                 output.shape = ir.Shape([1, "R", output.shape[2]])
@@ -43,16 +43,16 @@ def picked_rows(model: ir.Model, *, early: bool) -> None:
 
 
 def _from_final_norm(model: ir.Model) -> list[ir.Node]:
-    """Return the node that feeds the head, which is the final norm, and what depends on it."""
+    """Return the final norm, which feeds the head, and the nodes that depend on its output."""
     hidden = head_of(model).inputs[0]
     norm = hidden.producer() if hidden is not None else None
     if hidden is None or norm is None:
-        raise ExportError("the graph's head has nothing in front of it: unsupported")
-    return [norm, *_behind(hidden)]
+        raise ExportError("the graph's head has no preceding node: unsupported")
+    return [norm, *_dependents(hidden)]
 
 
-def _behind(value: ir.Value) -> list[ir.Node]:
-    """Return the nodes that depend on a value, in order."""
+def _dependents(value: ir.Value) -> list[ir.Node]:
+    """Return the nodes that depend on `value`, in graph order."""
     producer = value.producer()
     assert producer is not None
     assert producer.graph is not None
@@ -72,7 +72,7 @@ def _constant(value: ir.Value) -> bool:
 def _pick(node: ir.Node, value: ir.Value, rows: ir.Value) -> ir.Value:
     if value.producer() is None or value.shape is None or len(value.shape) != 3:
         raise ExportError(
-            f"the graph uses {value.name} behind the last attention, where only rows may pass: unsupported"
+            f"the graph uses {value.name}, which is not a row-wise value, after the last attention: unsupported"
         )
     gather = ir.node("Gather", [value, rows], {"axis": 1}, name=f"{value.name}/picked")
     output = insert_before(node, gather)
@@ -82,7 +82,7 @@ def _pick(node: ir.Node, value: ir.Value, rows: ir.Value) -> ir.Value:
 
 
 def _flatten_logits(model: ir.Model) -> None:
-    """Drop the batch dimension in front of the head, where the rows are still narrow."""
+    """Drop the batch dimension before the head, where rows are still narrow."""
     head = head_of(model)
     hidden = head.inputs[0]
     assert hidden is not None
@@ -91,12 +91,12 @@ def _flatten_logits(model: ir.Model) -> None:
     flat = insert_before(head, ir.node("Squeeze", [hidden, axes], name="/rows/Squeeze"))
     flat.name, flat.type, flat.shape = "/rows/hidden", hidden.type, _flat(hidden)
     head.replace_input_with(0, flat)
-    for node in (head, *_behind(head.outputs[0])):
+    for node in (head, *_dependents(head.outputs[0])):
         node.outputs[0].shape = _flat(node.outputs[0])
 
 
 def head_of(model: ir.Model) -> ir.Node:
-    """Return the matrix product that makes the logits; scaling or capping may follow it. Raises ExportError."""
+    """Return the matrix product that computes the logits, before any scaling or capping. Raises ExportError."""
     value = next((value for value in model.graph.outputs if value.name == "logits"), None)
     while value is not None and (node := value.producer()) is not None:
         if node.op_type in ("MatMul", "MatMulNBits", "Gemm"):
@@ -111,9 +111,9 @@ def _flat(value: ir.Value) -> ir.Shape:
 
 
 def picked_head_rows(model: ir.Model) -> bool:
-    """Add input `rows`, int64 [R], make the logits [R, V], and return True; a head of another form stays as it is.
+    """Add input `rows`, int64 [R], make the logits [R, V] and return True; return False for an unsupported head.
 
-    Between the head and the logits there may be what works on each value alone: scaling, capping, a cast.
+    Between head and logits only element-wise operations are supported: scaling, capping, a cast.
     """
     logits = next(value for value in model.graph.outputs if value.name == "logits")
     head = head_of(model)
@@ -134,10 +134,10 @@ def picked_head_rows(model: ir.Model) -> bool:
 
 
 def _tail(logits: ir.Value, head: ir.Node) -> list[ir.Value] | None:
-    """Return the values from the logits back to the head's output; None where other operations lie between."""
+    """Return the values from the logits back to the head's output; None if other operations are in between."""
     values = [logits]
     while (node := values[-1].producer()) is not head:
-        if node is None or node.op_type not in _ROW_BY_ROW or node.inputs[0] is None:
+        if node is None or node.op_type not in _ELEMENTWISE or node.inputs[0] is None:
             return None
         values.append(node.inputs[0])
     return values

@@ -1,4 +1,4 @@
-"""Replaces a graph's weights by those of the weights file: embedding, projections, constants, and where each lies."""
+"""Replaces a graph's weights with references to the weights file: embedding, projections and constants."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ __all__ = [
 
 _LEVEL = "accuracy_level"
 _FLOAT32_LEVEL, _FLOAT16_LEVEL, _INT8_LEVEL = 1, 2, 4
-"""How MatMulNBits may round activations. Level 4 allows 8 bits: the fast kernels, at every width of weights. Level 2
-asks for float16's accuracy: our kernels then use 16 bits, ONNX Runtime's on a processor float32. Level 1: float32."""
+"""How MatMulNBits may round activations. Level 4 allows 8 bits: the fast kernels, for weights of any width. Level 2
+requests float16 accuracy: our kernels then use 16 bits, ONNX Runtime's CPU kernels float32. Level 1: float32."""
 
 
 def stored_embedding(model: ir.Model, recorded: Mapping[str, Recorded], *, weights: Weights, scheme: Scheme) -> None:
-    """Replace the Gather on `input_ids`. The table is kept as `embedding`; a tied head finds it there."""
-    node = next((node for node in model.graph if node.op_type == "Gather" and _on_ids(node)), None)
+    """Replace the Gather on `input_ids`. The table is stored as `embedding`, which a tied head shares."""
+    node = next((node for node in model.graph if node.op_type == "Gather" and _indexed_by_ids(node)), None)
     if node is None or node.inputs[0] is None or node.inputs[0].name not in recorded:
-        raise ExportError("the graph has no embedding table that `input_ids` picks from: unsupported")
+        raise ExportError("the graph has no embedding table indexed by `input_ids`: unsupported")
     table = node.inputs[0]
     source = matrix_of(recorded[str(table.name)], transposed=False)
     shape = (source.rows, source.columns)
@@ -61,14 +61,14 @@ def stored_embedding(model: ir.Model, recorded: Mapping[str, Recorded], *, weigh
     drop_weight(model, table)
 
 
-def _on_ids(node: ir.Node) -> bool:
+def _indexed_by_ids(node: ir.Node) -> bool:
     return len(node.inputs) > 1 and node.inputs[1] is not None and node.inputs[1].name == "input_ids"
 
 
 def stored_projections(
     model: ir.Model, recorded: Mapping[str, Recorded], *, weights: Weights, scheme_of: Callable[[str], Scheme]
 ) -> None:
-    """Replace every MatMul on a recorded weight; `scheme_of` is asked by the weight's name, `head` for the head."""
+    """Replace every MatMul on a recorded weight; `scheme_of` gets the weight's name, `head` for the head."""
     for node in [node for node in model.graph if node.op_type == "MatMul"]:
         weight = node.inputs[1]
         if weight is None or weight.name not in recorded:
@@ -105,13 +105,13 @@ def _blocks(model: ir.Model, node: ir.Node, stored: BlockWeight) -> ir.Node:
 
 
 def _floats(model: ir.Model, node: ir.Node, *, weights: Weights, source: Matrix, stored: _Stored) -> ir.Node:
-    """Make a MatMul, or a Gemm for the head, whose weight then has the embedding's orientation and can be shared."""
+    """Make a MatMul, or for the head a Gemm, whose weight has the embedding's orientation and can be shared."""
     if stored.head:
         spec = weights.plain(stored.name, source, shape=(source.rows, source.columns), bits=stored.bits)
     else:
         spec = weights.transposed(stored.name, source, bits=stored.bits)
     weight = add_weight(model, spec)
-    if stored.bits == 16:  # float16 in the file, float32 in the kernels: the engine folds the cast when it loads
+    if stored.bits == 16:  # float16 in the file, float32 in the kernels: the engine folds the cast at load time
         cast = ir.node("Cast", [weight], {"to": ir.DataType.FLOAT}, name=f"{node.name}/Cast")
         shape, weight = weight.shape, insert_before(node, cast)
         weight.name, weight.type, weight.shape = f"{spec.name}/float", ir.TensorType(ir.DataType.FLOAT), shape
@@ -121,7 +121,7 @@ def _floats(model: ir.Model, node: ir.Node, *, weights: Weights, source: Matrix,
 
 
 def _replace(model: ir.Model, old: ir.Node, result: ir.Value) -> None:
-    """Let `result` take the place of what `old` computes, under the same name."""
+    """Replace the output of `old` with `result`, keeping its name."""
     output = old.outputs[0]
     result.type, result.shape = output.type, output.shape
     ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
@@ -130,7 +130,7 @@ def _replace(model: ir.Model, old: ir.Node, result: ir.Value) -> None:
 
 
 def stored_constants(model: ir.Model, recorded: Mapping[str, Recorded], *, weights: Weights) -> None:
-    """Give every recorded initializer that is still used a float32 place in the weights file."""
+    """Store every recorded initializer that is still used in the weights file, as float32."""
     for name, value in list(model.graph.initializers.items()):
         if not value.uses():
             drop_weight(model, value)
@@ -142,20 +142,20 @@ def stored_constants(model: ir.Model, recorded: Mapping[str, Recorded], *, weigh
 
 
 def placed_weights(model: ir.Model, extents: Mapping[str, Extent], *, file: str) -> None:
-    """Point each initializer to its extent of `file`. Raises ExportError for one that has none."""
+    """Point each initializer to its extent in `file`. Raises ExportError if one has none."""
     for name, value in model.graph.initializers.items():
         extent = extents.get(name)
         if extent is None or value.dtype is None:
-            raise ExportError(f"the weight {name} of the graph has no place in {file}: this is a mistake in edgedecode")
+            raise ExportError(f"the graph's weight {name} is not in {file}: this is a bug in edgedecode")
         value.const_value = ir.ExternalTensor(
             file, extent.offset, extent.spec.nbytes, value.dtype, shape=ir.Shape(extent.spec.shape), name=name
         )
 
 
 def viewed_tables(model: ir.Model) -> None:
-    """Replace each Reshape of an external initializer by an initializer of the new shape over the same bytes.
+    """Replace each Reshape of an external initializer with an initializer of the new shape over the same bytes.
 
-    The engine would fold the Reshape into a copy of the whole table, which the memory plan does not have.
+    The engine would fold the Reshape into a copy of the full table, which the memory plan does not include.
     """
     for node in [node for node in model.graph if node.op_type == "Reshape"]:
         source, output = node.inputs[0], node.outputs[0]
@@ -181,20 +181,20 @@ def viewed_tables(model: ir.Model) -> None:
 
 
 def exact_products(model: ir.Model) -> None:
-    """Ask for float32 activations in every MatMulNBits: many times slower, no rounding of its own."""
+    """Request float32 activations in every MatMulNBits: many times slower, but activations are not rounded."""
     for node in _products(model):
         node.attributes[_LEVEL] = ir.AttrInt64(_LEVEL, _FLOAT32_LEVEL)
 
 
 def set_activations(model: ir.Model, wide: Collection[str]) -> None:
-    """Ask for 16-bit activations in the products named so (as in `projection_name`), for 8-bit ones in the others."""
+    """Request 16-bit activations in the products `wide` (as in `projection_name`) and 8-bit ones in the others."""
     for node in _products(model):
         level = _FLOAT16_LEVEL if _name(node) in wide else _INT8_LEVEL
         node.attributes[_LEVEL] = ir.AttrInt64(_LEVEL, level)
 
 
 def product_names(model: ir.Model) -> tuple[str, ...]:
-    """Name the inputs of quantized products in the graph's order; products that read one input share a name."""
+    """Return the names of quantized products in graph order; products with the same input share a name."""
     return tuple(dict.fromkeys(_name(node) for node in _products(model)))
 
 

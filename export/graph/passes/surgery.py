@@ -1,4 +1,4 @@
-"""Small operations on onnx_ir graphs that more than one pass needs."""
+"""Small operations on onnx_ir graphs, shared by the passes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = [
 
 
 def attention_nodes(model: ir.Model) -> list[ir.Node]:
-    """Return the GroupQueryAttention nodes in order. Raises ExportError when there are none."""
+    """Return the GroupQueryAttention nodes in order. Raises ExportError if the graph has none."""
     nodes = [node for node in model.graph if node.op_type == "GroupQueryAttention"]
     if not nodes:
-        raise ExportError("the graph has no GroupQueryAttention node: the builder made another kind of attention")
+        raise ExportError("the graph has no GroupQueryAttention node: the builder used another kind of attention")
     return nodes
 
 
@@ -34,7 +34,7 @@ def input_named(model: ir.Model, name: str) -> ir.Value | None:
 
 
 def add_input(model: ir.Model, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
-    """Return the graph's input `name`, added if it is not there yet."""
+    """Return the graph's input `name`, adding it if needed."""
     value = input_named(model, name)
     if value is None:
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
@@ -43,37 +43,37 @@ def add_input(model: ir.Model, name: str, dtype: ir.DataType, shape: Sequence[in
 
 
 def set_optional_input(node: ir.Node, index: int, value: ir.Value) -> None:
-    """Set an input that the node may not have so far; inputs between are left out."""
+    """Set an optional input, extending the node's inputs with absent ones if needed."""
     if len(node.inputs) <= index:
         node.resize_inputs(index + 1)
     node.replace_input_with(index, value)
 
 
 def insert_before(node: ir.Node, new: ir.Node) -> ir.Value:
-    """Put `new` in front of `node` and return its first output."""
+    """Insert `new` before `node` and return its first output."""
     assert node.graph is not None
     node.graph.insert_before(node, new)
     return new.outputs[0]
 
 
 def add_weight(model: ir.Model, spec: TensorSpec) -> ir.Value:
-    """Return the initializer that `spec` describes, added if the graph lacks it; its bytes are placed later."""
+    """Return the initializer for `spec`, adding it if needed; `placed_weights` sets its data later."""
     known = model.graph.initializers.get(spec.name)
     if known is not None and known.shape == ir.Shape(spec.shape):
         return known
     dtype = ir.DataType[{"float32": "FLOAT", "float16": "FLOAT16", "uint8": "UINT8"}[spec.dtype]]
     value = ir.Value(name=spec.name, type=ir.TensorType(dtype), shape=ir.Shape(spec.shape))
-    value.const_value = ir.LazyTensor(_unplaced, dtype=dtype, shape=ir.Shape(spec.shape), name=spec.name)
+    value.const_value = ir.LazyTensor(_no_data, dtype=dtype, shape=ir.Shape(spec.shape), name=spec.name)
     model.graph.register_initializer(value)
     return value
 
 
 def drop_weight(model: ir.Model, value: ir.Value) -> None:
-    """Remove an initializer that nothing uses any more."""
+    """Remove an initializer if it is unused."""
     name = str(value.name)
     if not value.uses() and name in model.graph.initializers:
         del model.graph.initializers[name]
 
 
-def _unplaced() -> ir.TensorProtocol:
-    raise AssertionError("a weight is read from its file, never through the graph")
+def _no_data() -> ir.TensorProtocol:
+    raise AssertionError("weights are read from their file, never through the graph")

@@ -1,4 +1,4 @@
-"""What makes a base graph one of its variants: hidden states as an output, low-rank deltas, an 8-bit KV cache."""
+"""Passes that turn a base graph into a variant: hidden-state output, low-rank deltas, 8-bit KV cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KIND = "PER_CHANNEL"
 
 
 def hidden_output(model: ir.Model) -> None:
-    """Add output `hidden`, float32 [R, hidden size], behind the logits. `picked_rows` must have run."""
+    """Add output `hidden`, float32 [R, hidden size], after the logits. `picked_rows` must have run."""
     hidden = head_of(model).inputs[0]
     assert hidden is not None
     assert not hidden.is_graph_output()
@@ -36,12 +36,12 @@ def hidden_output(model: ir.Model) -> None:
 def low_rank_deltas(model: ir.Model, modules: Collection[str]) -> None:
     """Add inputs `lora.L.M.a` [inputs, r] and `lora.L.M.b` [r, outputs] for every product M of a layer L.
 
-    Their defaults have rank 0, which is the base. One pair serves one product. Where query, key and value are one
-    product, so is their delta: the first matrices lie side by side and the second ones on a diagonal, which is exact
-    and costs two small products, not six.
+    Their defaults have rank 0, which leaves the base unchanged. Each product gets one pair. Where query, key and value
+    are one product, so is their delta: the first matrices are concatenated and the second ones block-diagonal, which is
+    exact and costs two small products instead of six.
 
-    A product has them when it is, holds, or is part of one of `modules`. Raises ExportError for a module that no
-    product stands for.
+    A product gets inputs if it is, contains, or is part of one of `modules`. Raises ExportError for a module without a
+    product.
     """
     served: set[str] = set()
     for node in list(model.graph):
@@ -57,16 +57,16 @@ def low_rank_deltas(model: ir.Model, modules: Collection[str]) -> None:
 
 
 def _names(product: str) -> set[str]:
-    """Return the projections that a product is, holds or is part of."""
+    """Return the projections that a product is, contains or is part of."""
     return {product, *STACKS.get(product, ()), *(stack for stack, parts in STACKS.items() if product in parts)}
 
 
 def _add_delta(model: ir.Model, product: ir.Node, name: str) -> None:
-    """Add the delta behind the product's bias, where it has one: the engine computes both in one kernel."""
+    """Add the delta after the product's bias, if any: the engine fuses product and bias into one kernel."""
     rows, target = product.inputs[0], _biased(product.outputs[0])
     assert rows is not None
     assert target.shape is not None
-    rank = f"{name}.r"  # of its own: the engine lets sizes of one name share buffers, and ranks differ
+    rank = f"{name}.r"  # unique, because the engine shares buffers between dimensions of one name, and ranks differ
     first = _matrix(model, f"{name}.a", (_width(rows), rank))
     second = _matrix(model, f"{name}.b", (rank, _width(target)))
     behind = target.producer()
@@ -101,7 +101,7 @@ def _biased(value: ir.Value) -> ir.Value:
 
 
 def _matrix(model: ir.Model, name: str, shape: tuple[int | str, int | str]) -> ir.Value:
-    """Add a float32 input whose default has no elements."""
+    """Add a float32 input with an empty default."""
     value = add_input(model, name, ir.DataType.FLOAT, shape)
     empty = np.empty([0 if isinstance(size, str) else size for size in shape], np.float32)
     value.const_value = ir.tensor(empty, name=name)
@@ -111,14 +111,14 @@ def _matrix(model: ir.Model, name: str, shape: tuple[int | str, int | str]) -> i
 
 @dataclass(frozen=True, slots=True)
 class CacheScales:
-    """One layer's scales, [KV heads, head size] each: what an integer of the cache stands for. The keys are rotated."""
+    """One layer's dequantization scales, [KV heads, head size] each, for rotated keys and for values."""
 
     key: FloatArray
     value: FloatArray
 
 
 def int8_cache(model: ir.Model, scales: Sequence[CacheScales]) -> None:
-    """Make every past and present int8 and give each attention node its layer's scales. `declared_shapes` has run."""
+    """Make all past and present tensors int8 and set each layer's scales. `declared_shapes` must have run."""
     nodes = attention_nodes(model)
     if len(nodes) != len(scales):
         raise ExportError(f"{len(scales)} layers were calibrated, the graph has {len(nodes)} attention nodes")
@@ -134,7 +134,7 @@ def int8_cache(model: ir.Model, scales: Sequence[CacheScales]) -> None:
 
 
 def _stored(model: ir.Model, name: str, scale: FloatArray) -> ir.Value:
-    """Add the scales to the graph itself: the weights file was written before they were known."""
+    """Add the scales to the graph itself, because the weights file has been written before."""
     value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([scale.size]))
     value.const_value = ir.tensor(scale.reshape(-1), name=name)
     model.graph.register_initializer(value)
