@@ -1,1 +1,1 @@
-"""What an export is checked against, and what is measured on it."""
+"""Checks of exported graphs against a transformers reference."""

@@ -1,6 +1,6 @@
-"""Runs freshly written graphs through the public runtime: parity with the reference, and the kernels' noise.
+"""Runs new graphs through the public runtime to check their parity with the reference and to measure kernel noise.
 
-Further graphs are held to it too: the hidden state, adapters' deltas, and what an 8-bit cache loses.
+Also checks variant graphs: the hidden state, adapters' deltas, and the loss of an 8-bit KV cache.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _PROMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class CheckTexts:
-    """What a model is checked on, in its own ids."""
+    """The texts a model is checked on, as token ids."""
 
     text: ParityText
     prompts: tuple[tuple[int, ...], ...]
@@ -80,7 +80,7 @@ class CheckTexts:
     def of(
         cls, tokenizer: Tokenizer, *, template: ChatTemplate | None, ends: Collection[int], context: int
     ) -> CheckTexts:
-        """Encode the fixed texts; prompts go through the chat template where there is one that takes them."""
+        """Encode the fixed texts; prompts use the chat template if there is one that accepts them."""
         tokens = tokenizer.encode(_TEXT) or [0]
         prompts = [tokenizer.encode(_rendered(template, prompt))[: context // 2] or [0] for prompt in _PROMPTS]
         return cls(
@@ -96,10 +96,10 @@ def check_parity(
 ) -> Mapping[str, float]:
     """Compare a model with its reference; `exact` is the file of its graph whose products do not round activations.
 
-    Raises ExportError when that graph differs by more than summation order, or the shipped one by more than rounding of
-    activations could. What quantization loses against the original weights is measured, not judged.
+    Raises ExportError if that graph differs by more than summation order, or the shipped one by more than rounding of
+    activations could explain. The loss from quantizing the weights is measured but not limited.
     """
-    if entry.window > _NARROW:  # the wiring is what is checked, and a short text must reach beyond the window
+    if entry.window > _NARROW:  # this checks the wiring, and the short text must be longer than the window
         entry, reference = replace(entry, window=_NARROW), reference.narrowed(_NARROW)
     expected = reference_rows(reference, texts.text)
     graph = replace(entry.graphs["base"], file=exact)
@@ -108,7 +108,7 @@ def check_parity(
         numbers = {"tokens": float(len(expected)), "deviation": float(expected.std())}
         numbers |= check_exact(model, texts.text, expected)
     with opened(exactly, pack, texts) as model:
-        if model.card.kernels:  # our attention, where the engine's was just checked
+        if model.card.kernels:  # our attention kernel; the engine's was checked above
             ours = check_exact(model, texts.text, expected)
             numbers |= {name: max(error, numbers[name]) for name, error in ours.items()}
     if min(entry.bits, entry.head_bits) < 16:
@@ -121,25 +121,25 @@ def check_parity(
 
 
 def with_noise(entry: ModelEntry, noise: KernelNoise) -> ModelEntry:
-    """Return the entry with what was measured of its kernels."""
+    """Return the entry with the measured kernel noise."""
     measured = {"noise_largest": noise.largest, "noise_positions": float(noise.positions)}
     return replace(entry, kernel_noise=noise.percentile, parity={**entry.parity, **measured})
 
 
 def check_noise(entry: ModelEntry, pack: Path, *, texts: CheckTexts, progress: Callable[[int], None]) -> KernelNoise:
-    """Measure the noise of the engine's kernels on text of the model's own: ours have none, and may not be there."""
+    """Measure the noise of the engine's kernels on generated text: ours have none, and may not be available."""
     with engine_kernels(), opened(entry, pack, texts) as model:
         return noise_of(model, texts, progress=progress)
 
 
 def noise_of(model: LanguageModel, texts: CheckTexts, *, progress: Callable[[int], None]) -> KernelNoise:
-    """Measure the noise of an open model, which must be able to drop rows."""
+    """Measure the noise of an open model, which must support cropping its KV cache."""
     return measure_noise(model, texts.prompts, ends=texts.ends, positions=texts.noise_positions, progress=progress)
 
 
 @contextmanager
 def engine_kernels() -> Iterator[None]:
-    """Open models with the engine's own kernels."""
+    """Make models opened in this context use the engine's own kernels."""
     before = os.environ.get(_KERNELS)
     os.environ[_KERNELS] = "engine"
     try:
@@ -155,7 +155,7 @@ def engine_kernels() -> Iterator[None]:
 def opened(
     entry: ModelEntry, pack: Path, texts: CheckTexts, *, needs: Collection[str] = (), runtime: str = "onnx"
 ) -> Iterator[LanguageModel]:
-    """Open a model that is being exported or imported, on the graph that offers `needs`."""
+    """Open a model that is being exported or imported, on a graph with the capabilities `needs`."""
     model = find_runtime(runtime).open(ModelRequest(entry, pack, "check", texts.vocabulary_size, Budget(), needs=needs))
     try:
         yield model
@@ -172,32 +172,32 @@ def _rendered(template: ChatTemplate | None, prompt: str) -> str:
 
 
 _SHORT_LENGTH = 16
-"""Tokens a graph whose products round nothing is checked on: it is slow, and the base was checked on the whole text."""
+"""Tokens for checking a variant's exact graph: it is slow, and the base was checked on the full text."""
 _TRIAL = "trial"
 _SHARE = 0.3
-"""Size of the trial adapter's deltas against weights of a usual deviation: far more than a wrong sign could hide."""
+"""Size of the trial adapter's deltas relative to typical weights: large enough to reveal a wrong sign."""
 
 
 def check_hidden(
     entry: ModelEntry, pack: Path, *, exact: Graph, reference: Reference, texts: CheckTexts
 ) -> Mapping[str, float]:
-    """Compare the hidden output with transformers' last hidden state. Raises ExportError where it differs."""
+    """Compare the hidden output with transformers' last hidden state. Raises ExportError if it differs."""
     text = texts.text.text[:_SHORT_LENGTH]
     expected = reference.hidden(text, visible=np.tri(len(text), dtype=np.bool_), positions=range(len(text)))
     with opened(replace(entry, graphs={"hidden": exact}), pack, texts, needs=("hidden",)) as model:
         state = model.new_state(len(text))
         found = model.forward(text, state, rows="all").hidden
         assert found is not None
-        return {"hidden_max_error": _largest("hidden", found, expected)}
+        return {"hidden_max_error": _max_error("hidden", found, expected)}
 
 
 def check_lora(
     entry: ModelEntry, pack: Path, *, exact: Graph, reference: Reference, texts: CheckTexts
 ) -> Mapping[str, float]:
-    """Check that without an adapter the graph is the base bit for bit, and with one what transformers computes."""
+    """Check that the graph matches the base bit for bit without an adapter, and transformers with one."""
     text = texts.text.text[:_SHORT_LENGTH]
     if not np.array_equal(_logits(entry, pack, texts, needs=("lora",)), _logits(entry, pack, texts)):
-        raise ExportError("the lora graph without an adapter does not compute what the base graph does, bit for bit")
+        raise ExportError("without an adapter the lora graph is not bit-identical to the base graph")
     matrices = list(_trial(reference, exact))
     expected = reference.with_deltas(matrices).logits(
         text, visible=np.tri(len(text), dtype=np.bool_), positions=range(len(text))
@@ -207,14 +207,14 @@ def check_lora(
         model.add_adapter(_TRIAL, matrices)
         state = model.new_state(len(text))
         found = model.forward(text, state, rows="all", adapter=AdapterUse(name=_TRIAL, digest=_TRIAL)).logits
-        return {"lora_max_error": _largest("lora", found, expected)}
+        return {"lora_max_error": _max_error("lora", found, expected)}
 
 
 def check_int8_cache(entry: ModelEntry, pack: Path, *, texts: CheckTexts) -> Mapping[str, float]:
-    """Measure what the 8-bit cache loses against the base graph, on a text that was not calibrated on.
+    """Measure the 8-bit KV cache's loss against the base graph, on a text not used for calibration.
 
-    The numbers: root mean square error relative to the logits' deviation, share of rows whose arg-max is the same.
-    Raises ExportError where the cache loses more than rounding could.
+    Returns the root mean square error relative to the logits' deviation, and the share of rows with the same arg-max.
+    Raises ExportError if the loss is larger than rounding could explain.
     """
     expected, found = _logits(entry, pack, texts), _logits(entry, pack, texts, needs=("kv:int8",))
     error = relative_error(found, expected)
@@ -227,7 +227,7 @@ def check_int8_cache(entry: ModelEntry, pack: Path, *, texts: CheckTexts) -> Map
 
 
 def _logits(entry: ModelEntry, pack: Path, texts: CheckTexts, *, needs: Sequence[str] = ()) -> FloatArray:
-    """Read the whole text in two passes with the shipped graph that offers `needs`."""
+    """Return the text's logits, computed in two passes with the shipped graph that has `needs`."""
     text = texts.text.text
     with opened(entry, pack, texts, needs=needs) as model:
         state = model.new_state(len(text))
@@ -237,7 +237,7 @@ def _logits(entry: ModelEntry, pack: Path, texts: CheckTexts, *, needs: Sequence
 
 
 def _trial(reference: Reference, graph: Graph) -> Iterator[LowRank]:
-    """Draw an adapter for everything the graph may change, alternating between its full rank and half of it."""
+    """Make a random adapter for all of the graph's modules, alternating between full and half rank."""
     draw = np.random.default_rng(0)
     for place, projection in enumerate(reference.projections(graph.lora_modules)):
         rank = max(1, graph.lora_rank // (1 + place % 2))
@@ -247,11 +247,11 @@ def _trial(reference: Reference, graph: Graph) -> Iterator[LowRank]:
         yield LowRank(projection.layer, projection.module, down, up)
 
 
-def _largest(name: str, found: FloatArray, expected: FloatArray) -> float:
+def _max_error(name: str, found: FloatArray, expected: FloatArray) -> float:
     error = float(np.abs(found - expected).max())
     limit = TOLERANCE * max(1.0, float(expected.std()))
     if not error <= limit:
         raise ExportError(
-            f"the {name} graph does not compute what transformers does (error {error:.2g}, allowed {limit:.2g})"
+            f"the {name} graph's results differ from transformers' (error {error:.2g}, allowed {limit:.2g})"
         )
     return error

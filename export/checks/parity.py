@@ -1,7 +1,7 @@
-"""Proves that a graph computes what its weights stand for: whole, in pieces, after a crop, as a tree, as 16 branches.
+"""Checks a graph's logits against transformers with the same rounded weights.
 
-Everything is compared with transformers carrying the same rounded weights, in one reference pass over text and tree;
-what the rounding itself loses is measured between that reference and one that carries the original weights.
+The text is run in one pass, in pieces, after a crop, as a tree and as 16 branches, and compared with one reference pass
+over text and tree. The loss from rounding the weights is measured between that reference and the original weights.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ __all__ = [
 ]
 
 TOLERANCE = 1e-3
-"""Largest error, relative to the logits' deviation where that is above 1, of kernels that do not round activations."""
+"""Maximum error of kernels that do not round activations, relative to the logits' deviation if that exceeds 1."""
 LOOSE = 0.25
-"""Largest root mean square error, relative to the logits' deviation, of kernels that do: more is not a rounding."""
+"""Maximum root mean square error of kernels that round activations, relative to the logits' deviation."""
 
 _PARENTS = (-1, 0, 0, 1, 1, 2, -1, 3)
-"""A tree on the text's last token; nodes 0 to 2 are the first pass, 3 to 6 the second, 7 follows the kept path."""
+"""A tree on the text's last token: nodes 0 to 2 run in the first pass, 3 to 6 in the second, 7 after the kept path."""
 _FIRST, _SECOND = 3, 7
 _PATH = (0, 1, 3)
 _BRANCHES = 16
-"""Branches of two tokens besides that tree: all first tokens are one pass, all second ones another."""
+"""Number of two-token branches besides the tree; all first tokens run in one pass, all second ones in another."""
 _NODES = (*_PARENTS, *(-1,) * _BRANCHES, *range(len(_PARENTS), len(_PARENTS) + _BRANCHES))
 NODES = len(_NODES)
-"""Positions that a state needs beyond the text."""
+"""Positions that a state needs in addition to the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParityText:
-    """A text and, hanging on its last token, the tokens of the tree and of the branches."""
+    """A text, and the tokens of the tree and branches that follow its last token."""
 
     text: tuple[int, ...]
     tree: tuple[int, ...]
 
     @classmethod
     def of(cls, tokens: Sequence[int], *, length: int) -> ParityText:
-        """Take `length` tokens, repeating them if there are fewer, and the tree's from the text itself."""
+        """Take `length` tokens, repeated if there are fewer, and tree tokens from the same text."""
         text = tuple(tokens[index % len(tokens)] for index in range(length))
         return cls(text, tuple(text[(3 * node + 1) % length] for node in range(len(_NODES))))
 
 
 def reference_rows(reference: Reference, text: ParityText) -> FloatArray:
-    """Return the reference's logits, [text and tree, rows], in one pass with the tree written into the mask."""
+    """Return the reference's logits, [text and tree, rows], from one pass with the tree encoded in the mask."""
     length, nodes = len(text.text), len(text.tree)
     visible: npt.NDArray[np.bool_] = np.tri(length + nodes, dtype=np.bool_)
     depths: list[int] = []
@@ -76,7 +76,7 @@ def reference_rows(reference: Reference, text: ParityText) -> FloatArray:
 
 
 def own_rows(model: LanguageModel, text: ParityText) -> FloatArray:
-    """Return a model's own logits, [text and tree, rows]: the text in one pass, each branch of the tree as a chain."""
+    """Return a model's logits, [text and tree, rows]: the text in one pass, each branch of the tree as a chain."""
     length = len(text.text)
     state = model.new_state(length + len(text.tree), rows=length)
     try:
@@ -92,57 +92,56 @@ def own_rows(model: LanguageModel, text: ParityText) -> FloatArray:
 
 
 def check_exact(model: LanguageModel, text: ParityText, expected: FloatArray) -> Mapping[str, float]:
-    """Run a model whose kernels do not round in every way a state can grow. Raises ExportError for a wrong result."""
+    """Check a model that does not round activations, in every way a state can grow. Raises ExportError."""
     errors = {way: float(np.abs(found.rows - found.expected).max()) for way, found in _ways(model, text, expected)}
     limit = TOLERANCE * max(1.0, float(expected.std()))
     if wrong := {way: error for way, error in errors.items() if not error <= limit}:
         found = ", ".join(f"{way}_error {error:.2g}" for way, error in wrong.items())
-        raise ExportError(
-            f"the exported graph does not compute what its weights stand for ({found}, allowed {limit:.2g})"
-        )
+        raise ExportError(f"the exported graph's results do not match its weights ({found}, allowed {limit:.2g})")
     return {f"{way}_error": error for way, error in errors.items()}
 
 
 def check_kernels(model: LanguageModel, text: ParityText, expected: FloatArray) -> Mapping[str, float]:
-    """Run the shipped kernels in the same ways and measure their own error on the whole text.
+    """Run the shipped kernels in the same ways and measure their error on the full text.
 
-    The numbers: largest, root mean square relative to the logits' deviation, share of rows whose arg-max is the same.
-    Raises ExportError where the relative error is beyond anything that rounding activations does.
+    Returns the maximum error, the root mean square error relative to the logits' deviation, and the share of rows with
+    the same arg-max. Raises ExportError if the relative error is larger than rounding of activations could explain.
     """
     ways = dict(_ways(model, text, expected))
     errors = {way: relative_error(found.rows, found.expected) for way, found in ways.items()}
     if wrong := {way: error for way, error in errors.items() if not error <= LOOSE}:
         found = ", ".join(f"{way} {error:.2g}" for way, error in wrong.items())
         raise ExportError(
-            f"the shipped kernels do not compute what the weights stand for (relative error {found}, allowed {LOOSE}): "
+            f"the shipped kernels' results do not match the weights (relative error {found}, allowed {LOOSE}): "
             f"export with --activations 16, with other --bits, or with another release of onnxruntime"
         )
-    whole = ways["max"]
+    full = ways["max"]
     return {
-        "kernel_max_error": float(np.abs(whole.rows - whole.expected).max()),
+        "kernel_max_error": float(np.abs(full.rows - full.expected).max()),
         "kernel_rms_error": errors["max"],
-        "kernel_top1": agreement(whole.rows, whole.expected),
+        "kernel_top1": agreement(full.rows, full.expected),
     }
 
 
 def measure_loss(rounded: FloatArray, original: FloatArray) -> Mapping[str, float]:
-    """Measure what quantizing the weights loses, from both references' rows of one text.
+    """Measure the loss from quantizing the weights, from both references' logits for one text.
 
-    The numbers: root mean square relative to the original logits' deviation, share of rows whose arg-max is the same.
+    Returns the root mean square error relative to the original logits' deviation, and the share of rows with the same
+    arg-max.
     """
     return {"loss_rms": relative_error(rounded, original), "loss_top1": agreement(rounded, original)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The logits of one way to grow a state, and the expected ones."""
+    """The logits from one way to grow a state, and the expected ones."""
 
     rows: FloatArray
     expected: FloatArray
 
 
 def _ways(model: LanguageModel, text: ParityText, expected: FloatArray) -> Iterator[tuple[str, _Found]]:
-    """Grow one state in every way; the names are those of the manifest's numbers."""
+    """Grow one state in every way; the names match the numbers in the manifest."""
     length = len(text.text)
     state = model.new_state(length + len(text.tree))
     try:
@@ -181,7 +180,7 @@ def _after_crop(model: LanguageModel, state: State, text: ParityText) -> FloatAr
 
 
 def _in_pieces(model: LanguageModel, state: State, text: ParityText) -> FloatArray:
-    """Read the first half without any logits, then a row alone, then the others."""
+    """Run the first half without logits, then a single row, then the others."""
     half = len(text.text) // 2
     model.forward(text.text[:half], state, rows="none")
     state.keep(range(half))
@@ -193,7 +192,7 @@ def _in_pieces(model: LanguageModel, state: State, text: ParityText) -> FloatArr
 
 
 def _as_branches(model: LanguageModel, state: State, text: ParityText) -> FloatArray:
-    """Grow all branches by one token, then by another, and drop them."""
+    """Grow all branches by one token, then by another, and roll them back."""
     firsts, seconds = text.tree[-2 * _BRANCHES : -_BRANCHES], text.tree[-_BRANCHES:]
     top = model.forward(firsts, state, parents=(-1,) * _BRANCHES, rows="all").logits.copy()
     leaves = model.forward(seconds, state, parents=range(_BRANCHES), rows="all").logits.copy()
@@ -202,7 +201,7 @@ def _as_branches(model: LanguageModel, state: State, text: ParityText) -> FloatA
 
 
 def _as_tree(model: LanguageModel, state: State, text: ParityText) -> FloatArray:
-    """Grow the tree in two passes, keep one path, and go on from its end."""
+    """Grow the tree in two passes, keep one path, and continue from its end."""
     tree = text.tree[: len(_PARENTS)]
     first = model.forward(tree[:_FIRST], state, parents=_PARENTS[:_FIRST], rows="all").logits.copy()
     second = model.forward(tree[_FIRST:_SECOND], state, parents=_PARENTS[_FIRST:_SECOND], rows="all").logits.copy()
@@ -212,11 +211,11 @@ def _as_tree(model: LanguageModel, state: State, text: ParityText) -> FloatArray
 
 
 def relative_error(found: FloatArray, expected: FloatArray) -> float:
-    """Return the root mean square error as a share of the expected rows' deviation."""
+    """Return the root mean square error relative to the expected logits' deviation."""
     deviation = max(float(expected.std()), float(np.finfo(np.float32).tiny))
     return float(np.sqrt(np.mean((found - expected) ** 2)) / deviation)
 
 
 def agreement(found: FloatArray, expected: FloatArray) -> float:
-    """Return the share of rows whose arg-max is the same."""
+    """Return the share of rows with the same arg-max."""
     return float((found.argmax(-1) == expected.argmax(-1)).mean())

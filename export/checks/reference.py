@@ -1,6 +1,6 @@
-"""The reference that a model is checked against: transformers' own modules with the weights that the pack holds.
+"""The reference for checking a model: transformers' modules with the pack's rounded weights.
 
-One decoder layer is materialised at a time and the head in rows, so that the memory never follows the model's size.
+Layers are materialised one at a time and the head in chunks of rows, so memory does not grow with the model's size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Reference"]
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A weight matrix of a layer, by its module's name."""
+    """A layer's weight matrix, with its module's name."""
 
     layer: int
     module: str
@@ -40,7 +40,7 @@ class Projection:
 
 
 class Reference:
-    """Computes logits of a whole text at once, from a network whose parameters are views of a checkpoint."""
+    """Computes a text's logits in one pass, with a network whose parameters are views of a checkpoint."""
 
     def __init__(
         self, network: PreTrainedModel, recipe: Recipe, *, release: Callable[[], None], windows: Windows | None = None
@@ -53,31 +53,31 @@ class Reference:
         self._deltas: Mapping[str, LowRank] = {}
 
     def of_originals(self) -> Reference:
-        """Return the reference that carries the checkpoint's own weights."""
+        """Return a reference with the checkpoint's original weights."""
         other = copy(self)
         other._recipe, other._importance, other._deltas = UNROUNDED, {}, {}
         return other
 
     def weighed(self, importance: Mapping[str, FloatArray]) -> Reference:
-        """Return the reference whose scales were searched with what `Weights.weigh` got."""
+        """Return a reference whose scales are searched with the importance given to `Weights.weigh`."""
         other = copy(self)
         other._importance = importance
         return other
 
     def narrowed(self, window: int) -> Reference:
-        """Return the reference whose windowed layers see at most `window` positions."""
+        """Return a reference whose windowed layers see at most `window` positions."""
         other = copy(self)
         other._windows = self._windows and self._windows.narrowed(window)
         return other
 
     def with_deltas(self, deltas: Sequence[LowRank]) -> Reference:
-        """Return the reference that carries these deltas on its weights."""
+        """Return a reference with these deltas added to its weights."""
         other = copy(self)
         other._deltas = {f"model.layers.{delta.layer}.{delta.module}": delta for delta in deltas}
         return other
 
     def projections(self, modules: Collection[str]) -> Iterator[Projection]:
-        """Name every layer's projections among `modules`, with their sizes."""
+        """Yield every layer's projections among `modules`, with their sizes."""
         body: Any = self.network.model
         for layer, block in enumerate(body.layers):
             for path, part in block.named_modules():
@@ -87,16 +87,16 @@ class Reference:
                     yield Projection(layer, module, inputs, outputs)
 
     def rounds(self, module: str) -> bool:
-        """Whether a module's weight, or that of HEAD, is quantized, so that a graph rounds its activations too."""
+        """Return whether a module's (or HEAD's) weight is quantized, so that a graph also rounds its activations."""
         return self._recipe.scheme_of(module).quantized
 
     def logits(self, tokens: Sequence[int], *, visible: npt.NDArray[np.bool_], positions: Sequence[int]) -> FloatArray:
-        """Return float32 [tokens, rows]. visible[i, j] says whether token i sees token j (itself included)."""
+        """Return float32 [tokens, rows]. visible[i, j]: token i sees token j, including itself."""
         parts = self.head(self.hidden(tokens, visible=visible, positions=positions))
         return np.concatenate([part for _, part in parts], axis=1)
 
     def hidden(self, tokens: Sequence[int], *, visible: npt.NDArray[np.bool_], positions: Sequence[int]) -> FloatArray:
-        """Return the last hidden state, which the head reads: float32 [tokens, hidden size]."""
+        """Return the last hidden state, the head's input: float32 [tokens, hidden size]."""
         import torch
 
         with torch.inference_mode(), self._layers_on_demand():
@@ -111,7 +111,7 @@ class Reference:
     def _masks(
         self, visible: npt.NDArray[np.bool_], positions: npt.NDArray[np.int64]
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return the additive mask, or one for each kind of layer where the network tells them apart."""
+        """Return the additive mask, or one per layer type if the network distinguishes them."""
         windows = self._windows
         if windows is None or not windows.size:
             return _additive(visible)
@@ -119,7 +119,7 @@ class Reference:
         return narrow if all(windows.layers) else {FULL: _additive(visible), SLIDING: narrow}
 
     def _embed(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Run the embedding module on a table that holds only the rows in use."""
+        """Run the embedding module on a table of only the rows in use."""
         import torch
 
         embedding = self.network.get_input_embeddings()
@@ -131,7 +131,7 @@ class Reference:
         return hidden
 
     def head(self, states: FloatArray) -> Iterator[tuple[int, FloatArray]]:
-        """Yield the logits of last hidden states in parts: the first row's number, and float32 [states, some rows]."""
+        """Yield the logits of last hidden states in chunks: the first row's index, and float32 [states, chunk rows]."""
         weight = self.network.get_output_embeddings().weight
         for chunk in Matrix((weight,)).chunks():
             rows = _rounded(chunk.values, self._recipe.head, self._importance.get(HEAD))
@@ -147,7 +147,7 @@ class Reference:
 
     @contextmanager
     def _layers_on_demand(self) -> Iterator[None]:
-        """Give each module with weights its own just before it runs, and take them away just after."""
+        """Materialise each module's weights just before it runs, and drop them just after."""
         body: Any = self.network.model
         named = {f"model.layers.{index}": layer for index, layer in enumerate(body.layers)}
         with ExitStack() as hooks:
@@ -173,7 +173,7 @@ class Reference:
         return before
 
     def _as_stored(self, view: torch.Tensor, name: str, scheme: Scheme) -> torch.Tensor:
-        """Return a parameter of module `name` as the pack stands for it: matrices by `scheme`, vectors in float32."""
+        """Return a parameter of module `name` as in the pack: matrices rounded by `scheme`, vectors in float32."""
         import torch
 
         values = view.detach().float()
@@ -190,7 +190,7 @@ class Reference:
 
 @contextmanager
 def _weights(module: torch.nn.Module, values: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Swap a module's own parameters for the time of a call."""
+    """Temporarily replace a module's own parameters."""
     import torch
 
     kept = {name: module._parameters[name] for name in values}
@@ -215,7 +215,7 @@ def _rounded(values: FloatArray, scheme: Scheme, importance: FloatArray | None) 
 
 
 def _place(path: str) -> str:
-    """Return a projection's layer and own name, without the block between them."""
+    """Return a projection's layer and name, without the block in between."""
     return ".".join((*path.split(".")[:3], path.rpartition(".")[2]))
 
 

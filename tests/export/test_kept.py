@@ -191,10 +191,10 @@ def test_wrong_weights_leave_nothing(own: Path, source: Path, tmp_path: Path, mo
     """What failed its check is not gone on with, though its files were whole."""
 
     def fail(*arguments: object, **options: object) -> None:
-        raise ExportError("the exported graph does not compute what its weights stand for")
+        raise ExportError("the exported graph's results do not match its weights")
 
     monkeypatch.setattr(model, "check_parity", fail)
-    with pytest.raises(ExportError, match="does not compute"):
+    with pytest.raises(ExportError, match="do not match its weights"):
         export(source, tmp_path / "pack")
     assert not list(own.iterdir())
 
