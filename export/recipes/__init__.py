@@ -1,1 +1,1 @@
-"""Which weights are rounded how: calibration, and recipes compared."""
+"""Calibration, choice of activation bits, and comparison of quantization recipes."""

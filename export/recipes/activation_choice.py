@@ -1,6 +1,7 @@
-"""Chooses how many bits the activations of each product get, and measures the whole model both ways.
+"""Chooses the activation bits of each matrix product, and measures the full model with each choice.
 
-The standard graph says it by MatMulNBits' accuracy level, which other engines read too; see graph/passes/accuracy.py.
+The graph stores the choice as MatMulNBits' accuracy level, which other engines read too; see
+graph/passes/stored_weights.py.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["TOKENS", "choose_activations"]
 
 TOKENS = 1024
-"""Length of the text that products are measured on."""
+"""Length of the text that products are measured on, in tokens."""
 _TOLERANCE = 0.02
-"""How much rarer than with 16 bits everywhere the leading token of float activations may lead."""
+"""Allowed loss of top-1 agreement with float activations, compared to 16 bits everywhere. A larger value keeps more
+products at 8 bits."""
 _TURNS = 2
 _PASS = 32
-"""Rows of a pass whose logits are all read: at 150,000 ids one has 20 MB."""
+"""Rows per forward pass with all logits: at 150,000 ids a pass returns 20 MB."""
 _TRIAL_FILE = "activations.onnx"
 
 
@@ -51,10 +53,10 @@ def choose_activations(
     pack: Path,
     progress: Callable[[int], None] = lambda amount: None,
 ) -> ActivationsEntry:
-    """Measure and choose for the graph `model`, whose weights lie in `pack` already; the graph itself stays as it is.
+    """Measure and choose activation bits for the graph `model`, whose weights are in `pack`. Leaves it unchanged.
 
-    A product gets 16 bits where 8 put more than `LIMIT` of error into its outputs, and, should the whole model's
-    leading token then still be another one much more often than with 16 bits everywhere, at less error too.
+    A product gets 16 bits if its error with 8 bits exceeds `LIMIT`. If the model's top-1 agreement is then still much
+    lower than with 16 bits everywhere, the limit is lowered.
     """
     trials = _Trials(job, entry, model, pack)
     everything = product_names(model)
@@ -64,7 +66,7 @@ def choose_activations(
         with trials.open(everything) as wide:
             prompts, ends = job.texts.prompts, job.texts.ends
             texts = sample_texts(wide, prompts, ends=ends, tokens=TOKENS, progress=progress)
-        origin = "of built-in prompts and what the model wrote to them"
+        origin = "of built-in prompts and the model's answers"
     measured = measure_products(reference, texts, progress=progress)
     at8, at16 = (trials.agreement(wide, texts, measured) for wide in ((), everything))
     ways = {"8": ActivationsWay(at8), "16": ActivationsWay(at16)}
@@ -88,7 +90,7 @@ def choose_activations(
 def _least(
     trials: _Trials, texts: Tokens, measured: Measured, *, everything: Sequence[str], at8: float, at16: float
 ) -> tuple[tuple[str, ...], float]:
-    """Return the fewest products that need 16 bits, and how often the leading token then is float activations'."""
+    """Return the smallest set of products that need 16 bits, and its top-1 agreement with float activations."""
     limit = LIMIT
     while True:
         chosen = tuple(name for name in everything if name in wide_products(measured.errors, limit))
@@ -100,13 +102,13 @@ def _least(
         limit = min(
             limit / 2, max((measured.errors[name].at8 for name in set(measured.errors) - {*chosen}), default=0.0)
         )
-        if limit <= 0.0:  # what is left errs by nothing: the whole model's agreement does not come from the rest
+        if limit <= 0.0:  # the rest has no error, so it cannot explain the low agreement
             return tuple(everything), at16
 
 
 @dataclass(slots=True)
 class _Trials:
-    """Opens a model's graph with one choice or another over its weights."""
+    """Opens a model's graph with trial choices of activation bits."""
 
     job: ModelJob
     entry: ModelEntry
@@ -131,7 +133,7 @@ class _Trials:
             path.unlink(missing_ok=True)
 
     def agreement(self, wide: Collection[str], texts: Tokens, measured: Measured) -> float:
-        """Return the share of positions whose leading token is that of float activations."""
+        """Return the top-1 agreement with float activations: the share of positions."""
         with self.open(wide) as model:
             found = np.concatenate([_leading(model, text) for text in texts])
         return float((found == measured.leading).mean())
@@ -139,7 +141,7 @@ class _Trials:
     def timed(
         self, ways: Mapping[str, ActivationsWay], choices: Mapping[str, Collection[str]]
     ) -> dict[str, ActivationsWay]:
-        """Return the ways with the times of passes over one and several rows, measured interleaved."""
+        """Add the times of forward passes over one and several rows, measured interleaved."""
         speeds = {name: Speeds() for name in choices}
         for name in [*choices] * _TURNS:
             with self.open(choices[name]) as model:
@@ -152,7 +154,7 @@ class _Trials:
 
 
 def _leading(model: LanguageModel, text: Sequence[int]) -> IntArray:
-    """Return the leading ids after each token of a text."""
+    """Return the arg-max id after each token of a text."""
     state, found = model.new_state(len(text), rows=_PASS), []
     try:
         for start in range(0, len(text), _PASS):

@@ -1,8 +1,8 @@
-"""What rounding activations costs each product of a model, and which products need 16 bits instead of 8.
+"""Measures each matrix product's error from rounding its activations, and finds the products that need 16 bits.
 
-A few inputs of a product may be a hundred times the rest (massive activations). Their neighbours in a sub-block share
-their scale, and 8 bits leave little of them. The error is measured where it arises: on the inputs that text brings,
-against the product with the same rounded weights and the inputs in float32.
+A few inputs of a product may be a hundred times larger than the rest (massive activations). Values in the same
+sub-block share their scale and lose most of their precision at 8 bits. The error is measured on the inputs of real
+text, against the product with the same rounded weights and float32 inputs.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _Squares: TypeAlias = npt.NDArray[np.float64]
 """A sum of squares for each position."""
 
 LIMIT = 0.04
-"""The error that 8-bit activations may put into a product's outputs. Ordinary ones are below 0.02, and rounding the
-weights to 4 bits costs about 0.1."""
+"""Largest allowed relative error of a product's outputs with 8-bit activations. Typical errors are below 0.02; rounding
+the weights to 4 bits costs about 0.1. Raising it keeps more products at 8 bits."""
 
 _STEPS = {8: 127.0, 16: 127.0 * 256.0}
-"""Steps from zero to a sub-block's largest magnitude, as runtimes/onnx/kernels/rows.h takes them."""
+"""Steps from zero to a sub-block's largest magnitude, as in runtimes/onnx/kernels/rows.h."""
 _SUB_BLOCK = 32
 _SAMPLED = 256
-"""About how many positions of a pass are measured: each costs a product of its own for either width."""
+"""Approximate number of positions measured per pass; each costs one more product per width."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Errors by `projection_name`, and the leading id of the model with float activations after each token."""
+    """Errors by `projection_name`, and the arg-max ids of the model with float activations."""
 
     errors: Mapping[str, ProductError]
     leading: IntArray
@@ -52,10 +52,10 @@ class Measured:
 def measure_products(
     reference: Reference, texts: Tokens, *, progress: Callable[[int], None] = lambda amount: None
 ) -> Measured:
-    """Measure every quantized product on some texts, with the weights as the pack rounds them.
+    """Measure every quantized product on `texts`, with the weights rounded as in the pack.
 
-    An error is the root mean square, over positions, of the wrong part of the outputs as a share of what they differ by
-    from their mean over the text: what is the same at every position says nothing, however large it is.
+    The error is the root mean square over positions of the outputs' error, relative to their deviation from their mean
+    over the text: a component that is the same at every position carries no information, however large it is.
     """
     import torch
 
@@ -72,12 +72,12 @@ def measure_products(
 
 
 def wide_products(errors: Mapping[str, ProductError], limit: float = LIMIT) -> tuple[str, ...]:
-    """Return the products whose activations need 16 bits, also where the error is not a number."""
+    """Return the products whose activations need 16 bits; a NaN error counts as too large."""
     return tuple(name for name, error in errors.items() if not error.at8 <= limit)
 
 
 def some_of(texts: Tokens, tokens: int) -> list[tuple[int, ...]]:
-    """Return the first texts, `tokens` long together; the last one may be cut."""
+    """Return the first texts up to `tokens` in total; the last one may be cut."""
     found: list[tuple[int, ...]] = []
     for text in texts:
         room = tokens - sum(map(len, found))
@@ -89,7 +89,7 @@ def some_of(texts: Tokens, tokens: int) -> list[tuple[int, ...]]:
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums of squared shares by module and width, and how many positions are in them."""
+    """Sums of squared relative errors by module and width, and the number of positions."""
 
     squares: dict[str, dict[int, float]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -103,23 +103,23 @@ class _Sums:
             picked = _picked(len(inputs))
             weight = module.weight
             assert isinstance(weight, torch.Tensor)
-            varied = _squares(outputs[picked] - outputs.mean(axis=0))
+            deviations = _squares(outputs[picked] - outputs.mean(axis=0))
             for bits in _STEPS:
                 wrong = torch.from_numpy(rounded(inputs[picked], bits) - inputs[picked])
-                self.add(name, bits, _squares(torch.nn.functional.linear(wrong, weight).numpy()), varied)
+                self.add(name, bits, _squares(torch.nn.functional.linear(wrong, weight).numpy()), deviations)
 
         return after
 
-    def add(self, name: str, bits: int, wrong: _Squares, varied: _Squares) -> None:
-        """Add positions: the squares of the outputs' wrong parts, and of what they differ by from their mean."""
-        shares = wrong / np.maximum(varied, np.finfo(np.float32).tiny)
+    def add(self, name: str, bits: int, wrong: _Squares, deviations: _Squares) -> None:
+        """Add positions: the squared errors of the outputs, and their squared deviations from the mean."""
+        shares = wrong / np.maximum(deviations, np.finfo(np.float32).tiny)
         of_bits = self.squares.setdefault(name, dict.fromkeys(_STEPS, 0.0))
         of_bits[bits] += float(shares.sum())
         if bits == 8:
             self.counts[name] = self.counts.get(name, 0) + len(shares)
 
     def errors(self) -> dict[str, ProductError]:
-        """Return the errors by `projection_name`: the largest of those that read one input."""
+        """Return the errors by `projection_name`: the maximum over products with the same input."""
         found: dict[str, ProductError] = {}
         for name, of_bits in self.squares.items():
             at8, at16 = (float(np.sqrt(of_bits[bits] / self.counts[name])) for bits in (8, 16))
@@ -130,7 +130,7 @@ class _Sums:
 
 
 def rounded(inputs: FloatArray, bits: int) -> FloatArray:
-    """Return float32 [rows, columns] as our kernels round it: a scale for each row and sub-block of 32 columns."""
+    """Round float32 [rows, columns] as our kernels do: one scale per row and sub-block of 32 columns."""
     rows, columns = inputs.shape
     padded = np.zeros((rows, -(-columns // _SUB_BLOCK) * _SUB_BLOCK), np.float32)
     padded[:, :columns] = inputs
@@ -141,13 +141,13 @@ def rounded(inputs: FloatArray, bits: int) -> FloatArray:
 
 
 def _head(reference: Reference, hidden: FloatArray, sums: _Sums | None) -> IntArray:
-    """Return the leading ids; add the head's errors, logits as they come out of it, where it is quantized."""
+    """Return the arg-max ids; if the head is quantized, add its errors, measured on raw logits."""
     picked = _picked(len(hidden))
     ways = [rounded(hidden[picked], bits) for bits in _STEPS] if sums is not None else []
     count, size = len(hidden), len(hidden[picked])
     best = np.full(count, -np.inf, np.float32)
     leading = np.zeros(count, np.int64)
-    varied = np.zeros(size)
+    deviations = np.zeros(size)
     wrong = np.zeros((len(ways), size))
     for start, part in reference.head(np.concatenate([hidden, *ways])):
         own = part[:count]
@@ -155,12 +155,12 @@ def _head(reference: Reference, hidden: FloatArray, sums: _Sums | None) -> IntAr
         largest = own[np.arange(count), first]
         better = largest > best
         leading[better], best[better] = start + first[better], largest[better]
-        varied += _squares(own[picked] - own.mean(axis=0))
+        deviations += _squares(own[picked] - own.mean(axis=0))
         for way in range(len(ways)):
             wrong[way] += _squares(part[count + way * size :][:size] - own[picked])
     if sums is not None:
         for bits, squares in zip(_STEPS, wrong, strict=True):
-            sums.add(HEAD, bits, squares, varied)
+            sums.add(HEAD, bits, squares, deviations)
     return leading
 
 

@@ -1,4 +1,4 @@
-"""Times passes of one and several tokens. Several models are interleaved, so that all see the same machine load."""
+"""Times forward passes of one and several tokens. Models are interleaved so that all see the same machine load."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ CONTEXT = 256
 TURNS, ROUNDS = 3, 7
 _WARM_UP = 2
 _LEAD_IN = 8
-"""Rows passed, untimed, before a pass is timed: behind another width the first ones are slow."""
+"""Warm-up rows before a pass is timed: the first ones after a change of width are slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Seconds of passes by their width, all their rows scored."""
+    """Seconds per forward pass with logits for all rows, by width."""
 
     samples: dict[int, list[float]] = field(default_factory=lambda: {width: [] for width in WIDTHS})
 
     @property
     def tokens_per_second(self) -> float:
-        """Of plain decoding, the engine's part alone."""
+        """Speed of plain decoding, without host overhead."""
         return 1 / median(self.samples[1])
 
     def c(self, width: int) -> float:
-        """Return what a pass over `width` tokens costs, in passes over one: the median of each round's own ratio.
+        """Return the cost of a pass over `width` tokens relative to a pass over one: the median of the rounds' ratios.
 
-        A round's passes follow each other closely, so that what slows the machine down slows both.
+        Ratios are taken within a round because its passes run close together, under the same machine load.
         """
         return median(wide / one for wide, one in zip(self.samples[width], self.samples[1], strict=True))
 
     def take_turn(self, model: LanguageModel) -> None:
-        """Time each width ROUNDS times, interleaved, behind 256 tokens (or what the context allows).
+        """Time each width ROUNDS times, interleaved, after 256 tokens (or what the context allows).
 
-        A turn is a model's own: engines that are open together disturb each other's passes by spinning threads.
+        Only this model should be open: the spinning threads of other open engines disturb its passes.
         """
         length = min(CONTEXT, model.card.context - max(WIDTHS))
         state = filled_state(model, _tokens(model, length), room=max(WIDTHS), rows=max(WIDTHS))
@@ -57,5 +57,5 @@ class Speeds:
 
 
 def _tokens(model: LanguageModel, count: int) -> list[int]:
-    """Return some ids: what a pass costs does not depend on which."""
+    """Return arbitrary ids: the cost of a pass does not depend on them."""
     return [(7 * index + 5) % model.card.vocabulary_size for index in range(count)]

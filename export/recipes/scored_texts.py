@@ -1,4 +1,4 @@
-"""Texts that a model is calibrated or scored on, read from a file."""
+"""Reads texts for calibration or scoring from a file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _WINDOW = 512
 def read_texts(
     path: Path, *, tokenizer: Tokenizer, template: ChatTemplate | None, context: int
 ) -> tuple[ScoredText, ...]:
-    """Read a text file, or a .jsonl file of rows with `messages` and perhaps `answer`, of which only that is scored.
+    """Read a text file, or a .jsonl file of rows with `messages` and optionally `answer`.
 
-    Plain text is cut into windows of 512 tokens, conversations longer than the context are cut. Raises ExportError for
-    a file that cannot be read or in which there is nothing to score.
+    If a row has an answer, only the answer is scored. Plain text is split into windows of 512 tokens, conversations are
+    cut to the context. Raises ExportError if the file cannot be read or contains nothing to score.
     """
     try:
         with refused():
@@ -42,19 +42,19 @@ def read_texts(
     else:
         texts = whole_texts([tokenizer.encode(text)], context=context)
     if not (texts := tuple(text for text in texts if text.scored > 0)):
-        raise ExportError(f"{path} holds no text to score: give a file with sentences, or with rows of messages")
+        raise ExportError(f"{path} contains no text to score: give a file with sentences, or with rows of messages")
     return texts
 
 
 def whole_texts(texts: Sequence[Sequence[int]], *, context: int) -> tuple[ScoredText, ...]:
-    """Cut texts into windows, all of whose tokens but the first are scored."""
+    """Split texts into windows in which all tokens but the first are scored."""
     size = min(_WINDOW, context)
     windows = [text[start : start + size] for text in texts for start in range(0, len(text), size)]
     return tuple(ScoredText(tuple(window), 1) for window in windows if len(window) > 1)
 
 
 def _conversation(line: str, *, where: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> ScoredText:
-    """Encode a row as a chat does: the prompt through the template, the answer behind it."""
+    """Encode a row as a chat: the prompt through the template, followed by the answer."""
     with refused():
         row = read_object(line, where)
     messages = row.get("messages")

@@ -144,8 +144,8 @@ def test_of_plain_text_all_but_the_first_token(llama: Path, text: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", "", "holds no text to score"),
-        ("a.jsonl", "\n", "holds no text to score"),
+        ("a.txt", "", "contains no text to score"),
+        ("a.jsonl", "\n", "contains no text to score"),
         ("a.jsonl", "{", "line 1 is not JSON"),
         ("a.jsonl", json.dumps(ROW) + "\n[]", "line 2 is not a JSON object"),
         ("a.jsonl", '{"messages": [{"role": "user"}]}', "line 1: a message has no content"),
