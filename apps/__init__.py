@@ -1,1 +1,1 @@
-"""Programs over the public API: the verbs of the command line."""
+"""The command line's verbs, written against the public API."""

@@ -1,4 +1,4 @@
-"""The held-out prompts that come with the package: `prompts.jsonl`, of which prompts.md says the origin."""
+"""The held-out prompts that come with the package: `prompts.jsonl`; prompts.md states their origin."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Colours for streamed text: drafted tokens painted by drafter. Byte-exact between the codes, except on a terminal:
-what a model says cannot act on it.
+"""Colours for streamed text: accepted draft tokens are coloured by drafter.
+
+The text between the codes is unchanged, except on a terminal, where control characters are escaped.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ _OTHER_DRAFTER = "\x1b[35m"
 
 
 class Paint:
-    """Paints text by the source of its tokens: the target's stay plain. terminal: it is shown on one."""
+    """Colours text by the source of its tokens; the target's own stay uncoloured.
+
+    terminal: whether the output is a terminal, where control characters in the text are escaped.
+    """
 
     def __init__(self, on: bool, *, terminal: bool = False) -> None:
         self.on, self._terminal = on, terminal
         if on and sys.platform == "win32":
-            os.system("")  # switches the console's escape codes on
+            os.system("")  # enables escape codes in the Windows console
 
     @classmethod
     def for_stream(cls, stream: TextIO, *, when: str = "auto") -> Paint:
@@ -49,10 +53,11 @@ def add_colour_option(parser: ArgumentParser) -> None:
         "--color",
         choices=["auto", "always", "never"],
         default="auto",
-        help="colour accepted drafts: green from a draft model, cyan from repeated text (default: on a terminal)",
+        help="colour accepted draft tokens: green from a draft model, cyan from repeated text (default: auto, only on "
+        "a terminal)",
     )
 
 
 def dim(text: str, stream: TextIO) -> str:
-    """Return `text` dimmed where `stream` is a terminal that shows colours."""
+    """Return `text`, dimmed if `stream` is a terminal with colours."""
     return f"{_DIM}{text}{_RESET}" if Paint.for_stream(stream).on else text

@@ -1,4 +1,4 @@
-"""Ctrl-C during an answer: it stops between two rounds, so nothing is left half-done or unsaid."""
+"""Ctrl-C during an answer: stop between two rounds, so that every token in the session has been shown."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ _INTERRUPTED = 130
 def until_interrupted(chunks: Iterator[Chunk]) -> Generator[Chunk]:
     """Yield from `chunks` and close them; after Ctrl-C raise KeyboardInterrupt once the round has been yielded.
 
-    A round ends with the target's own tokens: stopping before them would leave tokens in the session that nobody saw.
-    Until the first chunk (the prompt is being read, which may take long) Ctrl-C interrupts at once, and so does a
-    second Ctrl-C.
+    A round ends with the target's own tokens: stopping before them would leave tokens in the session that were never
+    shown. During prefill, which may take long, Ctrl-C interrupts at once, and so does a second Ctrl-C at any time.
     """
     with closing(cast("Generator[Chunk]", chunks)):
         for chunk in chunks:
@@ -37,9 +36,9 @@ def until_interrupted(chunks: Iterator[Chunk]) -> Generator[Chunk]:
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """While entered, Ctrl-C ends the process: for loading, where an engine's own imports turn an interrupt into errors.
+    """While entered, Ctrl-C ends the process at once. Use it only for work that cannot leave partial files.
 
-    Only for work that leaves nothing half-written.
+    Needed while loading, where an engine's imports turn KeyboardInterrupt into other errors.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -57,7 +56,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 class _Deferred:
-    """While entered, the first Ctrl-C is only remembered. Where Ctrl-C was ignored or handled before, it stays so."""
+    """While entered, the first Ctrl-C only sets a flag. A handler other than Python's default is left in place."""
 
     def __init__(self) -> None:
         self._asked = False

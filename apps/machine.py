@@ -1,4 +1,4 @@
-"""What machine this is: processor, cores, memory, versions. Reads the system; knows no engine by name."""
+"""Facts about this machine: processor, cores, memory, and the versions of the software."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALWAYS = ("numpy", "tokenizers")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Facts that belong beside every figure."""
+    """Facts reported with every measurement."""
 
     processor: str
     cores: int
@@ -42,12 +42,12 @@ class Machine:
 
 
 def versions(runtime: str) -> dict[str, str]:
-    """Return the versions of edgedecode, its constant companions, and what the runtime's extra asks for."""
+    """Return the versions of edgedecode, of numpy and tokenizers, and of the packages in the runtime's extra."""
     return {"edgedecode": __version__} | {name: _version(name) for name in (*_ALWAYS, *_extra(runtime))}
 
 
 def engine_versions(runtime: str) -> str:
-    """Return what a runtime's engine is and its version, as in `onnxruntime 1.31.1`; the runtime's name if unknown."""
+    """Return a runtime's engine with its version, such as `onnxruntime 1.31.1`; the runtime's name if unknown."""
     return ", ".join(f"{name} {_version(name)}" for name in dict.fromkeys(_extra(runtime))) or runtime
 
 
@@ -59,7 +59,7 @@ def _version(name: str) -> str:
 
 
 def _extra(name: str) -> list[str]:
-    """Return the distributions that the extra of this name needs, edgedecode itself left out."""
+    """Return the distributions that the extra of this name needs, except edgedecode itself."""
     try:
         lines = requires("edgedecode") or []
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What was planned of memory and what the process held, side by side: a line, a table, and JSON."""
+"""Planned and measured memory of the process, as a line, a table and JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = ("resident", "anonymous", "proportional")
 
 @contextmanager
 def sampling(asked: bool) -> Iterator[PeakSampler | None]:
-    """Sample this process's memory while the block runs, where that was asked for; tell where it cannot be."""
+    """Sample this process's memory while the block runs, if `asked`. A notice says why where that is not possible."""
     if not asked:
         yield None
         return
@@ -35,14 +35,14 @@ def sampling(asked: bool) -> Iterator[PeakSampler | None]:
 
 
 def memory_line(planned: int, peak: ProcessMemory | None) -> str:
-    """Return the plan and the peaks of those kinds that are known."""
-    told = {} if peak is None else {kind: nbytes for kind, nbytes in peak._asdict().items() if nbytes is not None}
-    peaks = ", ".join(f"{kind} {format_nbytes(told[kind])}" for kind in KINDS if kind in told)
-    return f"planned {format_nbytes(planned)}; peak of the process: {peaks or 'not told by this system'}"
+    """Return the plan and the known peaks in one line."""
+    known = {} if peak is None else {kind: nbytes for kind, nbytes in peak._asdict().items() if nbytes is not None}
+    peaks = ", ".join(f"{kind} {format_nbytes(known[kind])}" for kind in KINDS if kind in known)
+    return f"planned {format_nbytes(planned)}; peak of the process: {peaks or 'not available on this system'}"
 
 
 def memory_table(planned: int, *, now: ProcessMemory | None, peak: ProcessMemory | None) -> Table:
-    """Return the plan beside what the process holds now and held at most."""
+    """Return a table of planned, current and peak memory."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -55,6 +55,6 @@ def memory_table(planned: int, *, now: ProcessMemory | None, peak: ProcessMemory
 
 
 def memory_json(planned: int, peak: ProcessMemory | None) -> dict[str, int | None]:
-    """Return the plan and the peaks in bytes; null: not told by this system."""
+    """Return the plan and the peaks in bytes; null: not available on this system."""
     peaks = {kind: None if peak is None else getattr(peak, kind) for kind in KINDS}
     return {"planned_nbytes": planned, **{f"peak_{kind}_nbytes": nbytes for kind, nbytes in peaks.items()}}

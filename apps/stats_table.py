@@ -1,4 +1,4 @@
-"""One generation's statistics for people: a table, and one line."""
+"""Statistics of one answer for the user: as a table, and as one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["acceptance_per_position", "drafts_line", "stats_line", "stats_table"
 
 
 def stats_table(stats: Stats, *, finish_reason: FinishReason, peak: ProcessMemory | None = None) -> Table:
-    """Return the table that --stats and /stats show. peak: as it was sampled."""
+    """Return the table that --stats and /stats show. peak: the sampled memory peak, if there is one."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -28,7 +28,7 @@ def stats_table(stats: Stats, *, finish_reason: FinishReason, peak: ProcessMemor
 
 
 def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
-    """Return what chat shows below an answer."""
+    """Return the line that chat shows below an answer."""
     parts = [f"{stats.verified_tokens} tokens", f"{stats.tokens_per_second:.0f} tok/s"]
     if stats.mode == "plain":
         parts.append("no drafts")
@@ -40,16 +40,16 @@ def stats_line(stats: Stats, *, finish_reason: FinishReason) -> str:
 
 
 def drafts_line(stats: Stats) -> str:
-    """Return which drafts served, how often there were none and why, and what it was worth on this device."""
+    """Return which drafters were used, how many rounds had no draft and why, and the estimated speed-up."""
     parts = [
-        f"{name} {count.rounds}x ({count.accepted} of {count.proposed} accepted{_cut_short(count)})"
+        f"{name} {count.rounds}x ({count.accepted} of {count.proposed} tokens accepted{_cut_short(count)})"
         for name, count in sorted(stats.drafters.items(), key=lambda item: -item[1].rounds)
     ]
     if plain := sum(stats.plain_rounds.values()):
         reasons = ", ".join(f"{why} {rounds}" for why, rounds in stats.plain_rounds.items())
-        parts.append(f"plain {plain} of {stats.rounds - 1} rounds ({reasons})")
+        parts.append(f"no draft in {plain} of {stats.rounds - 1} rounds ({reasons})")
     if stats.proposed and stats.speed_up is not None:
-        parts.append(f"about {stats.speed_up:.2f}x plain (estimate; `edgedecode bench` measures)")
+        parts.append(f"estimated speed-up {stats.speed_up:.2f}x (`edgedecode bench` measures it)")
     return "drafts: " + ("; ".join(parts) or "none yet")
 
 
@@ -74,7 +74,7 @@ def _why(stats: Stats, finish_reason: FinishReason) -> str:
 
 
 def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None) -> Iterator[tuple[str, str]]:
-    modes = {"plain": "plain (no drafts)", "scheduled": "scheduled: drafts where they pay here"}
+    modes = {"plain": "plain (no drafts)", "scheduled": "scheduled (drafts where they are faster)"}
     yield "mode", modes.get(stats.mode, f"speculative, drafter {stats.mode}")
     if stats.mode != "plain":
         yield "drafts", drafts_line(stats).removeprefix("drafts: ")
@@ -83,17 +83,17 @@ def _rows(stats: Stats, finish_reason: FinishReason, peak: ProcessMemory | None)
         yield "seed", f"{stats.seed}  (repeat with --seed)"
     yield "prompt", f"{stats.prompt_tokens} tokens, {stats.cached_tokens} of them cached"
     if stats.dropped_turns:
-        again = f", {stats.reread_tokens} tokens read again in mid-answer" if stats.reread_tokens else ""
-        moved = f", {stats.shifted_tokens} kept tokens moved, not read again" if stats.shifted_tokens else ""
+        again = f", {stats.reread_tokens} tokens prefilled again during the answer" if stats.reread_tokens else ""
+        moved = f", {stats.shifted_tokens} tokens shifted in the KV cache" if stats.shifted_tokens else ""
         yield "oldest turns dropped", f"{stats.dropped_turns}{again}{moved}"
     yield "tokens", f"{stats.verified_tokens}, all verified by the target"
-    yield "target passes", f"{stats.rounds}, acceptance length {stats.acceptance_length:.2f} tokens a pass"
+    yield "target passes", f"{stats.rounds}, acceptance length {stats.acceptance_length:.2f} tokens per pass"
     if stats.proposed:
         yield "drafted", f"{stats.proposed}, accepted {stats.accepted} ({stats.accepted / stats.proposed:.0%})"
-        yield "by position", "  ".join(f"{share:.0%}" for share in acceptance_per_position(stats))
+        yield "accepted by position", "  ".join(f"{share:.0%}" for share in acceptance_per_position(stats))
     yield "time", _split(stats)
-    yield "speed", f"{stats.tokens_per_second:.1f} tokens/s after the first, prompt {_prefill(stats)}"
-    yield "first token", f"{1000 * stats.time_to_first_token:.1f} ms"
+    yield "speed", f"{stats.tokens_per_second:.1f} tokens/s after the first token; prefill {_prefill(stats)}"
+    yield "time to first token", f"{1000 * stats.time_to_first_token:.1f} ms"
     known = peak or (None if stats.peak_nbytes is None else ProcessMemory(stats.peak_nbytes))
     yield "memory", memory_line(stats.planned_nbytes, known)
 
@@ -105,4 +105,4 @@ def _split(stats: Stats) -> str:
 
 
 def _prefill(stats: Stats) -> str:
-    return f"{stats.prefill_tokens_per_second:.0f} tokens/s" if stats.prefill_seconds else "not read"
+    return f"{stats.prefill_tokens_per_second:.0f} tokens/s" if stats.prefill_seconds else "not needed"

@@ -1,4 +1,4 @@
-"""What verbs show beside their results: tables' width, notices, and how far long work is."""
+"""Terminal output of the verbs besides their results: the console for tables, notices, progress."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["progress", "show_notices", "table_console"]
 
 _PASTED_WIDTH = 150
-"""Columns where the output is not a terminal: a pasted table must not be folded."""
+"""Columns where the output is not a terminal, so that a redirected table is not wrapped."""
 
 
 def table_console() -> Console:
-    """Return what writes tables to standard output."""
+    """Return the rich console for tables on standard output."""
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=_PASTED_WIDTH)
@@ -34,15 +34,15 @@ def show_notices() -> None:
         if not any(isinstance(handler, NoticeLines) for handler in each.handlers):
             each.addHandler(NoticeLines())
     logger.setLevel(logging.INFO)
-    logger.propagate = False  # who shows the other logs would show these twice
+    logger.propagate = False  # a handler on the root logger would show these a second time
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
-    """Show on standard error what is done while the block runs; its value is called with each amount, 1 by itself.
+    """Show progress on standard error while the block runs; call the yielded function with each step done, default 1.
 
-    A bar on a terminal, elsewhere a line every few seconds. It moves only when it is told to, so never during a
-    measured run.
+    Show a bar on a terminal, elsewhere a line every few seconds. There is no automatic refresh, which would disturb
+    measured runs.
     """
     if not sys.stderr.isatty():
         yield ProgressLines(what, total).advance

@@ -1,4 +1,4 @@
-"""The options that verbs share: which pack, on what, sampled how, drafted by whom."""
+"""Options that several verbs share: pack and engine, drafting, sampling."""
 
 from __future__ import annotations
 
@@ -25,97 +25,109 @@ __all__ = ["add_pack_options", "add_session_options", "open_pair", "session_opti
 
 
 def add_pack_options(parser: ArgumentParser) -> None:
-    """Add what says which pack is opened, and on what."""
+    """Add the options that choose the pack, the engine and the memory limits."""
     group = parser.add_argument_group("pack and engine")
     group.add_argument("-m", "--model", metavar="PACK", help="folder or hub id of a pack (default: the bundled one)")
     group.add_argument(
         "--runtime",
         metavar="NAME",
-        help=f"engine: {', '.join(installed(RUNTIMES))}, or auto, the faster of those that can run the pack, measured "
-        "once (default: EDGEDECODE_RUNTIME, else auto)",
+        help=f"engine: {', '.join(installed(RUNTIMES))}, or auto, which measures once which engine runs the pack "
+        "faster (default: EDGEDECODE_RUNTIME, else auto)",
     )
-    group.add_argument("--provider", default="cpu", help="where the engine runs, see `devices` (default: %(default)s)")
-    group.add_argument("-t", "--threads", type=positive_count, metavar="N", help="threads of the engine")
+    group.add_argument(
+        "--provider",
+        default="cpu",
+        help="execution provider of the engine, as listed by `edgedecode devices` (default: %(default)s)",
+    )
+    group.add_argument("-t", "--threads", type=positive_count, metavar="N", help="number of threads for the engine")
     group.add_argument(
         "--memory",
         metavar="SIZE",
-        help="hard budget for the whole process, for example 800MB (default: EDGEDECODE_MEMORY; a container's limit "
-        "and the machine's memory are kept in any case)",
+        help="hard limit on the memory of the process, for example 800MB (default: EDGEDECODE_MEMORY; the container's "
+        "limit and the machine's memory always apply)",
     )
-    group.add_argument("-c", "--ctx-size", type=positive_count, metavar="N", help="tokens of context to plan for")
+    group.add_argument(
+        "-c", "--ctx-size", type=positive_count, metavar="N", help="context size in tokens to plan memory for"
+    )
     group.add_argument(
         "--kv-type",
         choices=KV_TYPES,
-        help="how keys and values are kept; int8 takes a quarter of float32's memory and changes results slightly "
-        "(lossy). onnx: float32 (default), or int8 with a pack exported with --graphs base,kv8; llama: float32 with "
-        "float weights, else float16 (defaults), or int8",
+        help="type of the KV cache; int8 takes a quarter of float32's memory and changes results slightly (lossy). "
+        "onnx: float32 (default), or int8 if the pack was exported with --graphs base,kv8; llama: float32 for float "
+        "weights, float16 for others (defaults), or int8",
     )
     group.add_argument(
         "--no-mmap",
         action="store_true",
-        help="llama: read weights instead of mapping their file: once in memory, not twice, as fast; done by itself "
-        "where --memory has no room for both",
+        help="llama: read the weights instead of mapping their file, so that memory holds them once, not twice, at "
+        "the same speed; automatic when --memory has no room for both",
     )
     group.add_argument(
         "--no-repack",
         action="store_true",
-        help="llama: use weights as the file has them, not copied for the processor's kernels: once in memory too, in "
-        "pages that the system may take back, and slower",
+        help="llama: use the weights as they are in the file instead of repacking a copy for the CPU's kernels: "
+        "slower, but memory holds them once, in pages that the system can reclaim",
     )
     group.add_argument("--verify", action="store_true", help="check every file's digest before loading")
 
 
 def add_session_options(parser: ArgumentParser) -> None:
-    """Add what says how tokens are drafted, verified and sampled."""
+    """Add the options for drafting, verification and sampling."""
     group = parser.add_argument_group("drafting")
     names = ", ".join([*drafter_names(), NO_DRAFTER])
-    group.add_argument("--drafter", metavar="NAME", help=f"{names} (default: the fastest, chosen each round, or none)")
+    group.add_argument(
+        "--drafter", metavar="NAME", help=f"{names} (default: each round uses the fastest, or none if none helps)"
+    )
     group.add_argument(
         "--draft-max",
         type=count,
         metavar="N",
-        help="fixed number of tokens to draft; 0: no speculation (default: as many as pay, by measured costs)",
+        help="fixed number of tokens to draft per round; 0: no speculation (default: chosen by measured costs)",
     )
     group.add_argument(
         "--tree",
         action="store_true",
-        help="drafts may branch, where a tree promises more than the best chain; with --draft-max all do, N nodes each",
+        help="allow tree drafts, used where a tree is expected to beat the best chain; with --draft-max every draft is "
+        "a tree of N nodes",
     )
-    group.add_argument("--trace", metavar="FILE", help="write what was chosen and from which counts and times")
+    group.add_argument(
+        "--trace", metavar="FILE", help="write each round's choice, and the counts and times behind it, to FILE"
+    )
     group.add_argument(
         "--remember",
         action="store_true",
-        help="keep answers in the user's cache, on disk, to draft from in later runs; see `edgedecode cache`",
+        help="keep answers on disk, in the user's cache, for later runs to draft from; see `edgedecode cache`",
     )
     group.add_argument(
         "--rule",
         choices=[rule.value for rule in Rule],
         default=Rule.MATCH.value,
-        help="how sampled drafts are verified; both keep the target's distribution (default: %(default)s)",
+        help="verification rule for sampled drafts; both preserve the target's distribution (default: %(default)s)",
     )
     group.add_argument(
         "--reproducible",
         action="store_true",
-        help="same seed, same text whatever was drafted; without it a near tie may turn with the width of a pass",
+        help="same seed, same text, whatever was drafted; without it, the width of a forward pass may decide a near "
+        "tie differently",
     )
     group.add_argument(
         "--adapter",
         metavar="NAME[:SCALE]",
         type=scaled_name,
-        help="adapter of the pack to answer with, and what its change is multiplied by (default: 1)",
+        help="LoRA adapter of the pack to answer with, and the scale of its change (default: 1)",
     )
-    group = parser.add_argument_group("sampling (what is not given, the pack's own defaults say)")
+    group = parser.add_argument_group("sampling (defaults: the pack's)")
     for option in sampling_table():
         flag, metavar = option.flag.split()
         kind = count if option.whole else real_number
         group.add_argument(flag, dest=option.name, type=kind, metavar=metavar, help=option.help)
-    group.add_argument("--seed", type=seed, metavar="N", help="seed of the first answer (default: fresh ones)")
+    group.add_argument("--seed", type=seed, metavar="N", help="seed of the first answer (default: random)")
 
 
 def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None = None) -> Pair:
-    """Open the pack the arguments name, on their engine or on what `wrap` makes of it.
+    """Open the pack the arguments name, on their engine or on the runtime that `wrap` returns for it.
 
-    What cannot be right is refused before anything is loaded.
+    Invalid option values are refused before anything is loaded.
     """
     _check_early(arguments)
     show_notices()
@@ -137,9 +149,11 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
 
 
 def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
-    """Read the session's options, the pack's generation defaults below them. Raises InputError."""
+    """Return the session's options; the pack's generation defaults fill in those not given. Raises InputError."""
     if arguments.drafter == NO_DRAFTER and arguments.draft_max:
-        raise InputError(f"--draft-max {arguments.draft_max} with --drafter {NO_DRAFTER}: leave one of the two out")
+        raise InputError(
+            f"--draft-max {arguments.draft_max} contradicts --drafter {NO_DRAFTER}: leave one of the two out"
+        )
     adapter, scale = arguments.adapter or (None, 1.0)
     return SessionOptions(
         sampling=_sampling(arguments, pair.manifest.generation),
@@ -160,12 +174,12 @@ def session_options(arguments: Namespace, pair: Pair) -> SessionOptions:
 
 
 def system_messages(text: str | None) -> list[Message]:
-    """Return the transcript that a system prompt, if any, begins."""
+    """Return the transcript to begin with: the system message, if there is one."""
     return [] if text is None else [Message("system", checked_text(text, "--system"))]
 
 
 def _check_early(arguments: Namespace) -> None:
-    if hasattr(arguments, "rule"):  # a verb with all of the session's options
+    if hasattr(arguments, "rule"):  # the verb has all session options
         _sampling(arguments, Generation(end_token_ids=()))
         FixedLength(arguments.draft_max or 0)
         if arguments.drafter not in (None, NO_DRAFTER):

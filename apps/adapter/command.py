@@ -1,4 +1,4 @@
-"""The verb `adapter`: which adapters a pack has, one more, or one less."""
+"""The verb `adapter`: list, add and remove the LoRA adapters of a pack."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ class AdapterCommand:
         listing = actions.add_parser("list", help="list a pack's adapters", allow_abbrev=False)
         listing.add_argument("pack", nargs="?", metavar="PACK", help="folder or hub id (default: the bundled pack)")
         listing.add_argument("--json", action="store_true", help="end with one JSON line")
-        add = actions.add_parser("add", help="copy an adapter that PEFT saved into a pack", allow_abbrev=False)
-        add.add_argument("pack", metavar="PACK", help="folder of the pack, for whose target the adapter is")
+        add = actions.add_parser("add", help="copy an adapter saved by PEFT into a pack", allow_abbrev=False)
+        add.add_argument("pack", metavar="PACK", help="folder of the pack; the adapter is for its target model")
         add.add_argument(
-            "source", metavar="NAME=FOLDER", type=_named_folder, help="its name there, and the folder that PEFT saved"
+            "source",
+            metavar="NAME=FOLDER",
+            type=_named_folder,
+            help="the adapter's name in the pack, and the folder that PEFT saved",
         )
         remove = actions.add_parser("remove", help="delete an adapter from a pack", allow_abbrev=False)
         remove.add_argument("pack", metavar="PACK", help="folder of the pack")
-        remove.add_argument("adapter_name", metavar="NAME", help="the adapter's name there")
+        remove.add_argument("adapter_name", metavar="NAME", help="the adapter's name in the pack")
 
     def run(self, arguments: Namespace) -> int:
         root = find_pack(arguments.pack)
@@ -44,14 +47,16 @@ class AdapterCommand:
         elif arguments.action == "add":
             name, folder = arguments.source
             if folder.is_file():
-                raise InputError(f"{folder} is a file: give the folder that PEFT saved; GGUF adapters come by `import`")
+                raise InputError(
+                    f"{folder} is a file: give the folder that PEFT saved; `edgedecode import` takes GGUF adapters"
+                )
             entry = add_adapter(root, name, folder)
-            activated = ", on from its invocation tokens" if entry.invocation else ""
+            activated = ", active from its invocation tokens on" if entry.invocation else ""
             print(f"{name}: rank {entry.rank}, {len(entry.modules)} kinds of projections{activated}; use it with")
             print(f"edgedecode generate -m {arguments.pack} --adapter {name} PROMPT")
         else:
             remove_adapter(root, arguments.adapter_name)
-            print(f"{arguments.adapter_name} was removed from {root}")
+            print(f"removed {arguments.adapter_name} from {root}")
         return 0
 
 
@@ -60,7 +65,7 @@ def _list(manifest: Manifest, *, json_line: bool) -> None:
 
     from ..terminal import table_console
 
-    table = Table(*("adapter", "for", "rank", "alpha", "projections", "on from", "size", "engines"))
+    table = Table(*("adapter", "for", "rank", "alpha", "projections", "active from", "size", "engines"))
     graphs = manifest.models["target"].graphs.values()
     both = "onnx, llama" if any("lora" in graph.capabilities for graph in graphs) else "llama"
     for name, each in manifest.adapters.items():
@@ -81,7 +86,7 @@ def _list(manifest: Manifest, *, json_line: bool) -> None:
 def _named_folder(text: str) -> tuple[str, Path]:
     name, equals, folder = text.partition("=")
     if not name or not equals or not folder:
-        raise ArgumentTypeError(f"{text!r} names no folder: write NAME=FOLDER")
+        raise ArgumentTypeError(f"{text!r} is not of the form NAME=FOLDER")
     return name, Path(folder)
 
 

@@ -1,1 +1,1 @@
-"""The verb `cache`: what lies in the user's cache, and clearing it."""
+"""The verb `cache`: show and clear the user's cache."""

@@ -1,4 +1,4 @@
-"""The verb `cache`: what edgedecode keeps in the user's cache folder, and how to be rid of it."""
+"""The verb `cache`: show and clear what edgedecode keeps in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Area:
 
 
 class CacheCommand:
-    """`cache show` and `cache clear`. Nothing in the cache is needed: what was cleared is made again."""
+    """`cache show` and `cache clear`. Everything in the cache is made or downloaded again when it is needed."""
 
     name = "cache"
-    help = "show or clear what is kept in the user's cache"
+    help = "show or clear the user's cache"
 
     def configure(self, parser: ArgumentParser) -> None:
         actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-        show = actions.add_parser("show", help="list what is kept, with sizes", allow_abbrev=False)
+        show = actions.add_parser("show", help="list the cache's folders and their sizes", allow_abbrev=False)
         show.add_argument("--json", action="store_true", help="end with one JSON line")
-        clear = actions.add_parser("clear", help="delete what is named", allow_abbrev=False)
+        clear = actions.add_parser("clear", help="delete the named parts of the cache", allow_abbrev=False)
         for name, content in AREAS.items():
             clear.add_argument(f"--{name}", action="append_const", dest="areas", const=name, help=content)
-        clear.add_argument("--all", action="store_true", help="all of it, downloaded packs too")
+        clear.add_argument("--all", action="store_true", help="everything, including downloaded packs")
         clear.set_defaults(usage_error=clear.error)
 
     def run(self, arguments: Namespace) -> int:
@@ -76,12 +76,12 @@ def _show(areas: Sequence[Area], *, json_line: bool) -> None:
 
 
 def _clear(areas: Sequence[Area]) -> None:
-    """Delete; a link is deleted, never what it points to."""
+    """Delete the areas; of a symbolic link only the link itself."""
     for area in areas:
         if area.path.is_symlink() or not area.path.is_dir():
             area.path.unlink(missing_ok=True)
         elif area.path.name == FOLDER and _held(area.path):
-            print(f"{area.path} is kept: other processes hold locks in it")
+            print(f"kept {area.path}: other processes hold locks in it")
             continue
         else:
             shutil.rmtree(area.path)
@@ -91,7 +91,10 @@ def _clear(areas: Sequence[Area]) -> None:
 
 
 def _held(folder: Path) -> bool:
-    """Delete the locks in a folder that nobody holds; a held one that is gone would be taken a second time."""
+    """Delete the free locks of a folder and tell whether any is held.
+
+    A held lock stays: once its file is deleted, another process could take the same lock.
+    """
     held = False
     for path in folder.iterdir():
         if not path.is_file():

@@ -1,1 +1,1 @@
-"""A conversation in the terminal."""
+"""The verb `chat`: a conversation in the terminal."""

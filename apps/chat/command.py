@@ -1,4 +1,4 @@
-"""The verb `chat`: a conversation in the terminal, or over piped lines. Engines are loaded when it runs, not before."""
+"""The verb `chat`: a conversation in the terminal, or over piped lines. Engines are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ __all__ = ["command"]
 
 
 class ChatCommand:
-    """Answers go to standard output, remarks and figures to standard error."""
+    """Answers go to standard output, messages and figures to standard error."""
 
     name = "chat"
-    help = "talk to a pack in the terminal"
+    help = "chat with a pack in the terminal"
 
     def configure(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--system", metavar="TEXT", help="system message the conversation begins with")
-        parser.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="end an answer after N tokens")
+        parser.add_argument("--system", metavar="TEXT", help="system message at the start of the conversation")
+        parser.add_argument(
+            "-n", "--max-tokens", type=positive_count, metavar="N", help="end each answer after N tokens"
+        )
         parser.add_argument(
             "--when-full",
             choices=[each.value for each in WhenFull],
             default=WhenFull.DROP.value,
-            help="what happens when the chat outgrows its context: drop its oldest turns and read the rest again, the "
-            "system message stays; shift: move the rest's keys and values instead, at once and less exact, with llama "
-            "only; or stop (default: %(default)s)",
+            help="what to do when the conversation outgrows the context; drop: drop the oldest turns, keep the system "
+            "message and prefill the rest again; shift: drop them and shift the KV cache instead, which is immediate "
+            "but less exact (llama only); stop: end the answer (default: %(default)s)",
         )
-        parser.add_argument("--stats", action="store_true", help="show figures after each answer, memory sampled")
+        parser.add_argument("--stats", action="store_true", help="show statistics after each answer, with peak memory")
         add_colour_option(parser)
         add_pack_options(parser)
         add_session_options(parser)
@@ -40,7 +42,7 @@ class ChatCommand:
     def run(self, arguments: Namespace) -> int:
         from .conversation import Conversation
         from .lines import open_lines
-        from .slash import obey
+        from .slash import run_slash
 
         messages = system_messages(arguments.system)
         lines = open_lines()
@@ -53,7 +55,7 @@ class ChatCommand:
                 session,
                 lines,
                 paint=Paint.for_stream(sys.stdout, when=arguments.color),
-                obey=obey,
+                run_slash=run_slash,
                 max_tokens=arguments.max_tokens,
                 sampler=sampler,
             )
@@ -61,7 +63,7 @@ class ChatCommand:
                 conversation.say(
                     f"{pair.manifest.name}, drafter {session.drafter_name}, context {session.context} tokens"
                 )
-                conversation.say("/help lists commands; Ctrl-C stops an answer, Ctrl-D leaves")
+                conversation.say("/help lists the commands, Ctrl-C stops an answer, Ctrl-D quits")
             return conversation.run()
 
 

@@ -1,7 +1,7 @@
-"""The loop of a chat: read a line, obey it or answer it, until the end.
+"""The chat loop: read a line, run it as a command or answer it, until the end.
 
-At a terminal, Ctrl-C stops what is being done, never the program, and a line that cannot be read is refused. Over a
-pipe such a line ends the program, and so does Ctrl-C outside an answer.
+At a terminal, Ctrl-C stops the current command or answer, not the program, and a line that is not valid text is
+refused. Over a pipe, an invalid line ends the program, and so does Ctrl-C outside an answer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["Conversation"]
 
 
 class Conversation:
-    """A session with a user. Answers go to standard output, everything about them to standard error.
+    """A session with a user. Answers go to standard output, all messages to standard error.
 
-    obey: runs a line that begins with a slash; False when the chat ends.
+    run_slash: runs a line that begins with a slash and returns False to end the chat.
     """
 
     def __init__(
@@ -33,22 +33,22 @@ class Conversation:
         lines: Lines,
         *,
         paint: Paint,
-        obey: Callable[[str, Conversation], bool],
+        run_slash: Callable[[str, Conversation], bool],
         max_tokens: int | None = None,
         sampler: PeakSampler | None = None,
     ) -> None:
         self.session = session
         self.sampler = sampler
-        """Of this process's memory; None: nobody asked for figures after each answer."""
+        """Samples this process's memory; None: statistics were not asked for."""
         self.paint = paint
         self.last_finish: FinishReason | None = None
         """How the last answer ended; None before the first."""
         self._lines = lines
-        self._obey = obey
+        self._run_slash = run_slash
         self._max_tokens = max_tokens
 
     def run(self) -> int:
-        """Talk until /quit, the end of the input, or a second Ctrl-C at the prompt; return the exit code."""
+        """Run until /quit, the end of the input, or a second Ctrl-C at the prompt; return the exit code."""
         warned = False
         while True:
             try:
@@ -65,32 +65,32 @@ class Conversation:
                     print(file=sys.stderr)
                     return 0
                 warned = True
-                self.say("\n(Ctrl-C again, Ctrl-D or /quit leaves)")
+                self.say("\n(press Ctrl-C again to quit, or use Ctrl-D or /quit)")
                 continue
             warned = False
             if line is None or not self._take(line):
                 return 0
 
     def _take(self, line: str) -> bool:
-        """Run a command or answer one line; False when the chat ends. Ctrl-C at a terminal drops the rest of it."""
+        """Run a command or answer one line; return False to end the chat. Ctrl-C at a terminal stops either."""
         try:
-            return self._obey_or_answer(line)
+            return self._run_or_answer(line)
         except KeyboardInterrupt:
             if not self._lines.interactive:
                 raise
             self.say("\n(interrupted)")
             return True
 
-    def _obey_or_answer(self, line: str) -> bool:
-        """A message may begin with // for /."""
+    def _run_or_answer(self, line: str) -> bool:
+        """Run a line that begins with a slash as a command, and answer any other; // begins a message with a slash."""
         if line.startswith("/") and not line.startswith("//"):
-            return self._obey(line, self)
+            return self._run_slash(line, self)
         if line.strip():
             self.answer(line.removeprefix("/") if line.startswith("//") else line)
         return True
 
     def answer(self, prompt: str) -> None:
-        """Stream one answer. What cannot be answered is said in one line; the conversation stays as it was."""
+        """Stream one answer. On an error, print one line and leave the conversation as it was."""
         try:
             self.last_finish = self._stream(prompt)
         except ContextExceeded:
@@ -112,7 +112,7 @@ class Conversation:
             self.say("the context is full: /reset starts over")
 
     def show_stats(self, finish: FinishReason) -> None:
-        """Write the table of the last answer's figures."""
+        """Write the statistics table of the last answer."""
         from rich.console import Console
 
         peak = None if self.sampler is None else self.sampler.peak
@@ -124,11 +124,11 @@ class Conversation:
         self.last_finish = None
 
     def say(self, text: str) -> None:
-        """Write a remark, dimmed on a terminal."""
+        """Write a message, dimmed on a terminal."""
         print(dim(shown_lines(text), sys.stderr), file=sys.stderr, flush=True)
 
     def refuse(self, text: str) -> None:
-        """Write what could not be done, in one line."""
+        """Write an error in one line."""
         print(f"edgedecode: {shown(text)}", file=sys.stderr, flush=True)
 
     def _stream(self, prompt: str) -> FinishReason:

@@ -1,4 +1,4 @@
-"""The user's side of a chat: lines from a terminal, edited and with history, or from a pipe."""
+"""The input of a chat: lines from a terminal, with editing and history, or from a pipe."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _CONTINUED = "… "
 
 
 class Lines(Protocol):
-    """Where lines come from."""
+    """A source of input lines."""
 
     interactive: bool
 
     def read(self) -> str | None:
-        """Return the next message, None at the end. Raises InputError for what is not UTF-8, KeyboardInterrupt."""
+        """Return the next message, None at the end. Raises InputError if it is not UTF-8, KeyboardInterrupt."""
         ...
 
 
@@ -32,7 +32,7 @@ class TerminalLines:
 
     def __init__(self) -> None:
         with suppress(ImportError):
-            import readline  # noqa: F401  (importing it gives `input` editing and history)
+            import readline  # noqa: F401  (importing it adds editing and history to `input`)
 
     def read(self) -> str | None:
         parts: list[str] = []
@@ -42,7 +42,7 @@ class TerminalLines:
         except EOFError:
             print()
             return None
-        except UnicodeDecodeError as error:  # under a strict locale; under a lenient one the bytes come as surrogates
+        except UnicodeDecodeError as error:  # in a strict locale; in a lenient one the bytes become surrogates
             raise InputError(f"the message is not valid UTF-8 at byte {error.start}") from None
         return checked_text("\n".join([*parts, line]), "the message")
 

@@ -1,7 +1,4 @@
-"""The commands of a chat: /reset, /save and their kin. Each is a small function; a new one is a new row.
-
-A saved conversation is a JSON object with its messages, written whole or not at all.
-"""
+"""The slash commands of a chat: a function each, listed in SLASHES."""
 
 from __future__ import annotations
 
@@ -22,20 +19,20 @@ from edgedecode.text.printable import checked_text
 from ..memory_table import memory_table
 from .conversation import Conversation
 
-__all__ = ["SLASHES", "Slash", "load_messages", "obey", "save_messages"]
+__all__ = ["SLASHES", "Slash", "load_messages", "run_slash", "save_messages"]
 
 LARGEST_NBYTES = 64 * 2**20
 FRAME_NBYTES, BYTES_PER_TOKEN = 2**16, 64
-"""What a file may hold beside the text that fits, and for each token of the context."""
+"""Size limit of a saved conversation: a fixed part, and a part per token of the context."""
 
 
 def save_messages(path: Path, messages: Sequence[Message]) -> None:
-    """Write the messages to `path`, replacing it in one step.
+    """Write the messages to `path` as a JSON object, atomically.
 
-    Raises OSError that names `path`, the old file unchanged; InputError where `path` is a folder, device or pipe.
+    Raises OSError that names `path`, the old file unchanged; InputError if `path` is a folder, device or pipe.
     """
     if path.exists() and not path.is_file():
-        raise InputError(f"{path} exists and is not a regular file: give another name")
+        raise InputError(f"{path} exists and is not a regular file: choose another name")
     value = {"messages": [{"role": message.role, "content": message.content} for message in messages]}
     text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
     try:
@@ -43,38 +40,37 @@ def save_messages(path: Path, messages: Sequence[Message]) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:  # its file name is the temporary one
+    except OSError as error:  # it names the temporary file
         raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
 def load_messages(path: Path, *, context: int = LARGEST_NBYTES) -> list[Message]:
-    """Read messages: an object with `messages`, or the bare list. Raises InputError or OSError.
+    """Read messages: a JSON object with `messages`, or the bare list. Raises InputError or OSError.
 
-    No more is read than a conversation of `context` tokens can fill.
+    A file larger than a conversation of `context` tokens can be is refused.
     """
     most = min(LARGEST_NBYTES, FRAME_NBYTES + BYTES_PER_TOKEN * context)
     with path.open("rb") as file:
-        data = file.read(most + 1)  # a device's size says nothing
+        data = file.read(most + 1)  # the reported size of a device is meaningless
     if len(data) > most:
         raise InputError(
-            f"{path} has more than {most} bytes, longer than any conversation that fits this context: "
-            f"nothing was loaded"
+            f"{path} has more than {most} bytes, longer than a conversation that fits this context: nothing was loaded"
         )
     try:
         value: object = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, or a number of 5000 digits
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, or a number of 5000 digits
         raise InputError(f"{path} is not JSON ({' '.join(str(error).split())}): nothing was loaded") from None
     if isinstance(value, dict):
         value = value.get("messages")
     if not isinstance(value, list):
-        raise InputError(f"{path} holds no list of messages: nothing was loaded")
+        raise InputError(f"{path} does not contain a list of messages: nothing was loaded")
     return [_message(item, f"{path}, message {number}") for number, item in enumerate(value, start=1)]
 
 
 def _message(value: object, where: str) -> Message:
     role, content = (value.get("role"), value.get("content")) if isinstance(value, dict) else (None, None)
     if not isinstance(role, str) or not isinstance(content, str):
-        raise InputError(f"{where} has no role and content that are strings: nothing was loaded")
+        raise InputError(f"{where} does not have a role and a content that are strings: nothing was loaded")
     try:
         return Message(role, checked_text(content, "the content"))
     except InputError as error:
@@ -83,20 +79,22 @@ def _message(value: object, where: str) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Slash:
-    """A command: what follows its name, what it does, and the function, which returns False to leave."""
+    """A command: its argument's name, its help, and its function, which returns False to end the chat."""
 
     argument: str
     help: str
     run: Callable[[Conversation, str], bool]
 
 
-def obey(line: str, conversation: Conversation) -> bool:
-    """Run the command in `line`; False when the chat ends. What cannot be done is said in one line."""
+def run_slash(line: str, conversation: Conversation) -> bool:
+    """Run the command in `line`; return False to end the chat. Errors are shown in one line."""
     name, _, rest = line[1:].strip().partition(" ")
     slash = SLASHES.get(name)
     try:
         if slash is None:
-            raise InputError(f"there is no command /{name}: /help lists them (a message may begin with //)")
+            raise InputError(
+                f"there is no command /{name}: /help lists the commands (begin a message with // to send a slash)"
+            )
         if bool(rest.strip()) != bool(slash.argument):
             raise InputError(f"usage: /{name} {slash.argument}".rstrip())
         return slash.run(conversation, rest.strip())
@@ -110,20 +108,20 @@ def obey(line: str, conversation: Conversation) -> bool:
 def _help(conversation: Conversation, rest: str) -> bool:
     for name, slash in SLASHES.items():
         conversation.say(f"  {f'/{name} {slash.argument}':<14}  {slash.help}")
-    conversation.say(f"  {'Ctrl-C':<14}  stop the answer; twice at the prompt: leave")
-    conversation.say(f"  {'Ctrl-D':<14}  leave")
+    conversation.say(f"  {'Ctrl-C':<14}  stop the answer; twice at the prompt: quit")
+    conversation.say(f"  {'Ctrl-D':<14}  quit")
     return True
 
 
 def _reset(conversation: Conversation, rest: str) -> bool:
     conversation.start_over(_system(conversation))
-    conversation.say("the conversation starts over")
+    conversation.say("the conversation was reset")
     return True
 
 
 def _set_system(conversation: Conversation, rest: str) -> bool:
     conversation.start_over([Message("system", rest)])
-    conversation.say("the conversation starts over with this system message")
+    conversation.say("the conversation was reset, with this system message")
     return True
 
 
@@ -141,7 +139,7 @@ def _memory(conversation: Conversation, rest: str) -> bool:
     peak = None if sampler is None else sampler.peak
     if peak is None and (resident := peak_nbytes()) is not None:
         peak = ProcessMemory(resident)
-    conversation.say(f"planned:\n{budget.table()}\nof this process:")
+    conversation.say(f"planned:\n{budget.table()}\nthis process:")
     Console(stderr=True).print(memory_table(budget.used_nbytes, now=memory_now(), peak=peak))
     return True
 
@@ -152,13 +150,13 @@ def _adapter(conversation: Conversation, rest: str) -> bool:
     except ArgumentTypeError as error:
         raise InputError(str(error)) from None
     conversation.session.use_adapter(name, scale=scale)
-    conversation.say("the next answer has no adapter" if name is None else f"the next answer has the adapter {name}")
+    conversation.say("the next answer uses no adapter" if name is None else f"the next answer uses the adapter {name}")
     return True
 
 
 def _color(conversation: Conversation, rest: str) -> bool:
     conversation.paint.on = not conversation.paint.on
-    conversation.say(f"accepted drafts are {'coloured' if conversation.paint.on else 'not coloured'}")
+    conversation.say(f"accepted draft tokens are {'coloured' if conversation.paint.on else 'not coloured'}")
     return True
 
 
@@ -182,24 +180,24 @@ def _quit(conversation: Conversation, rest: str) -> bool:
 
 def _path(name: str) -> Path:
     if "\0" in name:
-        raise InputError(f"{name!r} is not a file name: it holds a NUL character")
+        raise InputError(f"{name!r} is not a file name: it contains a NUL character")
     return Path(name)
 
 
 def _system(conversation: Conversation) -> list[Message]:
-    """Return the system message, if any, that begins the conversation."""
+    """Return the conversation's system message, if it has one."""
     return [message for message in conversation.session.messages[:1] if message.role == "system"]
 
 
 SLASHES = {
-    "reset": Slash("", "start over, keeping the system message", _reset),
+    "reset": Slash("", "start over, keep the system message", _reset),
     "system": Slash("TEXT", "start over with this system message", _set_system),
-    "stats": Slash("", "figures of the last answer", _stats),
-    "memory": Slash("", "who holds how much memory, by plan and by the system", _memory),
-    "adapter": Slash("NAME", f"answer with an adapter of the pack, NAME:SCALE too; {NO_ADAPTER}: with none", _adapter),
-    "color": Slash("", "colour accepted drafts, or not", _color),
-    "save": Slash("FILE", "write the conversation to a file", _save),
-    "load": Slash("FILE", "go on from a saved conversation", _load),
-    "help": Slash("", "this list", _help),
-    "quit": Slash("", "leave", _quit),
+    "stats": Slash("", "show statistics of the last answer", _stats),
+    "memory": Slash("", "show planned memory by holder, and measured memory", _memory),
+    "adapter": Slash("NAME", f"use an adapter of the pack, NAME or NAME:SCALE; {NO_ADAPTER}: use none", _adapter),
+    "color": Slash("", "switch the colours of accepted draft tokens on or off", _color),
+    "save": Slash("FILE", "save the conversation to a file", _save),
+    "load": Slash("FILE", "load a saved conversation and continue it", _load),
+    "help": Slash("", "show this list", _help),
+    "quit": Slash("", "quit", _quit),
 }

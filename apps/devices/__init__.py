@@ -1,1 +1,1 @@
-"""What this machine offers to run on."""
+"""The verb `devices`: engines and providers on this machine."""

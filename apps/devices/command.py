@@ -1,4 +1,4 @@
-"""The verb `devices`: which engines and providers can run here, and why the others cannot."""
+"""The verb `devices`: the engines and providers on this machine, and why some are unavailable."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ TIMEOUT_SECONDS = 120.0
 
 
 def probe(runtime: str, *, timeout: float = TIMEOUT_SECONDS, python: Sequence[str] | None = None) -> list[Device]:
-    """Return the runtime's devices; an engine that is missing, crashes or hangs is one unavailable device saying so.
+    """Return the runtime's devices; for an engine that is missing, crashes or hangs, one unavailable device.
 
-    A frozen application can start no child and asks in this process. python: the command that answers for a runtime
-    (tests use another one).
+    The engine is queried in a child process; a frozen application cannot start one and queries it in this process.
+    python: the child's command, which tests replace.
     """
     command = python or child_command(f"{__name__}:answer")
     if command is None:
@@ -39,12 +39,12 @@ def probe(runtime: str, *, timeout: float = TIMEOUT_SECONDS, python: Sequence[st
     reply = ask_child(command, runtime, seconds=timeout)
     for devices in reply.told:
         return [Device(**device) for device in devices]
-    advice = ", which does not suit this machine: rebuild or reinstall the engine" if reply.signal else ""
+    advice = ", so its build does not suit this machine: rebuild or reinstall the engine" if reply.signal else ""
     return [_unavailable(runtime, (reply.failure or "it gave no answer") + advice)]
 
 
 def answer(runtime: str) -> None:
-    """Tell a runtime's devices, as the child process does."""
+    """Send a runtime's devices to the parent process; run in the child process."""
     tell_parent([asdict(device) for device in _devices(runtime)])
 
 
@@ -63,10 +63,10 @@ def _unavailable(runtime: str, reason: str) -> Device:
 
 
 class DevicesCommand:
-    """A table of what this machine offers; no engine is loaded into this process."""
+    """Print a table of engines and providers, without loading an engine into this process."""
 
     name = "devices"
-    help = "list the engines and providers of this machine, and which engine is taken for a pack"
+    help = "list the engines and providers of this machine, and the engine that auto chooses for a pack"
 
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("--runtime", metavar="NAME", help="only this runtime")
@@ -74,8 +74,8 @@ class DevicesCommand:
             "-m",
             "--model",
             metavar="PACK",
-            help="say which engine auto takes for this pack, and which kernels run its graphs (default: the "
-            "bundled one, its engine only)",
+            help="show the engine that auto chooses for this pack, and the kernels that run its graphs (default: the "
+            "engine for the bundled pack only)",
         )
         parser.add_argument("--measure", action="store_true", help="measure the engines on that pack now")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
@@ -112,7 +112,7 @@ def _show(machine: Machine, devices: list[Device], found: dict[str, str]) -> Non
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("runtime", "provider", "available", "what it is, or why not", box=None, pad_edge=False)
+    table = Table("runtime", "provider", "available", "description, or why not", box=None, pad_edge=False)
     for device in devices:
         available = Text("yes", style="green") if device.available else Text("no", style="red")
         table.add_row(device.runtime, device.provider, available, Text(device.reason or device.description))
@@ -130,12 +130,12 @@ def _show_kernels(kernels: list[ModelKernels]) -> None:
 
     table = Table("model", "graph", "kernels", box=None, pad_edge=False)
     table.add_column("matrices", justify="right")
-    for title in ("bits of a row", "what stays with the engine"):
+    for title in ("results of a row", "left to the engine"):
         table.add_column(title)
     for each in kernels:
         graph = each.graph
         own = graph.kernels or f"{each.runtime}'s own"
-        bits = "the same at every width" if graph.row_invariant else "depend on the width"
+        bits = "identical at every width" if graph.row_invariant else "depend on the width"
         cells = (each.role, graph.graph, own, str(graph.matrices), bits, each.rest)
         table.add_row(*(Text(shown(cell)) for cell in cells))
     console = table_console()
@@ -146,7 +146,7 @@ def _show_kernels(kernels: list[ModelKernels]) -> None:
 def _memory(machine: Machine) -> str:
     if machine.total_nbytes is None or machine.available_nbytes is None:
         return "memory unknown"
-    return f"{format_nbytes(machine.total_nbytes)} of memory, {format_nbytes(machine.available_nbytes)} of it available"
+    return f"{format_nbytes(machine.total_nbytes)} of memory, {format_nbytes(machine.available_nbytes)} available"
 
 
 command: Command = DevicesCommand()

@@ -1,4 +1,4 @@
-"""How a pack runs here: which engine `--runtime auto` takes and why, and which kernels run its graphs."""
+"""How a pack runs on this machine: the engine that `--runtime auto` chooses and why, and the kernels of its graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["AutoChoice", "ModelKernels", "explain", "pack_kernels"]
 
 @dataclass(frozen=True, slots=True)
 class AutoChoice:
-    """The pack's name, the engine (empty: none can run it), and the reason in one line."""
+    """The pack's name, the engine (empty if none can run it), and the reason in one line."""
 
     pack: str
     engine: str
@@ -36,7 +36,7 @@ class AutoChoice:
 
 
 def explain(pack: str | None, *, measure: bool) -> AutoChoice | None:
-    """Say what auto takes for a pack (None: the bundled one); None where there is no bundled one.
+    """Return auto's choice for a pack (None: the bundled one); None if there is no bundled one.
 
     Raises ManifestError for a folder that is not a pack.
     """
@@ -58,7 +58,7 @@ class ModelKernels:
 
     @property
     def rest(self) -> str:
-        """What stays with the engine, in words."""
+        """Why the engine's own kernels run the graph, or the nodes that are left to them."""
         left = ", ".join(f"{count} {what}" for what, count in self.graph.left.items())
         return self.graph.reason or left or "nothing"
 
@@ -67,7 +67,7 @@ class ModelKernels:
 
 
 def pack_kernels(pack: str, runtimes: Sequence[str]) -> list[ModelKernels]:
-    """List the graphs of a pack on those of the runtimes that have kernels of ours. Raises ManifestError."""
+    """List the graphs of a pack on each of the runtimes that has edgedecode's kernels. Raises ManifestError."""
     root = find_pack(pack)
     manifest = check_pack(root)
     found: list[ModelKernels] = []

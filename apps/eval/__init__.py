@@ -1,1 +1,1 @@
-"""What a pack's models say, measured: two engines against each other."""
+"""The verb `eval`: compare two engines on a pack, and KV cache types with float32."""

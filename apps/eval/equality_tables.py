@@ -1,4 +1,4 @@
-"""What was found of two engines, for people and as JSON."""
+"""Results of `eval --equality`, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -17,40 +17,36 @@ __all__ = ["equality_json", "equality_verdict", "quantization", "show_equality"]
 
 
 def equality_verdict(found: Mapping[str, Equality]) -> str:
-    """Say in one line what the exit code says."""
+    """Return the verdict behind the exit code, in one line."""
     different = [f"{role} on {_excess(equality)}" for role, equality in found.items() if not equality.equal]
     first, second = next(iter(found.values())).engines
     if different:
         return f"NOT EQUAL: {first} and {second} differ by more than kernel noise: {', '.join(different)}"
     few = sum(equality.beyond_tokens for equality in found.values())
-    but = f", but for {few} near ties, no more than a percentile leaves out" if few else ""
+    but = f", except {few} near ties, no more than expected beyond a percentile" if few else ""
     return f"EQUAL: every token is the arg-max in both {first} and {second}, or within kernel noise{but}"
 
 
 def _excess(equality: Equality) -> str:
-    """Say what makes two engines different: prompts, and tokens that are no near tie or too many beyond the noise."""
+    """Return why two engines are not equal: tokens that are not near ties, or too many tokens beyond the noise."""
     tokens = f"{equality.untied} tokens are not near ties" if equality.untied else f"tokens: {equality.beyond_rate}"
     return f"{equality.beyond} of {equality.prompts} prompts ({tokens})"
 
 
 def equality_json(equality: Equality) -> dict[str, object]:
-    """Return its fields, the verdict, and the rates' bounds."""
-    return {**asdict(equality), "equal": equality.equal, **_bounds(equality)}
-
-
-def _bounds(equality: Equality) -> dict[str, object]:
-    """Return the rates' bounds."""
+    """Return the fields of `equality`, the verdict, and the rates' bounds."""
     rates = {"divergent": equality.divergent_rate, "beyond_tokens": equality.beyond_rate}
-    return {f"{name}_bounds": [rate.low, rate.high] for name, rate in rates.items()}
+    bounds = {f"{name}_bounds": [rate.low, rate.high] for name, rate in rates.items()}
+    return {**asdict(equality), "equal": equality.equal, **bounds}
 
 
 NAMED = 10
-"""Prompts beyond the noise that are named."""
+"""Number of prompts beyond the noise that are listed by name."""
 _NAME_LENGTH = 60
 
 
 def show_equality(role: str, entry: ModelEntry, equality: Equality, comparison: Comparison) -> None:
-    """Print what was found of one model: conditions, counts, and the prompts whose gap exceeds the noise."""
+    """Print one model's result: conditions, counts, and the prompts whose gap exceeds the noise."""
     from rich.table import Table
 
     console = table_console()
@@ -73,7 +69,7 @@ def show_equality(role: str, entry: ModelEntry, equality: Equality, comparison: 
     console.print(table)
     console.print(f"divergent prompts: {equality.divergent_rate}", highlight=False)
     console.print(
-        f"tokens beyond noise: {equality.beyond_rate}; {EXPECTED_BEYOND:.1%} may be, as the noise is a percentile",
+        f"tokens beyond noise: {equality.beyond_rate}; {EXPECTED_BEYOND:.1%} expected, since the noise is a percentile",
         highlight=False,
     )
     noise = noisier(comparison.noise)
@@ -85,16 +81,16 @@ def show_equality(role: str, entry: ModelEntry, equality: Equality, comparison: 
         console.print(f"beyond the noise: {short!r}: {gaps}", highlight=False, markup=False)
     if len(beyond) > NAMED:
         console.print(f"and {len(beyond) - NAMED} more", highlight=False)
-    for note in entry.notes:  # they say where an engine runs other weights, or a shorter context
+    for note in entry.notes:  # for example, that an engine runs other weights or a shorter context
         console.print(f"note of the export: {shown(note)}", highlight=False, markup=False)
     console.print()
 
 
 def quantization(entry: ModelEntry) -> str:
-    """Say how the weights are stored."""
+    """Return the storage types of the weights and of the head."""
     body = f"int{entry.bits} blocks of {entry.block_size}" if entry.bits < 16 else f"float{entry.bits}"
     return f"{body}, head {'int' if entry.head_bits < 16 else 'float'}{entry.head_bits}"
 
 
 def _logits(value: float | None) -> str:
-    return "no number" if value is None else f"{value:.3g}"
+    return "not a number" if value is None else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""One evaluation from its arguments to its tables and its last line."""
+"""Run an evaluation: compare, print the tables and the verdict, save the result."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ __all__ = ["Found", "run_evaluation", "save_found"]
 
 EQUAL, DIFFERENT = 0, 1
 BOTH = ("onnx", "llama")
-"""The engines that are compared with each other where none are named."""
+"""The default engines of --equality."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found, by role; empty: it was not asked for."""
+    """The results by role; empty: not asked for."""
 
     equality: dict[str, Equality] = field(default_factory=dict)
     kv_types: dict[str, KvFound] = field(default_factory=dict)
 
 
 def run_evaluation(arguments: Namespace) -> int:
-    """Compare what is asked for, show, save, and return the exit code.
+    """Run the chosen comparisons, print and save the results, and return the exit code.
 
-    0 where engines say the same, and where at least one has a further type of keys and values.
+    EQUAL if the engines are equal and, with --kv-types, at least one has a KV type to compare with its reference.
     """
     prompts = _prompts(arguments)
     root = find_pack(arguments.model)
@@ -72,9 +72,9 @@ def run_evaluation(arguments: Namespace) -> int:
     saves = saves and (_saves_by_itself(root) if arguments.save is None else arguments.save)
     if saves:
         save_found(root, found)
-    kept = f" (kept in {root}'s manifest)" if saves else ""
+    saved = f" (saved in {root}'s manifest)" if saves else ""
     for line in lines:
-        print(line + (kept if line is lines[-1] else ""))
+        print(line + (saved if line is lines[-1] else ""))
     if arguments.json:
         print(json.dumps(_json(found, roles, root=root, saved=saves)))
     equal = all(equality.equal for equality in found.equality.values())
@@ -82,17 +82,17 @@ def run_evaluation(arguments: Namespace) -> int:
 
 
 def _saves_by_itself(root: Path) -> bool:
-    """Tell whether a pack's manifest is the user's own to write: not the package's, not another's from the hub."""
-    ours = root.resolve() == BUNDLED_PACK.resolve() or is_downloaded(root)
-    return not ours and os.access(root, os.W_OK) and os.access(root / MANIFEST_NAME, os.W_OK)
+    """Tell whether a pack is the user's own and writable: not the bundled one, not one downloaded from the hub."""
+    shared = root.resolve() == BUNDLED_PACK.resolve() or is_downloaded(root)
+    return not shared and os.access(root, os.W_OK) and os.access(root / MANIFEST_NAME, os.W_OK)
 
 
 def save_found(root: Path, found: Found) -> None:
-    """Write what was found of each role into the manifest. Raises ManifestError where that cannot be written."""
+    """Write each role's results into the manifest. Raises ManifestError if it cannot be written."""
     path = root / MANIFEST_NAME
     try:
         with changing(root):
-            value = json.loads(path.read_text(encoding="utf-8"))  # keys that only a newer version knows stay
+            value = json.loads(path.read_text(encoding="utf-8"))  # raw JSON, to keep keys of newer versions
             for role, equality in found.equality.items():
                 value["models"][role]["equality"] = asdict(equality)
             for role, types in found.kv_types.items():
@@ -101,12 +101,12 @@ def save_found(root: Path, found: Found) -> None:
             replace_manifest(root, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise ManifestError(
-            f"the result cannot be kept in {path} ({error.strerror or error}): give --no-save"
+            f"the result cannot be saved in {path} ({error.strerror or error}): give --no-save"
         ) from None
 
 
 def _compared(role: str, prompts: Sequence[EncodedPrompt], *, manifest: Manifest, arguments: Namespace) -> Equality:
-    """Compare the engines on one model and show what was found."""
+    """Compare the engines on one model and print the result."""
     engines = arguments.runtimes or BOTH
     setting = Setting(
         max_tokens=arguments.max_tokens,
@@ -142,7 +142,7 @@ def _compare_kv_types(
     root: Path,
     arguments: Namespace,
 ) -> list[str]:
-    """Fill in what each engine's types say, show it, and return a line for each engine and role without any."""
+    """Add each engine's KV type results to `found`, print them, and return a line per engine and role without any."""
     lines = []
     for role in roles:
         types: dict[str, Sequence[KvQuality]] = {}
@@ -169,12 +169,12 @@ def _compare_kv_types(
 def _type_opener(
     role: str, runtime: str, prompts: Sequence[EncodedPrompt], *, arguments: Namespace
 ) -> Callable[[str], AbstractContextManager[LanguageModel]]:
-    """Return what opens the model with a type of keys and values, room for the scores beside it."""
+    """Return a function that opens the model with a KV type and reserves memory for the scores."""
 
     @contextmanager
     def opened(kv_type: str) -> Iterator[LanguageModel]:
         with _opened_pair(runtime, kv_type=kv_type if role == "target" else None, arguments=arguments) as pair:
-            # A draft with a smaller head may have float keys only: here it is asked for by their type.
+            # The graph with a draft's smaller heads may have float keys only, so choose the graph by KV type.
             model = pair.target if role == "target" else pair.drafts.offering((f"kv:{kv_type}",))
             assert model is not None
             nbytes = scoring_nbytes(prompts, max_tokens=arguments.max_tokens, rows=model.card.rows)
@@ -215,7 +215,7 @@ def _opened_pair(runtime: str, *, kv_type: str | None, arguments: Namespace) -> 
 
 
 def _prompts(arguments: Namespace) -> list[Prompt]:
-    """Return the prompts, families in turn, so that the first few hold some of each."""
+    """Return the prompts, interleaved by family, so that --limit keeps some of each."""
     prompts = bundled_prompts() if arguments.prompts is None else _read(Path(arguments.prompts))
     families: dict[str, list[Prompt]] = {}
     for prompt in prompts:
@@ -233,7 +233,7 @@ def _read(path: Path) -> list[Prompt]:
 
 
 def _encoded(prompts: Sequence[Prompt], arguments: Namespace, *, runtime: str) -> list[EncodedPrompt]:
-    """Turn each prompt's first turn into tokens, through the pack's template, as a session would."""
+    """Encode each prompt's first turn with the pack's chat template, as a session does."""
     with leaving_at_once(), load(arguments.model, runtime=runtime, memory=arguments.memory) as pair:
         return [_encode(prompt, pair.tokenizer) for prompt in prompts]
 
@@ -246,7 +246,7 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer) -> EncodedPrompt:
 
 def _roles(asked: str, manifest: Manifest) -> list[str]:
     if asked != "both" and asked not in manifest.models:
-        raise CapabilityError(f"the pack {manifest.name!r} has no {asked} model: leave --role out")
+        raise CapabilityError(f"the pack {manifest.name!r} has no {asked} model: leave out --role")
     return [role for role in ("target", "draft") if role in manifest.models and asked in ("both", role)]
 
 

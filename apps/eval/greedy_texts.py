@@ -1,4 +1,4 @@
-"""Greedy answers to prompts, as plain decoding gives them: the texts that engines and KV types are compared on."""
+"""Greedy answers by plain decoding: the texts on which engines and KV types are compared."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from edgedecode.sampling.weights import SamplingOptions
 __all__ = ["EncodedPrompt", "Progress", "Texts", "check_room", "decode_all"]
 
 Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Shows the progress of a step with this many parts; call the result with how many are done."""
+"""Shows the progress of a named step of N parts; call the yielded function with the number of parts done."""
 Texts: TypeAlias = list[list[int]]
 """The tokens after each prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as the model sees it; `name` tells it from the others in a report."""
+    """A prompt's tokens; `name` identifies it in a report."""
 
     name: str
     tokens: tuple[int, ...]
 
 
 def check_room(model: LanguageModel, prompts: Sequence[EncodedPrompt], *, max_tokens: int) -> None:
-    """Raise ContextExceeded for a prompt behind which the model has no room, InputError for one of no tokens."""
+    """Raise ContextExceeded if a prompt and its answer exceed the context, InputError if a prompt has no tokens."""
     if model.card.token_ids is not None:
-        raise CapabilityError(f"the model {model.card.name} has a vocabulary of its own: it cannot be compared here")
+        raise CapabilityError(f"the model {model.card.name} has a vocabulary of its own and cannot be compared")
     for prompt in prompts:
         if not prompt.tokens:
             raise InputError(f"the prompt {prompt.name!r} has no tokens: leave it out")
@@ -62,7 +62,7 @@ def decode_all(
 
 
 def _continuation(model: LanguageModel, prompt: Sequence[int], *, max_tokens: int, ends: frozenset[int]) -> list[int]:
-    """Decode with our own loop, every row in a pass of its own: the kernel that re-scoring uses too."""
+    """Decode with edgedecode's loop, one row per pass, so that it runs the same kernels as re-scoring."""
     state = model.new_state(len(prompt) + max_tokens + 1)
     tokens = list(prompt)
     sampler = Sampler(SamplingOptions(), vocabulary_size=model.card.vocabulary_size)

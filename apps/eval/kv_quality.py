@@ -1,4 +1,4 @@
-"""What another type of keys and values does to a model: scores of the same texts under both, added up."""
+"""Quality of a KV cache type: scores of the same texts with it and with the reference type, summed up."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from edgedecode.pack.engine_equality import CONFIDENCE, Rate
 __all__ = ["KvQuality", "TextScores", "quality_of", "ratio_bounds"]
 
 RESAMPLES = 2000
+"""Bootstrap resamples. More make the bounds steadier, and take longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextScores:
-    """One text: its scores, the nats by which its rows diverge from the reference's, the greedy answer to it."""
+    """One text's scores and greedy answer."""
 
     scores: Scores
     divergence: float
-    """Summed over its scored tokens."""
+    """Nats by which its rows diverge from the reference's, summed over the scored tokens."""
     answer: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class KvQuality:
-    """One KV type on one engine, beside the reference type on the same texts."""
+    """One KV type on one engine, compared with the reference type on the same texts."""
 
     kv_type: str
     kv_nbytes: int
-    """Of one position's keys and values."""
+    """Bytes of one position's keys and values."""
     positions: int
     """Tokens that were scored."""
     perplexity: float
     ratio: float
-    """The perplexity over the reference's."""
+    """The perplexity divided by the reference's."""
     ratio_low: float | None
     ratio_high: float | None
-    """Of 95% of resampled sets of texts; None: one text says nothing of others."""
+    """Bounds of 95% of the resampled sets of texts; None if there is only one text."""
     leading: int
-    """Positions with the reference's leading token."""
+    """Positions with the reference's top token."""
     divergence: float
-    """Nats from the reference's rows, a position: over the likeliest ids and one class for all others."""
+    """Mean nats from the reference's rows per position, over the likeliest ids and one class for all others."""
     texts: int
     identical: int
-    """Greedy answers that are the reference's, token for token."""
+    """Greedy answers equal to the reference's, token for token."""
 
     @property
     def leading_rate(self) -> Rate:
@@ -60,18 +61,18 @@ class KvQuality:
 def quality_of(
     found: Sequence[TextScores], reference: Sequence[TextScores], *, kv_type: str, kv_nbytes: int
 ) -> KvQuality:
-    """Add up the scores of every text, which are in the same order under both types."""
+    """Sum up the scores of all texts. Both sequences hold the texts in the same order."""
     lengths = np.array([len(text.scores.losses) for text in found])
     losses = _losses(found)
-    worse = losses - _losses(reference)
-    bounds = ratio_bounds(worse, lengths)
+    excess = losses - _losses(reference)
+    bounds = ratio_bounds(excess, lengths)
     pairs = list(zip(found, reference, strict=True))
     return KvQuality(
         kv_type=kv_type,
         kv_nbytes=kv_nbytes,
         positions=int(lengths.sum()),
         perplexity=float(np.exp(losses.sum() / lengths.sum())),
-        ratio=float(np.exp(worse.sum() / lengths.sum())),
+        ratio=float(np.exp(excess.sum() / lengths.sum())),
         ratio_low=None if bounds is None else bounds[0],
         ratio_high=None if bounds is None else bounds[1],
         leading=sum(int((own.scores.leading == other.scores.leading).sum()) for own, other in pairs),
@@ -82,18 +83,18 @@ def quality_of(
 
 
 def ratio_bounds(
-    worse: Sequence[float] | np.ndarray, lengths: Sequence[int] | np.ndarray
+    excess: Sequence[float] | np.ndarray, lengths: Sequence[int] | np.ndarray
 ) -> tuple[float, float] | None:
-    """Return the percentile bootstrap's interval of a ratio of perplexities; None for fewer than two texts.
+    """Return the percentile bootstrap interval of a perplexity ratio; None for fewer than two texts.
 
-    worse: by text, the sum of its tokens' differences in loss. Whole texts are drawn, since the tokens of one are no
-    independent cases; the draws are always the same.
+    excess: by text, the sum of its tokens' differences in loss. Full texts are resampled, since the tokens of one text
+    are not independent. The resampling has a fixed seed.
     """
-    sums, counts = np.asarray(worse, np.float64), np.asarray(lengths, np.float64)
+    sums, counts = np.asarray(excess, np.float64), np.asarray(lengths, np.float64)
     if len(sums) < 2:
         return None
-    drawn = np.random.default_rng(0).integers(0, len(sums), (RESAMPLES, len(sums)))
-    ratios = np.exp(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
+    resampled = np.random.default_rng(0).integers(0, len(sums), (RESAMPLES, len(sums)))
+    ratios = np.exp(sums[resampled].sum(axis=1) / counts[resampled].sum(axis=1))
     low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 

@@ -1,4 +1,4 @@
-"""What was found of types of keys and values, for people, as JSON, and as numbers of a manifest."""
+"""Results of `eval --kv-types`, as tables, as JSON, and as figures for a manifest."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .kv_quality import KvQuality
 __all__ = ["KvFound", "kv_json", "kv_numbers", "show_kv_types"]
 
 KvFound = Mapping[str, Sequence[KvQuality]]
-"""Of one model by engine: every type, the reference first."""
+"""One model's results by engine: each KV type, the reference first."""
 
 
 def show_kv_types(role: str, weights: str, found: KvFound) -> None:
-    """Print a line for each engine's every type, and what the columns are."""
+    """Print a line for each engine and type, and a legend of the columns."""
     from rich.table import Table
 
     console = table_console()
@@ -29,8 +29,8 @@ def show_kv_types(role: str, weights: str, found: KvFound) -> None:
     for title in ("engine", "KV type"):
         table.add_column(title)
     for title in (
-        *("bytes a token", "positions", "perplexity", "ratio (95%)", "leading token the same (95%)"),
-        *("KL, nats", "answers the same"),
+        *("bytes per token", "positions", "perplexity", "ratio (95%)", "same top token (95%)"),
+        *("KL, nats", "same answers"),
     ):
         table.add_column(title, justify="right")
     for engine, types in found.items():
@@ -38,9 +38,9 @@ def show_kv_types(role: str, weights: str, found: KvFound) -> None:
             table.add_row(engine, *_cells(quality, is_reference=not place))
     console.print(table)
     console.print(
-        "Each type is compared with its engine's first on the prompts and that one's greedy answers, read in passes of "
-        f"many rows. KL: over its {LIKELY} likeliest tokens and one class for all others. Answers: greedy, token for "
-        "token.",
+        "Each type is compared with its engine's first type, on the prompts and that type's greedy answers, scored in "
+        f"passes of many rows. KL: over the first type's {LIKELY} likeliest tokens and one class for all others. Same "
+        "answers: greedy, token for token.",
         highlight=False,
         soft_wrap=True,
     )
@@ -68,7 +68,7 @@ def _percent(rate: Rate) -> str:
 
 
 def kv_json(found: KvFound) -> dict[str, object]:
-    """Return, by engine, its versions and every type's figures with the rates' bounds."""
+    """Return each engine's versions, and each type's figures with the rates' bounds."""
     return {
         engine: {"engine": engine_versions(engine), "reference": types[0].kv_type, "types": list(map(_figures, types))}
         for engine, types in found.items()
@@ -81,7 +81,7 @@ def _figures(quality: KvQuality) -> dict[str, object]:
 
 
 def kv_numbers(found: KvFound) -> dict[str, float]:
-    """Return what a manifest keeps of every type but the reference."""
+    """Return the figures that a manifest keeps of each type except the reference."""
     numbers: dict[str, float] = {}
     for engine, types in found.items():
         for quality in types[1:]:

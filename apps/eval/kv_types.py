@@ -1,6 +1,6 @@
-"""Runs one engine with several types of keys and values over the same texts. Shows and stores nothing.
+"""Runs one engine with several KV cache types on the same texts.
 
-One type is open at a time, so that memory stays that of one model: of the reference's rows the likeliest ids are kept.
+Only one model is open at a time, to save memory. Of the reference's rows only the likeliest ids are kept.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .kv_quality import KvQuality, TextScores, quality_of
 __all__ = ["Offer", "TypeOpener", "compare_types", "installed_runtimes", "offered_types", "scoring_nbytes"]
 
 SCORE_NBYTES = len(KV_TYPES) * (4 + 8)
-"""A position's loss and leading id with every type."""
+"""Bytes of a position's loss and top id, over all types."""
 WORKING = 3
-"""Arrays of a pass's rows that are there at once: the probabilities, and what they are made of."""
+"""Arrays of a pass's rows in memory at once: the probabilities, and the intermediate results behind them."""
 
 TypeOpener: TypeAlias = Callable[[str], AbstractContextManager[LanguageModel]]
 """Opens one model with keys and values of this type."""
@@ -38,32 +38,32 @@ TypeOpener: TypeAlias = Callable[[str], AbstractContextManager[LanguageModel]]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The KV types that a model can have on an engine, the most precise first; of each other one, why it cannot."""
+    """A model's KV types on an engine, the most precise first, and for each other type why it is refused."""
 
     types: tuple[str, ...]
     refused: dict[str, str]
 
     def asked(self, kv_type: str | None) -> tuple[str, ...]:
-        """Return the reference and what is compared with it: the type asked for, or all; empty: there is none."""
+        """Return the reference and the types to compare with it: `kv_type`, or all; empty if there are none."""
         if kv_type is not None:
             return (self.types[0], kv_type) if kv_type in self.types else ()
         return self.types if len(self.types) > 1 else ()
 
     def reason(self, kv_type: str | None) -> str:
-        """Say why there is nothing to compare, and what to do."""
+        """Return why there is nothing to compare, and what to do."""
         return self.refused[kv_type or SMALLER_KV]
 
 
 def installed_runtimes() -> list[str]:
-    """Return the runtimes whose engine is installed and says what it can run."""
+    """Return the runtimes whose engine is installed and reports its version."""
     return [name for name in installed(RUNTIMES) if engine_version(name) is not None]
 
 
 def offered_types(runtime: str, manifest: Manifest, root: Path, *, role: str) -> Offer:
-    """Ask an engine, which loads nothing for it. Raises RuntimeUnavailable, InputError for an unknown engine."""
+    """Return a model's KV types on an engine without loading it. Raises RuntimeUnavailable, InputError if unknown."""
     factory = find_factory(runtime)
     if not isinstance(factory, RuntimeFactory):
-        raise CapabilityError(f"the runtime {runtime} does not say which types of keys and values it has")
+        raise CapabilityError(f"the runtime {runtime} does not report its KV cache types")
     if factory.engine_version() is None:
         raise RuntimeUnavailable(f"{runtime} is not installed: pip install 'edgedecode[{runtime}]'")
     refused: dict[str, str] = {}
@@ -84,9 +84,9 @@ def compare_types(
     ends: Collection[int],
     progress: Progress,
 ) -> tuple[KvQuality, ...]:
-    """Score the prompts and the first type's greedy answers to them with every type. Raises as `check_room`.
+    """Score the prompts and the first type's greedy answers to them with every type. Raises what `check_room` raises.
 
-    Every type is compared with the first, whose own figures are the first of the result.
+    Each result compares a type with the first type; the first result is that of the first type itself.
     """
     texts: list[ScoredText] = []
     likely: list[list[Likely]] = []
@@ -95,7 +95,7 @@ def compare_types(
     for kv_type in kv_types:
         with open_model(kv_type) as model:
             if model.card.kv_type != kv_type:
-                raise CapabilityError(f"{model.card.name} was opened with {model.card.kv_type} keys, not {kv_type}")
+                raise CapabilityError(f"{model.card.name} was opened with KV type {model.card.kv_type}, not {kv_type}")
             check_room(model, prompts, max_tokens=max_tokens)
             decoding = progress(f"{kv_type} decodes", len(prompts))
             answers = decode_all(model, prompts, max_tokens=max_tokens, ends=ends, progress=decoding)
@@ -115,7 +115,7 @@ def compare_types(
 
 
 def _scored(model: LanguageModel, text: ScoredText, answer: Sequence[int], likely: list[Likely]) -> TextScores:
-    """Score a text beside the reference's rows; of the reference itself, whose list is empty, they are kept now."""
+    """Score a text against the reference's rows. An empty `likely` marks the reference itself, and is filled."""
     first = not likely
     parts: list[Scores] = []
     divergence = 0.0
@@ -126,12 +126,12 @@ def _scored(model: LanguageModel, text: ScoredText, answer: Sequence[int], likel
         parts.append(Scores(rows.losses, rows.leading))
     scores = Scores(np.concatenate([one.losses for one in parts]), np.concatenate([one.leading for one in parts]))
     if not np.isfinite(scores.losses).all():
-        raise CapabilityError(f"the logits of {model.card.name} are not numbers with {model.card.kv_type} keys")
+        raise CapabilityError(f"the logits of {model.card.name} are not finite with KV type {model.card.kv_type}")
     return TextScores(scores, divergence, tuple(answer))
 
 
 def scoring_nbytes(prompts: Sequence[EncodedPrompt], *, max_tokens: int, rows: int) -> int:
-    """Bound what scoring holds beside the model: of each position what is kept, and a pass's probabilities.
+    """Bound the memory of scoring besides the model: the results kept per position, and a pass's probabilities.
 
     rows: the logits' width.
     """

@@ -1,9 +1,9 @@
-"""Do two engines say the same? Adds up how each scored the text that the other decoded.
+"""Decides whether two engines are equal, from each engine's scores of the text that the other decoded.
 
-Every token of an engine's greedy text is that engine's own arg-max. It is the other's too, or a near tie whose gap lies
-below kernel noise, or the engines compute different things. The noise that counts is that of the noisier engine: either
-one's rounding may turn a tie, and an engine whose kernels all round alike (llama.cpp on a processor) has none itself.
-The noise is a percentile, so that a few near ties lie above it: they are counted, and their rate is judged.
+Each token of an engine's greedy text is that engine's arg-max. If the engines are equal, the token is the other's
+arg-max too, or a near tie with a gap below kernel noise. The noise is that of the noisier engine: either one's rounding
+may decide a tie, and an engine whose kernels all round alike (llama.cpp on a processor) has no noise itself. The noise
+is a percentile, so a few near ties exceed it; their rate is tested.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from edgedecode.pack.engine_equality import Equality
 __all__ = ["PromptEquality", "equality_of", "noisier"]
 
 NEAR_TIE = 4.0
-"""Times the noise: no near tie is farther apart. Of numbers with a normal distribution one in 10^38 is so far out where
-one in 1,000 is beyond the noise."""
+"""Largest gap of a near tie, in multiples of the noise. Of normally distributed numbers of which one in 1,000 exceeds
+the noise, one in 10^38 exceeds this."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptEquality:
-    """One prompt: how each engine, by name, scores the other's text, and whether the two texts differ at all."""
+    """One prompt: each engine's score of the other's text, by name, and whether the two texts differ."""
 
     name: str
     scores: Mapping[str, Rescore]
@@ -40,7 +40,7 @@ class PromptEquality:
 
     @property
     def largest_gap(self) -> float:
-        """In logits; infinite where a score was no number."""
+        """In logits; infinite if a score is not a number."""
         return max(score.largest_gap for score in self.scores.values())
 
     def beyond(self, noise: float) -> int:
@@ -57,7 +57,7 @@ def equality_of(
     max_tokens: int,
     kv_type: str = "",
 ) -> Equality:
-    """Add up what is known of every prompt; `noise` in logits by engine, which counts as 0 where it is not a number."""
+    """Sum up the prompts' results. noise: in logits, by engine; if one is not a number, 0 is used for all."""
     most = noisier(noise)
     beyond = [prompt.beyond(most) for prompt in prompts]
     return Equality(
@@ -78,7 +78,7 @@ def equality_of(
 
 
 def noisier(noise: Mapping[str, float]) -> float:
-    """Return the noisier engine's noise; 0, which excuses nothing, where one's is not a number."""
+    """Return the noisier engine's noise; 0 if one is not a number, so that every gap counts."""
     return max(noise.values()) if all(math.isfinite(value) for value in noise.values()) else 0.0
 
 

@@ -1,7 +1,7 @@
-"""Lets two engines decode the same prompts, and each score what the other said. Shows and stores nothing.
+"""Decodes the same prompts on two engines and lets each score the other's texts.
 
-One engine is open at a time, so that memory stays that of one: the first decodes and is closed, the second decodes and
-scores the first's texts, then the first is opened again and scores the second's.
+Only one engine is open at a time, to save memory: the first decodes, the second decodes and scores the first's texts,
+then the first is opened again and scores the second's.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .tally import PromptEquality
 __all__ = ["Comparison", "Opener", "Setting", "compare_engines"]
 
 NOISE_ROOM = 64
-"""Least positions behind a prompt for the noise to be measured on a text that follows it."""
+"""Positions that a prompt must leave in the context for noise to be measured on its continuation."""
 
 Opener: TypeAlias = Callable[[str], AbstractContextManager[LanguageModel]]
-"""Opens one model on the runtime of this name."""
+"""Opens one model on the named runtime."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How the texts are decoded. trusted_noise: take the noise that a card states instead of measuring it."""
+    """How the texts are decoded. trusted_noise: use the noise that the model's card states instead of measuring it."""
 
     max_tokens: int
     ends: frozenset[int]
@@ -52,9 +52,9 @@ def compare_engines(
     *,
     progress: Progress,
 ) -> Comparison:
-    """Compare the first two of `engines`. Raises what opening raises, InputError, ContextExceeded."""
+    """Compare the two `engines`. Raises what opening raises, InputError, ContextExceeded."""
     first, second = engines
-    with open_model(second) as model:  # what cannot be opened is refused before anything is decoded
+    with open_model(second) as model:  # fails before anything is decoded if it cannot be opened
         check_room(model, prompts, max_tokens=setting.max_tokens)
     texts: dict[str, Texts] = {}
     scores: dict[str, list[Rescore]] = {}
@@ -101,7 +101,7 @@ def _rescore_all(
 def _noise(
     model: LanguageModel, engine: str, prompts: Sequence[EncodedPrompt], setting: Setting, *, progress: Progress
 ) -> float:
-    """Return the noise that the pack states, or measure it on text the engine writes after these prompts."""
+    """Return the noise that the pack states, or measure it on the engine's continuations of these prompts."""
     if setting.trusted_noise and model.card.kernel_noise is not None:
         return model.card.kernel_noise
     room = model.card.context - NOISE_ROOM

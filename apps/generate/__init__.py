@@ -1,1 +1,1 @@
-"""One answer to one prompt."""
+"""The verb `generate`: one answer to one prompt."""

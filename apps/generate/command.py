@@ -1,4 +1,4 @@
-"""The verb `generate`: one answer to one prompt, streamed. Engines and rich are loaded when it runs, not before."""
+"""The verb `generate`: stream one answer to one prompt. Engines and rich are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["command"]
 
 @dataclass(slots=True)
 class Reply:
-    """What was said so far. With `stream` every chunk is written and flushed at once."""
+    """The answer so far. With `stream`, each chunk is written and flushed as it arrives."""
 
     paint: Paint
     stream: bool
@@ -34,7 +34,7 @@ class Reply:
     finish_reason: FinishReason = FinishReason.CANCELLED
 
     def add(self, chunk: Chunk) -> None:
-        """Take a chunk, and write it. Raises BrokenPipeError when nobody reads."""
+        """Append a chunk, and write it if streaming. Raises BrokenPipeError when the reader is gone."""
         self.text += chunk.text
         self.tokens += chunk.tokens
         self.finish_reason = chunk.finish_reason or self.finish_reason
@@ -48,7 +48,7 @@ class Reply:
             print(flush=True)
 
     def as_dict(self, stats: Stats, *, seed: int) -> dict[str, object]:
-        """Return what the line of --json holds."""
+        """Return the object of the --json line."""
         return {
             "text": self.text,
             "tokens": self.tokens,
@@ -59,13 +59,13 @@ class Reply:
 
 
 LARGEST_PROMPT_NBYTES = 64 * 2**20
-"""No context is this long; a device file or an endless pipe is."""
+"""Guards against device files and endless pipes; no context holds a prompt this long."""
 
 
 def read_prompt(arguments: Namespace) -> str:
-    """Return the prompt, less one newline at the end of a file or of standard input. Raises InputError or OSError.
+    """Return the prompt, without the final newline of a file or of standard input. Raises InputError or OSError.
 
-    One of blanks alone says nothing to answer; bare text may be so.
+    A chat message must not be blank; with --raw the text may consist of white space.
     """
     text = _given(arguments)
     if not (text if arguments.raw else text.strip()):
@@ -88,13 +88,13 @@ def _given(arguments: Namespace) -> str:
 def _read(file: BinaryIO, name: str) -> str:
     data = file.read(LARGEST_PROMPT_NBYTES + 1)
     if len(data) > LARGEST_PROMPT_NBYTES:
-        raise InputError(f"{name} is longer than {LARGEST_PROMPT_NBYTES >> 20} MiB: no model reads that")
+        raise InputError(f"{name} is longer than {LARGEST_PROMPT_NBYTES >> 20} MiB: no model has such a context")
     text = decoded_text(data, name).removeprefix("\ufeff")
     return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
 
 
 class GenerateCommand:
-    """Text goes to standard output, figures to standard error; with --json one line goes to standard output."""
+    """Text goes to standard output, statistics to standard error; with --json one line goes to standard output."""
 
     name = "generate"
     help = "answer one prompt, streaming the text"
@@ -104,15 +104,17 @@ class GenerateCommand:
         source.add_argument(
             "prompt_text", nargs="?", metavar="PROMPT", help="the user's message; - reads standard input"
         )
-        source.add_argument("-p", "--prompt", metavar="TEXT", help="the same as an option, for texts that begin with -")
+        source.add_argument(
+            "-p", "--prompt", metavar="TEXT", help="the same, as an option, for messages that begin with -"
+        )
         source.add_argument("--file", metavar="PATH", help="read the user's message from a UTF-8 file")
         framing = parser.add_mutually_exclusive_group()
         framing.add_argument("--system", metavar="TEXT", help="system message before the prompt")
-        framing.add_argument("--raw", action="store_true", help="continue the bare text, without the chat template")
+        framing.add_argument("--raw", action="store_true", help="complete the text without the chat template")
         parser.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="stop after N tokens")
         parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before TEXT; repeatable")
-        parser.add_argument("--ignore-eos", action="store_true", help="go on past end-of-sequence tokens")
-        parser.add_argument("--stats", action="store_true", help="show figures after the text, memory sampled")
+        parser.add_argument("--ignore-eos", action="store_true", help="continue past end-of-sequence tokens")
+        parser.add_argument("--stats", action="store_true", help="show statistics after the text, with peak memory")
         parser.add_argument("--json", action="store_true", help="write one JSON line instead of streamed text")
         add_colour_option(parser)
         add_pack_options(parser)
@@ -135,7 +137,7 @@ def _answer(arguments: Namespace, session: Session, prompt: str, *, sampler: Pea
     try:
         for chunk in until_interrupted(chunks):
             reply.add(chunk)
-    except KeyboardInterrupt:  # what was said stays, and is accounted for
+    except KeyboardInterrupt:  # the partial answer still gets its statistics
         _finish(arguments, session, reply, sampler=sampler)
         raise
     _finish(arguments, session, reply, sampler=sampler)

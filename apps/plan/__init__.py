@@ -1,1 +1,1 @@
-"""What a conversation takes of memory."""
+"""The verb `plan`: the memory that a conversation needs."""

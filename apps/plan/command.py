@@ -1,4 +1,4 @@
-"""The verb `plan`: what a session of a pack takes by holder, and what is given up for a budget."""
+"""The verb `plan`: the memory of a session by holder, and the cuts that make it fit a budget."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 TURN_TOKENS = 256
-"""Tokens of a usual turn, question and answer together."""
+"""Tokens of a typical turn, question and answer together."""
 
 
 class PlanCommand:
-    """Tables of a plan. Nothing is loaded but the tokenizer; exits with 1 where no plan fits the budget."""
+    """Print a memory plan. Loads only the tokenizer; exits with 1 if no plan fits the budget."""
 
     name = "plan"
-    help = "plan what a conversation takes of memory, and what fits a budget"
+    help = "show how much memory a conversation needs, and what fits a budget"
 
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("pack", nargs="?", metavar="PACK", help="folder or hub id (default: the bundled pack)")
         add_pack_options(parser)
         group = parser.add_argument_group("conversation")
-        group.add_argument("--turns", type=positive_count, metavar="Q", help="plan a context for this many turns")
+        group.add_argument("--turns", type=positive_count, metavar="Q", help="plan a context of this many turns")
         group.add_argument(
             "--turn-tokens",
             type=positive_count,
             metavar="S",
-            help=f"tokens of a turn, question and answer together (default: {TURN_TOKENS})",
+            help=f"tokens per turn, question and answer together (default: {TURN_TOKENS})",
         )
-        group.add_argument("--drafter", metavar="NAME", help="only this drafter, or none")
-        group.add_argument("--draft-max", type=count, metavar="N", help="a fixed draft length")
-        group.add_argument("--tree", action="store_true", help="drafts may branch")
+        group.add_argument("--drafter", metavar="NAME", help="plan for this drafter only, or for none")
+        group.add_argument("--draft-max", type=count, metavar="N", help="plan for a fixed draft length")
+        group.add_argument("--tree", action="store_true", help="plan for tree drafts")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
 
     def run(self, arguments: Namespace) -> int:
         if arguments.pack is not None and arguments.model is not None:
-            raise InputError(f"two packs, {arguments.pack!r} and {arguments.model!r}: name one of them")
+            raise InputError(f"two packs are named, {arguments.pack!r} and {arguments.model!r}: name one of them")
         if arguments.turns is not None and arguments.ctx_size is not None:
-            raise InputError("--turns and --ctx-size both say how long the context is: leave one of the two out")
+            raise InputError("--turns and --ctx-size both set the context size: leave one of the two out")
         if arguments.turn_tokens is not None and arguments.turns is None:
-            raise InputError("--turn-tokens says how long each of the --turns is: give both")
+            raise InputError("--turn-tokens is the length of each of the --turns: give both")
         show_notices()
         made = plan(
             arguments.pack or arguments.model,
@@ -89,9 +89,9 @@ def _show(made: PackPlan) -> None:
     console.print(_holder_table(made))
     drafters = f"{', '.join(choice.drafters)}, up to {choice.draft_max} tokens" if choice.drafters else "none"
     kv_type = f", {choice.kv_type} keys and values" if choice.kv_type else ""
-    print(f"\nContext of {choice.context} tokens{kv_type}; drafters: {drafters}{', trees' if choice.tree else ''}.")
+    print(f"\nContext: {choice.context} tokens{kv_type}; drafters: {drafters}{', trees' if choice.tree else ''}.")
     for cut in memory.cuts:
-        print(f"Given up: {cut.what}, {format_nbytes(cut.nbytes)}: {cut.effect}.")
+        print(f"Cut to fit the budget: {cut.what}, {format_nbytes(cut.nbytes)}: {cut.effect}.")
     if made.speed is not None:
         print(_speed_line(made.speed, made.speed_uncut))
     smallest = f"{size_option(memory.least_running)} to run"
@@ -99,17 +99,17 @@ def _show(made: PackPlan) -> None:
         smallest += f", {size_option(memory.least_speculating)} to draft"
     if made.least_with_int8 is not None and made.least_with_int8 < memory.least_running:
         smallest += f", {size_option(made.least_with_int8)} to run with --kv-type int8 (answers may differ slightly)"
-    print(f"Smallest budgets: {smallest}.")
+    print(f"Smallest budget: {smallest}.")
 
 
 def _speed_line(speed: PredictedSpeed, uncut: PredictedSpeed | None) -> str:
-    """Say what was predicted, and what the cuts cost of it."""
-    found = f"{speed.plain:.0f} tokens a second plainly"
+    """Return a line with the predicted speed, and the speed without cuts where that is higher."""
+    predicted = f"{speed.plain:.0f} tokens/s without drafts"
     if speed.drafted is not None:
-        found += f", {speed.drafted:.0f} with drafts of the draft model"
+        predicted += f", {speed.drafted:.0f} with the draft model"
     if uncut is not None and uncut.drafted is not None and uncut.drafted > (speed.drafted or speed.plain):
-        found += f" ({uncut.drafted:.0f} without a budget)"
-    return f"Predicted by what was decoded here before: {found}; text that repeats comes faster."
+        predicted += f" ({uncut.drafted:.0f} without a budget)"
+    return f"Predicted from earlier runs on this machine: {predicted}; repetitive text is faster."
 
 
 def _holder_table(made: PackPlan) -> Table:
@@ -152,7 +152,7 @@ def _refusal(made: PackPlan) -> BudgetExceeded:
     assert limit is not None
     size = format_nbytes(limit.nbytes) if limit.nbytes >= 10**5 else f"{limit.nbytes} bytes"
     return BudgetExceeded(
-        f"nothing fits {size} ({limit.name}), this pack runs in {size_option(memory.least_running)}",
+        f"no plan fits {size} ({limit.name}), this pack needs {size_option(memory.least_running)}",
         limit.raised(memory.least_running),
         table="",
         needed_nbytes=memory.least_running,

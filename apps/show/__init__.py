@@ -1,1 +1,1 @@
-"""What a pack holds."""
+"""The verb `show`: the contents of a pack."""

@@ -1,4 +1,4 @@
-"""The verb `show`: what a pack holds, from its manifest alone, and with --verify whether its files are still that."""
+"""The verb `show`: the contents of a pack by its manifest; with --verify, check the files against it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ __all__ = ["command"]
 
 
 class ShowCommand:
-    """Tables of a pack's models, graphs and files. No engine is opened and no weight is loaded."""
+    """Print tables of a pack's models, graphs and files, without an engine and without loading weights."""
 
     name = "show"
-    help = "show what a pack holds, and check its files"
+    help = "show the contents of a pack, and check its files"
 
     def configure(self, parser: ArgumentParser) -> None:
         parser.add_argument("pack", nargs="?", metavar="PACK", help="folder or hub id (default: the bundled pack)")
-        parser.add_argument("--verify", action="store_true", help="hash every file and compare with the manifest")
-        parser.add_argument("--json", action="store_true", help="end with one JSON line, digests in full")
+        parser.add_argument("--verify", action="store_true", help="hash every file and compare it with the manifest")
+        parser.add_argument("--json", action="store_true", help="end with one JSON line, with full digests")
 
     def run(self, arguments: Namespace) -> int:
         root = find_pack(arguments.pack)
         with opening(root):
             manifest = Manifest.load(root)
             checked = _checked(manifest, root) if arguments.verify else ""
-        _show(manifest, root)  # not under the lock: whoever reads slowly would keep others out
+        _show(manifest, root)  # outside the lock: a slow reader of the output must not block other processes
         if checked:
             print(f"\n{checked}")
         if arguments.json:
@@ -61,11 +61,11 @@ def _show(manifest: Manifest, root: Path) -> None:
 
 
 def _checked(manifest: Manifest, root: Path) -> str:
-    """Hash every file, show how far that is, return what was found. Raises ManifestError naming the first bad file."""
+    """Hash every file with a progress bar and return the result line. Raises ManifestError for the first bad file."""
     nbytes = manifest.nbytes + sum(file.nbytes for file in manifest.outside.values())
     with progress("hashing, MB", round(nbytes / 1e6)) as advance:
         check_pack(root, full=True, progress=lambda done: advance(done / 1e6))
-    return f"OK: all {len(manifest.files) + len(manifest.outside)} files are what the manifest says"
+    return f"OK: all {len(manifest.files) + len(manifest.outside)} files match the manifest"
 
 
 command: Command = ShowCommand()

@@ -33,7 +33,7 @@ def test_adapter_add_list_remove(pack: Path, tmp_path: Path, capsys: pytest.Capt
     before = contents(pack)
     odd = write_peft(tmp_path / "odd", seed=1, invocation=(1, 307, 201))
     assert main(["adapter", "add", str(pack), f"odd={odd}"]) == 0
-    assert "on from its invocation tokens" in capsys.readouterr().out
+    assert "active from its invocation tokens on" in capsys.readouterr().out
     assert main(["adapter", "list", str(pack), "--json"]) == 0
     out = capsys.readouterr().out
     assert "onnx, llama" in out

@@ -19,7 +19,7 @@ from edgedecode import FinishReason, Message, Pair, Session, SessionOptions, Whe
 from edgedecode.apps.chat import conversation as conversation_module
 from edgedecode.apps.chat.conversation import Conversation
 from edgedecode.apps.chat.lines import PipedLines, TerminalLines
-from edgedecode.apps.chat.slash import load_messages, obey, save_messages
+from edgedecode.apps.chat.slash import load_messages, run_slash, save_messages
 from edgedecode.apps.colour import Paint
 from edgedecode.cli import main
 from edgedecode.errors import InputError
@@ -53,7 +53,9 @@ def session(toy: Pair) -> Iterator[Session]:
 
 
 def talk(session: Session, *lines: Line, max_tokens: int = 12) -> Conversation:
-    conversation = Conversation(session, Script(*lines), paint=Paint(on=False), obey=obey, max_tokens=max_tokens)
+    conversation = Conversation(
+        session, Script(*lines), paint=Paint(on=False), run_slash=run_slash, max_tokens=max_tokens
+    )
     assert conversation.run() == 0
     return conversation
 
@@ -111,8 +113,8 @@ def test_save_and_load_round_trip(session: Session, tmp_path: Path, capsys: pyte
         (b"", "is not JSON"),
         (b"\xff", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
-        (b"3", "holds no list of messages"),
-        (b'{"messages": {}}', "holds no list of messages"),
+        (b"3", "does not contain a list of messages"),
+        (b'{"messages": {}}', "does not contain a list of messages"),
         (b'[{"role": "user"}]', "message 1"),
         (b'[{"role": "user", "content": 3}]', "message 1"),
         (b'[{"role": "pirate", "content": "arr"}]', "'pirate' is unknown"),
@@ -156,7 +158,7 @@ def test_no_more_of_a_file_is_read_than_fits_the_context(tmp_path: Path) -> None
     save_messages(file, [Message("user", "hello " * 700_000)])
     assert len(load_messages(file, context=100_000)) == 1
     with pytest.raises(
-        InputError, match="has more than 196608 bytes, longer than any conversation that fits this context"
+        InputError, match="has more than 196608 bytes, longer than a conversation that fits this context"
     ):
         load_messages(file, context=2048)
 
@@ -203,11 +205,11 @@ def test_the_saved_file_is_what_other_tools_read(tmp_path: Path) -> None:
         ("/adapter formal:much", "'much' is not a number"),
         ("/adapter :2", "':2' names nothing"),
         ("/save /no/such/folder/x.json", "No such file or directory: /no/such/folder/x.json\n"),
-        ("/save a\0b", "holds a NUL character"),
-        ("/load a\0b", "holds a NUL character"),
+        ("/save a\0b", "contains a NUL character"),
+        ("/load a\0b", "contains a NUL character"),
     ],
 )
-def test_a_command_that_cannot_be_obeyed_is_one_line(
+def test_a_command_that_fails_prints_one_line(
     line: str, expected: str, session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     talk(session, line)
@@ -314,7 +316,9 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(
 
     out = Interrupting()
     monkeypatch.setattr(sys, "stdout", out)
-    conversation = Conversation(session, Script("hello", None), paint=Paint(on=False), obey=obey, max_tokens=200)
+    conversation = Conversation(
+        session, Script("hello", None), paint=Paint(on=False), run_slash=run_slash, max_tokens=200
+    )
     assert conversation.run() == 0
     assert conversation.last_finish is FinishReason.CANCELLED
     assert "interrupted" in capsys.readouterr().err
@@ -347,11 +351,11 @@ def test_ctrl_c_outside_the_tokens_drops_the_line_and_the_chat_goes_on(
 def test_over_a_pipe_ctrl_c_and_bad_lines_end_the_chat(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Script("hello", InputError("bad"))
     lines.interactive = False
-    conversation = Conversation(session, lines, paint=Paint(on=False), obey=obey, max_tokens=12)
+    conversation = Conversation(session, lines, paint=Paint(on=False), run_slash=run_slash, max_tokens=12)
     with pytest.raises(InputError, match="bad"):
         conversation.run()
     monkeypatch.setattr(session, "stream", interrupt)
-    conversation = Conversation(session, PipedLines(), paint=Paint(on=False), obey=obey, max_tokens=12)
+    conversation = Conversation(session, PipedLines(), paint=Paint(on=False), run_slash=run_slash, max_tokens=12)
     piped(monkeypatch, b"hello\n")
     with pytest.raises(KeyboardInterrupt):
         conversation.run()
@@ -399,6 +403,6 @@ def test_a_chat_changes_adapters(
     out, err = capsys.readouterr()
     first, nothing, odd, off = out.splitlines()
     assert first == odd != nothing == off
-    assert "the next answer has the adapter odd" in err
-    assert "the next answer has no adapter" in err
+    assert "the next answer uses the adapter odd" in err
+    assert "the next answer uses no adapter" in err
     assert "the pack has no adapter 'nosuch'; it has: odd" in err

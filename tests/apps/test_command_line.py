@@ -173,7 +173,7 @@ REFUSALS = {
     "show a b": (2, "edgedecode show: unrecognized arguments: b"),
     "show LATIN": (1, "is not a folder"),
     "cache clear": (2, "say what to delete"),
-    "eval": (2, "say what to evaluate: --equality, --kv-types, or both"),
+    "eval": (2, "choose what to evaluate: --equality, --kv-types, or both"),
     "eval --equality --prompts FOLDER": (1, "Is a directory"),
     "eval --equality --prompts EMPTY": (1, "holds no prompts"),
     "bench --families ,": (2, "name at least one"),
@@ -367,7 +367,7 @@ def test_ctrl_c_in_chat_stops_the_answer_not_the_program() -> None:
             seen += os.read(terminal, 4096)
 
     try:
-        until(b"Ctrl-D leaves")
+        until(b"Ctrl-D quits")
         time.sleep(0.5)  # readline notices a signal only while it waits
         os.write(terminal, b"hello\n")
         until(b"hello")
@@ -379,7 +379,7 @@ def test_ctrl_c_in_chat_stops_the_answer_not_the_program() -> None:
         until(b"stopped at the token limit")
         time.sleep(0.5)
         child.send_signal(signal.SIGINT)
-        until(b"/quit leaves)")
+        until(b"Ctrl-D or /quit)")
         time.sleep(0.5)
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=20) == 0

@@ -70,7 +70,7 @@ def test_the_same_model_is_the_same_and_another_is_not() -> None:
 
 
 def test_a_model_with_another_type_than_asked_for_is_not_measured() -> None:
-    with pytest.raises(CapabilityError, match="opened with float32 keys, not int8"):
+    with pytest.raises(CapabilityError, match="opened with KV type float32, not int8"):
         compare_types(
             lambda kv_type: nullcontext(TableModel(toy_tables(24, seed=3))),
             ("int8",),
@@ -116,7 +116,7 @@ def test_float_beside_itself_and_int8_beside_float(engine: str, capsys: pytest.C
         assert [each["kv_nbytes"] for each in types] == sorted((each["kv_nbytes"] for each in types), reverse=True)
         assert smallest["kv_nbytes"] < 0.3 * reference["kv_nbytes"]
     titles = next(line for line in out if line.startswith("engine"))
-    assert all(word in titles for word in ("KV type", "bytes a token", "perplexity", "leading token", "KL"))
+    assert all(word in titles for word in ("KV type", "bytes per token", "perplexity", "same top token", "KL"))
 
 
 def test_float32_beside_itself_through_the_engine(engine: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,7 @@ def test_plan_lists_every_holder_and_their_sum(capsys: pytest.CaptureFixture[str
     assert all(name in out for name in value["holders"])
     assert f"sum                                      │ {value['nbytes'] / 1e6:.1f} MB" in out
     assert value["least_running"] <= value["least_speculating"] <= value["nbytes"]
-    assert "Smallest budgets: " in out
+    assert "Smallest budget: " in out
 
 
 def test_plan_says_what_a_budget_costs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,10 +61,10 @@ def test_plan_predicts_the_speed_and_what_the_cuts_cost_of_it(
     monkeypatch.setattr(open_pack, "predicted_speed", predicted)
     out, _ = told(capsys, "--json")
     value = json.loads(out.splitlines()[-1])
-    assert ": 100 tokens a second plainly, 150 with drafts of the draft model; text" in out
+    assert ": 100 tokens/s without drafts, 150 with the draft model; repetitive text" in out
     assert value["tokens_per_second"] == value["tokens_per_second_uncut"] == {"plain": 100.0, "drafted": 150.0}
     out, _ = told(capsys, "--memory", f"{value['nbytes'] - 8_000_000}")
-    assert ": 100 tokens a second plainly (150 without a budget); text" in out
+    assert ": 100 tokens/s without drafts (150 without a budget); repetitive text" in out
 
 
 def test_plan_reads_what_sessions_learnt_here(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,7 @@ def test_plan_that_does_not_fit_shows_the_table_and_both_smallest_budgets(capsys
     assert " to run, " in out
     assert " to draft" in out
     assert err.count("\n") == 1
-    assert err.startswith("edgedecode: nothing fits 70.0 MB (--memory), this pack runs in ")
+    assert err.startswith("edgedecode: no plan fits 70.0 MB (--memory), this pack needs ")
 
 
 def test_plan_of_turns_has_their_context(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,7 @@ def test_plan_of_more_than_the_machine_has_says_what_is_in_force(capsys: pytest.
     [
         (("--memory", "0"), "'0' is not a size"),
         (("--memory", "1e9x"), "'1e9x' is not a size"),
-        (("--memory", "10"), "nothing fits 10 bytes (--memory)"),
+        (("--memory", "10"), "no plan fits 10 bytes (--memory)"),
         (("--memory", "-5MB"), "expected one argument"),
         (("--turns", "4", "-c", "100"), "leave one of the two out"),
         (("--turns", "0"), "--turns"),

@@ -43,8 +43,8 @@ def test_the_bundled_pack(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["end ids"] == "2, 0"
     assert found["chat template"] == "yes"
     assert found["weights"].endswith("int8, blocks of 32; head and embedding int8")
-    assert "tree" in found["wiring"]
-    assert "same leading token" in found["kernels"]
+    assert "tree" in found["graph parity"]
+    assert "same top token" in found["kernel error"]
     assert "99.9th percentile" in found["kernel noise"]
     assert "tree, rows" in found["base"]
     assert {"tokenizer.json", "target/weights.bin"} <= found.keys()
@@ -93,14 +93,14 @@ def test_what_only_newer_packs_have(copy: Path, capsys: pytest.CaptureFixture[st
     assert found["weights"].endswith("recipe mixed-4")
     assert found["parity"] == "kv8_rms 0.0123"
     assert found["kernel noise"] == "not measured"
-    assert found["activations"] == "16 bits in 1 of 2 inputs of products (chosen by error; avx2 kernels, 1024 tokens)"
-    assert found["product error"] == "largest at 8 bits 30.0%, there at 16 bits 0.10% (b)"
-    assert found["same token"] == (
-        "leads as with float activations: at 8 bits 90.0%, at 16 bits 99.9%, as chosen 99.0%"
+    assert found["activations"] == "16 bits in 1 of 2 matmul inputs (chosen by error; avx2 kernels, 1024 tokens)"
+    assert found["matmul error"] == "largest at 8 bits 30.0%, same matmul at 16 bits 0.10% (b)"
+    assert found["same top token"] == ("as with float activations: at 8 bits 90.0%, at 16 bits 99.9%, as chosen 99.0%")
+    assert found["one-row pass"] == (
+        "at 8 bits 8.00 ms (c(4) 1.10, c(8) 1.30), as chosen 8.10 ms (c(4) 1.20, c(8) 1.50)"
     )
-    assert found["one row"] == ("at 8 bits 8.00 ms (c(4) 1.10, c(8) 1.30), as chosen 8.10 ms (c(4) 1.20, c(8) 1.50)")
     assert found["note 2"] == "[b]not markup[/b]"
-    assert found["chat template"] == "none: a plain one is used"
+    assert found["chat template"] == "none, a generic one is used"
     assert found["lora"].split("  ")[-1].strip() == "up to rank 16: q_proj, v_proj"
     assert "int8" in found["lora"]
 
@@ -109,7 +109,7 @@ def test_verify(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(copy), "--verify", "--json"]) == 0
     printed = capsys.readouterr().out
     count = len(Manifest.load(copy).files)
-    assert f"OK: all {count} files are what the manifest says" in printed
+    assert f"OK: all {count} files match the manifest" in printed
     assert json.loads(printed.splitlines()[-1])["verified"] is True
     path = copy / "draft" / "weights.bin"
     data = bytearray(path.read_bytes())
@@ -144,7 +144,7 @@ def test_weights_outside_the_pack(copy: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(["show", str(copy), "--verify"]) == 0
     printed = capsys.readouterr().out
     assert f"outside: {outside}" in printed
-    assert f"OK: all {len(manifest.files)} files are what the manifest says" in printed
+    assert f"OK: all {len(manifest.files)} files match the manifest" in printed
     outside.write_bytes(outside.read_bytes()[:-1] + b"x")
     assert main(["show", str(copy), "--verify"]) == 1
     assert "elsewhere/weights.bin" in capsys.readouterr().err
@@ -218,4 +218,4 @@ def test_nothing_is_printed_while_the_pack_is_locked(
     monkeypatch.setattr("edgedecode.apps.show.command.opening", watched)
     assert main(["show", "--verify"]) == 0
     assert printed == [""]
-    assert capsys.readouterr().out.rstrip().endswith("files are what the manifest says")
+    assert capsys.readouterr().out.rstrip().endswith("files match the manifest")

@@ -24,14 +24,14 @@ def scheduled() -> Stats:
 
 def test_it_names_drafters_by_use_plain_rounds_by_reason_and_the_estimate() -> None:
     assert drafts_line(scheduled()) == (
-        "drafts: model 3x (2 of 5 accepted); suffix 1x (4 of 4 accepted); "
-        "plain 6 of 10 rounds (nothing pays 5, measuring 1); "
-        "about 1.60x plain (estimate; `edgedecode bench` measures)"
+        "drafts: model 3x (2 of 5 tokens accepted); suffix 1x (4 of 4 tokens accepted); "
+        "no draft in 6 of 10 rounds (nothing pays 5, measuring 1); "
+        "estimated speed-up 1.60x (`edgedecode bench` measures it)"
     )
 
 
 def test_without_drafts_nothing_is_claimed() -> None:
-    assert "estimate" not in drafts_line(Stats(mode="scheduled", rounds=4, plain_rounds={"nothing pays": 3}))
+    assert "estimated" not in drafts_line(Stats(mode="scheduled", rounds=4, plain_rounds={"nothing pays": 3}))
     assert drafts_line(Stats(mode="scheduled")) == "drafts: none yet"
     assert "no drafts" in stats_line(Stats(), finish_reason=FinishReason.STOP)
 

@@ -94,7 +94,7 @@ def test_the_manifest_says_what_was_chosen_and_why(
     assert Manifest.load(tmp_path / "pack").models["target"] == entry
     assert main(["show", str(tmp_path / "pack")]) == 0
     shown = capsys.readouterr().out
-    assert "16 bits in 9 of 9 inputs of products (chosen by error" in shown
+    assert "16 bits in 9 of 9 matmul inputs (chosen by error" in shown
     assert "largest at 8 bits" in shown
     assert shown.count("c(8)") == 2
 
