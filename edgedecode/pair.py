@@ -73,6 +73,7 @@ class Pair:
             self._process.release()
             raise
         heads = default_heads(manifest.models.get("draft"), runtime=runtime.name)
+        turn = FairLock()
         self.shared = Resources(
             manifest=manifest,
             tokenizer=tokenizer,
@@ -83,10 +84,11 @@ class Pair:
             drafts=DraftModels(self._load_draft if "draft" in manifest.models else None, likely=heads),
             footprint=self._footprint(process),
             heads=heads,
-            adapters=PackAdapters(manifest, root, target=target, runtime=runtime.name),
-            turn=FairLock(),
+            adapters=PackAdapters(manifest, root, target=target, runtime=runtime.name, budget=budget, turn=turn),
+            turn=turn,
         )
         """What its sessions decode with."""
+        self._adapters = self.shared.adapters.choice()
 
     @property
     def target(self) -> LanguageModel:
@@ -117,11 +119,13 @@ class Pair:
         return self.turn.run(lambda: self._still_open().drafts.offering())  # noqa: PLW0108 (asked in its turn)
 
     def adapter(self, name: str) -> AdapterUse:
-        """Return the pack's adapter of this name, loaded at its first use.
+        """Return the pack's adapter of this name, loaded at its first use; it stays until the pair is closed.
 
         Raises as `PackAdapters.use`, and InputError once the pair is closed.
         """
-        return self.turn.run(lambda: self._still_open().shared.adapters.use(name).use)
+        chosen = self.turn.run(lambda: self._still_open()._adapters.choose(name, more=True))
+        assert chosen is not None
+        return chosen.use
 
     def session(self, options: SessionOptions | None = None, *, messages: Sequence[Message] = ()) -> Session:
         """Open a conversation, perhaps from a transcript. Raises InputError, CapabilityError or BudgetExceeded."""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
 
 from edgedecode.decoding.model import AdapterFileModel, AdapterModel, AdapterUse, LanguageModel
 from edgedecode.errors import CapabilityError, ManifestError
+from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import Manifest
+from edgedecode.turns import FairLock
 
 from .peft_folder import read_peft_adapter
 
-__all__ = ["ActiveAdapter", "PackAdapters"]
+__all__ = ["ActiveAdapter", "AdapterChoice", "PackAdapters"]
+
+_LEAST_USED = -(1 << 29)
+"""Priority of the leases of the first adapter used; those used later have higher ones, all below 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +31,113 @@ class ActiveAdapter:
     invocation: tuple[int, ...] = ()
 
 
-class PackAdapters:
-    """A pack's adapters by name. What was loaded stays with the target until that is closed."""
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    adapter: ActiveAdapter
+    leases: Sequence[Lease]
 
-    def __init__(self, manifest: Manifest, root: Path, *, target: LanguageModel, runtime: str) -> None:
+
+class AdapterChoice:
+    """The adapters that one conversation needs: the chosen one, and that of an answer which has not ended."""
+
+    def __init__(self, adapters: PackAdapters) -> None:
+        self._adapters = adapters
+        self.names: frozenset[str] = frozenset()
+
+    def choose(self, name: str | None, *, scale: float = 1.0, more: bool = False) -> ActiveAdapter | None:
+        """Load an adapter and need it; those needed before may be evicted for it, unless it is one `more`.
+
+        Raises as `PackAdapters.use`, and then what was needed before still is.
+        """
+        before = self.names
+        if not more:
+            self.release()
+        try:
+            chosen = self._adapters.use(name, scale=scale)
+        except BaseException:
+            if not more:
+                self.keep(*(self._adapters.use(each) for each in before))  # they fit: they were there
+            raise
+        self.keep(chosen, more=before if more else ())
+        return chosen
+
+    def keep(self, *adapters: ActiveAdapter | None, more: Collection[str] = ()) -> None:
+        """Need these adapters, which are loaded, and no others."""
+        names = frozenset((*more, *(adapter.use.name for adapter in adapters if adapter is not None)))
+        before, self.names = self.names, names
+        for name in names - before:
+            self._adapters.count(name, 1)
+        for name in before - names:
+            self._adapters.count(name, -1)
+
+    def release(self) -> None:
+        """Need none any more. Idempotent."""
+        self.keep()
+
+
+class PackAdapters:
+    """A pack's adapters by name, given to the target when they are first asked for.
+
+    An adapter that no conversation has chosen stays with the target until its memory is needed for something else; the
+    least recently used one goes first. Asked for again, it is loaded again. Call everything in the pair's turn.
+    """
+
+    def __init__(
+        self, manifest: Manifest, root: Path, *, target: LanguageModel, runtime: str, budget: Budget, turn: FairLock
+    ) -> None:
         self._manifest, self._root = manifest, root
         self._target, self._runtime = target, runtime
-        self._held: dict[str, ActiveAdapter] = {}
+        self._budget, self._turn = budget, turn
+        self._loaded: dict[str, _Loaded] = {}
+        self._users = Counter[str]()
+        self._uses = 0
+
+    def choice(self) -> AdapterChoice:
+        """Return a conversation's choice, of no adapter yet."""
+        return AdapterChoice(self)
 
     @overload
     def use(self, name: str, *, scale: float = 1.0) -> ActiveAdapter: ...
     @overload
     def use(self, name: str | None, *, scale: float = 1.0) -> ActiveAdapter | None: ...
     def use(self, name: str | None, *, scale: float = 1.0) -> ActiveAdapter | None:
-        """Return what passes of the target name to be read with the adapter, which is loaded at the first call.
+        """Return what passes of the target name to be read with the adapter, which is loaded unless it is there.
 
-        None: none. Raises ManifestError for a name that the pack has not or a damaged file, CapabilityError where the
-        engine or the graph that is open takes no such adapter, BudgetExceeded.
+        Choose it in the same turn, or it may be evicted. None: none. Raises ManifestError for a name that the pack has
+        not or a damaged file, CapabilityError where the engine or the graph that is open takes no such adapter,
+        BudgetExceeded.
         """
         if name is None:
             return None
-        if name not in self._held:
-            self._held[name] = self._load(name)
-        held = self._held[name]
-        return replace(held, use=replace(held.use, scale=scale))
+        if name not in self._loaded:
+            before = set(self._budget.leases)
+            adapter = self._load(name)
+            new = (lease for lease in self._budget.leases if lease not in before)
+            leases = tuple(lease for lease in new if lease.name.startswith("adapter:"))
+            self._loaded[name] = _Loaded(adapter, leases)
+            for lease in leases:
+                lease.name = f"adapter:{name}"
+        self._uses += 1
+        self._mark(name, priority=_LEAST_USED + self._uses)
+        adapter = self._loaded[name].adapter
+        return replace(adapter, use=replace(adapter.use, scale=scale))
+
+    def count(self, name: str, users: int) -> None:
+        """Count conversations that have chosen a loaded adapter; with none it may be evicted."""
+        self._users[name] += users
+        self._mark(name)
+
+    def _mark(self, name: str, *, priority: int | None = None) -> None:
+        """Let the budget evict an adapter, or not; a higher priority is evicted later."""
+        for lease in self._loaded[name].leases:
+            lease.reclaim = None if self._users[name] else lambda: self._evict(name)
+            lease.priority = lease.priority if priority is None else priority
+
+    def _evict(self, name: str) -> None:
+        """Take an unused adapter from the target, unless a pass of another thread may be running."""
+        if self._turn.held and not self._users[name] and name in self._loaded:
+            assert isinstance(self._target, AdapterModel)
+            self._target.remove_adapter(self._loaded.pop(name).adapter.use.digest)
 
     def _load(self, name: str) -> ActiveAdapter:
         entry = self._manifest.located_adapter(name)

@@ -11,7 +11,7 @@ from edgedecode.decoding.drafter import Drafter
 from edgedecode.decoding.drafts import EMPTY_DRAFT, Draft
 from edgedecode.decoding.policy import WHOLE, Plan
 from edgedecode.decoding.verify import Verdict
-from edgedecode.memory.budget import Lease
+from edgedecode.memory.budget import LEFTOVER, Lease
 from edgedecode.memory.footprint import Holder
 from edgedecode.sampling.probs import UniformSource
 
@@ -64,7 +64,7 @@ class SuffixSource:
         """Return the store, which takes what is left of the budget, as it grows, and makes way for anything else."""
         past = self._past  # which another thread that needs memory may take away
         if past is None:
-            lease = setting.budget.reserve("past outputs", 0, priority=-1)
+            lease = setting.budget.reserve("past outputs", 0, priority=LEFTOVER)
             past = PastOutputs(lease=lease)
             self._past, self._lease = past, lease
             lease.reclaim = self.close  # last: a thread that reclaims it finds the store

@@ -136,7 +136,7 @@ class Resources:
         Empty: nothing is left of it.
         """
         if self.budget.give_back():
-            given = "past answers were"
+            given = "past answers and unused adapters were"
         elif self.give_back_drafts():
             given = "the draft model was"
         else:

@@ -71,13 +71,14 @@ class Session:
         self._own = FairLock()
         """Held while an answer is started or stopped: first this lock, then the pair's."""
         self._closed = False
-        adapter = shared.adapters.use(options.adapter, scale=options.adapter_scale)
-        draft_max = choice.draft_max
-        widths = session_widths(shared, options, adapter)
-        options = limited_drafts(options, widths, draft_max=draft_max)
-        rows = shared.choice(options).draft_max + 1
-        rows = next_width(widths.drafts, rows, room=context) or rows
+        self._adapters = shared.adapters.choice()
         with ExitStack() as undo:
+            undo.callback(self._adapters.release)
+            adapter = self._adapters.choose(options.adapter, scale=options.adapter_scale)
+            widths = session_widths(shared, options, adapter)
+            options = limited_drafts(options, widths, draft_max=choice.draft_max)
+            rows = shared.choice(options).draft_max + 1
+            rows = next_width(widths.drafts, rows, room=context) or rows
             size = shared.target.card.vocabulary_size
             self._scratch = undo.enter_context(shared.budget.reserve(*sampling_holder(size, self._row_draw)))
             self._encoder = Encoder(
@@ -93,8 +94,8 @@ class Session:
             self._drafts = SessionDrafting(shared, options, self._draft_setting(), noise=self._draft_noise)
             undo.pop_all()
         shared.draftings.add(self._drafts)
-        for release in (self._scratch.release, self._encoder.close):  # of a session that is dropped, not closed
-            finalize(self, release)
+        for release in (self._scratch.release, self._encoder.close, self._adapters.release):
+            finalize(self, release)  # of a session that is dropped, not closed
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -188,8 +189,6 @@ class Session:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # -- one generation ------------------------------------------------------------------------------------------
-
     def _stream(self, prompt: str, *, limit: int, stops: StopStrings) -> Answer:
         self._stop_running()
         turn = self._fitting_turn(prompt, limit=limit)
@@ -229,8 +228,9 @@ class Session:
         self._check_open()
         if self._widths:
             raise CapabilityError("a reproducible session keeps its adapter: open another one for another adapter")
-        self._reading.adapter = self._shared.turn.run(lambda: self._shared.adapters.use(name, scale=scale))
-        if self._running is not None and not self._running.ended:
+        answering = self._running is not None and not self._running.ended
+        self._reading.adapter = self._shared.turn.run(lambda: self._adapters.choose(name, scale=scale, more=answering))
+        if answering:
             notice("the adapter changes with the next message: this answer goes on with the one it began with")
 
     def _end(self) -> None:
@@ -246,6 +246,7 @@ class Session:
             # Last: the C library keeps keys and values for the next session, which may not find them whole.
             for close in (release_pages, self._encoder.close, self._scratch.release, self._state.close):
                 closing.callback(close)
+            self._adapters.release()
             self._drafts.close()
 
     def _turn(self, turn: Turn, *, limit: int, stops: StopStrings, pause: Callable[[], None]) -> Generator[Chunk]:
@@ -327,8 +328,6 @@ class Session:
         stats.context_full = not stopped and len(self._transcript.tokens) >= self.context
         return Chunk(rest, (), TARGET_SOURCE, FinishReason.STOP if stopped else FinishReason.LENGTH)
 
-    # -- a conversation that outgrows its context ----------------------------------------------------------------
-
     def _fitting_turn(self, prompt: str, *, limit: int) -> Turn:
         """Return the next turn, without the oldest ones where they leave too little room for an answer."""
         if self.options.when_full is WhenFull.STOP:
@@ -344,6 +343,7 @@ class Session:
 
     def _begin(self, turn: Turn, reply: Reply, adapter: ActiveAdapter | None, *, said: Sequence[int] = ()) -> None:
         """Let the model see a turn, with the beginning of its answer where that was said already."""
+        self._adapters.keep(adapter, self._reading.adapter)
         old, new = self._transcript.tokens, [*turn.tokens, *said]
         moved = self._reading.begin(old, new, adapter=adapter, prompt=turn.tokens, dropped=turn.dropped)
         self.stats.shifted_tokens += moved

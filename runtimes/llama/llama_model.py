@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import TypeAlias
 from weakref import WeakSet
 
@@ -66,7 +66,7 @@ class LlamaModel:
         self._gathered_lease = budget.reserve(f"logits:{card.name}", 0)
         self._gathered: FloatArray = np.empty((0, card.rows), np.float32)
         self._contexts: WeakSet[Context] = WeakSet()
-        self._lock = Lock()
+        self._lock = RLock()  # a lease may evict another adapter
         self._adapters = Adapters(weights, entry=entry, header=header, card=card, budget=budget)
         self._snapshots = snapshots
         self._table = table

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from random import Random
 
 import pytest
 
 import edgedecode
-from edgedecode import Message, Pair, SamplingOptions, SessionOptions
-from edgedecode.errors import CapabilityError
+from edgedecode import Message, Pair, SamplingOptions, Session, SessionOptions
+from edgedecode.errors import BudgetExceeded, CapabilityError
+from edgedecode.memory.limit import Limit
 from edgedecode.pack.hub import BUNDLED_PACK
 from tests.peft_folders import list_adapter, write_peft
 from tests.toys import why_refused
@@ -156,3 +159,83 @@ def test_an_adapter_is_loaded_once_and_leased(pair: Pair) -> None:
         assert first.generate(PROMPTS[0], max_tokens=8).tokens == second.generate(PROMPTS[0], max_tokens=8).tokens
     held = [lease.name for lease in pair.budget.leases if lease.name.startswith("adapter:")]
     assert len(held) == len(set(held)) <= len(ADAPTERS)
+
+
+def adapters_of(pair: Pair) -> dict[str, int]:
+    """Return the bytes of each adapter that the target has."""
+    leases = [lease for lease in pair.budget.leases if lease.name.startswith("adapter:")]
+    return {lease.name.partition(":")[2]: lease.nbytes for lease in leases}
+
+
+def swap(pair: Pair, session: Session, name: str | None) -> None:
+    """Change the adapter where there is room for two of the three, which are of one size."""
+    sizes = adapters_of(pair)
+    try:
+        if sizes:
+            pair.budget.limit = Limit(pair.budget.used_nbytes - sum(sizes.values()) + max(sizes.values()) * 5 // 2)
+        session.use_adapter(name)
+    finally:
+        pair.budget.limit = None
+
+
+def test_the_least_recently_used_adapter_is_evicted_for_another(pair: Pair) -> None:
+    pair.turn.run(pair.budget.give_back)
+    assert not adapters_of(pair)
+    with pair.session(options("ordinary")) as session:
+        for name, expected in [
+            ("activated", {"ordinary", "activated"}),
+            ("another", {"activated", "another"}),
+            ("activated", {"activated", "another"}),
+            ("ordinary", {"activated", "ordinary"}),
+        ]:
+            swap(pair, session, name)
+            session.generate(PROMPTS[0], max_tokens=2)
+            assert set(adapters_of(pair)) == expected
+
+
+def test_an_adapter_that_a_session_has_chosen_is_never_evicted(pair: Pair) -> None:
+    pair.turn.run(pair.budget.give_back)
+    assert not adapters_of(pair)
+    with pair.session(options("ordinary")) as session:
+        session.generate(PROMPTS[0], max_tokens=2)
+        first = session.stream(PROMPTS[1], max_tokens=8)
+        next(first)
+        swap(pair, session, "activated")  # for the next message
+        with pytest.raises(BudgetExceeded):
+            swap(pair, session, "another")
+        assert set(adapters_of(pair)) == {"ordinary", "activated"}
+        assert len([token for chunk in first for token in chunk.tokens]) == 7
+        session.generate(PROMPTS[2], max_tokens=2)
+        swap(pair, session, "another")
+        assert set(adapters_of(pair)) == {"activated", "another"}
+
+
+def test_answers_after_random_swaps_evictions_and_interruptions_are_those_of_lone_sessions(pair: Pair) -> None:
+    """Of engines whose rows depend on a pass's width the first token is compared."""
+    draw = Random(7)
+    evicted = 0
+    pair.turn.run(pair.budget.give_back)
+    with pair.session(options("ordinary")) as session:
+        for _ in range(16):
+            before_names = set(adapters_of(pair))
+            name = draw.choice((None, *ADAPTERS))
+            swap(pair, session, name)
+            evicted += bool(before_names - set(adapters_of(pair)))
+            if draw.random() < 0.3:
+                session.reset(session.messages[: draw.randrange(len(session.messages) + 1) // 2 * 2])
+            before = session.messages
+            if draw.random() < 0.3:
+                with closing(session.stream(draw.choice(PROMPTS), max_tokens=24)) as answer:
+                    for _ in range(draw.randrange(1, 4)):
+                        next(answer, None)
+                continue
+            prompt = draw.choice(PROMPTS)
+            done = session.generate(prompt, max_tokens=12)
+            if done.stats.dropped_turns:
+                continue
+            with pair.session(options(name), messages=before) as lone:
+                alone = lone.generate(prompt, max_tokens=12)
+            same = lone.tokens[: -len(alone.tokens)] == session.tokens[: -len(done.tokens)]
+            length = 12 if pair.target.card.row_invariant and same else 1
+            assert done.tokens[:length] == alone.tokens[:length]
+    assert evicted > 0

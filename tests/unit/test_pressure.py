@@ -146,7 +146,7 @@ def test_past_answers_go_first_then_the_draft_model_and_texts_stay_the_same(
         texts = [answer(session, prompts[0])]
         texts.append(answer(session, prompts[1], reading=reading))
         assert caplog.messages == [
-            "memory is short here: past answers were given back; answers stay the same",
+            "memory is short here: past answers and unused adapters were given back; answers stay the same",
             "memory is short here: the draft model was given back; answers stay the same",
         ]
         assert pair.drafts.loaded == ()
