@@ -209,7 +209,7 @@ def test_a_budget_that_is_none(pack: Path, memory: int | str) -> None:
 
 
 def test_a_budget_too_small_shows_the_table(pack: Path) -> None:
-    with pytest.raises(BudgetExceeded, match="asked for"):
+    with pytest.raises(BudgetExceeded, match="requested"):
         load(pack, memory="1MB")
 
 
