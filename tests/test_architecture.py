@@ -37,7 +37,7 @@ ROOMS = {  # of the core: what a room may import beside itself, from rooms and f
         *("decoding", "gguf", "onnx_format", "sampling", "text"),
         *("arrays", "cache", "duplicate_names", "errors", "locks", "memory", "typed_json", "user_notices"),
     },
-    "adapters": {"arrays", "decoding", "errors", "gguf", "onnx_format", "pack"},
+    "adapters": {"arrays", "decoding", "errors", "gguf", "memory", "onnx_format", "pack", "turns"},
     "engines": {
         *("decoding", "drafters", "pack", "sampling"),
         *("arrays", "cache", "errors", "memory", "open_pack", "options", "pair", "typed_json", "user_notices"),
