@@ -1,1 +1,1 @@
-"""Finished steps of an export, kept until its pack is in place."""
+"""Resuming interrupted exports: finished steps are kept in the user's cache until the pack is complete."""

@@ -1,7 +1,7 @@
-"""One role's model while it is made: a folder laid out as in a pack, and a record of the steps that are whole.
+"""One role's model during its export: a folder laid out as in a pack, and a record of the finished steps.
 
-A step counts once its files are on disk and its record, written in one piece, says so with sizes and digests; whatever
-no record names is removed. A unit that a kill, a crash or a full disk interrupted is resumed or rebuilt.
+A step is finished once its files are on disk and the record, written atomically, lists their sizes and digests.
+Unrecorded files are removed. A unit interrupted by a kill, a crash or a full disk is resumed or rebuilt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RECORD = "finished.json"
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """What the record says, beside its digest."""
+    """The record without its digest."""
 
     key: str
     files: Mapping[str, FileEntry]
@@ -38,10 +38,10 @@ class _Body:
 
 
 class Unit:
-    """A role's model in `folder`, whose subfolder named after the role holds its files."""
+    """A role's model; its files are in the subfolder of `folder` named after the role."""
 
     def __init__(self, folder: Path, role: str, *, key: str, kept: bool) -> None:
-        """Open it; `kept` False: in a new pack, with nothing recorded. Nothing is read before `resume`."""
+        """Set up the unit without reading its record. `kept` False: directly in a new pack, without a record."""
         self.folder = folder
         self.role = role
         self.key = key
@@ -50,25 +50,25 @@ class Unit:
         self._steps: dict[str, ModelEntry] = {}
 
     def resume(self, stages: Stages) -> None:
-        """Find the finished steps and check their files; what is unfinished or damaged is removed."""
+        """Load the finished steps and verify their files; remove what is unfinished or damaged."""
         if self._kept and self._read():
             with stages.stage(f"{self.role}: {', '.join(self._steps)} from the cache", self._nbytes) as advance:
-                if not all(self._sound(name, entry, advance) for name, entry in self._files.items()):
+                if not all(self._intact(name, entry, advance) for name, entry in self._files.items()):
                     self._files, self._steps = {}, {}
         self.clear()
         (self.folder / self.role).mkdir(parents=True, exist_ok=True)
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The finished steps that a later run would find."""
+        """The finished steps that a later run can resume from."""
         return tuple(self._steps) if self._kept else ()
 
     def finished(self, step: str) -> ModelEntry | None:
-        """Return the entry as it was when `step` ended; None where it has to be done."""
+        """Return the entry as of the end of `step`; None if the step is not finished."""
         return self._steps.get(step)
 
     def finish(self, step: str, entry: ModelEntry) -> ModelEntry:
-        """Record that `step` is whole: the role's files as they lie there now, and the entry, which is returned."""
+        """Record `step` as finished, with the role's current files and `entry`; return `entry`."""
         steps, files = {**self._steps, step: entry}, dict(self._files)
         if self._kept:
             found = {path.relative_to(self.folder).as_posix(): path for path in self._present()}
@@ -79,9 +79,9 @@ class Unit:
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Hold while steps are done: a refusal removes the unit, so that nothing wrong is ever gone on with.
+        """Wrap the steps: a failed check removes the unit, so that no run resumes from wrong files.
 
-        Raises ExportError where the cache's disk fails; what was finished before stays.
+        Raises ExportError if the cache's disk fails; steps finished before are kept.
         """
         try:
             yield
@@ -94,12 +94,12 @@ class Unit:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             what = "the disk became full while" if full else f"{error.strerror or error}:"
             raise ExportError(
-                f"{what} the cache {self.folder.parent} could not be written: make room and start again, set "
-                f"EDGEDECODE_CACHE to another disk, or give --no-cache; nothing was left but finished steps"
+                f"{what} the cache {self.folder.parent} could not be written: free some space and start again, set "
+                f"EDGEDECODE_CACHE to another disk, or give --no-cache; only finished steps were kept"
             ) from error
 
     def deliver(self, pack: Path) -> None:
-        """Put the finished files into `pack`: as second links where the disk is the same, else as copies."""
+        """Put the finished files into `pack`, as hard links on the same disk, else as copies."""
         if not self._kept:
             return
         (pack / self.role).mkdir()
@@ -107,13 +107,13 @@ class Unit:
             _link_or_copy(self.folder / name, pack / name)
 
     def clear(self) -> None:
-        """Remove what no record speaks of, and the whole unit where nothing is recorded."""
+        """Remove unrecorded files, or the entire unit if no step is recorded."""
         if not self._kept:
             return
         if not self._steps:
             self.discard()
             return
-        for folder in self.folder.iterdir():  # what a killed step left beside the role's
+        for folder in self.folder.iterdir():  # temporary folders of a killed step
             if folder.is_dir() and folder.name != self.role:
                 shutil.rmtree(folder, ignore_errors=True)
         for path in self._present():
@@ -121,7 +121,7 @@ class Unit:
                 path.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove everything, the record first, so that half a removal cannot be taken for a unit."""
+        """Remove everything, the record first, so that a partial removal is not mistaken for a valid unit."""
         self._files, self._steps = {}, {}
         if self._kept:
             (self.folder / _RECORD).unlink(missing_ok=True)
@@ -134,14 +134,14 @@ class Unit:
     def _present(self) -> list[Path]:
         return sorted(path for path in (self.folder / self.role).rglob("*") if path.is_file())
 
-    def _sound(self, name: str, entry: FileEntry, progress: Callable[[int], None]) -> bool:
+    def _intact(self, name: str, entry: FileEntry, progress: Callable[[int], None]) -> bool:
         path = self.folder / name
         with suppress(OSError, ManifestError):
             return path.stat().st_size == entry.nbytes and file_sha256(path, progress=progress) == entry.sha256
         return False
 
     def _read(self) -> bool:
-        """Load the record; say whether it is there, whole, and of this key."""
+        """Load the record; return whether it exists, is intact and has this unit's key."""
         with suppress(OSError, ValueError, KeyError, TypeError, ManifestError, RecursionError):
             value = json.loads((self.folder / _RECORD).read_text(encoding="utf-8"))
             if value["sha256"] != _digest(value["body"]):
@@ -164,7 +164,7 @@ class Unit:
 def _link_or_copy(path: Path, place: Path) -> None:
     try:
         os.link(path, place)
-    except OSError:  # another disk, or one without links
+    except OSError:  # another disk, or a file system without hard links
         shutil.copyfile(path, place)
 
 

@@ -1,9 +1,9 @@
-"""What exports have finished, kept in the user's cache by digest, so that a rerun goes on where the last one stopped.
+"""Caches finished steps of exports, so that a rerun resumes where the last one stopped.
 
-A cache is never needed: without a folder, without file locks, without room or beside another export of the same model,
-a unit lies in the new pack itself and is simply not kept. Its key is a digest of everything that determines the files
-and numbers of a job: texts count with their content; weights, which may be many gigabytes, with their headers, sizes,
-times and inodes, and those of the hub with the commit. What a job or a recipe gains later counts by itself.
+The cache is optional. Without a folder, file locks or disk space, or while another export of the same model runs, the
+model is built in the new pack directly and its steps are not kept. The key is a digest of everything that determines a
+job's files and numbers. Texts are hashed in full; weights, which may be many gigabytes, by headers, sizes, times and
+inodes, or by the commit if they are from the hub. New fields of a job or a recipe enter the key automatically.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ __all__ = ["Kept", "canonical", "job_key", "kept_units"]
 
 _log = logging.getLogger(__name__)
 
-_OLDEST_SECONDS = 14 * 24 * 3600
-_LARGEST_NBYTES = 8 << 30
+_MAX_AGE_SECONDS = 14 * 24 * 3600
+_MAX_NBYTES = 8 << 30
 _ROOM = 1.05
-"""What a model may weigh beyond its forecast: graphs, and one of them once more for the checks."""
+"""Factor on the forecast size: graphs, and a second copy of one for the checks."""
 _PACKAGES = ("numpy", "onnx_ir", "onnxruntime", "onnxruntime-genai", "safetensors", "torch", "transformers")
 _LARGEST_HEADER = 100 << 20
 
 
 class Kept:
-    """The units of one export. Holds the locks of those that lie in the cache until it is closed."""
+    """The units of one export. Holds the locks of cached units until it is closed."""
 
     def __init__(self, folder: Path | None, locks: ExitStack) -> None:
         self._folder = folder
@@ -55,36 +55,36 @@ class Kept:
         self._units: list[Unit] = []
 
     def unit(self, role: str, *, key: str, nbytes: int, pack: Path) -> Unit:
-        """Open the unit of this key, about `nbytes` large: in the cache where that can be, else in `pack`."""
+        """Open the unit with this key and forecast size: in the cache if possible, else in `pack`."""
         place = self._place(key, role, nbytes)
         unit = Unit(pack if place is None else place, role, key=key, kept=place is not None)
         self._units.append(unit)
         return unit
 
     def forget(self) -> None:
-        """Remove every unit: the pack that they were made for is in its place."""
+        """Remove every unit, because the pack is complete."""
         for unit in self._units:
             unit.discard()
 
     def clear(self) -> None:
-        """Remove what is not finished, and say that the rest stays."""
+        """Remove unfinished files, and log which steps are kept."""
         for unit in self._units:
             unit.clear()
-        if whole := [f"{unit.role} ({', '.join(unit.steps)})" for unit in self._units if unit.steps]:
-            _log.warning("finished and kept: %s; the same command again goes on from there", ", ".join(whole))
+        if finished := [f"{unit.role} ({', '.join(unit.steps)})" for unit in self._units if unit.steps]:
+            _log.warning("finished and kept: %s; run the same command again to resume", ", ".join(finished))
 
     def _place(self, key: str, role: str, nbytes: int) -> Path | None:
         if self._folder is None:
             return None
         if not _locked(self._folder / f"{key}.lock", self._locks):
-            _log.warning("another export makes the same %s right now: this one's is not kept in the cache", role)
+            _log.warning("another export of the same %s is running: this one is not kept in the cache", role)
             return None
         place = self._folder / key
         held = _nbytes(place)
-        _prune(self._folder, room=_LARGEST_NBYTES - nbytes)
+        _prune(self._folder, room=_MAX_NBYTES - nbytes)
         with suppress(OSError):
             place.mkdir(exist_ok=True)
-            os.utime(place)  # in use today
+            os.utime(place)  # marks it as recently used
             if shutil.disk_usage(place).free + held >= nbytes * _ROOM:
                 return place
         _log.warning("%s has no room for about %.0f MB: %s is not kept in the cache", self._folder, nbytes / 1e6, role)
@@ -94,8 +94,9 @@ class Kept:
 
 @contextmanager
 def kept_units(*, use: bool = True) -> Iterator[Kept]:
-    """Give the cache for the time of an export. Leaving normally forgets its units, leaving otherwise keeps finished
-    steps; `use` False keeps nothing.
+    """Provide the cache during an export. On success its units are removed, on failure finished steps are kept.
+
+    use: False disables the cache.
     """
     with ExitStack() as locks:
         kept = Kept(_folder() if use else None, locks)
@@ -108,7 +109,7 @@ def kept_units(*, use: bool = True) -> Iterator[Kept]:
 
 
 def _folder() -> Path | None:
-    if sys.platform == "win32":  # no locks of this kind there
+    if sys.platform == "win32":  # has no such file locks
         return None
     folder = cache_folder("exports")
     if folder is None:
@@ -119,7 +120,7 @@ def _folder() -> Path | None:
 
 
 def _locked(path: Path, locks: ExitStack) -> bool:
-    """Take a file's lock until `locks` closes; False where somebody else holds it, or there are no locks."""
+    """Take a file's lock until `locks` closes; return False if it is held elsewhere or locks are unsupported."""
     with suppress(OSError):
         if (lock := take_lock(path)) is not None:
             locks.enter_context(lock)
@@ -129,10 +130,10 @@ def _locked(path: Path, locks: ExitStack) -> bool:
 
 
 def _prune(folder: Path, *, room: int) -> None:
-    """Remove abandoned entries: old ones, and the oldest until all fit into `room` bytes. None that is in use."""
-    for entry in sorted(_entries(folder), key=_age):  # the newest first: they keep the room
+    """Evict old entries, and the oldest until the rest fits into `room` bytes, but none in use."""
+    for entry in sorted(_entries(folder), key=_age):  # most recently used first
         room -= _nbytes(entry)
-        if room >= 0 and _age(entry) < _OLDEST_SECONDS:
+        if room >= 0 and _age(entry) < _MAX_AGE_SECONDS:
             continue
         with ExitStack() as locks:
             if _locked(folder / f"{entry.name}.lock", locks):
@@ -144,7 +145,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _age(entry: Path) -> float:
-    """Seconds since it was used; forever for one that another process has just removed."""
+    """Return the seconds since its last use; infinite if another process has just removed it."""
     try:
         return time.time() - entry.stat().st_mtime
     except OSError:
@@ -152,7 +153,7 @@ def _age(entry: Path) -> float:
 
 
 def _nbytes(folder: Path) -> int:
-    """What the files of an entry occupy; another process may remove them meanwhile."""
+    """Return the size of an entry's files, which another process may be removing."""
     found = 0
     for path in folder.rglob("*"):
         with suppress(OSError):
@@ -161,8 +162,8 @@ def _nbytes(folder: Path) -> int:
 
 
 def job_key(job: ModelJob, weights: Sequence[Path]) -> str:
-    """Return the hex digest under which the unfinished export of `job` is kept."""
-    texts = replace(job.texts, noise_positions=0)  # how long the noise is measured is a matter of that step alone
+    """Return the hex digest that identifies the export of `job` in the cache."""
+    texts = replace(job.texts, noise_positions=0)  # affects only the noise step, which has it in its name
     values = {
         "options": {
             field.name: canonical(getattr(job, field.name))
@@ -179,9 +180,9 @@ def job_key(job: ModelJob, weights: Sequence[Path]) -> str:
 
 
 def canonical(value: object) -> JsonValue:
-    """Return what tells this value from any other, the same in every process; arrays and files by their content.
+    """Return a JSON value that identifies `value` across processes; arrays and files are hashed by content.
 
-    A value of a kind that is not known here differs from everything, itself included: it is never resumed.
+    A value of an unknown type gets a random identity, so a job that contains one is never resumed.
     """
     if is_dataclass(value) and not isinstance(value, type):
         return [type(value).__name__, *([field.name, canonical(getattr(value, field.name))] for field in fields(value))]
@@ -205,10 +206,10 @@ def _text(path: Path) -> str:
 
 
 def _weights(path: Path, source: Source) -> list[str | int]:
-    """What changes when a weights file does, without reading it whole."""
+    """Return values that change when a weights file does, without reading all of it."""
     found = path.stat()
-    whose = [source.commit] if source.commit else [found.st_mtime_ns, found.st_ino]
-    return [path.name, found.st_size, _header(path), *whose]
+    origin = [source.commit] if source.commit else [found.st_mtime_ns, found.st_ino]
+    return [path.name, found.st_size, _header(path), *origin]
 
 
 def _header(path: Path) -> str:
@@ -218,7 +219,7 @@ def _header(path: Path) -> str:
 
 
 def _code() -> str:
-    """Digest of the export's own sources: a change starts the export from the beginning."""
+    """Return a digest of the export's own sources: a change invalidates the cache."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -229,5 +230,5 @@ def _code() -> str:
 def _version(name: str) -> str:
     try:
         return version(name)
-    except PackageNotFoundError:  # installed under another name, such as private builds of torch
+    except PackageNotFoundError:  # installed under another name, such as custom builds of torch
         return "unknown"

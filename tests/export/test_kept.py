@@ -242,7 +242,7 @@ def test_a_second_export_of_the_same_keeps_to_itself(
     with (own / f"{unit.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert "target: weights" in export(source, tmp_path / "pack")
-    assert "another export makes the same target right now" in caplog.text
+    assert "another export of the same target is running" in caplog.text
     assert {path: path.stat().st_mtime_ns for path in unit.rglob("*")} == before
 
 
@@ -251,7 +251,7 @@ def test_abandoned_units_are_removed(own: Path, source: Path, tmp_path: Path, mo
         (own / name).mkdir(parents=True)
         (own / name / "file").write_bytes(bytes(1000))
         os.utime(own / name, (time.time() - days * 86400,) * 2)
-    monkeypatch.setattr(kept, "_LARGEST_NBYTES", 1_001_500)
+    monkeypatch.setattr(kept, "_MAX_NBYTES", 1_001_500)
     monkeypatch.setattr("edgedecode.export.model_export.ModelJob.nbytes", 1_000_000)
     with (own / "used.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
