@@ -1,1 +1,1 @@
-"""The command line of this ring: verbs, their options, and what they print."""
+"""The command line of export, import and trim: verbs, options and output."""

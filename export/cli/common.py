@@ -1,4 +1,4 @@
-"""What the verbs of this ring share: named paths, `--prepare`, and silence of libraries while they work."""
+"""Shared by the verbs `export`, `import` and `trim`: NAME=PATH options, `--prepare`, and log and signal setup."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ __all__ = [
 ]
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
-_NEXT_TRY_S = 0.05
+_RESEND_SECONDS = 0.05
 _ENGINE = "onnx"
-"""The engine whose kernels read weights in a layout of their own."""
+"""The engine whose kernels use a separate weight layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedPath:
-    """An adapter as the command line names it."""
+    """An adapter given on the command line."""
 
     name: str
     path: Path
 
 
 def named_path(text: str) -> NamedPath:
-    """Parse NAME=PATH; the name can be a file's."""
+    """Parse NAME=PATH, where the name is valid as a file name."""
     found = _NAMED.fullmatch(text)
     if found is None:
         raise ArgumentTypeError(f"{text!r} is not NAME=PATH, with a name of letters, digits, dots and dashes")
@@ -57,7 +57,7 @@ def named_path(text: str) -> NamedPath:
 
 
 def check_adapter_names(arguments: Namespace) -> None:
-    """End with a usage error where two adapters share a name."""
+    """Exit with a usage error if two adapters have the same name."""
     names = [adapter.name for adapter in arguments.adapter]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         arguments.usage_error(f"argument --adapter: the name {twice[0]!r} is given twice")
@@ -68,12 +68,12 @@ def add_prepare(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--prepare",
         action="store_true",
-        help="then lay the weights out for this machine's kernels, in the cache, so that the first chat opens at once",
+        help="then cache the weights in the layout of this machine's kernels, so that the first chat opens quickly",
     )
 
 
 def finish(arguments: Namespace, report: Report) -> int:
-    """Prepare the pack that was made where that was asked for, end with the JSON line, and return the exit code."""
+    """Prepare the pack and print the JSON line, if requested; return the exit code."""
     if arguments.prepare:
         report["kernels"] = kernels = _prepare(arguments.out)
         print(_prepared_line(kernels))
@@ -83,9 +83,9 @@ def finish(arguments: Namespace, report: Report) -> int:
 
 
 def refuse_others(arguments: Namespace, taken: Collection[str], *, message: str) -> None:
-    """End with a usage error where options are given that are not `taken`; `message` has a place for their names.
+    """Exit with a usage error if options other than `taken` are given; `message` is formatted with their names.
 
-    An option is given where it differs from its default: `configure` leaves the parser's `get_default` in `default_of`.
+    An option is given if it differs from its default: `configure` stores the parser's `get_default` in `default_of`.
     """
     others = set(vars(arguments)) - {*taken, "verb", "json", "debug"}
     given = [name for name, value in vars(arguments).items() if name in others and value != arguments.default_of(name)]
@@ -95,12 +95,12 @@ def refuse_others(arguments: Namespace, taken: Collection[str], *, message: str)
 
 @contextmanager
 def pack_is_there(line: str) -> Iterator[None]:
-    """Begin errors with `line`, which says that the pack was made: what failed came after that."""
+    """Prefix errors with `line`, which tells the user that the pack was made before the failure."""
     try:
         yield
     except EdgeDecodeError as error:
-        said, *others = error.args
-        error.args = (f"{line}: {said}", *others)
+        message, *others = error.args
+        error.args = (f"{line}: {message}", *others)
         raise
     except BrokenPipeError:  # the output was closed
         raise
@@ -110,7 +110,7 @@ def pack_is_there(line: str) -> Iterator[None]:
 
 
 def _prepare(out: Path) -> Report:
-    """Open a pack's models once on ONNX Runtime and return which kernels they have; empty: the engine's own."""
+    """Open a pack's models on ONNX Runtime, which caches their weights; return each one's kernels (empty: engine's)."""
     from edgedecode import load
 
     from ..stages import Stages
@@ -128,26 +128,26 @@ def _prepare(out: Path) -> Report:
 
 
 def _prepared_line(kernels: Report) -> str:
-    """Return the line on which kernels the weights were prepared for."""
+    """Return the line that names the kernels the weights were prepared for."""
     found = sorted({str(name) for name in kernels.values() if name})
     if not found:
-        return "nothing to prepare: ONNX Runtime's own kernels run this pack here (`edgedecode devices` says why)"
+        return "nothing to prepare: ONNX Runtime's own kernels run this pack here (`edgedecode devices` shows why)"
     return f"weights prepared for this machine's kernels ({', '.join(found)})"
 
 
 @contextmanager
 def quiet(*, debug: bool) -> Iterator[None]:
-    """Let libraries speak only with --debug, and make a polite kill an exception, so that nothing is left behind."""
+    """Silence libraries unless --debug is given, and turn SIGTERM into SystemExit, so that cleanup runs."""
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s" if debug else "edgedecode: %(message)s")
     logging.getLogger("edgedecode").setLevel(logging.DEBUG if debug else logging.WARNING)
     logging.getLogger("transformers").setLevel(logging.INFO if debug else logging.ERROR)
     before, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
     try:
         signal.signal(signal.SIGTERM, _terminate)
-    except ValueError:  # not the main thread, where no signal ends anything
+    except ValueError:  # not in the main thread, where signals are delivered
         yield
         return
-    sys.unraisablehook = _interrupted_again
+    sys.unraisablehook = _resend_signal
     try:
         yield
     finally:
@@ -157,7 +157,7 @@ def quiet(*, debug: bool) -> Iterator[None]:
 
 @contextmanager
 def notices_shown() -> Iterator[None]:
-    """Show the core's notices on standard error, a line each, as errors are shown, unless something does already."""
+    """Print the core's notices to standard error, one line each, unless a handler is installed already."""
     logger = logging.getLogger(NOTICES)
     if logger.handlers:
         yield
@@ -166,7 +166,7 @@ def notices_shown() -> Iterator[None]:
     level, propagate = logger.level, logger.propagate
     logger.addHandler(lines)
     logger.setLevel(logging.INFO)
-    logger.propagate = False  # with --debug, the root shows these too
+    logger.propagate = False  # with --debug, the root logger would print them again
     try:
         yield
     finally:
@@ -179,18 +179,18 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _interrupted_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Send a signal once more whose exception was raised where Python drops it: in a destructor or a weak reference."""
+def _resend_signal(dropped: sys.UnraisableHookArgs) -> None:
+    """Resend a signal whose exception was raised in a destructor or weak-reference callback, where Python drops it."""
     ended = {SystemExit: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}.get(dropped.exc_type)
     if ended is None:
         sys.__unraisablehook__(dropped)
         return
-    Timer(_NEXT_TRY_S, _signal_main_thread, [ended]).start()
+    Timer(_RESEND_SECONDS, _signal_main_thread, [ended]).start()
 
 
 def _signal_main_thread(number: signal.Signals) -> None:
     ident = main_thread().ident
     if hasattr(signal, "pthread_kill") and ident is not None:
-        signal.pthread_kill(ident, number)  # wakes a system call, too
+        signal.pthread_kill(ident, number)  # also interrupts a system call
     else:
         _thread.interrupt_main(number)

@@ -1,4 +1,4 @@
-"""Progress of a long job on standard error, and its stages as a table and as plain values."""
+"""Progress display of a long job on standard error, and its stages as a table and as JSON values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Report: TypeAlias = "dict[str, str | int | float | Report | list[Report] | list[
 
 
 class LiveDisplay:
-    """Progress on standard error: bars on a terminal, elsewhere a line every few seconds and after each stage."""
+    """Progress on standard error: bars on a terminal, else a line every few seconds and after each stage."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -31,26 +31,26 @@ class LiveDisplay:
         self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._task: TaskID | None = None
         self._title = ""
-        self._signs: ProgressLines | None = None
+        self._lines: ProgressLines | None = None
         self._over = Event()
 
     def begin(self, title: str, total: int) -> None:
         self._title = title
         self._task = self._progress.add_task(title, total=total or None)
-        self._signs = None if self._console.is_terminal else ProgressLines(title, total)
+        self._lines = None if self._console.is_terminal else ProgressLines(title, total)
 
     def advance(self, amount: int) -> None:
         if self._task is not None:
             self._progress.advance(self._task, amount)
-        if self._signs is not None:
-            self._signs.advance(amount)
+        if self._lines is not None:
+            self._lines.advance(amount)
 
     def end(self) -> None:
         if self._task is not None:
             total = self._progress.tasks[self._task].total or 1
             self._progress.update(self._task, total=total, completed=total)
             self._task = None
-        self._signs = None
+        self._lines = None
         if not self._console.is_terminal:
             self._console.print(self._title, highlight=False, markup=False)
 
@@ -67,14 +67,14 @@ class LiveDisplay:
         self._progress.stop()
 
     def _beat(self) -> None:
-        """Let stages that tell no progress show that they go on."""
+        """Print a line when due, so that stages without progress updates show activity."""
         while not self._over.wait(1.0):
-            if (signs := self._signs) is not None:
-                signs.print_if_due()
+            if (lines := self._lines) is not None:
+                lines.print_if_due()
 
 
 def timings(records: Sequence[StageRecord]) -> Report:
-    """Return the stages as values; times are seconds."""
+    """Return the stages as JSON values; times in seconds."""
     stages: list[Report] = [asdict(record) for record in records]
     return {
         "stages": stages,
@@ -84,7 +84,7 @@ def timings(records: Sequence[StageRecord]) -> Report:
 
 
 def stage_table(records: Sequence[StageRecord]) -> Table:
-    """Draw the stages and their sum."""
+    """Return a table of the stages and their total."""
     table = Table("stage", box=None, pad_edge=False)
     table.add_column("seconds", justify="right")
     own = all(record.own_peak for record in records)

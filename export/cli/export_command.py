@@ -1,4 +1,4 @@
-"""The verb `export`: arguments, progress, tables. The work is done by modules that are loaded to run."""
+"""The verb `export`: arguments and output. Heavy modules are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["export"]
 
 
 class ExportCommand:
-    """A pair of Hugging Face models becomes a pack."""
+    """Makes a pack from Hugging Face models."""
 
     name = "export"
     help = "make a pack of a target model and a draft model"
@@ -30,21 +30,23 @@ class ExportCommand:
         parser.add_argument("--target", required=True, metavar="MODEL", help="folder or hub id of the large model")
         parser.add_argument("--draft", metavar="MODEL", help="folder or hub id of a small one with the same tokenizer")
         parser.add_argument(
-            "--out", type=Path, metavar="PACK", help="folder to make; must not exist (needed to make a pack)"
+            "--out", type=Path, metavar="PACK", help="folder to create; must not exist yet (required to make a pack)"
         )
-        parser.add_argument("--name", help="the pack's name (default: its folder's)")
-        parser.add_argument("--license", help="licence of the base models, where their folders do not say")
+        parser.add_argument("--name", help="the pack's name (default: the folder's name)")
+        parser.add_argument("--license", help="licence of the base models, overriding the one that their folders name")
         parser.add_argument(
             "--noise-positions",
             type=count,
             default=2000,
             metavar="N",
-            help="positions the kernels' noise is measured on (default 2000; 0: not measured)",
+            help="positions that kernel noise is measured on (default 2000; 0: not measured)",
         )
         parser.add_argument(
-            "--dry-run", action="store_true", help="check everything that needs no weights and forecast the rest"
+            "--dry-run", action="store_true", help="run the checks that need no weights, and forecast the rest"
         )
-        parser.add_argument("--no-cache", action="store_true", help="keep nothing for a rerun after an interruption")
+        parser.add_argument(
+            "--no-cache", action="store_true", help="do not cache finished steps for a rerun after an interruption"
+        )
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
         add_recipe(parser)
         add_graphs(parser)
@@ -57,10 +59,10 @@ class ExportCommand:
 
     def run(self, arguments: Namespace) -> int:
         if arguments.prepare and (arguments.dry_run or arguments.compare):
-            made = "--dry-run" if arguments.dry_run else "--compare"
-            arguments.usage_error(f"argument --prepare: {made} makes no pack whose weights could be prepared")
+            mode = "--dry-run" if arguments.dry_run else "--compare"
+            arguments.usage_error(f"argument --prepare: {mode} makes no pack whose weights could be prepared")
         if arguments.make_environment and arguments.exporter != "optimum":
-            arguments.usage_error("argument --make-environment: it belongs to --exporter optimum")
+            arguments.usage_error("argument --make-environment: it needs --exporter optimum")
         with quiet(debug=arguments.debug):
             if arguments.exporter == "optimum":
                 report = run_optimum(arguments)
@@ -70,7 +72,7 @@ class ExportCommand:
 
 
 def _make(arguments: Namespace) -> Report:
-    """Make a pack, or say what making it would take."""
+    """Make a pack, or forecast it with --dry-run."""
     from ..frameworks import require_frameworks
 
     recipe, graphs = read_recipe(arguments), read_graphs(arguments)

@@ -1,4 +1,4 @@
-"""What `export` does instead of making a pack itself: `--compare` measures recipes, optimum exports other models."""
+"""Modes of `export` other than making a pack itself: `--compare` and `--exporter optimum`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["add_comparison", "add_optimum", "run_comparison", "run_optimum"]
 
 _COMPARING = ("compare", "compare_text", "plot", "target", "draft", "context", "rope", "calibrate_text")
 _FOR_OPTIMUM = ("exporter", "make_environment", "target", "draft", "out", "name", "license", "noise_positions")
-"""What each mode takes; whatever else is given is refused by name."""
+"""The options that each mode accepts; others are refused."""
 
 
 def add_comparison(parser: ArgumentParser) -> None:
@@ -27,25 +27,28 @@ def add_comparison(parser: ArgumentParser) -> None:
     group.add_argument(
         "--compare",
         action="store_true",
-        help="make no pack: measure every recipe on this model, and on the draft if there is one",
+        help="make no pack: measure every recipe on the target, and on the draft if there is one",
     )
     group.add_argument(
         "--compare-text",
         type=Path,
         metavar="FILE",
-        help="score this .txt, or .jsonl with messages and answer (then the answers), instead of a built-in line",
+        help="score this .txt, or the answers of this .jsonl with messages and answer, instead of a built-in line",
     )
     group.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the target's comparison, size by agreement, to .svg or .png"
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="plot the target's comparison, size against agreement, to .svg or .png",
     )
 
 
 def run_comparison(arguments: Namespace) -> Report:
-    """Compare the recipes on the target, then on the draft: print tables, write the drawing, return the values."""
-    refuse_others(arguments, _COMPARING, message="argument --compare: it measures recipes of its own, leave out {}")
+    """Compare the recipes on the target, then on the draft: print tables, write the plot, return JSON values."""
+    refuse_others(arguments, _COMPARING, message="argument --compare: it measures a fixed set of recipes, leave out {}")
     text, calibration = arguments.compare_text, arguments.calibrate_text
     if text is not None and calibration is not None and text.resolve() == calibration.resolve():
-        arguments.usage_error("argument --calibrate-text: scoring the text calibrated on would prove nothing")
+        arguments.usage_error("argument --calibrate-text: it is also the scored text, which would bias the result")
     if arguments.plot is not None:
         check_plot(arguments.plot)
     require_frameworks()
@@ -75,17 +78,17 @@ def add_optimum(parser: ArgumentParser) -> None:
         "--exporter",
         choices=("builder", "optimum"),
         default="builder",
-        help="optimum: more architectures, in float, chains only, in an environment of its own (default builder)",
+        help="optimum: more architectures, in float, chains only, in a separate environment (default builder)",
     )
     group.add_argument(
         "--make-environment",
         action="store_true",
-        help="let --exporter optimum make its environment in the cache folder: downloads some 300 MB",
+        help="let --exporter optimum create its environment in the cache folder: downloads about 300 MB",
     )
 
 
 def run_optimum(arguments: Namespace) -> Report:
-    """Export with optimum, whose graphs hold floats, and import what it made."""
+    """Export float graphs with optimum and import them."""
     from ..frameworks import require_frameworks
 
     refuse_others(arguments, _FOR_OPTIMUM, message="argument --exporter: optimum does not take {}")

@@ -1,4 +1,4 @@
-"""What an export would do: tables, and the same as plain values."""
+"""Output of `export --dry-run`: tables, and the same as JSON values."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def show_forecast(forecast: PairForecast) -> None:
     size, peak = format_nbytes(forecast.nbytes), format_nbytes(forecast.peak_nbytes)
     if forecast.temporary_nbytes:
         console.print(
-            f"while it is made, another {format_nbytes(forecast.temporary_nbytes)} of disk: the floats that llama.cpp "
+            f"temporary disk space: {format_nbytes(forecast.temporary_nbytes)} for the float weights that llama.cpp "
             f"quantizes, removed afterwards"
         )
     console.print(
-        f"dry run: nothing was made. The pack would weigh about {size}; on two cores making it takes "
-        f"{time_class(forecast.seconds)} and about {peak} of memory at its peak"
+        f"dry run: nothing was written. The pack would take about {size}; making it on two cores takes "
+        f"{time_class(forecast.seconds)} and about {peak} of memory at peak"
     )
 
 
 def forecast_report(forecast: PairForecast) -> Report:
-    """Return the same as values for one JSON line; sizes are bytes, times classes."""
+    """Return the forecast as JSON values; sizes in bytes, times as classes."""
     models: Report = {
         model.role: {
             **{name: value for name, value in asdict(model).items() if name != "role"},
@@ -64,25 +64,25 @@ def forecast_report(forecast: PairForecast) -> Report:
 
 
 def _positions(forecast: PairForecast) -> int:
-    """Return the context of a chat that says nothing else."""
+    """Return a chat's default context."""
     return planned_context(None, forecast.models[0].context)
 
 
 def _running_line(forecast: PairForecast, limit: Limit | None) -> str:
-    """Say what a chat takes, and whether that fits here."""
+    """Return the line on a chat's memory, and whether that fits this machine."""
     positions = _positions(forecast)
     needed, least = forecast.running_nbytes(positions), forecast.running_nbytes(LEAST_CONTEXT)
-    line = f"to run it takes about {format_nbytes(needed)} with a context of {positions} tokens"
+    line = f"running it takes about {format_nbytes(needed)} of memory with a context of {positions} tokens"
     if limit is None:
         return line
-    there = f"{format_nbytes(limit.nbytes)} ({limit.name})"
+    available = f"{format_nbytes(limit.nbytes)} ({limit.name})"
     if needed <= limit.nbytes:
-        return f"{line}, of {there}"
+        return f"{line}, of {available}"
     if least > limit.nbytes:
-        return f"{line}: more than {there}, whatever the context; fewer --bits or a smaller model would fit"
+        return f"{line}: more than {available} at any context; use fewer --bits or a smaller model"
     each = forecast.running_nbytes(LEAST_CONTEXT + 1) - least
     fits = LEAST_CONTEXT + (limit.nbytes - least) // each
-    return f"{line}: more than {there}, which holds about {fits} tokens"
+    return f"{line}: more than {available}, which is enough for about {fits} tokens"
 
 
 def _stage_table(forecast: PairForecast) -> Table:

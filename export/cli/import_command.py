@@ -1,4 +1,4 @@
-"""The verb `import`: finished models become a pack. Arguments and output; the work is loaded to run."""
+"""The verb `import`: arguments and output. Heavy modules are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["command"]
 
 
 class ImportCommand:
-    """Folders with ONNX graphs, or GGUF files, become a pack that uses their weights where they lie."""
+    """Makes a pack from ONNX folders or GGUF files, using their weights in place by default."""
 
     name = "import"
-    help = "make a pack of GGUF files, or of ONNX models that onnxruntime-genai or optimum made"
+    help = "make a pack from GGUF files, or from ONNX models made by onnxruntime-genai or optimum"
 
     def configure(self, parser: ArgumentParser) -> None:
         large = parser.add_mutually_exclusive_group(required=True)
@@ -38,20 +38,22 @@ class ImportCommand:
             metavar="NAME=FILE",
             help="GGUF file of a LoRA adapter for the large model; may be given again",
         )
-        parser.add_argument("--out", required=True, type=Path, metavar="PACK", help="folder to make; must not exist")
+        parser.add_argument(
+            "--out", required=True, type=Path, metavar="PACK", help="folder to create; must not exist yet"
+        )
         parser.add_argument(
             "--copy",
             action="store_true",
-            help="copy the weights into the pack, which can then be moved (default: use them where they lie)",
+            help="copy the weights into the pack, which can then be moved (default: use the original files)",
         )
-        parser.add_argument("--name", help="the pack's name (default: its folder's)")
-        parser.add_argument("--license", help="licence of the models, where they do not say")
+        parser.add_argument("--name", help="the pack's name (default: the folder's name)")
+        parser.add_argument("--license", help="licence of the models, overriding the one that they name")
         parser.add_argument(
             "--noise-positions",
             type=count,
             default=2000,
             metavar="N",
-            help="positions the kernels' noise is measured on (default 2000; 0: not measured)",
+            help="positions that kernel noise is measured on (default 2000; 0: not measured)",
         )
         add_prepare(parser)
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
@@ -70,7 +72,7 @@ class ImportCommand:
 
 
 def _check_ways(arguments: Namespace) -> None:
-    """End with a usage error where the two ways are mixed, or two adapters share a name."""
+    """Exit with a usage error if ONNX and GGUF options are mixed, or two adapters have the same name."""
     if arguments.onnx is not None and (arguments.draft is not None or arguments.adapter):
         option = "--draft" if arguments.draft is not None else "--adapter"
         arguments.usage_error(f"argument {option}: it goes with --target, not with --onnx")

@@ -1,4 +1,4 @@
-"""The options of `export` on what a pack holds: how weights are stored, which graphs, GGUF files, adapters."""
+"""Options of `export` for a pack's contents: weight storage, graphs, GGUF files and adapters."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ ACTIVATIONS = ("auto", "8", "16")
 
 
 def add_recipe(parser: ArgumentParser) -> None:
-    """Add the options on widths and blocks, which weights are kept wider, and how they are rounded."""
+    """Add the options for quantization: bits, block size, mixed precision, calibration and activations."""
     group = parser.add_argument_group("how weights are stored")
     group.add_argument("--bits", type=whole_number, choices=BITS, help="width of the weights (default 8)")
     group.add_argument(
         "--block-size",
         type=whole_number,
         choices=(32, 128),
-        help="weights that share a scale, where they have 4 or 8 bits (default 32)",
+        help="number of 4-bit or 8-bit weights that share a scale (default 32)",
     )
     group.add_argument(
         "--head-bits",
         type=whole_number,
         choices=BITS,
-        help="width of head and embedding (default: 8 up to --bits 8, then as --bits)",
+        help="width of head and embedding (default: 8 up to --bits 8, else as --bits)",
     )
     group.add_argument("--mixed", action="store_true", help="with --bits 4: first and last layer at 8 bits")
     group.add_argument(
         "--calibrated",
         action="store_true",
-        help="search the scales of 4-bit weights for the least error that text would notice (same size and speed)",
+        help="search the scales of 4-bit weights for the least error on text (same size and speed)",
     )
     group.add_argument(
         "--calibrate-text",
         type=Path,
         metavar="FILE",
-        help="calibrate on this .txt, or .jsonl with messages, instead of on text that the model writes itself",
+        help="calibrate on this .txt, or .jsonl with messages, instead of text that the model generates",
     )
     group.add_argument(
         "--activations",
         choices=ACTIVATIONS,
         default="auto",
-        help="bits that the inputs of quantized products are rounded to (default auto: 8, and 16 where text shows that "
-        "8 are too few)",
+        help="bits that the inputs of quantized products are rounded to (default auto: 8, and 16 where 8 lose too much "
+        "on text)",
     )
 
 
 def read_recipe(arguments: Namespace) -> Recipe:
-    """Return the recipe of an export; a usage error where options contradict each other."""
+    """Return the export's recipe; exit with a usage error if options contradict each other."""
     from ..graph.quantize import Scheme
     from ..graph.recipe import Recipe
 
@@ -75,25 +75,25 @@ def read_recipe(arguments: Namespace) -> Recipe:
     if arguments.block_size is not None and not recipe.quantized:
         arguments.usage_error(f"argument --block-size: {recipe.body.name} weights have no blocks, leave it out")
     if arguments.activations == "16" and not recipe.quantized:
-        arguments.usage_error(f"argument --activations: with {recipe.name} weights nothing is rounded, leave it out")
+        arguments.usage_error(f"argument --activations: {recipe.name} weights use float activations, leave it out")
     if arguments.mixed and bits != 4:
         arguments.usage_error("argument --mixed: it keeps two layers of a 4-bit model at 8 bits, add --bits 4")
     if calibrated and 4 not in (bits, head):
-        arguments.usage_error("argument --calibrated: only 4-bit weights gain from it, add --bits 4")
+        arguments.usage_error("argument --calibrated: it only affects 4-bit weights, add --bits 4")
     if arguments.compare_text is not None or arguments.plot is not None:
-        arguments.usage_error("arguments --compare-text and --plot: they belong to --compare")
+        arguments.usage_error("arguments --compare-text and --plot: they need --compare")
     return recipe
 
 
 def add_graphs(parser: ArgumentParser) -> None:
     """Add the options."""
-    group = parser.add_argument_group("graphs over the one weights file")
+    group = parser.add_argument_group("graphs")
     group.add_argument(
         "--graphs",
         default="base",
         metavar="A,B",
-        help=f"of {', '.join(GRAPHS)}: hidden gives the last hidden state, lora takes adapters, kv8 keeps keys and "
-        f"values in 8 bits (default: %(default)s, which is always there)",
+        help=f"any of {', '.join(GRAPHS)}: hidden outputs the last hidden state, lora takes adapters, kv8 has an 8-bit "
+        f"KV cache (default: %(default)s, which is always included)",
     )
     group.add_argument(
         "--lora-rank", type=count, metavar="N", help=f"largest rank of an adapter (default: {DEFAULT_RANK})"
@@ -102,8 +102,8 @@ def add_graphs(parser: ArgumentParser) -> None:
         "--lora-modules",
         default="",
         metavar="A,B",
-        help=f"projections an adapter may change, as in PEFT's target_modules (default: of {', '.join(LORA_MODULES)} "
-        f"those the model has)",
+        help=f"projections an adapter may change, as in PEFT's target_modules (default: those of "
+        f"{', '.join(LORA_MODULES)} that the model has)",
     )
     group.add_argument(
         "--adapter",
@@ -118,24 +118,24 @@ def add_graphs(parser: ArgumentParser) -> None:
         "--context",
         type=_context,
         metavar="N",
-        help="positions to serve (default: the model's own, up to 32768; rotary tables grow with it)",
+        help="context length (default: the model's own, up to 32768; rotary tables grow with it)",
     )
     group.add_argument(
         "--rope",
         choices=("short", "long"),
         default="short",
-        help="which factors a long-rope model gets: short ones end its context where it would change them, long "
-        "ones serve all of it and are wrong for short texts (default short)",
+        help="factors of a long-rope model: short ones limit the context to where the model would change them, long "
+        "ones allow the full context and are wrong for short texts (default short)",
     )
 
 
 def read_graphs(arguments: Namespace) -> GraphRequest:
-    """Return the graphs asked for. Raises InputError."""
+    """Return the requested graphs. Raises InputError."""
     return GraphRequest.of(arguments.graphs, lora_rank=arguments.lora_rank, lora_modules=arguments.lora_modules)
 
 
 def read_span(arguments: Namespace) -> Span:
-    """Return the positions asked for."""
+    """Return the requested context length."""
     return Span(context=arguments.context, long_rope=arguments.rope == "long")
 
 
@@ -154,37 +154,40 @@ def add_gguf(parser: ArgumentParser) -> None:
         type=_formats,
         default=("onnx",),
         metavar="LIST",
-        help="what to write: onnx, or onnx,gguf for llama.cpp too, with the very same blocks (default onnx)",
+        help="what to write: onnx, or onnx,gguf for llama.cpp too, with the same quantized blocks (default onnx)",
     )
     group.add_argument(
         "--gguf-type",
         choices=K_QUANTS,
-        help="let llama.cpp quantize the GGUF file from the unrounded weights instead (needs llama-cpp-python)",
+        help="let llama.cpp quantize the GGUF file from the original weights instead (needs llama-cpp-python)",
     )
     matrix = group.add_mutually_exclusive_group()
     matrix.add_argument(
         "--imatrix-text",
         type=Path,
         metavar="FILE",
-        help="with --gguf-type: weigh errors by what the columns carry on this .txt, or .jsonl with messages",
+        help="with --gguf-type: measure an importance matrix on this .txt, or .jsonl with messages",
     )
     matrix.add_argument(
-        "--imatrix", type=Path, metavar="FILE", help="the same, measured before by llama.cpp's llama-imatrix (GGUF)"
+        "--imatrix",
+        type=Path,
+        metavar="FILE",
+        help="with --gguf-type: an importance matrix from llama.cpp's llama-imatrix (GGUF)",
     )
 
 
 def check_gguf_options(arguments: Namespace) -> None:
-    """End with a usage error where the options contradict each other."""
+    """Exit with a usage error if the options contradict each other."""
     check_adapter_names(arguments)
     if arguments.gguf_type and "gguf" not in arguments.formats:
-        arguments.usage_error("argument --gguf-type: no GGUF file is asked for, add --formats onnx,gguf")
+        arguments.usage_error("argument --gguf-type: no GGUF file is requested, add --formats onnx,gguf")
     if (arguments.imatrix_text or arguments.imatrix) and not arguments.gguf_type:
         arguments.usage_error(
-            "arguments --imatrix-text and --imatrix: only llama.cpp's quantizer takes them, add --gguf-type "
+            "arguments --imatrix-text and --imatrix: only llama.cpp's quantizer uses them, add --gguf-type "
             "(--calibrated searches the scales of the pack's own blocks)"
         )
     if arguments.imatrix and arguments.draft:
-        arguments.usage_error("argument --imatrix: it was measured on one model, not on a pair; give --imatrix-text")
+        arguments.usage_error("argument --imatrix: it was measured on one model, not on a pair; use --imatrix-text")
 
 
 def _formats(text: str) -> tuple[str, ...]:
@@ -192,5 +195,7 @@ def _formats(text: str) -> tuple[str, ...]:
     if not set(names) <= {"onnx", "gguf"}:
         raise ArgumentTypeError(f"{text!r} is not a list of onnx and gguf")
     if "onnx" not in names:
-        raise ArgumentTypeError("a pack holds ONNX graphs, from whose weights the GGUF file is made: give onnx,gguf")
+        raise ArgumentTypeError(
+            "a pack needs ONNX graphs, and the GGUF file is made from their weights: give onnx,gguf"
+        )
     return names

@@ -1,4 +1,4 @@
-"""What was exported or imported: tables, and the same as plain values."""
+"""Output of `export` and `import`: tables, and the same as JSON values."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .display import LiveDisplay, Report, stage_table, timings
 __all__ = ["shown"]
 
 _LEGEND = (
-    "parity: largest logit error of the wiring; kernels: root mean square error of rounded activations, loss: of the "
-    "quantized weights, both relative to the logits' deviation; top-1: how often the leading token stays the same; "
-    "noise: in logits, 99.9th percentile"
+    "parity: maximum logit error without rounding of activations; kernels: root mean square error from that rounding, "
+    "loss: from quantizing the weights, both relative to the logits' deviation; top-1: how often the most likely token "
+    "stays the same; noise: in logits, 99.9th percentile"
 )
 
 
 def shown(make: Callable[[Stages], Manifest], *, out: Path) -> Report:
-    """Make a pack with progress, print what was made, and return it as values."""
+    """Make a pack with a progress display, print a summary and return it as JSON values."""
     with LiveDisplay() as display:
         stages = Stages(display)
         manifest = make(stages)
@@ -34,7 +34,7 @@ def shown(make: Callable[[Stages], Manifest], *, out: Path) -> Report:
 
 
 def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) -> None:
-    """Print what was made and how it went."""
+    """Print the stages and a summary of the pack."""
     console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(stage_table(records))
     console.print()
@@ -58,7 +58,7 @@ def show_pair(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) 
 
 
 def pair_report(manifest: Manifest, records: Sequence[StageRecord], *, out: Path) -> Report:
-    """Return the same as values for one JSON line; sizes are bytes, times seconds."""
+    """Return the summary as JSON values; sizes in bytes, times in seconds."""
     models: Report = {
         role: {
             "source": entry.source,
@@ -104,7 +104,7 @@ def _model_table(manifest: Manifest) -> Table:
 
 
 def _activations(entry: ModelEntry) -> Report | None:
-    """Return how many products have 16-bit activations, and how often each way leads as float activations do."""
+    """Return the number of products with 16-bit activations, and each choice's top-1 agreement with float ones."""
     found = entry.activations
     if found is None:
         return None
@@ -115,21 +115,21 @@ def _activations(entry: ModelEntry) -> Report | None:
 def _activations_line(role: str, found: ActivationsEntry) -> str:
     ways = ", ".join(f"{way.agreement:.1%} ({name})" for name, way in found.ways.items())
     count = f"{len(found.wide)} of {len(found.products)}"
-    return f"{role}: 16-bit activations in {count} inputs of products; same leading token {ways}"
+    return f"{role}: 16-bit activations in {count} products' inputs; top-1 agreement {ways}"
 
 
 def _rounds(name: str) -> bool:
-    """Return whether a parity number measures rounding that is meant."""
+    """Return whether a parity number measures intended rounding."""
     return name.startswith(("kernel", "kv8"))
 
 
 def _graph_line(role: str, entry: ModelEntry) -> str:
-    """Name a role's graphs, with what an 8-bit cache was measured to lose."""
-    line = f"{role}: graphs {', '.join(entry.graphs)} over one weights file"
+    """Return the line on a role's graphs, with the measured loss of an 8-bit KV cache."""
+    line = f"{role}: graphs {', '.join(entry.graphs)}, sharing one weights file"
     if "kv8_rms_error" not in entry.parity:
         return line
     error, same = entry.parity["kv8_rms_error"], entry.parity["kv8_top1"]
-    return f"{line}; 8-bit keys and values change logits by {error:.1%} of their deviation, top-1 {same:.0%} the same"
+    return f"{line}; an 8-bit KV cache changes logits by {error:.1%} of their deviation, top-1 agreement {same:.0%}"
 
 
 def _optional(value: float | None, form: str) -> str:

@@ -1,6 +1,6 @@
-"""Files of charts that matplotlib draws: looked at before anything is measured, written in one step.
+"""Chart files: the path is checked before anything is measured, and the file is written atomically.
 
-matplotlib is an extra, imported when a chart is drawn, and without its windows.
+matplotlib is an optional dependency, imported only to plot, without its GUI.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["check_plot", "write_plot"]
 
 _KINDS = (".svg", ".png")
 _CHART_NBYTES = 1 << 18
-"""More than any chart has."""
+"""Upper bound on a chart's size; the check writes this much to the folder."""
 _DOTS_PER_INCH = 150
 
 
 def check_plot(path: Path) -> None:
-    """Raise InputError for a file that could not be written in the end, RuntimeUnavailable without matplotlib."""
+    """Raise InputError if the file could not be written later, RuntimeUnavailable without matplotlib."""
     folder = path.absolute().parent
     if path.suffix.lower() not in _KINDS:
-        raise InputError(f"--plot {path}: charts are SVG or PNG, name the file so (such as {path.stem or 'plot'}.svg)")
+        raise InputError(f"--plot {path}: charts are .svg or .png files, such as {path.stem or 'plot'}.svg")
     if not folder.is_dir():
         raise InputError(f"--plot {path}: there is no folder {folder}")
     if path.is_dir():
@@ -39,19 +39,19 @@ def check_plot(path: Path) -> None:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_CHART_NBYTES))
     except OSError as error:
-        raise _unwritten(path, error) from None
+        raise _not_writable(path, error) from None
 
 
 def write_plot(path: Path, figure: Figure) -> None:
-    """Write a chart, in one step. Raises InputError where that fails."""
+    """Write a chart atomically. Raises InputError if that fails."""
     from matplotlib import rc_context
 
     try:
-        with aside(path) as fresh, rc_context({"svg.fonttype": "none"}):  # text stays text
+        with aside(path) as fresh, rc_context({"svg.fonttype": "none"}):  # keeps text as text, not paths
             figure.savefig(fresh, format=path.suffix.lower().removeprefix("."), dpi=_DOTS_PER_INCH)
     except OSError as error:
-        raise _unwritten(path, error) from None
+        raise _not_writable(path, error) from None
 
 
-def _unwritten(path: Path, error: OSError) -> InputError:
+def _not_writable(path: Path, error: OSError) -> InputError:
     return InputError(f"--plot {path} cannot be written: {error.strerror or error}")

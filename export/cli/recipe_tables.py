@@ -1,4 +1,4 @@
-"""A comparison of recipes: a table, a chart of size and agreement, and the same as plain values."""
+"""Output of `export --compare`: a table, a chart of size and agreement, and the same as JSON values."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 __all__ = ["comparison_figure", "comparison_report", "show_comparison"]
 
 _ENOUGH = 1000
-"""Scored tokens below which a warning is printed."""
+"""A warning is printed below this number of scored tokens."""
 
 
 def show_comparison(comparison: Comparison, records: Sequence[StageRecord]) -> None:
-    """Print the recipes' table and what it rests on."""
+    """Print the stages, the recipes' table and the measuring conditions."""
     console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(stage_table(records))
     console.print()
     console.print(_table(comparison))
-    for remark in _conditions(comparison):
-        console.print(remark, style="dim")
+    for line in _conditions(comparison):
+        console.print(line, style="dim")
 
 
 def comparison_report(comparison: Comparison, records: Sequence[StageRecord]) -> Report:
-    """Return the same as values for one JSON line; sizes are bytes, times seconds."""
+    """Return the comparison as JSON values; sizes in bytes, times in seconds."""
     results: list[Report] = [_result(result) for result in comparison.results]
     return {
         "model": comparison.model,
@@ -80,33 +80,33 @@ def _table(comparison: Comparison) -> Table:
 
 def _conditions(comparison: Comparison) -> list[str]:
     return [
-        f"scored: {len(comparison.original.losses)} tokens of {comparison.text}; top-1: how often the leading token is "
-        f"that of the original weights (float32 graph, same runtime)",
-        f"calibrated: scales searched for the least error weighted by each column's mean square input, on "
+        f"scored: {len(comparison.original.losses)} tokens of {comparison.text}; top-1: agreement with the original "
+        f"weights' most likely token (float32 graph, same runtime)",
+        f"calibrated: scales searched for the least error, weighted by each column's mean square input on "
         f"{comparison.calibration}",
-        f"tokens/s: engine passes of one token behind at most {CONTEXT}; c(n): a pass of n tokens in the round's pass "
-        f"of one; medians of {TURNS * ROUNDS} interleaved; a calibrated recipe is stored and runs as the one it is of",
+        f"tokens/s: forward passes of one token after at most {CONTEXT}; c(n): cost of a pass of n tokens relative to "
+        f"one token; medians of {TURNS * ROUNDS} interleaved passes; calibration changes neither size nor speed",
         *(f"left out: {line}" for line in comparison.left_out),
         *_warning(len(comparison.original.losses)),
     ]
 
 
 def _warning(scored: int) -> list[str]:
-    """Warn when a text is too short to tell recipes apart."""
+    """Return a warning if the text is too short to distinguish recipes."""
     if scored >= _ENOUGH:
         return []
-    return [f"{scored} tokens tell nothing finer than {1 / scored:.1%} of top-1: give --compare-text for more"]
+    return [f"{scored} tokens resolve top-1 only to {1 / scored:.1%}: give a longer text with --compare-text"]
 
 
 def comparison_figure(comparison: Comparison) -> Figure:
-    """Draw every recipe's size and agreement; calibrated ones are triangles."""
+    """Plot every recipe's size and agreement, calibrated ones as triangles."""
     from matplotlib.figure import Figure
 
     figure = Figure((9, 5), layout="constrained")
     axes = figure.subplots()
     axes.set_title(f"{comparison.model}: recipes compared")
     axes.set_xlabel("weights, MB")
-    axes.set_ylabel("same leading token as the original weights, %")
+    axes.set_ylabel("top-1 agreement with the original weights, %")
     axes.grid(alpha=0.3)
     for result in comparison.results:
         recipe = result.recipe

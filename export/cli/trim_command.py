@@ -1,4 +1,4 @@
-"""The verb `trim`, and `export --trim-vocab`. The work is done by modules that are loaded to run."""
+"""The verb `trim`, and `export --trim-vocab`. Heavy modules are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 __all__ = ["add_trim", "check_trim", "trim", "trim_exported"]
 
 _REMOVING = ("pack", "remove", "runtime", "threads")
-"""What taking a trim out takes."""
+"""Options that `trim --remove` accepts."""
 _BEST = 0
-"""In the place of a number of ids: the best of several sizes, if one wins."""
+"""Stands for the best of several sizes, if one is faster, instead of a number of ids."""
 _ENGINE = "onnx"
-"""What the exporter's own graphs run on."""
+"""The engine that runs the exporter's own graphs."""
 
 
 class TrimCommand:
-    """A pack's draft gets a smaller vocabulary beside its whole one, where that pays."""
+    """Adds a smaller vocabulary to a pack's draft, in addition to the full one, where that is faster."""
 
     name = "trim"
-    help = "give a pack's draft a smaller vocabulary, and say where that pays and where it loses"
+    help = "give a pack's draft a smaller vocabulary, and report where that is faster and where slower"
 
     def configure(self, parser: ArgumentParser) -> None:
-        parser.add_argument("pack", metavar="PACK", help="folder of the pack, which is changed")
+        parser.add_argument("pack", metavar="PACK", help="folder of the pack to change")
         _add_size(parser)
         _add_calibration(parser)
-        parser.add_argument("--report", action="store_true", help="time whole answers too, on the trimmed pack")
-        parser.add_argument("--plot", type=Path, metavar="FILE", help="draw coverage and speed by size, .svg or .png")
+        parser.add_argument("--report", action="store_true", help="also time complete answers on the trimmed pack")
+        parser.add_argument("--plot", type=Path, metavar="FILE", help="plot coverage and speed by size, .svg or .png")
         parser.add_argument("--json", action="store_true", help="end with one JSON line")
-        parser.add_argument("--runtime", metavar="NAME", help="engine to measure on (default: as `generate` takes it)")
+        parser.add_argument("--runtime", metavar="NAME", help="engine to measure on (default: as for `generate`)")
         parser.add_argument("-t", "--threads", type=positive_count, metavar="N", help="threads of the engine")
         parser.set_defaults(usage_error=parser.error, default_of=parser.get_default)
 
@@ -59,35 +59,44 @@ def _add_size(parser: ArgumentParser) -> None:
         "--coverage",
         type=_share,
         metavar="SHARE",
-        help="the best size with this coverage of held-out text (default 0.99)",
+        help="the best size with at least this coverage of held-out text (default 0.99)",
     )
     size.add_argument("--sweep", action="store_true", help="try several sizes and keep the best: the default")
-    size.add_argument("--remove", action="store_true", help="take the pack's trim out again")
+    size.add_argument("--remove", action="store_true", help="remove the pack's trim")
 
 
 def _add_calibration(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("what is counted")
     source = group.add_mutually_exclusive_group()
     source.add_argument(
-        "--calibrate", type=Path, metavar="FILE.jsonl", help="prompts, a line each (default: the bundled ones)"
+        "--calibrate", type=Path, metavar="FILE.jsonl", help="prompts, one per line (default: the bundled ones)"
     )
     source.add_argument(
-        "--text", type=Path, metavar="FILE", help="text to count as it is, or .jsonl with messages and answers"
+        "--text", type=Path, metavar="FILE", help="text to count directly, or .jsonl with messages and answers"
     )
-    group.add_argument("--prompts", type=positive_count, metavar="N", help="at most N prompts, of all families in turn")
     group.add_argument(
-        "--answers", type=positive_count, metavar="N", help="to each prompt: one greedy, the others sampled (default 2)"
+        "--prompts", type=positive_count, metavar="N", help="at most N prompts, from all families in turn"
     )
-    group.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="of an answer (default 128)")
-    group.add_argument("--seed", type=seed, metavar="N", help="of sampled answers, and of what is held out (default 0)")
+    group.add_argument(
+        "--answers",
+        type=positive_count,
+        metavar="N",
+        help="answers per prompt: one greedy, the others sampled (default 2)",
+    )
+    group.add_argument("-n", "--max-tokens", type=positive_count, metavar="N", help="length of an answer (default 128)")
+    group.add_argument(
+        "--seed", type=seed, metavar="N", help="seed of sampled answers and of the held-out split (default 0)"
+    )
     group.add_argument(
         "--categories",
         type=Path,
         metavar="FILE.jsonl",
-        help="texts to report on: category, messages, perhaps an answer (default: code, math, prose, structured, "
+        help="texts to report on: category, messages, optionally an answer (default: code, math, prose, structured, "
         "multilingual)",
     )
-    group.add_argument("--per-category", type=positive_count, metavar="N", help="at most N texts of each (default 16)")
+    group.add_argument(
+        "--per-category", type=positive_count, metavar="N", help="at most N texts per category (default 16)"
+    )
 
 
 def _run(arguments: Namespace) -> Report:
@@ -103,7 +112,7 @@ def _run(arguments: Namespace) -> Report:
 
 
 def run_trim(request: TrimRequest, *, plot: Path | None = None) -> Report:
-    """Trim with progress, print what was found, and return it as values."""
+    """Trim with a progress display, print the result and return it as JSON values."""
     from ..stages import Stages
     from ..trim.trim_pack import time_answers, trim_pack
     from .display import LiveDisplay
@@ -115,7 +124,7 @@ def run_trim(request: TrimRequest, *, plot: Path | None = None) -> Report:
         if request.report:
             with notices_shown(), LiveDisplay() as display:
                 result = time_answers(request, result, stages=Stages(display))
-    finally:  # after an interrupt too: the pack is trimmed, and what was found would be lost
+    finally:  # also after an interrupt: the pack is trimmed, and the results would be lost
         show_trim(result)
         if plot is not None:
             write_plot(plot, sweep_figure(result))
@@ -123,7 +132,7 @@ def run_trim(request: TrimRequest, *, plot: Path | None = None) -> Report:
 
 
 def _remove(arguments: Namespace) -> Report:
-    """Take a trim out: nothing is measured."""
+    """Remove a trim, without measuring."""
     refuse_others(arguments, _REMOVING, message="argument --remove: it measures nothing, leave out {}")
     from ..trim.trim_pack import take_out
 
@@ -147,12 +156,12 @@ def add_trim(parser: ArgumentParser) -> None:
         const=_BEST,
         type=positive_count,
         metavar="N",
-        help="then trim the draft's vocabulary as `edgedecode trim` does: to N ids, or where that wins",
+        help="then trim the draft's vocabulary as `edgedecode trim` does: to N ids, or to the best size that is faster",
     )
 
 
 def check_trim(arguments: Namespace) -> None:
-    """End with a usage error where nothing is made that could be trimmed."""
+    """Exit with a usage error if no draft is exported that could be trimmed."""
     if arguments.trim_vocab is None:
         return
     if arguments.draft is None:
@@ -162,7 +171,7 @@ def check_trim(arguments: Namespace) -> None:
 
 
 def trim_exported(out: Path, size: int) -> Report:
-    """Trim a pack that was just made, to `size` ids or `_BEST`; print what was found, and return it as values."""
+    """Trim a new pack to `size` ids or `_BEST`; print the result and return it as JSON values."""
     from ..trim.sweep import TrimRequest
 
     with pack_is_there(f"the pack {out} is complete and untrimmed (`edgedecode trim` tries again)"):

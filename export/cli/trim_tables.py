@@ -1,4 +1,4 @@
-"""What was found by a trim: a table by size and category, a chart, and the same as plain values."""
+"""Output of `trim`: a table by size and category, a chart, and the same as JSON values."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 __all__ = ["show_trim", "sweep_figure", "trim_report"]
 
 _WIDTH = 150
-"""Columns where the output is not a terminal: a pasted table must not be folded."""
+"""Output width if not on a terminal: wide enough that table rows are not wrapped."""
 _LEGEND = (
-    "coverage: share of the tokens that are kept; a round: tokens a round, the target's own included, at the draft "
-    "length that is best there; step: one token drafted; MBSU: speed-up where memory alone decides; S: times plain "
-    "decoding, predicted from measured passes"
+    "coverage: share of the tokens in the trimmed vocabulary; a round: tokens per round, including the target's own, "
+    "at the best draft length; step: drafting one token; MBSU: memory-bound speed-up; S: speed-up over plain decoding, "
+    "predicted from measured forward passes"
 )
 _MEASURED = (
-    f"; S measured: over whole answers of {MAX_TOKENS} tokens with their prompts, the median of {ANSWER_REPETITIONS} "
-    "repetitions, the arms interleaved"
+    f"; S measured: over complete answers of {MAX_TOKENS} tokens with their prompts, the median of "
+    f"{ANSWER_REPETITIONS} interleaved repetitions"
 )
 
 
 def show_trim(result: TrimResult) -> None:
-    """Print what was found, and what the pack has now."""
+    """Print the measurements and the changes to the pack."""
     console = Console(width=None if Console().is_terminal else _WIDTH, highlight=False, markup=False)
     sweep = result.sweep
     console.print(f"{result.root} on {result.runtime}; counted: {result.calibration}")
     console.print(_table(result))
     legend = _LEGEND + _MEASURED if result.speeds else _LEGEND
     console.print(legend, style="dim")
-    for remark in _conclusion(result, sweep):
-        console.print(remark, soft_wrap=True)
+    for line in _conclusion(result, sweep):
+        console.print(line, soft_wrap=True)
 
 
 def trim_report(result: TrimResult) -> Report:
-    """Return the same as values for one JSON line; times are seconds, sizes ids or bytes."""
+    """Return the result as JSON values; times in seconds, sizes in ids or bytes."""
     sweep, chosen, entry = result.sweep, result.chosen, result.entry
     return {
         "pack": str(result.root),
@@ -69,7 +69,7 @@ def trim_report(result: TrimResult) -> Report:
 
 
 def _table(result: TrimResult) -> Table:
-    """Return a block of categories for the whole draft, then for each size, the largest first."""
+    """Return a table of the categories for the full draft, then for each size, largest first."""
     table = Table("size", "category", box=None, pad_edge=False)
     titles = ["tokens", "coverage", "a round", "length", "step ms", "MBSU", "S"]
     for title in [*titles, "S measured"] if result.speeds else titles:
@@ -95,7 +95,7 @@ def _cells(found: Prediction, *, step: str) -> tuple[str, ...]:
 
 
 def _measured(result: TrimResult, row: SweepRow, category: str) -> tuple[str, ...]:
-    """Return the measured speed where the pack has just this head, or the whole one."""
+    """Return the measured speed if the row is the pack's new head or the full one."""
     speeds = result.speeds.get(category)
     if not result.speeds:
         return ()
@@ -106,8 +106,8 @@ def _measured(result: TrimResult, row: SweepRow, category: str) -> tuple[str, ..
 
 def _conclusion(result: TrimResult, sweep: Sweep) -> list[str]:
     if result.chosen is None or result.entry is None:
-        stays = "" if result.former is None else f"; the trim of {result.former.size} ids that the pack has stays"
-        return [f"no size wins, and nothing was changed: {sweep.reason()}{stays}"]
+        stays = "" if result.former is None else f"; the pack keeps its trim of {result.former.size} ids"
+        return [f"no size is faster, and nothing was changed: {sweep.reason()}{stays}"]
     row, entry = result.chosen, result.entry
     found, whole = row.categories[sweep.main], sweep.whole.categories[sweep.main]
     step = 1 - row.costs.step_seconds / sweep.whole.costs.step_seconds
@@ -142,7 +142,7 @@ def _row_report(row: SweepRow) -> Report:
 
 
 def sweep_figure(result: TrimResult) -> Figure:
-    """Draw coverage and predicted speed by size, a line for each category; a black line marks the chosen size."""
+    """Plot coverage and predicted speed by size, one line per category; a black line marks the chosen size."""
     from matplotlib.figure import Figure
 
     figure = Figure((9, 7), layout="constrained")
@@ -155,7 +155,7 @@ def sweep_figure(result: TrimResult) -> Figure:
         above.plot(sizes, [each.acceptance.coverage for each in found], label=name)
         below.plot(sizes, [each.speed_up for each in found])
     above.set_ylabel("coverage")
-    below.set_ylabel("S: speed over plain decoding, predicted")
+    below.set_ylabel("S: predicted speed-up over plain decoding")
     below.set_xscale("log", base=2)
     below.set_xticks(sizes, [str(size) for size in sizes], rotation=45)
     for axes in (above, below):

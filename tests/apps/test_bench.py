@@ -255,7 +255,7 @@ def test_draws_are_measured_on_every_shape_of_row() -> None:
         (["--draws", "--temp", "0.5"], 2, "rows of its own"),
         (["--draws", "--drafters", "tree"], 2, "rows of its own"),
         (["--draws", "--against", "genai"], 2, "give it alone"),
-        (["--plot", "x.pdf"], 1, "charts are SVG or PNG"),
+        (["--plot", "x.pdf"], 1, "charts are .svg or .png files"),
         (["--plot", "x.svg", "--calibrate"], 2, "which this run does not measure"),
         (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
         (["--lengths", "0"], 2, "'0' is too small: 1 is the least"),

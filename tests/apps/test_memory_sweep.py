@@ -211,7 +211,7 @@ def test_the_chart_has_a_column_for_each_engine(tmp_path: Path, monkeypatch: pyt
         (["--memory-sweep", "--against", "genai"], 2, "give it alone"),
         (["--turns", "4"], 2, "give --memory-sweep with it"),
         (["--memory-sweep", "--runtime", "abacus"], 1, "no engine is called 'abacus': it is "),
-        (["--memory-sweep", "--plot", "x.pdf"], 1, "charts are SVG or PNG"),
+        (["--memory-sweep", "--plot", "x.pdf"], 1, "charts are .svg or .png files"),
         (["--memory-sweep", "-m", "/no/such/pack"], 1, "/no/such/pack"),
     ],
 )

@@ -215,7 +215,7 @@ def test_an_error_that_is_no_number_needs_16_bits() -> None:
 def test_a_usage_error_where_nothing_is_rounded(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["export", "--target", "x", "--out", "y", "--bits", "16", "--activations", "16"])
-    assert "argument --activations: with float16 weights nothing is rounded" in capsys.readouterr().err
+    assert "argument --activations: float16 weights use float activations" in capsys.readouterr().err
 
 
 def test_a_trained_model_gets_16_bits_where_its_inputs_were_enlarged(demo_pair: Path, tmp_path: Path) -> None:

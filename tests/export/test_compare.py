@@ -84,9 +84,9 @@ def test_every_recipe_is_measured(
         (("--compare", "--out", "pack"), "leave out --out"),
         (("--compare", "--dry-run", "--no-cache"), "leave out --dry-run, --no-cache"),
         (("--compare", "--graphs", "lora", "--noise-positions", "5"), "leave out --noise-positions, --graphs"),
-        (("--compare", "--compare-text", "a.txt", "--calibrate-text", "a.txt"), "would prove nothing"),
+        (("--compare", "--compare-text", "a.txt", "--calibrate-text", "a.txt"), "also the scored text"),
         ((), "required: --out"),
-        (("--out", "pack", "--compare-text", "a.txt"), "belong to --compare"),
+        (("--out", "pack", "--compare-text", "a.txt"), "they need --compare"),
         (("--out", "pack", "--mixed"), "add --bits 4"),
         (("--out", "pack", "--calibrated"), "add --bits 4"),
     ],
@@ -100,7 +100,7 @@ def test_usage(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixtu
 
 def test_a_chart_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("export", "--target", "x", "--compare", "--plot", "plot.txt") == 1
-    assert "--plot plot.txt: charts are SVG or PNG" in capsys.readouterr().err
+    assert "--plot plot.txt: charts are .svg or .png files" in capsys.readouterr().err
 
 
 def test_no_target(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +195,7 @@ def test_the_place_of_a_chart_is_checked_before_anything_is_measured(
     def full(**_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for name, expected in (("x.pdf", "charts are SVG or PNG"), ("no/such/folder/x.svg", "there is no folder")):
+    for name, expected in (("x.pdf", "charts are .svg or .png files"), ("no/such/folder/x.svg", "there is no folder")):
         with pytest.raises(InputError, match=expected):
             check_plot(tmp_path / name)
     monkeypatch.setattr("edgedecode.export.cli.plot_file.tempfile.TemporaryFile", full)

@@ -83,7 +83,7 @@ def test_the_table_and_the_json_line(large: Path, capsys: pytest.CaptureFixture[
     assert main(["export", "--target", str(large), "--bits", "4", "--dry-run", "--json"]) == 0
     printed = capsys.readouterr().out
     assert "target: kernel noise  minutes" in printed
-    assert "dry run: nothing was made. The pack would weigh about 43" in printed
+    assert "dry run: nothing was written. The pack would take about 43" in printed
     report = json.loads(printed.splitlines()[-1])
     assert (report["dry_run"], report["time_class"], report["cores"]) == (True, "minutes", 2)
     assert report["models"]["target"]["stages"]["target: weights"] == "about a minute"
@@ -134,8 +134,8 @@ def test_what_is_asked_for_is_forecast(large: Path) -> None:
     ("limit", "told"),
     [
         ("9GB", ", of 9000.0 MB (EDGEDECODE_MEMORY)"),
-        ("6GB", ": more than 6000.0 MB (EDGEDECODE_MEMORY), which holds about "),
-        ("1GB", ": more than 1000.0 MB (EDGEDECODE_MEMORY), whatever the context; fewer --bits or a smaller model"),
+        ("6GB", ": more than 6000.0 MB (EDGEDECODE_MEMORY), which is enough for about "),
+        ("1GB", ": more than 1000.0 MB (EDGEDECODE_MEMORY) at any context; use fewer --bits or a smaller model"),
     ],
 )
 def test_what_running_it_takes_is_told_beside_what_there_is(

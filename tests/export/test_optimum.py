@@ -99,7 +99,7 @@ def test_code_and_pickles_never_reach_it(
     [
         (("--exporter", "optimum", "--bits", "8"), "argument --exporter: optimum does not take --bits"),
         (("--exporter", "optimum", "--head-bits", "8"), "does not take --head-bits"),
-        (("--make-environment",), "belongs to --exporter optimum"),
+        (("--make-environment",), "needs --exporter optimum"),
     ],
 )
 def test_usage(words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

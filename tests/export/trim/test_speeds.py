@@ -191,4 +191,4 @@ def test_the_report_times_whole_answers(reported: Path, capsys: pytest.CaptureFi
     assert trim.step_share is not None
     assert TrimmedSource.opened > 0
     assert "S measured" in printed
-    assert f"the median of {REPETITIONS} repetitions" in " ".join(printed.split())
+    assert f"the median of {REPETITIONS} interleaved repetitions" in " ".join(printed.split())

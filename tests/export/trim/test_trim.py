@@ -107,15 +107,15 @@ def test_where_nothing_wins_nothing_is_changed(
     assert trimmed(toy) == 0
     assert content(toy) == before
     out = capsys.readouterr().out
-    assert "no size wins, and nothing was changed: the best, " in out
-    assert "that the pack has stays" not in out
+    assert "no size is faster, and nothing was changed: the best, " in out
+    assert "the pack keeps its trim" not in out
     assert trimmed(toy, "--size", "400") == 0
     assert "not recommended: the best, 400 ids" in capsys.readouterr().out
     entry = Manifest.load(toy).models["draft"].trim
     assert entry is not None
     assert not entry.recommended
     assert trimmed(toy) == 0
-    assert "; the trim of 400 ids that the pack has stays" in capsys.readouterr().out
+    assert "; the pack keeps its trim of 400 ids" in capsys.readouterr().out
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_answered(
@@ -215,7 +215,7 @@ def test_an_interrupted_calibration_leaves_the_pack_and_keeps_its_answers(
         (["--text", "EMPTY"], "EMPTY holds no text to count"),
         (["--categories", "FOREIGN"], "FOREIGN, line 1 has no category"),
         (["--prompts", "1"], "calibrating needs two texts at least"),
-        (["--plot", "x.pdf"], "charts are SVG or PNG"),
+        (["--plot", "x.pdf"], "charts are .svg or .png files"),
         (["--plot", "/no/such/x.svg"], "there is no folder /no/such"),
     ],
 )
