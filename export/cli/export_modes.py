@@ -89,8 +89,6 @@ def add_optimum(parser: ArgumentParser) -> None:
 
 def run_optimum(arguments: Namespace) -> Report:
     """Export float graphs with optimum and import them."""
-    from ..frameworks import require_frameworks
-
     refuse_others(arguments, _FOR_OPTIMUM, message="argument --exporter: optimum does not take {}")
     if arguments.out is None:
         arguments.usage_error("the following arguments are required: --out")

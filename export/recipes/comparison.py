@@ -197,11 +197,8 @@ def _layout(pack: _Packed) -> Recipe:
 
 
 def _title(job: ModelJob) -> str:
-    return f"{_layout_name(job.recipe)}, calibrated" if job.recipe.calibrated else job.recipe.name
-
-
-def _layout_name(recipe: Recipe) -> str:
-    return replace(recipe, calibrated=False).name
+    name = replace(job.recipe, calibrated=False).name
+    return f"{name}, calibrated" if job.recipe.calibrated else name
 
 
 @contextmanager
