@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 WEIGHTS = ("*.safetensors",)
 _DUPLICATES = ("consolidated*.safetensors",)
 """A second copy of the weights, in another program's layout."""
-_TIMEOUT = 20.0
+_TIMEOUT_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def find_snapshot(name: str, patterns: Sequence[str]) -> Snapshot:
             f"there is no folder {name!r}; hub ids need huggingface_hub: pip install 'edgedecode[export]'"
         ) from None
     try:
-        found = HfApi().model_info(name, timeout=_TIMEOUT, files_metadata=True)
+        found = HfApi().model_info(name, timeout=_TIMEOUT_SECONDS, files_metadata=True)
     except Exception as error:  # the hub raises its own errors, and those of requests and httpx
         reason = reason_of(error)
     else:

@@ -47,7 +47,9 @@ _KV_NBYTES = 2 * 4
 """One key and one value element in the ONNX engine's default cache; llama.cpp's takes half of that."""
 
 _GRAPH_NBYTES, _LAYER_NBYTES = 2_000, 6_600
+"""Size of a graph file: a constant, and the share of each layer."""
 _CLASSES = ((15, "seconds"), (90, "about a minute"), (2700, "minutes"))
+"""Upper limits in seconds, and names."""
 
 
 @dataclass(frozen=True, slots=True)

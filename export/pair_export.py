@@ -83,7 +83,7 @@ class PairRequest:
     imatrix: Path | None = None
     """An importance matrix in GGUF, measured by llama.cpp's own tool."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
-    """Name → folder of PEFT adapters for the target, which gets the graph that takes them."""
+    """Name → folder of PEFT adapters for the target, which then gets a lora graph."""
     cache: bool = True
     """Keep finished steps in the user's cache until the pack is complete."""
 
@@ -130,7 +130,7 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
 
 
 def plan_pair(request: PairRequest) -> PairPlan:
-    """Run all checks that need neither the weights nor the output folder. Raises an EdgeDecodeError that says why."""
+    """Run all checks that need neither the weights nor the output folder. Raises EdgeDecodeError."""
     adapters = {name: read_peft_adapter(path / CONFIG, path / WEIGHTS) for name, path in request.adapters.items()}
     target = open_source(request.target)
     graphs = _graphs_for(adapters, request.graphs, target)
@@ -149,12 +149,14 @@ def plan_pair(request: PairRequest) -> PairPlan:
 
 
 def _graphs_for(adapters: Mapping[str, PeftAdapter], graphs: GraphRequest, target: Source) -> GraphRequest:
-    """Add the graph that takes these adapters. Raises InputError or CapabilityError for one of another model."""
+    """Add the lora graph if there are adapters. Raises InputError or CapabilityError if one does not fit the target."""
     for name, adapter in adapters.items():
         check_adapter_name(name)
         graphs = graphs.with_adapters(rank=adapter.rank)
         if beyond := [token for token in adapter.invocation if token >= target.tokenizer.size]:
-            raise InputError(f"the adapter {name} is activated by the token {beyond[0]}, which {target.name} has not")
+            raise InputError(
+                f"the adapter {name} is activated by the token {beyond[0]}, which {target.name} does not have"
+            )
         Projections(
             list(adapted_products(target.shape)),
             name=target.name,

@@ -51,8 +51,15 @@ __all__ = [
 ]
 
 _LENGTH = 48
+"""Tokens of the parity text."""
 _KERNELS = "EDGEDECODE_KERNELS"
 _NARROW = 20
+"""Sliding window used in the check, in positions: shorter than the parity text."""
+_SHORT_LENGTH = 16
+"""Tokens for checking a variant's exact graph: it is slow, and the base was checked on the full text."""
+_TRIAL = "trial"
+_SHARE = 0.3
+"""Size of the trial adapter's deltas relative to typical weights: large enough to reveal a wrong sign."""
 _TEXT = (
     "The quick brown fox jumps over the lazy dog. A farmer has 12 apples and gives 5 of them to a neighbour: "
     'how many are left? def add(a, b): return a + b {"name": "Ada", "city": "London", "year": 1843}'
@@ -169,13 +176,6 @@ def _rendered(template: ChatTemplate | None, prompt: str) -> str:
         return template.render(messages) if template is not None else prompt
     except (InputError, ManifestError):
         return prompt
-
-
-_SHORT_LENGTH = 16
-"""Tokens for checking a variant's exact graph: it is slow, and the base was checked on the full text."""
-_TRIAL = "trial"
-_SHARE = 0.3
-"""Size of the trial adapter's deltas relative to typical weights: large enough to reveal a wrong sign."""
 
 
 def check_hidden(

@@ -32,6 +32,7 @@ Tokens: TypeAlias = Sequence[Sequence[int]]
 TOKENS = 4096
 """Length of the generated calibration text, in tokens."""
 _SEGMENT = 250
+"""Maximum tokens of a generated reply."""
 _PASS = 1024
 """Maximum tokens per forward pass of the reference. Attention cost is quadratic in it, but every pass reads all
 weights."""

@@ -13,6 +13,7 @@ __all__ = ["CONTEXT", "ROUNDS", "TURNS", "WIDTHS", "Speeds"]
 WIDTHS = (1, 4, 8)
 CONTEXT = 256
 TURNS, ROUNDS = 3, 7
+"""Turns per model, and timed rounds per turn."""
 _WARM_UP = 2
 _LEAD_IN = 8
 """Warm-up rows before a pass is timed: the first ones after a change of width are slow."""

@@ -17,6 +17,7 @@ from ..frameworks import refused
 __all__ = ["read_texts", "whole_texts"]
 
 _WINDOW = 512
+"""Tokens of a window of plain text; the first one is not scored."""
 
 
 def read_texts(
