@@ -154,7 +154,7 @@ def test_a_read_only_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [(errno.ENOSPC, "the disk became full .* nothing was left"), (errno.EIO, "could not be written")],
+    [(errno.ENOSPC, "the disk became full .* only finished steps were kept"), (errno.EIO, "could not be written")],
 )
 def test_a_disk_that_fails(
     number: int, message: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
