@@ -1,1 +1,1 @@
-"""The verb `bench`, for developers: plain and speculative decoding, measured interleaved. May import every ring."""
+"""The verb `bench`, for developers: interleaved measurements of plain and speculative decoding."""

@@ -1,4 +1,4 @@
-"""From a bench run's arguments to what it measures."""
+"""Turns the arguments of a bench run into its prompts and settings."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ __all__ = ["Prompts", "choose", "read_choices", "settings_of"]
 
 CONTEXT = 1024
 CALIBRATED_CONTEXT = CONTEXTS[2] + READ
-"""By default; a bucket beyond takes minutes to fill, and is calibrated where --ctx-size asks for it."""
+"""Default context of --calibrate. Longer ones take minutes to fill and are measured only if --ctx-size asks for it."""
 QUICK_FAMILIES = ("story", "extract_json", "edit")
 WARM_UP = 12
-"""Prompts that the scheduler answers before anything is measured."""
+"""Warm-up prompts, which the scheduler answers before anything is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts to measure, and others for the scheduler to learn from."""
+    """The prompts to measure, and others for the scheduler's warm-up."""
 
     measured: tuple[Prompt, ...]
     others: tuple[Prompt, ...]
 
 
 def read_choices(arguments: Namespace) -> Prompts:
-    """Read and choose the prompts. Raises InputError or OSError, before any engine is opened."""
+    """Read and choose the prompts, before any engine is opened. Raises InputError or OSError."""
     for name in arguments.drafters or ():
         find_drafter(name)
     prompts = bundled_prompts() if arguments.prompts is None else read_prompts(Path(arguments.prompts))
@@ -53,7 +53,7 @@ def read_choices(arguments: Namespace) -> Prompts:
 
 
 def choose(prompts: Sequence[Prompt], *, families: Iterable[str] = (), per_family: int) -> list[Prompt]:
-    """Keep the first `per_family` prompts of each family asked for (none: of all). Raises InputError."""
+    """Return the first `per_family` prompts of each of `families` (default: all families). Raises InputError."""
     if per_family < 1:
         raise InputError(f"--per-family {per_family} is out of range: 1 or more")
     known = list(dict.fromkeys(prompt.family for prompt in prompts))
@@ -64,7 +64,10 @@ def choose(prompts: Sequence[Prompt], *, families: Iterable[str] = (), per_famil
 
 
 def settings_of(arguments: Namespace, pair: Pair, prompts: Prompts) -> Settings:
-    """Return the settings for this pair. Raises InputError for numbers out of range, CapabilityError for drafters."""
+    """Return the settings for this pair.
+
+    Raises InputError for a number out of range, CapabilityError for a drafter that the pair cannot run.
+    """
     return Settings(
         prompts=prompts.measured,
         drafters=_drafters(arguments, pair),
@@ -79,7 +82,7 @@ def settings_of(arguments: Namespace, pair: Pair, prompts: Prompts) -> Settings:
 
 
 def _others(measured: Sequence[Prompt], prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return prompts that are not measured, of the measured families in turn; of a file without any, bundled ones."""
+    """Return warm-up prompts: unmeasured ones, interleaved by family, or bundled prompts if the file has no others."""
     families = dict.fromkeys(prompt.family for prompt in measured)
     taken = set(measured)
     rest = [[prompt for prompt in prompts if prompt.family == name and prompt not in taken] for name in families]
@@ -103,11 +106,11 @@ def _drafters(arguments: Namespace, pair: Pair) -> tuple[str, ...]:
     has_draft = "draft" in pair.manifest.models
     for name in arguments.drafters or ():
         if pair.drafter_source(name).needs_model and not has_draft:
-            raise CapabilityError(f"this pack has no draft model for {name}: --drafters suffix measures without one")
+            raise CapabilityError(f"this pack has no draft model for {name}: --drafters suffix needs none")
     if arguments.drafters:
         return tuple(dict.fromkeys(arguments.drafters))
     names = pair.drafter_names(SessionOptions()) if arguments.calibrate else drafter_names()
-    demanding = sorted(names, key=lambda name: not pair.drafter_source(name).needs)  # one model may then serve all
+    demanding = sorted(names, key=lambda name: not pair.drafter_source(name).needs)  # so that one model may serve all
     usable = {name for name in demanding if _serves(pair, name)}
     return tuple(name for name in names if name in usable)
 

@@ -1,4 +1,4 @@
-"""One bench run from its arguments to its last line."""
+"""Runs the measurement that the arguments of `bench` choose."""
 
 from __future__ import annotations
 
@@ -38,17 +38,19 @@ from .sweep.memory_sweep import memory_sweep
 __all__ = ["run"]
 
 COMPARED_TEXT_TOKENS = 64
+"""Shortest prompt, in tokens, for the comparison with bare loops."""
 COST_SAMPLES = 9
-"""Samples of the cost of forward passes, taken before the runs where no fixed arms run."""
+"""Samples of the cost of forward passes, taken before the runs if there are no fixed arms."""
 QUICK_SAMPLES = 2
 DRAWS, QUICK_DRAWS = 200, 9
+"""Measured draws per shape of row and set of options."""
 
 Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """What every kind of measurement works on."""
+    """The inputs that all kinds of measurement share."""
 
     arguments: Namespace
     timed: TimedPair
@@ -59,18 +61,18 @@ class _Bench:
 
 
 def run(arguments: Namespace) -> int:
-    """Measure, show, and return the exit code."""
+    """Measure, print the results, and return the exit code."""
     if arguments.replay is not None:
         return _replay(arguments)
     check_names(arguments.against)
     prompts = read_choices(arguments)
     if arguments.scale is not None:
-        show_notices()  # it may have to wait for another bench
+        show_notices()  # `scaled_pack` may wait for another bench, and says so
         arguments.model = str(scaled_pack(arguments))
     if arguments.memory_sweep is not None:
         return memory_sweep(arguments)
     with open_pair(arguments, wrap=TimedRuntime) as pair:
-        if not arguments.calibrate:  # a measurement begins afresh, and prompts of a bench are nobody's experience
+        if not arguments.calibrate:  # start without saved experience, and do not save what a bench's prompts teach
             pair.keep_experience(None)
         settings = settings_of(arguments, pair, prompts)
         timed = TimedPair(pair, with_draft="draft" in pair.manifest.models, drafters=settings.drafters)
@@ -130,7 +132,7 @@ def _families(bench: _Bench) -> Json:
 def _calibrate(bench: _Bench) -> Json:
     settings, pair = bench.settings, bench.timed.pair
     contexts = bucket_contexts(settings.context)
-    with progress("passes", len(contexts) * settings.repetitions) as advance:
+    with progress("forward passes", len(contexts) * settings.repetitions) as advance:
         costs = measure_buckets(
             bench.timed,
             tokens=_tokens(bench),
@@ -138,7 +140,7 @@ def _calibrate(bench: _Bench) -> Json:
             repetitions=settings.repetitions,
             advance=advance,
         )
-    with progress("host work", len(settings.prompts) * (1 + len(settings.drafters))) as advance:
+    with progress("host overhead", len(settings.prompts) * (1 + len(settings.drafters))) as advance:
         host = measure_host(bench.requests, settings.prompts, advance=advance)
     learn(pair, costs, host=host)
     pair.save_experience()
@@ -151,7 +153,7 @@ def _calibrate(bench: _Bench) -> Json:
 def _overhead(bench: _Bench) -> Json:
     timed, settings = bench.timed, bench.settings
     runs = len(settings.prompts) * len(arms_of(settings)) * settings.repetitions
-    with progress("host work", runs) as advance:
+    with progress("host overhead", runs) as advance:
         works = measure_host_work(timed, settings=settings, advance=advance)
     bench.report.host_work(works)
     loops, reasons = open_loops(bench.arguments, timed.pair, settings=settings)
@@ -180,12 +182,12 @@ def _draws(bench: _Bench) -> Json:
 
 
 def _replay(arguments: Namespace) -> int:
-    """Feed a recorded trace to a fresh scheduler, up to the first plan that comes out otherwise."""
+    """Replay a recorded trace on a new scheduler, up to the first plan that differs; return 0 if none does."""
     plans, difference, line = 0, None, "{} plans, all equal"
     for plans, step in enumerate(replay(Path(arguments.replay), pack=_digest(arguments.model)), start=1):
         if step.plan != step.recorded:
             difference = {"number": plans, "recorded": asdict(step.recorded), "planned": asdict(step.plan)}
-            line = f"plan {{}} differs: recorded {step.recorded}, a fresh scheduler plans {step.plan}"
+            line = f"plan {{}} differs: recorded {step.recorded}, a new scheduler plans {step.plan}"
             break
     print(line.format(plans))
     if arguments.json:
@@ -224,7 +226,7 @@ def _tokens(bench: _Bench) -> list[int]:
 
 
 def _long_text(pair: Pair, settings: Settings) -> str:
-    """Return prompts, one after the other, until they make a text worth reading."""
+    """Concatenate prompts to a text of at least COMPARED_TEXT_TOKENS tokens."""
     text = ""
     for prompt in settings.prompts * COMPARED_TEXT_TOKENS:
         text += prompt.turns[0] + "\n"

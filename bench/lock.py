@@ -1,4 +1,4 @@
-"""One measurement at a time on a machine: a second bench waits until the first has ended."""
+"""A lock that makes a second bench on the same machine wait until the first has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["one_at_a_time"]
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Hold the machine's bench lock. Where there are no file locks, or no cache folder, nothing is held."""
+    """Hold the machine's bench lock. Does nothing without file locks or a cache folder."""
     folder, lock = cache_folder(FOLDER), None
     waiting = "waiting for another bench on this machine to end"
     if folder is not None:

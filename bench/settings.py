@@ -1,4 +1,4 @@
-"""What a bench run measures: prompts, arms, repetitions. Values only."""
+"""Settings of a bench run: prompts, arms, repetitions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ __all__ = ["PLAIN", "SCHEDULED", "Arm", "Settings", "arms_of"]
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way to decode: a drafter at one draft length. None leaves the choice to the scheduler: of the length, and of
-    the drafter."""
+    """A way to decode: a drafter at a draft length. None leaves the drafter or the length to the scheduler."""
 
     drafter: str | None
     length: int | None
@@ -42,9 +41,9 @@ class Settings:
     repetitions: int
     max_tokens: int
     context: int
-    """Positions of every session's state."""
+    """Positions of each session's KV cache."""
     fixed: bool = True
-    """Whether fixed lengths are measured beside plain decoding and the scheduler."""
+    """Whether fixed drafters and lengths are measured in addition to plain decoding and the scheduler."""
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     seed: int = 0
 
@@ -59,7 +58,7 @@ class Settings:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The families in the prompts' order."""
+        """The families, in the order of the prompts."""
         return tuple(dict.fromkeys(prompt.family for prompt in self.prompts))
 
     def of_family(self, family: str) -> list[Prompt]:
@@ -67,6 +66,6 @@ class Settings:
 
 
 def arms_of(settings: Settings) -> tuple[Arm, ...]:
-    """Return plain decoding, the scheduler, and with `fixed` every drafter at every length."""
+    """Return plain decoding, the scheduler, and if `settings.fixed` every drafter at every length."""
     fixed = [Arm(drafter, length) for drafter in settings.drafters for length in settings.lengths]
     return PLAIN, SCHEDULED, *(fixed if settings.fixed else ())

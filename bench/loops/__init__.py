@@ -1,1 +1,1 @@
-"""Other greedy loops on the pack's own files, which ours is compared with."""
+"""Other greedy loops on the pack's files, to compare edgedecode's loop with."""

@@ -1,4 +1,4 @@
-"""onnxruntime-genai's own greedy loop over the pack's graph and weights: a reference for `bench --overhead`."""
+"""onnxruntime-genai's greedy loop on the pack's graph and weights: a reference for `bench --overhead`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KV_TYPE = "float32"
 
 
 class GenaiLoop:
-    """A Generator, arg-max, at most `capacity` tokens. Raises RuntimeUnavailable or CapabilityError with the reason."""
+    """A greedy Generator for at most `capacity` tokens. Raises RuntimeUnavailable or CapabilityError."""
 
     name = "onnxruntime-genai Generator"
     runtime = "onnx"
@@ -28,10 +28,10 @@ class GenaiLoop:
         self, entry: ModelEntry, root: Path, *, threads: int | None, capacity: int, kv_type: str = KV_TYPE
     ) -> None:
         if kv_type != KV_TYPE:
-            raise CapabilityError(f"it keeps keys and values in {KV_TYPE}, this run in {kv_type}")
+            raise CapabilityError(f"its KV cache is {KV_TYPE}, that of this run is {kv_type}")
         self._genai = import_genai()
         threads = threads or default_threads((root / entry.weights).stat().st_size)
-        self.setting = f"at most {capacity} tokens, {threads} threads, {KV_TYPE} keys and values"
+        self.setting = f"at most {capacity} tokens, {threads} threads, {KV_TYPE} KV cache"
         with tempfile.TemporaryDirectory(dir=cache_folder("peers"), ignore_cleanup_errors=True) as name:
             folder = GenaiFolder(Path(name), context=capacity, ends=())
             folder.add_model("target", entry, root, threads=threads)
@@ -41,13 +41,13 @@ class GenaiLoop:
         self._generator = self._genai.Generator(self._model, self._options)
 
     def read(self, prompt: Sequence[int]) -> int:
-        """Read the prompt and return the first token."""
+        """Prefill the prompt and return the first token."""
         self._generator = self._genai.Generator(self._model, self._options)
         self._generator.append_tokens(list(prompt))
         return self._token()
 
     def decode(self, token: int, count: int) -> list[int]:
-        """Return the next tokens, `count` of them unless an end of sequence comes first: it cannot go past one."""
+        """Return the next `count` tokens, fewer at an end of sequence, which genai cannot continue past."""
         tokens: list[int] = []
         while len(tokens) < count and not self._generator.is_done():
             tokens.append(self._token())

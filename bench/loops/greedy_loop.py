@@ -1,7 +1,4 @@
-"""Other greedy loops that ours is measured against; one that cannot run here says why.
-
-A loop is compared where its engine is ours.
-"""
+"""Opens and times the greedy loops of other code that run on the same engine as the pair."""
 
 from __future__ import annotations
 
@@ -26,12 +23,12 @@ LOOPS: Mapping[str, str] = {
     "llama-bare": f"{__package__}.llama_loops:LlamaBareLoop",
     "llama-cpp-python": f"{__package__}.llama_loops:HighLevelLoop",
 }
-"""Where each `LoopFactory` is."""
+"""Import path of each `LoopFactory`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopRun:
-    """Tokens, and the seconds from the prompt's pass to the last token: one pass fewer than tokens."""
+    """The generated tokens, and the seconds from the end of prefill to the last token (one pass fewer than tokens)."""
 
     tokens: tuple[int, ...]
     seconds: float
@@ -49,15 +46,15 @@ class GreedyLoop(Protocol):
 
     @property
     def setting(self) -> str:
-        """What it runs with, in words: context, threads, how keys and values are kept."""
+        """The loop's settings in words: context, threads, KV cache type."""
         ...
 
     def read(self, prompt: Sequence[int]) -> int:
-        """Start over: read the prompt in one pass and return the first token."""
+        """Empty the KV cache, prefill the prompt in one pass and return the first token."""
         ...
 
     def decode(self, token: int, count: int) -> list[int]:
-        """Return up to `count` tokens after `token`; fewer where the engine cannot go past an end of sequence."""
+        """Return up to `count` tokens after `token`; fewer if the engine cannot continue past an end of sequence."""
         ...
 
 
@@ -66,7 +63,7 @@ class LoopFactory(Protocol):
 
     @property
     def runtime(self) -> str:
-        """The engine it decodes on, by the name of our runtime over it."""
+        """The name of edgedecode's runtime for the engine that the loop uses."""
         ...
 
     def __call__(
@@ -75,7 +72,7 @@ class LoopFactory(Protocol):
 
 
 def time_loop(loop: GreedyLoop, prompt: Sequence[int], *, count: int) -> LoopRun:
-    """Let a loop generate `count` tokens after the prompt; the prompt's own pass is not timed."""
+    """Generate `count` tokens after the prompt and time them, without prefill."""
     first = loop.read(prompt)
     started = perf_counter()
     rest = loop.decode(first, count - 1)
@@ -83,7 +80,7 @@ def time_loop(loop: GreedyLoop, prompt: Sequence[int], *, count: int) -> LoopRun
 
 
 def open_loops(arguments: Namespace, pair: Pair, *, settings: Settings) -> tuple[list[GreedyLoop], list[str]]:
-    """Return the loops on this pair's engine that run here, and a line for each that does not."""
+    """Return the loops for this pair's engine, and a line with the reason for each that cannot run."""
     loops: list[GreedyLoop] = []
     reasons: list[str] = []
     for name, place in LOOPS.items():
@@ -105,4 +102,4 @@ def open_loops(arguments: Namespace, pair: Pair, *, settings: Settings) -> tuple
             reasons.append(f"{name}: {error.strerror or error}: {error.filename}")
         except EdgeDecodeError as error:
             reasons.append(f"{name}: {' '.join(str(error).split())}")
-    return loops, reasons or ([] if loops else [f"there are no other loops on {pair.runtime}"])
+    return loops, reasons or ([] if loops else [f"there are no other loops for {pair.runtime}"])

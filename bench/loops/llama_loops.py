@@ -1,4 +1,4 @@
-"""Greedy loops on a GGUF file that the llama.cpp runtime and our loop are measured against by `bench --overhead`."""
+"""Greedy loops on a GGUF file: references for the llama.cpp runtime and edgedecode's loop in `bench --overhead`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["HighLevelLoop", "LlamaBareLoop"]
 
 
 class LlamaBareLoop:
-    """The least that decodes: the engine's default context in the size and types of ours, one reused batch, and arg-max
-    in numpy over the logits where they are; nothing is checked, nothing can be cropped.
+    """A minimal loop: the engine's default context with edgedecode's size and types, one reused batch, and numpy's
+    arg-max on the engine's logits in place, without checks and without rollback.
 
     The engine's own greedy sampler chain takes 1 to 2% longer (8,192 tokens: 0.654 against 0.648 ms a pass; 151,936:
     17.4 and 17.0).
@@ -54,7 +54,7 @@ class LlamaBareLoop:
         self._logits: FloatArray | None = None
 
     def read(self, prompt: Sequence[int]) -> int:
-        """Start over, read the prompt and return the first token."""
+        """Empty the KV cache, prefill the prompt and return the first token."""
         self._api.llama_memory_clear(self._memory, False)
         for start in range(0, len(prompt), ROWS_PER_PASS):
             tokens = prompt[start : start + ROWS_PER_PASS]
@@ -62,7 +62,7 @@ class LlamaBareLoop:
             if status := self._api.llama_decode(self._native, self._api.llama_batch_get_one(array, len(tokens))):
                 raise RuntimeUnavailable(f"llama.cpp failed to read {len(prompt)} tokens (code {status})")
         self._length = len(prompt)
-        self._logits = self._newest_logits()
+        self._logits = self._last_logits()
         return int(self._logits.argmax())
 
     def decode(self, token: int, count: int) -> list[int]:
@@ -70,7 +70,7 @@ class LlamaBareLoop:
         if self._length + count > self._capacity:
             raise CapabilityError(f"{count} tokens do not fit the {self._capacity - self._length} positions left")
         decode, synchronize = self._api.llama_decode, self._api.llama_synchronize
-        native, row, logits = self._native, self._row, self._newest_logits()
+        native, row, logits = self._native, self._row, self._last_logits()
         tokens: list[int] = []
         for _ in range(count):
             self._token[0] = token
@@ -81,17 +81,17 @@ class LlamaBareLoop:
         self._length += count
         return tokens
 
-    def _newest_logits(self) -> FloatArray:
-        """Return the newest row's logits, where every later pass of one output writes its own."""
+    def _last_logits(self) -> FloatArray:
+        """Return a view of the last row's logits, which each later pass with one output overwrites."""
         pointer = self._api.llama_get_logits(self._native)
         return np.ctypeslib.as_array(pointer, (self._weights.rows,))
 
 
 class HighLevelLoop:
-    """`Llama.generate` at temperature 0, that class's own fastest greedy loop. Raises RuntimeUnavailable.
+    """`Llama.generate` at temperature 0, the fastest greedy loop of that class. Raises RuntimeUnavailable.
 
     `eval` with numpy's arg-max over the class's logits is as fast (8,192 tokens: 0.690 and 0.698 ms a token; 151,936:
-    17.8 and 17.7), `eval` with `sample` slower; flash attention, which the class leaves off, gains 7 to 11%.
+    17.8 and 17.7), `eval` with `sample` is slower; flash attention, off by default in the class, gains 7 to 11%.
     """
 
     name = "llama-cpp-python Llama.generate"
@@ -101,7 +101,7 @@ class HighLevelLoop:
         path = gguf_path(entry, folder, name="target", budget=Budget())
         threads = threads or default_threads(path.stat().st_size)
         self.setting = _described(capacity, threads=threads, kv_type=kv_type)
-        Engine()  # fails with a line that says what to install
+        Engine()  # if llama-cpp-python is missing, its error names the package to install
         from llama_cpp import Llama
 
         try:
@@ -118,21 +118,21 @@ class HighLevelLoop:
                 no_perf=True,
                 verbose=False,
             )
-        except Exception as error:  # the class raises ValueError, and whatever its parts raise
+        except Exception as error:  # ValueError from the class, and any exception from its parts
             raise RuntimeUnavailable(f"the class Llama does not open {path}: {error}") from None
         self._capacity = capacity
         self._length = 0
         self._tokens: Iterator[int] = iter(())
 
     def read(self, prompt: Sequence[int]) -> int:
-        """Start over, read the prompt and return the first token."""
+        """Empty the KV cache, prefill the prompt and return the first token."""
         self._llama.reset()
         self._tokens = self._llama.generate(list(prompt), temp=0.0)
         self._length = len(prompt)
         return next(self._tokens)
 
     def decode(self, token: int, count: int) -> list[int]:
-        """Return the `count` tokens after the newest one."""
+        """Return the next `count` tokens; `token` is ignored, since the generator already has it."""
         if self._length + count > self._capacity:
             raise CapabilityError(f"{count} tokens do not fit the {self._capacity - self._length} positions left")
         self._length += count
@@ -140,10 +140,10 @@ class HighLevelLoop:
 
 
 def _described(capacity: int, *, threads: int, kv_type: str) -> str:
-    """Say what a loop runs with; all of it is as in the runtime itself."""
+    """Return a loop's settings in words; they are those of the runtime."""
     flash = "off" if kv_type == EXACT else "on"
     return (
-        f"context of {capacity}, {threads} threads, {ROWS_PER_PASS} rows a pass, {kv_type} keys and values, "
+        f"context of {capacity}, {threads} threads, {ROWS_PER_PASS} rows per pass, {kv_type} KV cache, "
         f"flash attention {flash}"
     )
 
@@ -160,6 +160,6 @@ def _options(api: Untyped, *, capacity: int, threads: int, kv_type: str) -> Unty
 
 
 def _free(api: Untyped, native: Untyped, weights: Untyped) -> None:
-    """Free the context, then the weights that it needs until then."""
+    """Free the context, then the weights, which the context uses until it is freed."""
     api.llama_free(native)
     weights.close()

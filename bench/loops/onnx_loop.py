@@ -1,7 +1,7 @@
-"""The least that decodes greedily on a pack's target graph: what the runtime and the loop are measured against.
+"""A minimal greedy loop on a pack's target graph: a reference for the ONNX runtime in `bench --overhead`.
 
-One session, one IOBinding, past and present in the same buffers, arg-max in numpy; nothing is checked, nothing can be
-cropped. Session options are those of the runtime itself. Used by `bench --overhead`.
+One session, one IOBinding, past and present in the same buffers, arg-max in numpy, without checks and without rollback.
+Session options are those of the runtime.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KV_TYPE = "float32"
 
 
 class BareLoop:
-    """Reads a prompt, then decodes one row a pass. Positions start over with every `read`."""
+    """Prefills a prompt, then decodes one row per pass. Each `read` starts an empty KV cache."""
 
     name = "bare IOBinding loop"
     runtime = "onnx"
@@ -35,20 +35,20 @@ class BareLoop:
         self, entry: ModelEntry, folder: Path, *, threads: int | None, capacity: int, kv_type: str = KV_TYPE
     ) -> None:
         if kv_type != KV_TYPE:
-            raise CapabilityError(f"it keeps keys and values in {KV_TYPE}, this run in {kv_type}")
+            raise CapabilityError(f"its KV cache is {KV_TYPE}, that of this run is {kv_type}")
         if 0 < entry.window < capacity:
             raise CapabilityError(
-                f"{capacity} positions are more than the {entry.window} that the model's window layers see: the bare "
-                f"loop keeps no window, measure with a shorter prompt and answer"
+                f"{capacity} positions exceed the model's attention window of {entry.window}, which the bare loop does "
+                f"not implement: measure with a shorter prompt and answer"
             )
         graph = choose_graph(entry, folder, name=self.name, needs=())
         if CONCAT in graph.capabilities:
-            raise CapabilityError("the bare loop writes keys and values in place, and this model's graph does not")
+            raise CapabilityError("the bare loop updates the KV cache in place, and this model's graph does not")
         engine = import_engine()
         cpu = choose_provider("cpu", installed=engine.get_available_providers())
         weights = folder / entry.weights
         threads = threads or default_threads(weights.stat().st_size)
-        self.setting = f"context of {capacity}, {threads} threads, {KV_TYPE} keys and values"
+        self.setting = f"context of {capacity}, {threads} threads, {KV_TYPE} KV cache"
         self._session = open_session(folder / graph.file, weights=weights, provider=cpu, threads=threads)
         shape = (1, entry.kv_heads, capacity, entry.head_size)
         names = [f"{layer}.{part}" for layer in range(entry.layers) for part in ("key", "value")]
@@ -59,7 +59,7 @@ class BareLoop:
         self._step = _Pass(self._session, self._cache, width=1, rows=entry.rows, capacity=capacity)
 
     def read(self, prompt: Sequence[int]) -> int:
-        """Read the prompt in one pass and return the first token."""
+        """Prefill the prompt in one pass and return the first token."""
         prefill = _Pass(self._session, self._cache, width=len(prompt), rows=self._rows, capacity=self._capacity)
         self._length = len(prompt)
         return prefill.run(prompt, start=0)
@@ -77,7 +77,7 @@ class BareLoop:
 
 
 class _Pass:
-    """A binding for passes of one width whose last row is scored; its small inputs are written in place."""
+    """A binding for passes of one width that score only the last row; its small inputs are updated in place."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _Pass:
         binding.bind_output("logits", "cpu", 0, np.float32, (1, rows), self._logits.ctypes.data)
 
     def run(self, tokens: Sequence[int], *, start: int) -> int:
-        """Append the tokens at `start` and return the arg-max after the last."""
+        """Run a pass over `tokens` at position `start` and return the arg-max of the last row."""
         width = len(tokens)
         total = start + width
         self._tokens[0] = tokens

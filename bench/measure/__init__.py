@@ -1,1 +1,1 @@
-"""What is measured: the stopwatches, answers under equal conditions, task families, costs of passes, host work."""
+"""Measurements: timed models and answers, task families, costs of forward passes, host overhead, sampling."""

@@ -1,8 +1,8 @@
-"""What passes cost here: the target's curve c(n) and each head's draft step d, measured behind what they follow.
+"""Measures the cost of forward passes: the target's curve c(n), and the draft step d of each head.
 
-A pass leaves the caches, and the engine's threads, to the next one. So a target pass is timed behind another target
-pass, as in plain decoding and with lookups, and behind draft steps, as with the draft model; a draft step behind a
-target pass, as a draft's first, and behind another step, as its others.
+A pass changes the caches and the threads' state for the next one, so the order of passes matters. A target pass is
+timed after another target pass (plain decoding, lookups) and after draft steps (the draft model). A draft step is timed
+after a target pass (the first of a draft) and after another step (the others).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ __all__ = ["CONTEXT", "READ", "WIDEST", "CostMeter", "Costs", "DraftCosts"]
 CONTEXT = 256
 WIDEST = 16
 READ = 64
-"""Tokens the draft model reads at once where its reading is timed."""
+"""Tokens in the timed prefill pass of the draft model."""
 _WARM_UP = 3
 _LEAD_IN = 8
-"""Rows passed, untimed, at a width before it is timed: behind a wide pass narrow ones stay slow for some passes (one
-token of a 10M pack by 19 to 27% at once, 10 to 15% after two; a busy machine), and plain decoding has no wide ones."""
+"""Untimed rows at a width before it is timed. After a wide pass narrow ones stay slow for some passes (one token of a
+10M pack by 19 to 27% at once, 10 to 15% after two; a busy machine), and plain decoding has no wide ones."""
 
 
 _HEADS = {"model": "model", "tree": "model", "trim": "trim"}
-"""Drafters that run the draft model, and with which of its heads. A tree's level counts as a step, though wide ones
-cost somewhat more."""
+"""Drafters that run the draft model, and the head that each uses. A level of a tree counts as one step, although wide
+levels cost somewhat more."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCosts:
-    """Median seconds of a head's draft step behind a target pass and behind another step, and of target passes behind
+    """Median seconds of a head's draft step after a target pass and after another step, and of target passes after
     such steps, by width."""
 
     first_seconds: float
@@ -44,29 +44,29 @@ class DraftCosts:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Median seconds of a target pass by width (all its rows scored), and of draft steps; at `context` tokens."""
+    """Median seconds of a target pass by width (all rows scored) and of draft steps, at `context` tokens."""
 
     context: int
     samples: int
     target_seconds: dict[int, float]
-    """Behind another target pass."""
+    """After another target pass."""
     drafts: dict[str, DraftCosts] = field(default_factory=dict)
-    """By head: the whole one is the "model"."""
+    """By head; "model" is the full head."""
     read_seconds: float | None = None
-    """What the draft model takes to read a token of many; None where that was not measured."""
+    """Seconds per token of the draft model's prefill; None if not measured."""
 
     @property
     def step_seconds(self) -> float:
-        """One target pass over one token, in plain decoding: the unit of c, d and o."""
+        """Seconds of a plain decoding step, a target pass over one token: the unit of c, d and o."""
         return self.target_seconds[1]
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Those whose draft steps were measured."""
+        """The drafters whose draft steps were measured."""
         return tuple(drafter for drafter, head in _HEADS.items() if head in self.drafts)
 
     def c(self, width: float, drafter: str = "none") -> float:
-        """Cost of a pass over `width` tokens, on average; between and beyond the measured widths, linear."""
+        """Cost of a pass over `width` tokens, which may be a mean; linear between and beyond the measured widths."""
         draft = self._draft(drafter)
         curve = self.target_seconds if draft is None or width <= 1 else draft.target_seconds
         known = sorted(curve)
@@ -79,7 +79,7 @@ class Costs:
         return seconds / self.step_seconds
 
     def d(self, drafter: str, length: int = 1) -> float:
-        """Cost of a drafted token, or a tree's level, in a draft of `length`; that of a lookup is host work alone."""
+        """Cost of a drafted token, or of a tree's level, in a draft of `length`; 0 for a lookup, without a model."""
         draft = self._draft(drafter)
         if draft is None:
             return 0.0
@@ -90,12 +90,12 @@ class Costs:
 
 
 class CostMeter:
-    """Times passes over 1 to `widest` tokens behind the same context, a sample of each at a time.
+    """Times passes over 1 to `widest` tokens after the same context; each sample times every width once.
 
-    Samples are taken between the runs they are to explain, so that both see the same machine. Close it to give its
-    states back.
+    Samples are taken between the runs that they are to explain, so that both see the same load on the machine. `close`
+    releases the KV caches.
 
-    context: positions before the passes. reading: time the draft model's reading too.
+    context: positions before the passes. reading: time the draft model's prefill too.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class CostMeter:
 
     @property
     def samples(self) -> int:
-        """Samples taken so far: `costs` can start from here later."""
+        """Number of samples so far, which `costs` takes as `since`."""
         return len(self._samples)
 
     def sample(self, count: int = 1) -> None:
-        """Time every width once, `count` times, each time beginning with another width."""
+        """Take `count` samples, each beginning with another width."""
         for _ in range(count):
             start = self.samples % len(self._next)
             widths = range(1, len(self._next) + 1)
@@ -143,7 +143,7 @@ class CostMeter:
             self._samples.append(sample)
 
     def costs(self, *, since: int = 0) -> Costs:
-        """Return the medians of the samples from number `since` on."""
+        """Return the medians of the samples from index `since` on."""
         samples = self._samples[since:]
         reads = [seconds for sample in samples for seconds in sample.read]
         return Costs(
@@ -159,7 +159,7 @@ class CostMeter:
             state.close()
 
     def _time_round(self, width: int, sample: _Sample) -> None:
-        """Settle, time a target pass, then a round with each head: two draft steps and a target pass."""
+        """Run the lead-in, time a target pass, then for each head two draft steps and a target pass."""
         tokens = self._next[:width]
         for _ in range(max(1, _LEAD_IN // width)):
             timed_pass(self._target, self._state, tokens)
@@ -173,7 +173,7 @@ class CostMeter:
 
 @dataclass(slots=True)
 class _DraftSample:
-    """Seconds of one head's steps, and of target passes behind them by width."""
+    """Seconds of one head's steps, and of the target passes after them, by width."""
 
     first: list[float] = field(default_factory=list)
     next: list[float] = field(default_factory=list)
@@ -182,18 +182,18 @@ class _DraftSample:
 
 @dataclass(slots=True)
 class _Sample:
-    """Seconds: of target passes by width, and of draft steps by head, each behind what `Costs` says."""
+    """Seconds of target passes by width, and of draft steps by head, in the order of passes that `Costs` states."""
 
     target: dict[int, float] = field(default_factory=dict)
     drafts: dict[str, _DraftSample] = field(default_factory=dict)
     read: list[float] = field(default_factory=list)
-    """Seconds a token."""
+    """Seconds per token of prefill."""
 
 
 def _heads(model: TimedModel) -> list[tuple[str, TimedModel | TimedHead]]:
-    """Return what drafters step with."""
-    whole = ("model" if model.card.token_ids is None else "trim", model)
-    return [whole] if model.trimmed is None else [whole, ("trim", model.trimmed)]
+    """Return the heads that drafters run, by name."""
+    own = ("model" if model.card.token_ids is None else "trim", model)
+    return [own] if model.trimmed is None else [own, ("trim", model.trimmed)]
 
 
 def _draft_costs(samples: Sequence[_DraftSample]) -> DraftCosts:

@@ -1,6 +1,7 @@
-"""What passes cost on this device, measured in full instead of learnt in passing, and handed to the scheduler.
+"""`bench --calibrate`: measures the scheduler's cost model in full, instead of learning it while decoding.
 
-For each context bucket c(n), the draft's step and its reading, interleaved; host work by drafter from short answers.
+For each context bucket: c(n), the draft's step and its prefill, interleaved. Host overhead by drafter from short
+answers.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from .timed_answers import Requests
 __all__ = ["CONTEXTS", "bucket_contexts", "learn", "measure_buckets", "measure_host"]
 
 CONTEXTS = (256, 1024, 4096, 12288)
-"""Tokens of context, one in each bucket of the cost model."""
+"""A context length in each bucket of the cost model."""
 _HOST_DRAFT = 2
+"""Draft length for measuring host overhead."""
 _SETTLING = 8
-"""So often a median is told to the cost model, which takes a single pass for noise."""
+"""Number of times a median is passed to the cost model, which treats a single pass as noise."""
 
 
 def bucket_contexts(most: int) -> list[int]:
-    """Return the context of each bucket that a state of `most` positions reaches; at least one."""
+    """Return the context of each bucket that a KV cache of `most` positions reaches, at least one."""
     fitting = [context for context in CONTEXTS if context + READ <= most]
     return fitting or [max(1, most - READ)]
 
@@ -42,7 +44,7 @@ def measure_buckets(
     repetitions: int,
     advance: Callable[[], None],
 ) -> list[Costs]:
-    """Time passes at each context, a sample of each in turn."""
+    """Time passes at each context, with interleaved samples."""
     meters = [CostMeter(timed, tokens=tokens, widest=WIDEST + 1, context=context, reading=True) for context in contexts]
     try:
         for _ in range(repetitions):
@@ -58,7 +60,7 @@ def measure_buckets(
 def measure_host(
     requests: Requests, prompts: Sequence[Prompt], *, advance: Callable[[], None] = lambda: None
 ) -> dict[str, float]:
-    """Return the host's median seconds in a round of each of the settings' drafters; "none" is plain decoding's."""
+    """Return the median host overhead per round in seconds, by drafter; "none" is plain decoding."""
     gaps: dict[Arm, list[float]] = {PLAIN: [], **{Arm(name, _HOST_DRAFT): [] for name in requests.settings.drafters}}
     for prompt in prompts:
         for arm, mine in gaps.items():
@@ -69,9 +71,9 @@ def measure_host(
 
 
 def learn(pair: Pair, costs: Sequence[Costs], *, host: Mapping[str, float]) -> None:
-    """Put these in the place of what the pair's scheduler learnt so far of costs."""
+    """Replace the cost model of the pair's scheduler with these measurements."""
     model = CostModel()
-    for measured in reversed(costs):  # the first one's draft costs stand: most text is short
+    for measured in reversed(costs):  # so that the draft costs of the shortest context stay: most text is short
         alone = CostModel()
         for cost in _rounds(measured):
             alone.observe(cost, context_tokens=measured.context)
@@ -83,7 +85,7 @@ def learn(pair: Pair, costs: Sequence[Costs], *, host: Mapping[str, float]) -> N
 
 
 def _rounds(costs: Costs) -> list[RoundCost]:
-    """Return rounds that cost what was measured; the narrow ones come first, as the unit of the others."""
+    """Return rounds with the measured costs, the narrowest first, which the cost model takes as the unit."""
     rounds = [
         RoundCost(width, seconds) for width, seconds in sorted(costs.target_seconds.items()) for _ in range(_SETTLING)
     ]

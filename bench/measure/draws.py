@@ -1,6 +1,6 @@
-"""What drawing a token from a row of a large vocabulary costs: every combination of options on rows of many shapes.
+"""Measures sampling a token from a row of a large vocabulary: all combinations of options on many shapes of rows.
 
-Knows no pack: the rows are made here, and lie in the processor's cache as far as they fit.
+The rows are generated here and stay in the processor's cache as far as they fit.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ __all__ = ["DrawCost", "draw_shapes", "measure_draws"]
 
 VOCABULARY = 151_936
 SEEN = 500
+"""Distinct ids that the repeat penalty applies to."""
 LOOKS = 3
-"""Draws that find the slowest combination of a shape, which is then measured."""
+"""Trial draws per combination, to find the slowest one of a shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawCost:
-    """Median seconds of a draw from one shape of row: greedy, and with the slowest combination of options."""
+    """Median seconds of a draw from one shape of row, greedy and with the slowest combination of options."""
 
     shape: str
     greedy_seconds: float
@@ -37,7 +38,7 @@ class DrawCost:
 
 
 def draw_shapes(size: int = VOCABULARY) -> Iterator[tuple[str, FloatArray]]:
-    """Yield rows with their names: those of models, and those that are hard to cut or to bin."""
+    """Yield rows with their names: typical ones, and ones that are hard to truncate or to bin."""
     generator = np.random.default_rng(0)
     normal = generator.standard_normal(size)
     places = np.arange(size)
@@ -51,7 +52,7 @@ def draw_shapes(size: int = VOCABULARY) -> Iterator[tuple[str, FloatArray]]:
         ("flat", 0.01 * normal),
         ("all equal", np.full(size, 0.37)),
         ("two values", np.where(normal > 0, 1, 0)),
-        ("three neighbours", 1 - generator.integers(0, 3, size) * 2.0**-24),
+        ("three adjacent floats", 1 - generator.integers(0, 3, size) * 2.0**-24),
         ("ties at thresholds", np.where(places % 1001 == 1, 3, np.where(places % 3 == 0, 0, -2))),
         ("rounded", np.round(16 * normal) / 16),
         ("one above equals", np.where(places == 5, 10, 0)),
@@ -64,7 +65,7 @@ def draw_shapes(size: int = VOCABULARY) -> Iterator[tuple[str, FloatArray]]:
 def measure_draws(
     helper: RowDraw, *, repetitions: int, advance: Callable[[], None], size: int = VOCABULARY, quick: bool = False
 ) -> list[DrawCost]:
-    """Look at every combination a few times on each shape, and measure the slowest one `repetitions` times."""
+    """Time every combination LOOKS times on each shape, and the slowest one `repetitions` times."""
     return [
         _cost(helper, name, row, repetitions=repetitions, advance=advance, quick=quick)
         for name, row in draw_shapes(size)

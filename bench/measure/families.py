@@ -1,4 +1,4 @@
-"""Measures one task family: every arm on every prompt, interleaved, and what follows from it."""
+"""Measures one task family, every arm on every prompt, interleaved, and computes its figures."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .timed_answers import Requests, Run
 __all__ = ["measure_family"]
 
 SAMPLES = 1
-"""Cost samples a repetition: nine in the usual nine."""
+"""Cost samples per repetition."""
 
 Runs = list[list[Run]]
 """[prompt][repetition]"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """An arm's runs and plain decoding's on the prompts whose text is the same; on all when none is (same 0)."""
+class _Comparable:
+    """Runs of an arm and of a baseline on the `same` prompts with equal text, or on all prompts if `same` is 0."""
 
     mine: Runs
     plain: Runs
@@ -35,9 +35,10 @@ class _Kept:
 
 
 def measure_family(requests: Requests, family: str, *, meter: CostMeter, advance: Callable[[], None]) -> FamilyResult:
-    """Run the family's prompts. `advance` is called after every run.
+    """Run the family's prompts; `advance` is called after every run.
 
-    Beside fixed arms costs are sampled in between, so that both see the same machine; else all samples there are serve.
+    With fixed arms, costs are sampled between the runs, so that both see the same load on the machine. Without them,
+    all samples taken so far are used.
     """
     settings = requests.settings
     prompts = settings.of_family(family)
@@ -48,7 +49,7 @@ def measure_family(requests: Requests, family: str, *, meter: CostMeter, advance
         if settings.fixed:
             meter.sample(SAMPLES)
         for index, prompt in enumerate(prompts):
-            # Each time another arm goes first: drift of clock and caches hits all alike.
+            # Each time another arm goes first, so that drift of clock and caches affects all arms alike.
             start = (repetition + index) % len(arms)
             for arm in (*arms[start:], *arms[:start]):
                 runs[arm][index].append(requests.answer(prompt, arm))
@@ -79,21 +80,21 @@ def _family(family: str, runs: dict[Arm, Runs], *, settings: Settings, costs: Co
 
 
 def _hindsight(result: FamilyResult, runs: dict[Arm, Runs], *, settings: Settings) -> Hindsight | None:
-    """Compare the scheduler with the best fixed arm, on the prompts where both said what plain decoding says."""
+    """Compare the scheduler with the best fixed arm, on the prompts where both generated plain decoding's text."""
     best, speed_up = PLAIN, 1.0
     if result.best is not None and (result.best.speed_up or 0.0) > 1:
         best, speed_up = Arm(result.best.drafter, result.best.length), result.best.speed_up or 0.0
     mine, rival, plain = runs[SCHEDULED], runs[best], runs[PLAIN]
-    same = [_same_text((*ours, *theirs), plainly) for ours, theirs, plainly in zip(mine, rival, plain, strict=True)]
+    same = [_same_text((*ours, *theirs), base) for ours, theirs, base in zip(mine, rival, plain, strict=True)]
     if not any(same):
         return None
-    kept = _Kept(list(compress(mine, same)), list(compress(rival, same)), same=sum(same))
+    kept = _Comparable(list(compress(mine, same)), list(compress(rival, same)), same=sum(same))
     ratio, whole = (median(_ratios(kept, seconds)) for seconds in (_decoding, _whole))
     return Hindsight(str(best), speed_up, ratio=ratio, whole_ratio=whole)
 
 
 def _arm(arm: Arm, runs: Runs, *, plain: Runs, costs: Costs) -> ArmResult:
-    kept = _kept(runs, plain)
+    kept = _comparable(runs, plain)
     survival = _survival(kept.mine)
     host = Host(_host(kept.plain), _host(kept.mine))
     ratios, wholes = (_ratios(kept, seconds) if kept.same else [] for seconds in (_decoding, _whole))
@@ -125,7 +126,7 @@ def _arm(arm: Arm, runs: Runs, *, plain: Runs, costs: Costs) -> ArmResult:
 def _predicted(
     arm: Arm, survival: Survival, costs: Costs, *, host: Host, drafters: Mapping[str, DrafterCount]
 ) -> float:
-    """Return the S that these rounds should have had; the scheduler's rounds are of several drafters, each at its d."""
+    """Return the S predicted for these rounds; the scheduler's rounds have several drafters, each with its own d."""
     if arm.drafter is not None:
         return predicted(survival, costs, drafter=arm.drafter, host=host)
     drafting = sum(
@@ -135,14 +136,14 @@ def _predicted(
 
 
 def _bound(arms: Sequence[ArmResult], runs: dict[Arm, Runs], *, settings: Settings, costs: Costs) -> tuple[float, str]:
-    """Return max S(k) and its arm: for each drafter from the survival recorded at its longest length.
+    """Return max S(k) and its arm, for each drafter from the survival recorded at its longest length.
 
-    A smaller tree is no beginning of a larger one: of trees the arms that ran count.
+    A smaller tree is not a prefix of a larger one, so for trees only the measured arms count.
     """
     bounds = [(1.0, str(PLAIN))]
     longest = max(settings.lengths)
     for drafter in settings.drafters:
-        kept = _kept(runs[Arm(drafter, longest)], runs[PLAIN])
+        kept = _comparable(runs[Arm(drafter, longest)], runs[PLAIN])
         survival = _survival(kept.mine)
         if survival.branching > 1:
             bounds += [(arm.predicted, arm.name) for arm in arms if arm.drafter == drafter]
@@ -155,19 +156,19 @@ def _bound(arms: Sequence[ArmResult], runs: dict[Arm, Runs], *, settings: Settin
     return max(bounds, key=lambda bound: bound[0])
 
 
-def _kept(mine: Runs, plain: Runs) -> _Kept:
+def _comparable(mine: Runs, plain: Runs) -> _Comparable:
     same = [_same_text(ours, theirs) for ours, theirs in zip(mine, plain, strict=True)]
     if not any(same):
-        return _Kept(mine, plain, same=0)
-    return _Kept(list(compress(mine, same)), list(compress(plain, same)), same=sum(same))
+        return _Comparable(mine, plain, same=0)
+    return _Comparable(list(compress(mine, same)), list(compress(plain, same)), same=sum(same))
 
 
 def _same_text(mine: Sequence[Run], theirs: Sequence[Run]) -> bool:
-    """Every repetition must have said what plain decoding said first: verified text is plain's own."""
+    """Tell whether every repetition, of plain decoding too, generated the tokens of plain decoding's first run."""
     return all(run.tokens == theirs[0].tokens for run in (*mine, *theirs))
 
 
-def _ratios(kept: _Kept, seconds: Callable[[Run], float]) -> list[float]:
+def _ratios(kept: _Comparable, seconds: Callable[[Run], float]) -> list[float]:
     pairs = zip(_by_repetition(kept.plain, seconds), _by_repetition(kept.mine, seconds), strict=True)
     return [theirs / mine for theirs, mine in pairs]
 
@@ -185,13 +186,13 @@ def _whole(run: Run) -> float:
 
 
 def _first_token(runs: Runs) -> float:
-    """Return the seconds from a request to its first token: the median over repetitions of the mean over turns."""
+    """Return the time to first token in seconds: the median over repetitions of the mean over turns."""
     turns = _by_repetition(runs, lambda run: len(run.stats))
     return median(s / n for s, n in zip(_by_repetition(runs, lambda run: run.first_seconds), turns, strict=True))
 
 
 def _drafters(runs: Runs) -> dict[str, DrafterCount]:
-    """Return what each drafter gave, the most used first."""
+    """Return each drafter's counts, the most used drafter first."""
     counts: dict[str, DrafterCount] = {}
     for run in _all(runs):
         for stats in run.stats:
@@ -220,7 +221,7 @@ def _survival(runs: Runs) -> Survival:
 
 
 def _speed(runs: Runs) -> float:
-    """Tokens after the first of each turn, per second: the median over repetitions."""
+    """Return tokens per second after the first token of each turn: the median over repetitions."""
     tokens = [sum(len(run.tokens) - len(run.stats) for run in repetition) for repetition in zip(*runs, strict=True)]
     return median(count / seconds for count, seconds in zip(tokens, _by_repetition(runs, _decoding), strict=True))
 

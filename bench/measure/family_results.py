@@ -1,4 +1,4 @@
-"""The figures of a bench run, by family and arm: values only, JSON-serialisable with `dataclasses.asdict`."""
+"""The figures of a bench run by family and arm, JSON-serialisable with `dataclasses.asdict`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["ArmResult", "FamilyResult", "Hindsight"]
 class ArmResult:
     """One drafter at one length on one family, or the scheduler (drafter or length None).
 
-    `speed_up` is the median over repetitions of plain seconds / this arm's seconds after the first token, over the
-    prompts whose text is plain's own; None when no prompt's is. `speed_ups` are all of them, sorted. `whole_…`: of
-    whole requests, the prompts' reading included. `divergent` counts the other prompts.
-    Every other figure is of the same prompts as `speed_up`, of all prompts when it is None.
+    `speed_up` is plain decoding's seconds / this arm's seconds after the first token, the median over repetitions, on
+    the prompts whose text equals plain decoding's; None if there are none. `speed_ups` holds all repetitions, sorted.
+    The `whole_…` figures are for full requests, with prefill. `divergent` counts the prompts with another text. All
+    other figures are for the same prompts as `speed_up`, or for all prompts if it is None.
     """
 
     drafter: str | None
@@ -28,27 +28,27 @@ class ArmResult:
     whole_speed_up: float | None
     whole_speed_ups: tuple[float, ...]
     first_token_seconds: float
-    """From the request to the first token, median of all turns' means."""
+    """Time to first token: the median over repetitions of the mean over turns."""
     predicted: float
     tokens_per_second: float
     acceptance_length: float
     acceptance_per_position: tuple[float, ...]
     rounds: int
-    """Of all repetitions, without those that read prompts."""
+    """Rounds of all repetitions, without prefill."""
     proposed: int
     accepted: int
     drafters: dict[str, DrafterCount]
     plain_rounds: dict[str, int]
-    """Rounds without a draft, by why."""
+    """Rounds without a draft, by reason."""
     divergent: int
     host_seconds_per_round: float
     reading_share: float
-    """Of the seconds, the draft model's reading of the prompt: measured, but no part of the prediction."""
+    """Share of the time that the draft model's prefill takes, which `predicted` leaves out."""
     time: TimeSplit
 
     @property
     def wasted(self) -> int:
-        """Tokens drafted for nothing."""
+        """Drafted tokens that were rejected."""
         return self.proposed - self.accepted
 
     @property
@@ -62,10 +62,10 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class Hindsight:
-    """The best that one fixed choice could do on a family, plain decoding included, and how the scheduler compares.
+    """The best fixed arm of a family, plain decoding included, and how the scheduler compares with it.
 
-    The ratios are medians over repetitions of its seconds / the scheduler's, on the prompts where both said what plain
-    decoding says. A maximum of noisy figures is a little too high.
+    The ratios are the arm's seconds / the scheduler's, medians over repetitions, on the prompts where both generated
+    plain decoding's text. As the maximum of noisy figures, `speed_up` is slightly too high.
     """
 
     arm: str
@@ -81,24 +81,24 @@ class FamilyResult:
     family: str
     prompts: int
     tokens: int
-    """Tokens of one repetition, plain."""
+    """Tokens of one repetition of plain decoding."""
     plain_tokens_per_second: float
     plain_first_token_seconds: float
     plain_host_seconds_per_token: float
     plain_unstable: int
-    """Prompts whose plain text was not the same in every repetition: those speak against the machine or the engine."""
+    """Prompts whose plain text differs between repetitions, which points to a fault of the machine or the engine."""
     scheduled: ArmResult
     arms: tuple[ArmResult, ...]
-    """The fixed ones; none where they were not asked for, and then no bound and no hindsight either."""
+    """The fixed arms; empty if not requested, and then there is no bound and no hindsight."""
     bound: float | None
-    """Max over drafters and k of S(k), k = 0 included."""
+    """Maximum of S(k) over drafters and k, k = 0 included."""
     bound_arm: str
     hindsight: Hindsight | None
-    """None also where no prompt's texts are comparable."""
+    """None also if no prompt's texts are comparable."""
 
     @property
     def best(self) -> ArmResult | None:
-        """The fastest fixed arm whose text was plain's own on at least half of the prompts; None: there is none."""
+        """The fastest fixed arm whose text equals plain decoding's on at least half of the prompts, if any."""
         measured = [arm for arm in self.arms if arm.speed_up is not None and 2 * arm.divergent <= self.prompts]
         return max(measured, key=lambda arm: arm.speed_up or 0.0, default=None)
 

@@ -1,8 +1,9 @@
-"""What our loop adds to the engine: host work between passes, and our plain speed against bare loops of the engine.
+"""Measures the overhead of edgedecode's loop: host overhead between passes, and its plain speed against bare loops.
 
-Host work of a round: from the return of the target's `forward` to the next call of it, less the draft model's own
-`forward`s. It holds sampling, verification, `keep`, counting, detokenizing, stop strings, the consumer's loop and the
-drafter's Python. Glue inside `forward` counts as engine here, and shows in the comparison with the bare loops.
+The host overhead of a round is the time from the return of the target's `forward` to its next call, less the draft
+model's `forward` calls: sampling, verification, `keep`, counting, detokenizing, stop strings, the consumer's loop and
+the drafter's Python. Python code inside `forward` counts as engine time here, and shows in the comparison with the bare
+loops.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["HostWork", "LoopRatio", "compare_loops", "measure_host_work"]
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """Host seconds per round of one arm; for drafting arms over the rounds that really carried a draft."""
+    """Host overhead per round of one arm; for drafting arms, of the rounds that had a draft."""
 
     arm: str
     rounds: int
@@ -34,7 +35,7 @@ class HostWork:
 
 @dataclass(frozen=True, slots=True)
 class LoopRatio:
-    """Our plain loop against another loop: median over repetitions of its seconds / ours for the same tokens."""
+    """Our plain loop against another loop: its seconds / ours for the same tokens, the median over repetitions."""
 
     loop: str
     setting: str
@@ -44,11 +45,11 @@ class LoopRatio:
     tokens_per_second: float
     tokens: int
     same_tokens: int
-    """How many tokens agree before the first difference."""
+    """Number of tokens that agree before the first difference."""
 
 
 def measure_host_work(timed: TimedPair, *, settings: Settings, advance: Callable[[], None]) -> list[HostWork]:
-    """Answer every prompt with every arm, interleaved, and take the host's share of every round."""
+    """Answer every prompt with every arm, interleaved, and return the host overhead of their rounds."""
     gaps: dict[Arm, list[float]] = {arm: [] for arm in arms_of(settings)}
     for _ in range(settings.repetitions):
         for prompt in settings.prompts:
@@ -62,17 +63,17 @@ def measure_host_work(timed: TimedPair, *, settings: Settings, advance: Callable
 def compare_loops(
     timed: TimedPair, loops: Sequence[GreedyLoop], *, text: str, settings: Settings, advance: Callable[[], None]
 ) -> list[LoopRatio]:
-    """Continue `text` by settings.max_tokens tokens with our loop and each other one, interleaved."""
+    """Continue `text` by settings.max_tokens tokens with our loop and with each other one, interleaved."""
     prompt = timed.pair.tokenizer.encode(text, add_special=True)
     ours: list[LoopRun] = []
     theirs: list[list[LoopRun]] = [[] for _ in loops]
     for repetition in range(settings.repetitions + 1):
-        # Ours goes first and last in turn, so that neither always follows the other.
+        # Our loop alternates between first and last, so that no loop always follows the same one.
         first = [_our_run(timed, text, settings)] if repetition % 2 else []
         others = [time_loop(loop, prompt, count=settings.max_tokens) for loop in loops]
         mine = first or [_our_run(timed, text, settings)]
         advance()
-        if repetition:  # the first is a warm-up
+        if repetition:  # the first one is the warm-up
             ours += mine
             for runs, run in zip(theirs, others, strict=True):
                 runs.append(run)

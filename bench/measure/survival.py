@@ -1,9 +1,9 @@
-"""What was drafted and accepted, summed over runs, and the speed-up this predicts (goodput, TurboSpec, 2406.14066).
+"""Counts of drafted and accepted tokens over runs, and the speed-up they predict (goodput, TurboSpec, 2406.14066).
 
-A round with a draft of L tokens costs c(L + 1) + L·d + o target passes and gives its accepted tokens and one more (a
-tree of L levels is as wide as it has nodes, and costs a draft step a level):
-    S(k) = (1 + Σ_{j≤k} Π_{i≤j} a_i) / (c(k + 1) + k·d + o), times 1 + o₀, plain decoding's own host work.
-Drafts shorter than k (at the end of an answer, or where a lookup found little) count with their own length.
+A round with a draft of L tokens costs c(L + 1) + L·d + o target passes and yields its accepted tokens and one more. A
+tree of L levels has a width of its number of nodes, and costs one draft step per level.
+    S(k) = (1 + Σ_{j≤k} Π_{i≤j} a_i) / (c(k + 1) + k·d + o), times 1 + o₀, the host overhead of plain decoding.
+Drafts shorter than k (at the end of an answer, or after a short lookup match) count with their own length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Host", "Survival", "predicted", "predicted_at"]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Host seconds per token of plain decoding and per verified round: o₀ and o, before they are divided by a pass."""
+    """Host overhead per token of plain decoding and per verified round: o₀ and o, in seconds instead of passes."""
 
     plain_seconds: float
     round_seconds: float
@@ -27,7 +27,7 @@ class Host:
 
 @dataclass(slots=True)
 class Survival:
-    """Counts over the rounds after the prompt's own pass, which never carries a draft."""
+    """Counts over the rounds after prefill, which never has a draft."""
 
     rounds: int = 0
     tokens: int = 0
@@ -48,7 +48,7 @@ class Survival:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens per target pass, the bonus included."""
+        """Tokens per target pass, the bonus token included."""
         return self.tokens / self.rounds if self.rounds else 0.0
 
     @property
@@ -59,11 +59,11 @@ class Survival:
 
     @property
     def per_position(self) -> list[float]:
-        """Of the drafts at least j + 1 long, the share whose first j + 1 tokens were accepted."""
+        """For position j, the share of drafts at least j + 1 long whose first j + 1 tokens were accepted."""
         return [survived / reached for survived, reached in zip(self.survived, self.reached, strict=True) if reached]
 
     def drafts_of(self, length: int, *, longest: int) -> int:
-        """Return how many rounds had a draft of this length, had drafts been cut at `longest`."""
+        """Return the number of rounds with a draft of this length if drafts were cut at `longest`."""
         at_least = self.rounds if length == 0 else self._reached(length - 1)
         return at_least - (self._reached(length) if length < longest else 0)
 
@@ -72,9 +72,9 @@ class Survival:
 
 
 def predicted(survival: Survival, costs: Costs, *, drafter: str, host: Host, drafting: float = 0.0) -> float:
-    """Return the speed-up that these rounds should have had, at the costs measured beside them.
+    """Return the speed-up predicted for these rounds by the measured costs.
 
-    drafting: what drafts cost in plain steps beyond this drafter's d, where other drafters had a part in the rounds.
+    drafting: cost of drafts in plain decoding steps beyond this drafter's d, when other drafters took part.
     """
     longest = len(survival.reached)
     tokens = survival.tokens
@@ -84,7 +84,7 @@ def predicted(survival: Survival, costs: Costs, *, drafter: str, host: Host, dra
 
 
 def predicted_at(survival: Survival, costs: Costs, *, drafter: str, host: Host, length: int) -> float:
-    """Return S(k) for a draft length k up to the recorded one, from the recorded survival; 1 for k = 0."""
+    """Return S(k) for a draft length k up to the recorded length, from the recorded survival; 1 for k = 0."""
     if length == 0:
         return 1.0
     tokens = survival.rounds + sum(survival.survived[:length])

@@ -1,4 +1,4 @@
-"""Stopwatches around language models: when each of its passes began and ended. Changes nothing of what it computes."""
+"""Wrappers around language models that record the start and end of each forward pass."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Call = ParamSpec("_Call")
 
 
 class Pass(NamedTuple):
-    """One call of `forward` with `width` tokens: from its entry to its return, the runtime's own glue included."""
+    """One call of `forward` with `width` tokens, from entry to return, the runtime's own Python code included."""
 
     started: float
     ended: float
@@ -75,7 +75,7 @@ class TimedModel:
 
 
 class TimedHead:
-    """A smaller head whose passes its model's stopwatch records."""
+    """A smaller head that records its passes in the list of its model."""
 
     def __init__(self, head: Head, passes: list[Pass]) -> None:
         self._head = head
@@ -104,7 +104,7 @@ class TimedRuntime:
 
     def footprint(self, request: ModelRequest) -> ModelFootprint:
         if not isinstance(self._runtime, PlanningRuntime):
-            raise CapabilityError(f"the engine {self.name} does not tell what a model takes before it is loaded")
+            raise CapabilityError(f"the engine {self.name} cannot state a model's memory before it is loaded")
         return self._runtime.footprint(request)
 
     def open(self, request: ModelRequest) -> TimedModel:
@@ -112,15 +112,16 @@ class TimedRuntime:
 
 
 class TimedPair:
-    """A pair on a TimedRuntime, and its stopwatches. `draft` is None when the pack has none, or none is wanted.
+    """A pair on a TimedRuntime, and its timed models. `draft` is None without `with_draft` or a draft model.
 
-    drafters: those that will run, whose draft models are loaded now; a smaller head may need a copy of its own.
+    drafters: the drafters that will run, whose draft models are loaded now. A smaller head may need a separate copy of
+    the draft model.
     """
 
     def __init__(self, pair: Pair, *, with_draft: bool, drafters: Sequence[str] = ()) -> None:
         if with_draft:
             sources = [source for name in drafters if (source := pair.drafter_source(name)).needs_model]
-            for source in sorted(sources, key=lambda source: not source.needs):  # one copy may then serve all
+            for source in sorted(sources, key=lambda source: not source.needs):  # so that one copy may serve all
                 pair.drafts.offering(source.needs)
         draft = pair.draft if with_draft else None
         assert isinstance(pair.target, TimedModel)
@@ -134,11 +135,11 @@ class TimedPair:
         return [model for model in loaded if isinstance(model, TimedModel)]
 
     def clear(self) -> None:
-        """Forget the passes so far."""
+        """Discard the passes recorded so far."""
         for model in (self.target, *self.drafts):
             model.passes.clear()
 
     @property
     def draft_passes(self) -> list[Pass]:
-        """The passes of all copies, in the order of time."""
+        """The passes of all copies, in order of time."""
         return sorted(each for model in self.drafts for each in model.passes)

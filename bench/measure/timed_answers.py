@@ -1,8 +1,8 @@
-"""Prompts answered under the same conditions each time, and measured: tokens, seconds, host work between passes.
+"""Answers prompts under equal conditions and measures tokens, seconds and the host overhead between passes.
 
-A user's steady state is a pair that has learnt from earlier prompts. So the scheduler answers some other prompts first,
-unmeasured, and every measured request begins with what it knew then of drafts; what passes cost it goes on learning.
-The stores that drafters share are emptied before each request, so that no repetition drafts from the one before.
+A user's pair has learnt from earlier prompts. So the scheduler first answers some warm-up prompts, and each measured
+request starts from the acceptance statistics learnt there; costs of passes are learnt throughout. The stores that
+drafters share are emptied before each request, so that no repetition drafts from an earlier one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["HostGap", "Requests", "Run", "answer", "host_gaps", "reading_seconds
 
 
 class HostGap(NamedTuple):
-    """All the host did between two passes of the target: sampling, verifying, keeping, counting, text, the consumer,
-    and drafting without the draft model's own passes. `drafted`: both passes carried a draft."""
+    """Host overhead between two target passes: sampling, verification, counting, text, the consumer, and drafting
+    without the draft model's passes. `drafted`: both passes had a draft."""
 
     seconds: float
     drafted: bool
@@ -34,11 +34,11 @@ class HostGap(NamedTuple):
 
 @dataclass(slots=True)
 class Run:
-    """`seconds`: wall clock from the end of the pass that read the prompt to the end of the answer, over all turns.
+    """One answer to a prompt, summed over its turns.
 
-    `whole_seconds` begin with the request, so they hold the reading of the prompts; `first_seconds` are what of them
-    had passed when the first token was there. `stats` has one entry a turn. `host`: one entry per round.
-    `reading_seconds`: what the draft model took to read prompts, which the formula knows nothing about.
+    `seconds`: wall clock from the end of prefill to the end of the answer. `whole_seconds`: the full request, with
+    prefill. `first_seconds`: time to first token. `stats`: one entry per turn. `host`: one entry per round.
+    `reading_seconds`: the draft model's prefill, which the predicted speed-up leaves out.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -51,14 +51,14 @@ class Run:
 
 
 class Requests:
-    """Answers prompts with an arm. The pair is this one's until the measurement ends."""
+    """Answers prompts with an arm. Nothing else may use the pair until the measurement ends."""
 
     def __init__(self, timed: TimedPair, settings: Settings) -> None:
         self.timed, self.settings = timed, settings
         self._known = timed.pair.experience.as_dict()
 
     def warm_up(self, prompts: Sequence[Prompt], *, advance: Callable[[], None] = lambda: None) -> None:
-        """Let the scheduler learn from these prompts; they should be none of the measured ones."""
+        """Let the scheduler learn from these prompts, which should not be among the measured ones."""
         for prompt in prompts:
             self._forget_answers()
             answer(self.timed, prompt, arm=SCHEDULED, settings=self.settings)
@@ -66,16 +66,16 @@ class Requests:
         self._known = self.timed.pair.experience.as_dict()
 
     def answer(self, prompt: Prompt, arm: Arm) -> Run:
-        """Answer a prompt as if it was never seen before."""
+        """Answer a prompt as if for the first time."""
         self._forget_answers()
         if arm.scheduled:
             self.restore()
         return answer(self.timed, prompt, arm=arm, settings=self.settings)
 
     def restore(self) -> None:
-        """Let the scheduler know of drafts what it knew after the warm-up; costs and accounts go on.
+        """Reset the scheduler's acceptance statistics to those after the warm-up; keep its costs and its ledger.
 
-        Else an account that the warm-up used up would never fill, and one that it filled never empty.
+        With a reset ledger, an account emptied by the warm-up would never fill, and one filled by it never empty.
         """
         pair = self.timed.pair
         known, pair.experience = pair.experience, Experience.from_dict(self._known)
@@ -87,7 +87,7 @@ class Requests:
 
 
 def answer(timed: TimedPair, prompt: Prompt, *, arm: Arm, settings: Settings) -> Run:
-    """Answer every turn of the prompt in a session of its own: nothing is cached from run to run."""
+    """Answer every turn of the prompt in a new session, so that nothing is cached between runs."""
     options = SessionOptions(
         sampling=settings.sampling,
         drafter=arm.drafter,
@@ -103,7 +103,7 @@ def answer(timed: TimedPair, prompt: Prompt, *, arm: Arm, settings: Settings) ->
 
 
 def host_gaps(target: Sequence[Pass], draft: Sequence[Pass]) -> list[HostGap]:
-    """Return, for each pass of the target but the last, the seconds until the next one less the draft's passes."""
+    """Return, for each target pass except the last, the seconds until the next one less the draft's passes."""
     gaps: list[HostGap] = []
     index = 0
     for before, after in pairwise(target):
@@ -117,14 +117,14 @@ def host_gaps(target: Sequence[Pass], draft: Sequence[Pass]) -> list[HostGap]:
 
 
 def reading_seconds(target: Sequence[Pass], draft: Sequence[Pass]) -> float:
-    """Return what the draft model took to read the prompt: its passes before the first drafting round's target pass.
+    """Return the seconds of the draft model's prefill: its passes before the first drafting round's target pass.
 
-    It reads in chunks; the last chunk gives the first drafted token, and every further one takes a pass more.
+    Prefill runs in chunks. The last chunk yields the first drafted token; each further token takes another pass.
     """
     if len(target) < 2:
         return 0.0
     passes = [item for item in draft if item.ended <= target[1].started]
-    steps = max(0, target[1].width - 2)  # the pass holds the token before the draft, and the draft
+    steps = max(0, target[1].width - 2)  # the target pass covers the token before the draft, and the draft
     return sum(item.seconds for item in passes[: len(passes) - steps])
 
 
@@ -144,7 +144,10 @@ def _turn(timed: TimedPair, session: Session, turn: str, *, run: Run, arm: Arm, 
 
 
 def _reading(timed: TimedPair, rounds: Sequence[Pass], arm: Arm) -> float:
-    """Return what the draft model took to read. A scheduler lets it begin when it will; passes of steps are narrow."""
+    """Return the seconds of the draft model's prefill.
+
+    With the scheduler, prefill may begin in any round; its passes are recognised by their width.
+    """
     if not arm.scheduled:
         return reading_seconds(rounds, timed.draft_passes)
     return sum(item.seconds for item in timed.draft_passes if item.width > 2)

@@ -1,1 +1,1 @@
-"""Other engines on the same weights and prompts, each in a process of its own, interleaved with ours."""
+"""Other engines on the same weights and prompts, each in its own process, interleaved with edgedecode."""

@@ -1,4 +1,4 @@
-"""`bench --against`: opens the peers, compares, shows tables. The order of things."""
+"""`bench --against`: opens the peers, runs the comparison and prints its tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 def against(
     arguments: Namespace, pair: Pair, *, settings: Settings, report: Report, progress: Progress
 ) -> dict[str, object]:
-    """Compare the pair with the peers that `--against` names, show the tables and return what the JSON line holds."""
+    """Compare the pair with the peers of `--against`, print the tables and return the content of the JSON line."""
     peers, reasons = open_peers(arguments, pair, capacity=settings.context)
     if not peers:
         report.lines([f"Not compared: {reason}" for reason in reasons])
@@ -45,7 +45,7 @@ def against(
 
 
 def _summaries(comparison: Comparison) -> dict[str, object]:
-    """Return what each peer comes to, plain and speculative, and the fastest of all."""
+    """Return the summaries of each peer, plain and speculative, and of the fastest speculation of any peer."""
     found = {f"{name} plain": comparison.plain(name) for name in comparison.settings}
     found |= {f"{name} speculative": comparison.speculative(name) for name in comparison.settings}
     found["best peer speculative"] = comparison.speculative()
@@ -53,7 +53,7 @@ def _summaries(comparison: Comparison) -> dict[str, object]:
 
 
 def _answers(peers: list[PeerProcess], settings: Settings) -> int:
-    """Return how many answers will be asked for: the pass before, then ours and one of each kind, every repetition."""
+    """Return the number of answers: the rehearsal, then each repetition with ours and one mode of each kind."""
     modes = sum(len(peer.modes) for peer in peers)
     kinds = 2 + sum(len({kind_of(mode) for mode in peer.modes}) for peer in peers)
     rehearsed = sum(min(REHEARSED, len(settings.of_family(family))) for family in settings.families)
@@ -61,15 +61,15 @@ def _answers(peers: list[PeerProcess], settings: Settings) -> int:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise InputError for a peer that there is not."""
+    """Raise InputError for an unknown peer."""
     if missing := [name for name in names if name not in PEERS]:
         raise InputError(f"there is no peer {', '.join(missing)} to compare with; there are: {', '.join(PEERS)}")
 
 
 def open_peers(arguments: Namespace, pair: Pair, *, capacity: int) -> tuple[list[PeerProcess], list[str]]:
-    """Start each peer on the pair's pack with our threads and kinds of keys and values.
+    """Start each peer on the pair's pack with our number of threads and KV cache type.
 
-    Returns those that run, and a line for each that does not: it says why, and the others are measured.
+    Return the peers that run, and a line with the reason for each that does not.
     """
     opened: list[PeerProcess] = []
     reasons: list[str] = []
@@ -103,7 +103,7 @@ def _threads(arguments: Namespace, model: LanguageModel | None) -> int | None:
 
 
 def show_peer(report: Report, comparison: Comparison, peer: str) -> None:
-    """Show the families against one peer, with their mean and worst."""
+    """Print the families' comparison with one peer, with the mean and the worst family."""
 
     def speed(name: str, mode: str) -> Callable[[PeerFamily], str]:
         return lambda family: "-" if (way := family.way(name, mode)) is None else f"{way.whole:.1f}"
@@ -117,17 +117,16 @@ def show_peer(report: Report, comparison: Comparison, peer: str) -> None:
         "its plain": speed(peer, PLAIN_MODE),
         "ours/its": lambda family: ratio(family.way(peer, PLAIN_MODE), "whole_speed_up"),
         "ours scheduled": speed(OURS, SCHEDULED),
-        "its draft, lookup at their best setting": lambda family: (
+        "its speculation, best setting of each kind": lambda family: (
             ", ".join(f"{way.mode}: {way.whole:.1f}" for way in family.of(peer) if way.mode != PLAIN_MODE) or "-"
         ),
-        "ours/its best, whole": lambda family: ratio(family.best_speculative(peer), "whole_speed_up"),
-        "decode": lambda family: ratio(family.best_speculative(peer), "decode_speed_up"),
+        "ours/its best": lambda family: ratio(family.best_speculative(peer), "whole_speed_up"),
+        "decoding alone": lambda family: ratio(family.best_speculative(peer), "decode_speed_up"),
         "same text": lambda family: " ".join(str(way.same_texts) for way in family.of(peer)) + f" of {family.prompts}",
     }
     plain, best = comparison.plain(peer), comparison.speculative(peer)
     report.table(
-        f"Against {peer}: tokens a second of whole requests, prompt reading included; "
-        f"ours/its of whole requests and, last, of decoding alone",
+        f"Against {peer}: tokens/s and ratios ours/its for full requests, prefill included",
         columns,
         comparison.families,
         summaries=[
@@ -138,22 +137,23 @@ def show_peer(report: Report, comparison: Comparison, peer: str) -> None:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Return the sum over all peers, what each runs with, how settings were chosen, and who is missing and why."""
+    """Return lines with the summary over all peers, their settings and how these were chosen, and missing peers."""
     best = comparison.speculative()
     lines = [] if best is None else [_all_peers(best)]
     lines += [f"{name}: {setting}" for name, setting in comparison.settings.items()]
     if comparison.settings:
         lines.append(
-            "Of each kind of a peer's speculation the setting that was fastest on the family's first prompts in a pass "
-            "before is shown; ours chose by itself, with the costs and acceptance it learnt in that pass."
+            "For each kind of a peer's speculation, the table shows the setting that was fastest on the family's first "
+            "prompts in a rehearsal; edgedecode's scheduler chose by itself, with the costs and acceptance rates it "
+            "learnt in the rehearsal."
         )
     return lines + [f"Not compared: {reason}" for reason in comparison.reasons]
 
 
 def _all_peers(best: Summary) -> str:
     return (
-        f"Against whichever peer's speculation is the fastest, by family: whole requests {best.mean_whole:.2f} on "
-        f"average, at worst {best.worst_whole:.2f} ({best.worst}); decoding {best.mean_decode:.2f}, at worst "
+        f"Against the fastest speculation of any peer, by family: full requests {best.mean_whole:.2f} on average, at "
+        f"worst {best.worst_whole:.2f} ({best.worst}); decoding {best.mean_decode:.2f}, at worst "
         f"{best.worst_decode:.2f}"
     )
 

@@ -1,7 +1,8 @@
-"""A folder that onnxruntime-genai opens, made of a pack's own graphs and weights, and how it is opened.
+"""Builds a folder that onnxruntime-genai can open from a pack's graphs and weights.
 
-A pack's base graph is the builder's with other inputs: the lengths come from an attention mask again, positions and
-biases are left to the attention itself, and every row is scored. Weights are linked, not copied, where they can be.
+A pack's base graph is the model builder's graph with other inputs. Here the builder's form is restored: lengths come
+from an attention mask, positions and biases are left to the attention operator, and every row is scored. Weights are
+linked, or copied where that is not possible.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ _NAMES = {
 
 
 class GenaiFolder:
-    """Takes in a target and perhaps a draft; `path` then opens as the target, with `speculative` over it as both."""
+    """A folder with a target and optionally a draft. `path` opens as the target alone, and with the overlay
+    `speculative` as the pair."""
 
     def __init__(self, path: Path, *, context: int, ends: Sequence[int]) -> None:
         self.path = path
@@ -58,11 +60,11 @@ class GenaiFolder:
 
     @property
     def speculative(self) -> dict[str, object]:
-        """What turns the target's configuration into the pair's."""
+        """The overlay that turns the target's configuration into the pair's."""
         return {"model": {"type": "speculative", "draft": self._draft}}
 
     def add_model(self, role: str, entry: ModelEntry, root: Path, *, threads: int) -> None:
-        """Add a role of a pack. Raises CapabilityError for a graph that the builder would not have made."""
+        """Add a role of a pack. Raises CapabilityError for a graph without an equivalent in the builder's form."""
         graph = _base_graph(entry, role)
         model = ir.load(root / graph.file)
         heads = _builder_graph(model, rows=entry.rows)
@@ -93,7 +95,7 @@ class GenaiFolder:
             self._draft = decoder
             return
         model = {
-            "type": "llama",  # its kinds of decoders differ in names and inputs only, which are said here
+            "type": "llama",  # genai's decoder types differ only in names and inputs, which are given here
             "vocab_size": rows,
             "context_length": self._context,
             "bos_token_id": self._ends[0] if self._ends else 0,
@@ -107,9 +109,9 @@ class GenaiFolder:
 
 
 def _builder_graph(model: ir.Model, *, rows: int) -> int:
-    """Turn a pack's base graph back into the builder's; return its number of attention heads.
+    """Turn a pack's base graph back into the builder's form; return its number of attention heads.
 
-    Raises CapabilityError for one with other inputs of its own.
+    Raises CapabilityError for a graph with additional inputs.
     """
     nodes = attention_nodes(model)
     _score_every_row(model, rows=rows)
@@ -128,16 +130,17 @@ def _builder_graph(model: ir.Model, *, rows: int) -> int:
 
 def _base_graph(entry: ModelEntry, role: str) -> Graph:
     graph = entry.graphs.get(BASE)
-    whole = graph is not None and {"rows", "input_ids"} <= {*graph.inputs} and "concat" not in graph.capabilities
-    if graph is None or not whole or entry.window:
+    usable = graph is not None and {"rows", "input_ids"} <= {*graph.inputs} and "concat" not in graph.capabilities
+    if graph is None or not usable or entry.window:
         raise CapabilityError(
-            f"the {role} has no graph that onnxruntime-genai can run: one that has no window and writes into its past"
+            f"the {role} has no graph that onnxruntime-genai can run, one without an attention window that updates its "
+            f"KV cache in place"
         )
     return graph
 
 
 def _score_every_row(model: ir.Model, *, rows: int) -> None:
-    """Pass over what picks rows and flattens them."""
+    """Bypass the nodes that select and flatten the scored rows."""
     picked = input_named(model, "rows")
     for node in [node for node in model.graph if picked in node.inputs]:
         _bypass(node)
@@ -174,7 +177,7 @@ def _lengths_from_mask(model: ir.Model) -> None:
     for name, node in lengths.items():
         value = input_named(model, name)
         if value is None:
-            raise CapabilityError(f"its graph takes no {name}")
+            raise CapabilityError(f"its graph has no input {name}")
         ir.convenience.replace_all_uses_with(value, node.outputs[0])
 
 
@@ -201,5 +204,5 @@ def open_genai(genai: Any, folder: Path, overlay: Mapping[str, object] | None = 
         if overlay:
             config.overlay(json.dumps(overlay))
         return genai.Model(config)
-    except Exception as error:  # the bindings raise RuntimeError, and kinds of their own
+    except Exception as error:  # the bindings raise RuntimeError and their own exception types
         raise RuntimeUnavailable(f"onnxruntime-genai does not open the models: {reason_of(error)}") from None

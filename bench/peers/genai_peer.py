@@ -1,7 +1,7 @@
 """onnxruntime-genai as a peer of `bench --against`: plain, with its draft model, and with its n-gram lookup.
 
-Run in a child process. Its speculation wants both models under one configuration;
-plain decoding and lookups run on the target alone.
+Runs in a child process. Its speculation with a draft model needs both models in one configuration; plain decoding and
+lookups run on the target alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["GenaiPeer"]
 
 KV_TYPE = "float32"
 _ROOM = 17
-"""Positions beyond the answer, for its longest draft."""
+"""Additional positions for its longest draft."""
 _PLAIN: dict[str, dict[str, object]] = {"plain": {}}
 _LOOKUPS: dict[str, dict[str, object]] = {
     "lookup 4": {"ngram_size": 3, "max_draft_tokens": 4},
@@ -36,18 +36,17 @@ _DRAFTS: dict[str, dict[str, object]] = {
     "draft 8": {"max_draft_tokens": 8},
     "draft 8 adaptive": {"max_draft_tokens": 8, "min_adaptive_k": 1, "cooldown": True},
 }
-"""Mode → its speculative options. 4 is its default length; adaptive ones go down to 1 and rest where nothing holds."""
+"""Speculative options by mode. 4 is genai's default length; adaptive modes shorten drafts to 1 token and pause after
+rejections."""
 
 
 class GenaiPeer:
     """Answers with a `Generator`, arg-max, over the pack's own graphs and weights."""
 
     def __init__(self, order: PeerOrder) -> None:
-        if order.kv_type not in (
-            KV_TYPE,
-            "float16",
-        ):  # float16: ours is llama.cpp's default there, not what was asked for
-            raise CapabilityError(f"it keeps keys and values in {KV_TYPE}, this run in {order.kv_type}")
+        # float16 is accepted: it is the default of our llama.cpp runtime, not a choice of the user.
+        if order.kv_type not in (KV_TYPE, "float16"):
+            raise CapabilityError(f"its KV cache is {KV_TYPE}, that of this run is {order.kv_type}")
         self._genai = import_genai()
         self._capacity = order.capacity
         with tempfile.TemporaryDirectory(dir=cache_folder("peers"), ignore_cleanup_errors=True) as name:
@@ -65,11 +64,11 @@ class GenaiPeer:
         self.setting = (
             f"onnxruntime-genai {version('onnxruntime-genai')}, Generator over the graphs and weights of the pack, "
             f"threads: target {order.threads}, draft {order.draft_threads if drafts else 'none'}, "
-            f"{KV_TYPE} keys and values"
+            f"{KV_TYPE} KV cache"
         )
 
     def answer(self, mode: str, prompt: Sequence[int], *, count: int, read: Callable[[int], None]) -> Sequence[int]:
-        """Answer in a Generator of its own, as its conversations do."""
+        """Answer in a new Generator, as genai does for each conversation."""
         model = self._pair if mode in _DRAFTS else self._target
         parameters = self._genai.GeneratorParams(model)
         parameters.set_search_options(do_sample=False, max_length=min(self._capacity, len(prompt) + count + _ROOM))

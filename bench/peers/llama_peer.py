@@ -1,7 +1,7 @@
 """llama-cpp-python's class `Llama` as a peer of `bench --against`: plain, and with its prompt lookup.
 
-Prompt lookup is its only speculation: it carries no draft model. It keeps the logits of every row then, so plain
-decoding has an instance of its own; both map the same file. Run in a child process.
+Prompt lookup is its only speculation; it does not support a draft model. With lookup it computes the logits of every
+row, so plain decoding has a separate instance; both map the same file. Runs in a child process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["LlamaPeer"]
 
 PLAIN = "plain"
 LOOKUP_LENGTHS = (2, 4, 8, 10)
-"""Tokens it copies; 10 is its default and 2 what it names for CPUs."""
+"""Lengths of its lookup drafts in tokens; 10 is its default, and 2 its recommendation for CPUs."""
 
 
 class LlamaPeer:
@@ -31,9 +31,9 @@ class LlamaPeer:
     def __init__(self, order: PeerOrder) -> None:
         root, kv_type = Path(order.root), order.kv_type
         if kv_type not in KV_TYPES:
-            raise CapabilityError(f"llama.cpp keeps no keys and values in {kv_type}")
+            raise CapabilityError(f"llama.cpp has no {kv_type} KV cache")
         path = gguf_path(Manifest.load(root).located("target"), root, name="target", budget=Budget())
-        Engine()  # fails with a line that says what to install
+        Engine()  # if llama-cpp-python is missing, its error names the package to install
         import llama_cpp
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -55,16 +55,16 @@ class LlamaPeer:
         self._lookup = LlamaPromptLookupDecoding()
         try:
             self._plain, self._speculative = opened(None), opened(self._lookup)
-        except Exception as error:  # the class raises ValueError, and whatever its parts raise
+        except Exception as error:  # ValueError from the class, and any exception from its parts
             raise RuntimeUnavailable(f"the class Llama does not open {path}: {error}") from None
         self.modes = (PLAIN, *(f"lookup {length}" for length in LOOKUP_LENGTHS))
         self.setting = (
             f"llama-cpp-python {llama_cpp.__version__}, class Llama on the pack's GGUF file, {order.threads} threads, "
-            f"{kv_type} keys and values; speculation by prompt lookup only, it carries no draft model"
+            f"{kv_type} KV cache; speculation by prompt lookup only, it does not support a draft model"
         )
 
     def answer(self, mode: str, prompt: Sequence[int], *, count: int, read: Callable[[int], None]) -> Sequence[int]:
-        """Answer from an empty cache; the first token tells that the prompt has been read."""
+        """Answer from an empty KV cache; prefill ends with the first token."""
         llama = self._plain
         if mode != PLAIN:
             llama, self._lookup.num_pred_tokens = self._speculative, int(mode.split()[1])

@@ -1,7 +1,4 @@
-"""What a peer is: another engine that answers prompts of token ids, plainly and speculatively.
-
-`PEERS` names their factories, which are loaded in child processes alone.
-"""
+"""The interface of a peer: another engine that answers prompts of token ids, by plain and speculative decoding."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ PEERS: Mapping[str, str] = {
     "genai": f"{__package__}.genai_peer:GenaiPeer",
     "llama": f"{__package__}.llama_peer:LlamaPeer",
 }
-"""Where each `PeerFactory` is."""
+"""Import path of each `PeerFactory`, which is imported only in a child process."""
 PLAIN_MODE = "plain"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One greedy answer. `seconds`: the whole request, prompt reading included; `first_seconds`: until the prompt was
-    read, when `first_tokens` of the answer were known."""
+    """One greedy answer. `seconds`: the full request, with prefill; `first_seconds`: until the end of prefill, when
+    `first_tokens` of the answer were known."""
 
     tokens: tuple[int, ...]
     seconds: float
@@ -31,7 +28,7 @@ class Answer:
 
     @property
     def decode_tokens(self) -> int:
-        """Tokens after the first, which comes with the prompt's pass; or after all that came with it."""
+        """Tokens generated after prefill; prefill yields the first token, or `first_tokens` if that is more."""
         return max(0, len(self.tokens) - max(1, self.first_tokens))
 
     @property
@@ -44,33 +41,33 @@ class Peer(Protocol):
 
     @property
     def setting(self) -> str:
-        """What it is and runs with, in words: version, threads, precision of its weights."""
+        """The engine and its settings in words: version, threads, precision of its weights."""
         ...
 
     @property
     def modes(self) -> Sequence[str]:
-        """Its ways to decode: "plain", then a kind and its setting each, such as "draft 4" and "lookup 8"."""
+        """The decoding modes: "plain", then a kind and its setting each, such as "draft 4" and "lookup 8"."""
         ...
 
     def answer(self, mode: str, prompt: Sequence[int], *, count: int, read: Callable[[int], None]) -> Sequence[int]:
-        """Return up to `count` tokens after the prompt, greedily; an end of sequence is the last one.
+        """Return up to `count` greedy tokens after the prompt, the last one at an end of sequence.
 
-        Nothing is reused from earlier prompts. `read` is called once, when the prompt has been read, with the number
-        of tokens known by then.
+        Nothing is reused from earlier prompts. `read` is called once, at the end of prefill, with the number of tokens
+        known by then.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PeerOrder:
-    """Which peer is opened, on which pack, with our threads."""
+    """The peer to open, its pack and its settings."""
 
     name: str
     root: str
     threads: int
     draft_threads: int
     kv_type: str
-    """How our runtime keeps keys and values."""
+    """KV cache type of our runtime."""
     capacity: int
     ends: tuple[int, ...]
     """The ids that end a sequence."""

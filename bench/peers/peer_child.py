@@ -1,6 +1,7 @@
-"""The child's side of a peer: an order first, then requests, a line of JSON each. Run as a child, never imported.
+"""The child process of a peer. Reads an order and then requests, one JSON line each, and writes a JSON line for each.
 
-What the peer's native code prints to standard output goes to standard error: the answers alone go to the parent.
+Output of the peer's native code to standard output is redirected to standard error, so that the parent reads answers
+only.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ def main() -> None:
 
 
 def serve(requests: TextIO, answers: TextIO, *, find: Callable[[str], PeerFactory]) -> None:
-    """Open what the first line orders and answer each further line; one that fails says why and ends it."""
+    """Open the peer that the first line orders and answer each further line; on an error, send the reason and end."""
     try:
         order = PeerOrder(**json.loads(requests.readline()))
         peer = find(order.name)(order)
-        _say(answers, setting=peer.setting, modes=list(peer.modes))
+        _send(answers, setting=peer.setting, modes=list(peer.modes))
         for line in requests:
-            _say(answers, **_answered(peer, json.loads(line)))
+            _send(answers, **_answered(peer, json.loads(line)))
     except EdgeDecodeError as error:
-        _say(answers, refused=" ".join(str(error).split()))
+        _send(answers, refused=" ".join(str(error).split()))
     except ImportError as error:
-        _say(answers, refused=f"{error.name or error} is not installed")
-    except Exception as error:  # a foreign engine raises whatever it likes, and the others are to be measured
-        _say(answers, refused=f"{type(error).__name__}: {' '.join(str(error).split())}")
+        _send(answers, refused=f"{error.name or error} is not installed")
+    except Exception as error:  # a peer may raise anything, and must not stop the measurement of the others
+        _send(answers, refused=f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def _find(name: str) -> PeerFactory:
@@ -50,21 +51,21 @@ def _find(name: str) -> PeerFactory:
 
 
 def _answered(peer: Peer, request: dict[str, Any]) -> dict[str, object]:
-    reading = _Reading()
+    prefill = _Prefill()
     started = perf_counter()
-    tokens: Sequence[int] = peer.answer(request["mode"], request["prompt"], count=request["count"], read=reading)
+    tokens: Sequence[int] = peer.answer(request["mode"], request["prompt"], count=request["count"], read=prefill)
     ended = perf_counter()
-    assert reading.ended, "a peer says when it has read the prompt"
+    assert prefill.ended, "a peer must call `read` at the end of prefill"
     return {
         "tokens": [int(token) for token in tokens],
         "seconds": ended - started,
-        "first_seconds": reading.ended - started,
-        "first_tokens": reading.tokens,
+        "first_seconds": prefill.ended - started,
+        "first_tokens": prefill.tokens,
     }
 
 
-class _Reading:
-    """Notes when a prompt has been read."""
+class _Prefill:
+    """Records the end of prefill, and the number of tokens known by then."""
 
     def __init__(self) -> None:
         self.ended = 0.0
@@ -74,6 +75,6 @@ class _Reading:
         self.ended, self.tokens = perf_counter(), tokens
 
 
-def _say(answers: TextIO, **event: object) -> None:
+def _send(answers: TextIO, **event: object) -> None:
     answers.write(json.dumps(event) + "\n")
     answers.flush()

@@ -1,9 +1,9 @@
-"""Measures ours and every peer on the same prompts, interleaved: plain, scheduled, and each peer's best settings.
+"""Measures edgedecode and every peer on the same prompts, interleaved: plain, scheduled, and each peer's best settings.
 
-One pass over a family's prompts comes first, for peers over the first few of them. It warms every engine, teaches our
-scheduler what passes cost here, and tells which setting of each of a peer's kinds of speculation is fastest on these
-very prompts; that one is measured. So peers are shown at their best in hindsight, and ours as it chooses by itself. Of
-conversations the first turn is asked.
+A rehearsal over a family's prompts comes first, for peers over the first few of them. It warms up every engine, teaches
+our scheduler the costs of passes, and finds the fastest setting of each kind of a peer's speculation on these prompts,
+which is then measured. So peers are shown at their best in hindsight, and ours as it chooses by itself. Of
+conversations only the first turn is used.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from .peer_results import OURS, SCHEDULED, Comparison, PeerFamily, WayResult
 __all__ = ["REHEARSED", "Way", "closing", "compare"]
 
 REHEARSED = 2
-"""Prompts of a family on which a peer's settings are tried."""
+"""Prompts of a family in the rehearsal of a peer's settings."""
 SETTLE_SECONDS = 0.02
-"""Engines' threads spin for some milliseconds behind their last pass; the next engine is to have the cores."""
+"""Wait between engines: threads spin for some milliseconds after their last pass, and the next engine needs the
+cores."""
 _SHARED_SOURCES = ("suffix", "recycle")
 
 
@@ -46,15 +47,15 @@ Answers = list[list[Answer]]
 
 @dataclass(slots=True)
 class _Question:
-    """A prompt, and the ids that a session made of it."""
+    """A prompt, and the token ids that a session encoded it to."""
 
     prompt: Prompt
     tokens: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
-class _Field:
-    """Who is compared: a peer that fails leaves, with its reason."""
+class _Contest:
+    """The pair and the peers still in the comparison; a peer that fails is removed, with its reason."""
 
     pair: Pair
     settings: Settings
@@ -63,7 +64,7 @@ class _Field:
     reasons: list[str] = field(default_factory=list)
 
     def ask(self, way: Way, question: _Question) -> Answer | None:
-        """Return the answer; None from a peer that has failed, now or before."""
+        """Return the answer; None if the peer has failed, now or before."""
         try:
             sleep(SETTLE_SECONDS)
             if way.peer == OURS:
@@ -84,8 +85,8 @@ class _Field:
 def compare(
     pair: Pair, peers: Sequence[PeerProcess], *, settings: Settings, reasons: Sequence[str], advance: Callable[[], None]
 ) -> Comparison:
-    """Measure every family; `advance` is called after every answer. Peers that fail on the way are left out."""
-    running = _Field(pair, settings, {peer.name: peer for peer in peers}, advance, list(reasons))
+    """Measure every family; `advance` is called after every answer. Peers that fail during the run are left out."""
+    running = _Contest(pair, settings, {peer.name: peer for peer in peers}, advance, list(reasons))
     families = [_family(running, family) for family in settings.families]
     left = {OURS, *running.peers}
     kept = tuple(_without(family, left) for family in families)
@@ -93,7 +94,7 @@ def compare(
 
 
 def _our_answer(pair: Pair, question: _Question, *, mode: str, settings: Settings) -> Answer:
-    """Answer in a session of its own, whose making counts; nothing is drafted from an earlier answer."""
+    """Answer in a new session, whose creation is timed too; nothing is drafted from an earlier answer."""
     for name in _SHARED_SOURCES:
         pair.drafter_source(name).close()
     options = SessionOptions(
@@ -104,16 +105,16 @@ def _our_answer(pair: Pair, question: _Question, *, mode: str, settings: Setting
     )
     started = perf_counter()
     with pair.session(options, messages=question.prompt.history) as session:
-        made = perf_counter()
+        opened = perf_counter()
         chunks = session.stream(question.prompt.turns[0], max_tokens=settings.max_tokens)
         tokens = tuple(token for chunk in chunks for token in chunk.tokens)
         seconds = perf_counter() - started
         stats = session.stats
         question.tokens = session.tokens[: stats.prompt_tokens]
-        return Answer(tokens, seconds, first_seconds=made - started + stats.prefill_seconds, first_tokens=1)
+        return Answer(tokens, seconds, first_seconds=opened - started + stats.prefill_seconds, first_tokens=1)
 
 
-def _family(running: _Field, family: str) -> PeerFamily:
+def _family(running: _Contest, family: str) -> PeerFamily:
     settings = running.settings
     questions = [_Question(prompt) for prompt in settings.of_family(family)]
     ways = _best_ways(running, questions)
@@ -122,7 +123,7 @@ def _family(running: _Field, family: str) -> PeerFamily:
         for mine in answers.values():
             mine.append([])
         for index, question in enumerate(questions):
-            start = (repetition + index) % len(ways)  # each time another goes first
+            start = (repetition + index) % len(ways)  # each time another way goes first
             for way in (*ways[start:], *ways[:start]):
                 if (answer := running.ask(way, question)) is not None:
                     answers[way][-1].append(answer)
@@ -136,8 +137,8 @@ def _family(running: _Field, family: str) -> PeerFamily:
     )
 
 
-def _best_ways(running: _Field, questions: Sequence[_Question]) -> list[Way]:
-    """Return our ways, and of each peer plain decoding and the fastest setting of each kind."""
+def _best_ways(running: _Contest, questions: Sequence[_Question]) -> list[Way]:
+    """Return our ways, and for each peer plain decoding and the fastest setting of each kind."""
     best: dict[tuple[str, str], tuple[float, Way]] = {}
     for way in (*OUR_WAYS, *(Way(peer.name, mode) for peer in [*running.peers.values()] for mode in peer.modes)):
         asked = questions if way.peer == OURS else questions[:REHEARSED]
@@ -172,7 +173,7 @@ def _whole(answers: Sequence[Answer]) -> float:
 
 
 def _decode(answers: Sequence[Answer]) -> float:
-    """Tokens a second; 0 where every answer was done with its prompt's pass."""
+    """Return tokens per second after prefill; 0 if every answer ended with prefill."""
     tokens = sum(answer.decode_tokens for answer in answers)
     return tokens / sum(answer.decode_seconds for answer in answers) if tokens else 0.0
 
@@ -185,19 +186,19 @@ def _same_texts(theirs: Answers, ours: Answers, *, ends: frozenset[int]) -> int:
 
 
 def _text(answer: Answer, ends: frozenset[int]) -> tuple[int, ...]:
-    """Return the tokens up to an end of sequence, which not every engine gives."""
+    """Return the tokens without an end of sequence, which not every engine returns."""
     return answer.tokens[:-1] if answer.tokens and answer.tokens[-1] in ends else answer.tokens
 
 
 def _without(family: PeerFamily, left: set[str]) -> PeerFamily:
-    """Keep what belongs to those that stayed to the end."""
+    """Return the family's results without those of peers that failed."""
     ways = tuple(way for way in family.ways if way.peer in left)
     return PeerFamily(family.family, family.prompts, family.tokens, ways)
 
 
 @contextmanager
 def closing(peers: Sequence[PeerProcess]) -> Iterator[None]:
-    """End every peer's process behind the block."""
+    """End every peer's process after the block."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A peer in a child process: asked a prompt at a time, so that its memory, threads and crashes stay its own."""
+"""A peer in a child process, which answers one prompt at a time: its memory, threads and crashes stay separate."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "PYTHONWARNINGS": "ignore"}
 
 
 class PeerProcess:
-    """A running peer. Raises RuntimeUnavailable, with its reason, when it refuses, dies or does not answer in time.
+    """A running peer. Raises RuntimeUnavailable with the reason if it refuses, dies or does not answer in time.
 
-    python: the command that serves on its standard input and output (tests use another one).
+    python: the command of the child process, which tests replace.
     """
 
     def __init__(self, order: PeerOrder, *, python: Sequence[str] | None = None, patience: float | None = None) -> None:
@@ -36,7 +36,7 @@ class PeerProcess:
         self._patience = patience
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         command = python or child_command(f"{__package__}.peer_child:main")
-        assert command is not None, "a bench is run by a Python"
+        assert command is not None, "bench needs a Python interpreter for its child processes"
         self._child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -59,11 +59,11 @@ class PeerProcess:
     def answer(self, mode: str, prompt: Sequence[int], *, count: int) -> Answer:
         """Return the peer's greedy answer to a prompt of token ids, at most `count` tokens."""
         request = {"mode": mode, "prompt": list(prompt), "count": count}
-        said = self._ask(request, seconds=ANSWER_SECONDS)
-        return Answer(tuple(said["tokens"]), said["seconds"], said["first_seconds"], said["first_tokens"])
+        reply = self._ask(request, seconds=ANSWER_SECONDS)
+        return Answer(tuple(reply["tokens"]), reply["seconds"], reply["first_seconds"], reply["first_tokens"])
 
     def close(self) -> None:
-        """End the child; one that does not end by itself is killed. Idempotent."""
+        """End the child process; kill it if it does not end within 5 seconds. Idempotent."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         with suppress(OSError):
@@ -97,10 +97,10 @@ class PeerProcess:
             raise RuntimeUnavailable(f"it did not answer within {seconds:g} s") from None
         if not line:
             raise RuntimeUnavailable(self._death())
-        said: dict[str, Any] = json.loads(line)
-        if "refused" in said:
-            raise RuntimeUnavailable(str(said["refused"]))
-        return said
+        reply: dict[str, Any] = json.loads(line)
+        if "refused" in reply:
+            raise RuntimeUnavailable(str(reply["refused"]))
+        return reply
 
     def _death(self) -> str:
         code = self._child.wait()

@@ -1,4 +1,4 @@
-"""The figures of a comparison with peers: values only, JSON-serialisable with `dataclasses.asdict`."""
+"""The figures of a comparison with peers, JSON-serialisable with `dataclasses.asdict`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SCHEDULED = "scheduled"
 
 @dataclass(frozen=True, slots=True)
 class WayResult:
-    """One engine in one mode on one family: tokens a second, medians over repetitions.
+    """One engine in one mode on one family: tokens per second, medians over repetitions.
 
-    `whole`: of the whole request, prompt reading included; `decode`: after the prompt was read. The speed-ups are ours,
-    in the same mode for plain decoding and scheduled otherwise, over this one's, medians of each repetition's ratio.
+    `whole`: of the full request, with prefill; `decode`: after prefill. The speed-ups are our speed / this one's, the
+    median of the repetitions' ratios; ours is plain decoding if this mode is plain, else scheduled decoding.
     """
 
     peer: str
@@ -29,12 +29,12 @@ class WayResult:
     whole_speed_up: float
     decode_speed_up: float
     same_texts: int
-    """Prompts to which it gave, every time, the answer that our plain decoding gave."""
+    """Prompts for which every repetition returned the text of our plain decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Our speed-ups over one way a family, over all families. `worst`: the family, peer and mode of `worst_whole`."""
+    """Our speed-ups over one way per family, over all families. `worst`: family, peer and mode of `worst_whole`."""
 
     mean_whole: float
     worst_whole: float
@@ -44,7 +44,7 @@ class Summary:
 
     @classmethod
     def of(cls, ways: Sequence[tuple[str, WayResult]]) -> Summary | None:
-        """Sum up families' names and their ways; None where there are none."""
+        """Summarize pairs of a family's name and a way; None if there are none."""
         if not ways:
             return None
         family, worst = min(ways, key=lambda pair: pair[1].whole_speed_up)
@@ -74,25 +74,25 @@ class PeerFamily:
         return next((way for way in self.of(peer) if way.mode == mode), None)
 
     def best_speculative(self, peer: str | None = None) -> WayResult | None:
-        """Return the fastest mode other than plain, by whole requests, of a peer or of any; None: there is none."""
+        """Return the fastest speculative mode by full requests, of one peer or of any; None if there is none."""
         modes = [way for way in self.ways if way.peer != OURS and way.mode != PLAIN_MODE and peer in (None, way.peer)]
         return max(modes, key=lambda way: way.whole, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All families, what each peer runs with, and a line for each peer that could not be compared."""
+    """All families, each peer's setting, and a line with the reason for each peer that could not be compared."""
 
     families: tuple[PeerFamily, ...]
     settings: dict[str, str]
     reasons: tuple[str, ...]
 
     def plain(self, peer: str) -> Summary | None:
-        """Sum up our plain decoding over the peer's."""
+        """Summarize our plain decoding against the peer's."""
         ways = [(family.family, family.way(peer, PLAIN_MODE)) for family in self.families]
         return Summary.of([(name, way) for name, way in ways if way is not None])
 
     def speculative(self, peer: str | None = None) -> Summary | None:
-        """Sum up ours as it schedules over the best speculation of a peer, or of whichever peer is the fastest."""
+        """Summarize our scheduled decoding against the best speculation of a peer, or of the fastest peer."""
         ways = [(family.family, family.best_speculative(peer)) for family in self.families]
         return Summary.of([(name, way) for name, way in ways if way is not None])

@@ -1,1 +1,1 @@
-"""What a bench run shows: its conditions and tables."""
+"""Output of a bench run: conditions, tables and charts."""

@@ -1,4 +1,4 @@
-"""Bench figures as tables for people: each column is a title and what it shows of a row's object."""
+"""Tables of bench figures. A column is a title and a function that returns the cell for a row's object."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ __all__ = ["Report", "ratio_cell"]
 
 _TEXT = {
     *("family", "arm", "best", "best fixed", "bound", "drafter", "other loop"),
-    *("accepted up to position 1, 2, …", "rounds by drafter", "plain rounds and why"),
-    *("its draft, lookup at their best setting", "verdict", "drafters", "given up"),
+    *("accepted up to position 1, 2, …", "rounds by drafter", "rounds without a draft"),
+    *("its speculation, best setting of each kind", "verdict", "drafters", "cuts"),
 }
-"""Columns of words, on the left of their place."""
+"""Columns of text, which are aligned to the left."""
 
 _Row = TypeVar("_Row")
 _FamilyColumns: TypeAlias = dict[str, Callable[[FamilyResult], str]]
 
 
 class Report:
-    """Writes tables to standard output, each with its conditions."""
+    """Prints tables, each with the conditions of the run."""
 
     def __init__(self, conditions: Conditions | SweepConditions) -> None:
         self._console = table_console()
         self._conditions = conditions
 
     def conditions(self) -> None:
-        """Show every condition once, in full."""
+        """Print all conditions, one per line."""
         self.lines(f"{field.name:<13} {getattr(self._conditions, field.name)}" for field in fields(self._conditions))
         self.lines([""])
 
@@ -53,7 +53,7 @@ class Report:
         summaries: Iterable[Sequence[str]] = (),
         note: str = "",
     ) -> None:
-        """Show a table, and the conditions below it. summaries: rows that are text already, behind the others."""
+        """Print a table, and the conditions below it. summaries: rows of text, after the others."""
         from rich.table import Table
 
         table = Table(title=title, title_justify="left")
@@ -67,38 +67,38 @@ class Report:
         self.lines([f"{note}{self._conditions.line()}\n"])
 
     def lines(self, lines: Iterable[str]) -> None:
-        """Show text as it is."""
+        """Print lines of text."""
         for line in lines:
             self._console.print(shown_lines(line), highlight=False, markup=False, soft_wrap=True)
 
     def costs(self, costs: Costs) -> None:
-        """Show the cost curve."""
+        """Print the cost curves."""
         widths = costs.target_seconds
         curves = {"c(n)": {n: costs.c(n) for n in widths}}
-        curves |= {f"behind {head} steps": {n: costs.c(n, head) for n in widths} for head in costs.drafts}
+        curves |= {f"c(n) after {head} steps": {n: costs.c(n, head) for n in widths} for head in costs.drafts}
         curves["1/c(n)"] = {n: 1 / costs.c(n) for n in widths}
 
         def at(width: int) -> Callable[[str], str]:
             return lambda curve: f"{curves[curve][width]:.2f}"
 
         note = "".join(
-            f"{head}: d = {costs.d(head):.3f}, a draft step behind a target pass is {_ms(draft.first_seconds)} ms, "
-            f"behind another step {_ms(draft.next_seconds)} ms\n"
+            f"{head}: d = {costs.d(head):.3f}, a draft step after a target pass takes {_ms(draft.first_seconds)} ms, "
+            f"after another step {_ms(draft.next_seconds)} ms\n"
             for head, draft in costs.drafts.items()
         )
         if costs.read_seconds is not None:
             share = costs.read_seconds / costs.step_seconds
-            note += f"the draft model reads a token in {1000 * costs.read_seconds:.4f} ms ({share:.4f} plain steps)\n"
+            note += f"prefill of the draft model: {1000 * costs.read_seconds:.4f} ms per token ({share:.4f} steps)\n"
         self.table(
-            f"Cost of a target pass at {costs.context} tokens of context, medians of {costs.samples}, "
-            f"one token = {_ms(costs.step_seconds)} ms",
+            f"Cost of a target pass over n tokens, in plain decoding steps of {_ms(costs.step_seconds)} ms, at "
+            f"{costs.context} tokens of context, medians of {costs.samples}",
             {"n": str, **{str(width): at(width) for width in widths}},
             curves,
             note=note,
         )
 
     def scheduled(self, families: Sequence[FamilyResult]) -> None:
-        """Show the scheduler against plain decoding and, where fixed arms ran, against the best of them."""
+        """Print the scheduler against plain decoding and, if fixed arms ran, against the best of them."""
         fixed = any(family.arms for family in families)
         columns: _FamilyColumns = {
             "family": lambda family: family.family,
@@ -107,7 +107,7 @@ class Report:
             "S best, worst run": lambda family: _spread(family.scheduled.speed_ups),
             "S predicted": lambda family: f"{family.scheduled.predicted:.2f}",
             "W": lambda family: ratio_cell(family.scheduled.whole_speed_up),
-            "first token ms": lambda family: (
+            "TTFT ms": lambda family: (
                 f"{1000 * family.plain_first_token_seconds:.1f}, {1000 * family.scheduled.first_token_seconds:.1f}"
             ),
             "tokens/pass": lambda family: f"{family.scheduled.acceptance_length:.2f}",
@@ -116,14 +116,15 @@ class Report:
         }
         summaries = [_summary(name, pick, families, columns) for name, pick in (("mean", mean), ("worst", min))]
         self.table(
-            "Scheduled over plain decoding: S after the first token, W whole requests; first token: plain, scheduled",
+            "Speed-up of scheduled over plain decoding: S after the first token, W full requests; TTFT: time to first "
+            "token, plain and scheduled",
             columns,
             families,
             summaries=summaries if len(families) > 1 else (),
         )
 
     def served(self, families: Sequence[FamilyResult]) -> None:
-        """Show which drafts the scheduler used, what they gave, and why there were none."""
+        """Print the scheduler's drafters, their accepted tokens, and the reasons for rounds without drafts."""
         columns: _FamilyColumns = {
             "family": lambda family: family.family,
             "rounds": lambda family: str(family.scheduled.rounds),
@@ -133,21 +134,21 @@ class Report:
             "rounds by drafter": lambda family: (
                 ", ".join(f"{name} {count.rounds}" for name, count in family.scheduled.drafters.items()) or "none"
             ),
-            "plain rounds and why": lambda family: _plain_rounds(family.scheduled.plain_rounds),
+            "rounds without a draft": lambda family: _plain_rounds(family.scheduled.plain_rounds),
         }
-        self.table("What the scheduler did, all repetitions", columns, families)
+        self.table("Rounds of the scheduler, all repetitions", columns, families)
 
     def host(self, seconds: Mapping[str, float], *, step_seconds: float) -> None:
-        """Show the host's work in a round of each drafter."""
+        """Print the host overhead per round of each drafter."""
         columns: dict[str, Callable[[str], str]] = {
             "drafter": lambda name: "none (plain decoding)" if name == "none" else name,
             "median ms": lambda name: _ms(seconds[name]),
-            "o, in plain steps": lambda name: f"{seconds[name] / step_seconds:.4f}",
+            "o, in plain decoding steps": lambda name: f"{seconds[name] / step_seconds:.4f}",
         }
-        self.table("Host work in a round", columns, seconds)
+        self.table("Host overhead per round", columns, seconds)
 
     def best(self, families: Sequence[FamilyResult]) -> None:
-        """Show the best arm of every family, losses included."""
+        """Print the best arm of every family, losses included."""
 
         def of_best(cell: Callable[[ArmResult], str]) -> Callable[[FamilyResult], str]:
             return lambda family: "-" if family.best is None else cell(family.best)
@@ -168,7 +169,7 @@ class Report:
         self.table(title, columns, families)
 
     def arms(self, families: Sequence[FamilyResult]) -> None:
-        """Show S measured / S predicted of every arm on every family."""
+        """Print S measured / S predicted of every arm on every family."""
 
         def of(index: int) -> Callable[[FamilyResult], str]:
             return lambda family: f"{ratio_cell(family.arms[index].speed_up)}/{family.arms[index].predicted:.2f}"
@@ -181,7 +182,7 @@ class Report:
         self.table("S measured / S predicted, every arm; losses in red", columns, families)
 
     def acceptance(self, families: Sequence[FamilyResult]) -> None:
-        """Show, for each drafter's longest length, what was accepted by position, and where the time went."""
+        """Print, for each drafter's longest length, the acceptance rates by position and the split of the time."""
         rows = [(family.family, arm) for family in families for arm in family.arms]
         longest = max((arm.length or 0 for _, arm in rows), default=0)
 
@@ -196,50 +197,50 @@ class Report:
                 " ".join(f"{each:.0%}" for each in row[1].acceptance_per_position) or "nothing drafted"
             ),
             **{part: share(part) for part in ("draft", "verify", "sample", "host")},
-            "prompt read": lambda row: f"{row[1].reading_share:.0%}",
+            "draft prefill": lambda row: f"{row[1].reading_share:.0%}",
         }
-        title = "At the longest draft: accepted up to each position, and the time's split"
+        title = "At the longest draft length: acceptance rate up to each position, and split of the time"
         self.table(title, columns, [row for row in rows if row[1].length == longest])
 
     def chart(self, families: Sequence[FamilyResult], path: Path) -> None:
-        """Draw S and W of each family to a file. Raises InputError where it cannot be written."""
+        """Write a chart of S and W of each family. Raises InputError if the file cannot be written."""
         write_plot(path, speed_figure(families, conditions=self._conditions.line()))
 
     def equality(self, families: Sequence[FamilyResult]) -> None:
-        """Say how many texts differ from plain decoding's: never silently lossy."""
+        """Print how many texts differ from plain decoding's."""
         texts = sum(family.prompts * len(family.all_arms) for family in families)
         differ = sum(arm.divergent for family in families for arm in family.all_arms)
         self.lines(
             [
                 f"Text: {texts - differ} of {texts} speculative answers (prompts × arms) equal plain decoding's, "
-                f"{differ} differ (near ties that turn with the width of a pass; left out of S)."
+                f"{differ} differ (near ties decided differently at another pass width; left out of S)."
             ]
         )
         if unstable := sum(family.plain_unstable for family in families):
-            self.lines([f"Plain decoding itself was not the same in every repetition on {unstable} prompts."])
+            self.lines([f"Plain decoding itself differed between repetitions on {unstable} prompts."])
 
     def host_work(self, works: Sequence[HostWork]) -> None:
-        """Show the host's work a round."""
+        """Print the host overhead per round of each arm."""
         columns: dict[str, Callable[[HostWork], str]] = {
             "arm": lambda work: work.arm,
             "rounds": lambda work: str(work.rounds),
             "median ms": lambda work: _ms(work.median_seconds),
-            "90% below ms": lambda work: _ms(work.p90_seconds),
+            "90th percentile ms": lambda work: _ms(work.p90_seconds),
         }
-        self.table("Host work per token (plain) and per verified round", columns, works)
+        self.table("Host overhead per token (plain) and per verified round", columns, works)
 
     def draws(self, costs: Sequence[DrawCost]) -> None:
-        """Show what drawing from each shape of row costs."""
+        """Print the time to sample a token from each shape of row."""
         columns: dict[str, Callable[[DrawCost], str]] = {
             "row": lambda cost: cost.shape,
             "greedy": lambda cost: _ms(cost.greedy_seconds),
             "slowest": lambda cost: _ms(cost.worst_seconds),
             "its options": lambda cost: ", ".join(f"{name} {value:g}" for name, value in cost.worst.items()),
         }
-        self.table("Drawing a token from a row of 151,936 logits, median ms", columns, costs)
+        self.table("Sampling a token from a row of 151,936 logits, median ms", columns, costs)
 
     def loops(self, ratios: Sequence[LoopRatio], reasons: Sequence[str]) -> None:
-        """Show our plain loop against others, and why others are missing."""
+        """Print our plain loop against others, and the reasons for missing ones."""
         columns: dict[str, Callable[[LoopRatio], str]] = {
             "other loop": lambda ratio: ratio.loop,
             "ratio": lambda ratio: f"{ratio.ratio:.3f}",
@@ -257,7 +258,7 @@ class Report:
 
 
 def ratio_cell(value: float | None) -> str:
-    """Return a speed-up, losses in red."""
+    """Return a speed-up as markup, red below 1 and green otherwise."""
     return "-" if value is None else f"[{'red' if value < 1 else 'green'}]{value:.2f}[/]"
 
 
@@ -276,7 +277,7 @@ def _hindsight_columns() -> _FamilyColumns:
 def _summary(
     name: str, pick: Callable[[list[float]], float], families: Sequence[FamilyResult], columns: Iterable[str]
 ) -> list[str]:
-    """Return a row over all families of what can be summed up."""
+    """Return a row with `pick` (mean or worst) over all families, in the columns that have ratios."""
     bests = [family.hindsight for family in families if family.hindsight is not None]
     values: dict[str, list[float | None]] = {
         "S": [family.scheduled.speed_up for family in families],
@@ -291,7 +292,10 @@ def _summary(
 
 
 def _plain_rounds(rounds: Mapping[str, int]) -> str:
-    """Say how many rounds were plain and why; where a draft was planned the drafter stopped before its first token."""
+    """Return the number of rounds without a draft and the reasons.
+
+    In rounds with the reasons "pays" and "probe" a draft was planned, and the drafter stopped before its first token.
+    """
     named = {reason: "nothing drafted" if reason in ("pays", "probe") else reason for reason in rounds}
     return f"{sum(rounds.values())}: " + ", ".join(f"{named[reason]} {count}" for reason, count in rounds.items())
 

@@ -1,4 +1,4 @@
-"""The conditions that are printed with every figure: machine, pack, prompts, versions, date."""
+"""The conditions printed with every figure: machine, pack, prompts, versions, date."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Conditions", "SweepConditions"]
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Values as text, in the order they are shown."""
+    """Conditions as text, in the order of printing."""
 
     device: str
     threads: str
@@ -37,7 +37,7 @@ class Conditions:
 
     @classmethod
     def of(cls, timed: TimedPair, settings: Settings, *, arguments: Namespace, warm_up: int = 0) -> Conditions:
-        """Collect them. warm_up: prompts that the scheduler answers before anything is measured."""
+        """Collect the conditions. warm_up: number of prompts that the scheduler answers before the measurement."""
         pair = timed.pair
         machine = Machine.here()
         source = arguments.prompts or "bundled, held out"
@@ -57,7 +57,7 @@ class Conditions:
         )
 
     def line(self) -> str:
-        """Return the shortest form that a table must not be without."""
+        """Return the conditions that every table must show, in one line."""
         return " | ".join(
             (self.device, f"threads: {self.threads}", self.pack, self.decoding, self.repetitions, self.date)
         )
@@ -65,7 +65,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class SweepConditions:
-    """Those of a memory sweep."""
+    """Conditions of a memory sweep, as text."""
 
     device: str
     pack: str
@@ -78,17 +78,17 @@ class SweepConditions:
         machine = Machine.here()
         known = {name: number for engine in engines for name, number in versions(engine).items()}
         asked = f", context of {arguments.ctx_size} tokens" if arguments.ctx_size is not None else ""
-        kept = f", {arguments.kv_type} keys and values" if arguments.kv_type is not None else ""
+        kv_type = f", {arguments.kv_type} KV cache" if arguments.kv_type is not None else ""
         return cls(
             device=_device(machine),
             pack=f"{Manifest.load(root).name}, digest {_digest(root)}",
-            chat=f"greedy, {turns} turns{asked}{kept}",
+            chat=f"greedy, {turns} turns{asked}{kv_type}",
             versions=_versions(known, machine),
             date=_now(),
         )
 
     def line(self) -> str:
-        """Return what a table must not be without."""
+        """Return the conditions that every table must show, in one line."""
         return " | ".join((self.device, self.pack, self.chat, self.versions, self.date))
 
 
@@ -109,17 +109,17 @@ def _now() -> str:
 
 
 def _kv_type(timed: TimedPair) -> str:
-    """Say how the target keeps keys and values where that is not in floats."""
-    kept = timed.target.card.kv_type
-    return "" if kept == "float32" else f", {kept} keys and values (lossy)"
+    """Return the target's KV cache type, unless it is float32."""
+    kv_type = timed.target.card.kv_type
+    return "" if kv_type == "float32" else f", {kv_type} KV cache (lossy)"
 
 
 def _threads(timed: TimedPair, *, asked: int | None) -> str:
-    """Return the threads and kernels that are used; where the engine does not say, what it was asked for."""
+    """Return the threads and kernels in use; if the engine does not report its threads, the number asked for."""
     used = {"target": timed.target.card.threads, "draft": timed.draft and timed.draft.card.threads}
-    said = ", ".join(f"{role} {threads}" for role, threads in used.items() if threads is not None)
+    reported = ", ".join(f"{role} {threads}" for role, threads in used.items() if threads is not None)
     kernels = f", {timed.target.card.kernels} kernels" if timed.target.card.kernels else ""
-    return (said or ("the runtime's choice" if asked is None else str(asked))) + kernels
+    return (reported or ("the runtime's choice" if asked is None else str(asked))) + kernels
 
 
 def _bits(entry: ModelEntry) -> str:
@@ -137,11 +137,13 @@ def _sampling(settings: Settings) -> str:
 
 
 def _scheduler(arguments: Namespace, settings: Settings, *, warm_up: int) -> str:
-    """Say what the scheduler knows when a measured request begins."""
-    emptied = "stores of past outputs and recycled logits are emptied before each request"
+    """Return the state of the scheduler at the start of a measured request."""
     if arguments.overhead or arguments.draws or arguments.calibrate:
         return "not compared in this run"
-    return f"has answered {warm_up} other prompts, and begins each request with what it knew of drafts then; {emptied}"
+    return (
+        f"has answered {warm_up} other prompts, and starts each request with the acceptance rates learnt there; "
+        "stores of past outputs and recycled logits are emptied before each request"
+    )
 
 
 def _arms(settings: Settings) -> str:
@@ -151,10 +153,10 @@ def _arms(settings: Settings) -> str:
 
 
 def _warning(settings: Settings) -> str:
-    return "" if settings.repetitions >= 9 else " (fewer than 9: a look, no measurement)"
+    return "" if settings.repetitions >= 9 else " (fewer than 9: only a rough measurement)"
 
 
 def _load() -> str:
     if not hasattr(os, "getloadavg"):
-        return "not told by this system"
-    return f"{os.getloadavg()[0]:.2f} processes in the last minute"
+        return "not available on this system"
+    return f"{os.getloadavg()[0]:.2f} processes on average in the last minute"

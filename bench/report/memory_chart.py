@@ -1,4 +1,4 @@
-"""Charts of a memory sweep: plan and peak of each budget, and how an unlimited chat's memory went."""
+"""Charts of a memory sweep: plan and peaks by budget, and the memory of an unlimited chat over time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLOURS = {
 
 
 def memory_figure(runs: Sequence[SweepRun], *, conditions: str) -> Figure:
-    """Draw a column of two panels for each engine: figures by budget, and the unlimited chat's figures by time."""
+    """Return a figure with two panels per engine: memory by budget, and the unlimited chat's memory over time."""
     from matplotlib.figure import Figure
 
     engines = list(dict.fromkeys(run.engine for run in runs))
@@ -36,13 +36,13 @@ def memory_figure(runs: Sequence[SweepRun], *, conditions: str) -> Figure:
         _by_budget(above, mine, engine=engine)
         _by_time(below, mine)
     for row in panels:
-        row[0].set_ylim(bottom=0)  # of all of them
+        row[0].set_ylim(bottom=0)  # of the whole row, which shares its y axis
     figure.supxlabel(conditions, fontsize="xx-small", wrap=True)
     return figure
 
 
 def _by_budget(axes: Axes, runs: Sequence[SweepRun], *, engine: str) -> None:
-    """Draw plan and peaks over the budgets; a resident peak above the slope broke its budget."""
+    """Plot plan and peaks by budget; a resident peak above the line y = x exceeds its budget."""
     limited = [(run.budget_nbytes, run.chat) for run in runs if run.budget_nbytes is not None and run.chat is not None]
     budgets = [budget / _MB for budget, _ in limited]
     axes.plot(budgets, budgets, color="black", linewidth=1, label="budget")
@@ -56,7 +56,7 @@ def _by_budget(axes: Axes, runs: Sequence[SweepRun], *, engine: str) -> None:
 
 
 def _by_time(axes: Axes, runs: Sequence[SweepRun]) -> None:
-    """Draw the samples of the unlimited chat, and its plan."""
+    """Plot the memory samples of the unlimited chat, and its plan."""
     for chat in _unlimited(runs):
         axes.axhline(chat.planned_nbytes / _MB, color=_COLOURS["planned"], linestyle="--", label="planned")
         seconds = [sample.seconds for sample in chat.samples]
@@ -72,7 +72,7 @@ def _unlimited(runs: Sequence[SweepRun]) -> list[Chat]:
 def _line(
     axes: Axes, label: str, places: Sequence[float], sizes: Sequence[int | None], *, marker: str | None = None
 ) -> None:
-    """Draw the sizes that are known."""
+    """Plot the known sizes."""
     known = [(place, nbytes / _MB) for place, nbytes in zip(places, sizes, strict=True) if nbytes is not None]
     across, up = [place for place, _ in known], [size for _, size in known]
     axes.plot(across, up, color=_COLOURS[label], marker=marker, markersize=4, label=label)

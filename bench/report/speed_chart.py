@@ -16,19 +16,19 @@ _BAR_WIDTH = 0.4
 
 
 def speed_figure(families: Sequence[FamilyResult], *, conditions: str) -> Figure:
-    """Draw a pair of bars for each family, S and W; below the line at 1 the scheduler lost. A dash: the text differs"""
+    """Return a figure with the bars S and W for each family; a dash marks families without comparable text."""
     from matplotlib.figure import Figure
 
     figure = Figure((max(6.0, len(families)), 5), layout="constrained")
     axes = figure.subplots()
     bars = {
         "S: after the first token": [family.scheduled.speed_up for family in families],
-        "W: whole requests": [family.scheduled.whole_speed_up for family in families],
+        "W: full requests": [family.scheduled.whole_speed_up for family in families],
     }
     for number, (label, ratios) in enumerate(bars.items()):
         places = [place + number * _BAR_WIDTH for place in range(len(families))]
-        drawn = axes.bar(places, [ratio or 0 for ratio in ratios], _BAR_WIDTH, label=label)
-        axes.bar_label(drawn, ["–" if ratio is None else f"{ratio:.2f}" for ratio in ratios], fontsize="small")
+        container = axes.bar(places, [ratio or 0 for ratio in ratios], _BAR_WIDTH, label=label)
+        axes.bar_label(container, ["–" if ratio is None else f"{ratio:.2f}" for ratio in ratios], fontsize="small")
     axes.axhline(1, color="black", linewidth=1)
     axes.set_xticks(
         [place + _BAR_WIDTH / 2 for place in range(len(families))],
@@ -36,7 +36,7 @@ def speed_figure(families: Sequence[FamilyResult], *, conditions: str) -> Figure
         rotation=30,
         ha="right",
     )
-    axes.set_ylabel("times plain decoding")
+    axes.set_ylabel("speed-up over plain decoding")
     axes.set_title("Scheduled over plain decoding")
     axes.legend()
     figure.supxlabel(conditions, fontsize="xx-small", wrap=True)

@@ -1,4 +1,4 @@
-"""A memory sweep as a table for people."""
+"""Tables of a memory sweep."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .memory_chart import memory_figure
 
 __all__ = ["show_sweep", "write_sweep_chart"]
 
-_NOTE = "unused: planned less resident; red beyond the larger of 5% and 8 MB\n"
+_NOTE = "unused: planned less resident; red if more than 5% and 8 MB off, on either side\n"
 
 
 def show_sweep(report: Report, runs: Sequence[SweepRun]) -> None:
-    """Show each engine's runs, by budget, and why those without figures ended."""
+    """Print each engine's runs by budget, and the reasons for aborted ones."""
     columns: dict[str, Callable[[SweepRun], str]] = {
         "budget": _budget,
         "planned": _of(lambda chat: format_nbytes(chat.planned_nbytes)),
@@ -30,17 +30,17 @@ def show_sweep(report: Report, runs: Sequence[SweepRun]) -> None:
         "context": _of(lambda chat: str(chat.context)),
         "filled": _of(lambda chat: f"{chat.longest / chat.context:.0%}"),
         "drafters": _of(lambda chat: chat.drafters),
-        "given up": _of(lambda chat: "; ".join(chat.given_up) or "nothing"),
+        "cuts": _of(lambda chat: "; ".join(chat.given_up) or "none"),
         "tok/s": _of(lambda chat: f"{chat.tokens_per_second:.0f}"),
     }
     for engine in dict.fromkeys(run.engine for run in runs):
         mine = [run for run in runs if run.engine == engine]
-        report.table(f"Peaks of a chat on {engine} under each budget", columns, mine, note=_NOTE)
+        report.table(f"Peak memory of a chat on {engine} by budget", columns, mine, note=_NOTE)
     report.lines(f"Aborted: {run.engine}, {_budget(run)}: {run.failure}" for run in runs if run.failure)
 
 
 def write_sweep_chart(path: Path, runs: Sequence[SweepRun], *, conditions: str) -> None:
-    """Draw the runs to a file. Raises InputError where it cannot be written."""
+    """Write a chart of the runs. Raises InputError if the file cannot be written."""
     write_plot(path, memory_figure(runs, conditions=conditions))
 
 
@@ -57,7 +57,7 @@ def _size(nbytes: int | None) -> str:
 
 
 def _unused(run: SweepRun) -> str:
-    """Return by how much the plan was above the peak; red where that is much, on either side."""
+    """Return the plan less the peak, red if the two differ by more than the tolerance."""
     if run.unused_nbytes is None:
         return "-"
     size = format_nbytes(run.unused_nbytes)

@@ -1,1 +1,1 @@
-"""A pack widened to the cost of a larger one, of the same text."""
+"""`bench --scale`: a pack widened to the cost of a larger model, with the same text."""

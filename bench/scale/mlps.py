@@ -12,14 +12,14 @@ __all__ = ["Mlp", "Projection", "find_mlps"]
 _PRODUCT = "MatMulNBits"
 _ELEMENTWISE = {"Mul", "Sigmoid", "Gelu", "FastGelu", "QuickGelu", "Silu", "Swish"}
 _DEEPEST = 8
-"""Elementwise nodes between a projection and the product; an activation takes three at most."""
+"""Largest number of elementwise nodes between a projection and the product; an activation has three at most."""
 _BITS = (4, 8)
 _LEAST_BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A product with a matrix [outputs, inputs], quantized in blocks along the inputs."""
+    """A matmul with a matrix [outputs, inputs], quantized in blocks along the inputs."""
 
     node: Node
     inputs: int
@@ -29,7 +29,7 @@ class Projection:
 
     @classmethod
     def of(cls, node: Node) -> Projection | None:
-        """Read a node; None if it has zero points, a bias, an order of inputs, or neither 4 nor 8 bits."""
+        """Read a node; None if it has zero points, a bias or a g_idx, or neither 4 nor 8 bits."""
         sizes = [node.attributes.get(name) for name in ("K", "N", "bits", "block_size")]
         if any(node.inputs[3:]) or len(node.inputs) < 3:
             return None
@@ -49,13 +49,13 @@ class Projection:
 
     @property
     def blocks(self) -> int:
-        """Blocks in a row."""
+        """Blocks per row."""
         return -(-self.inputs // self.block)
 
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """The projections that make the units (gate and up), and the one that reads them."""
+    """The projections that compute the hidden units (gate and up), and the one that consumes them (down)."""
 
     sides: tuple[Projection, Projection]
     down: Projection
@@ -66,7 +66,7 @@ class Mlp:
 
 
 def find_mlps(graph: GraphFile) -> list[Mlp]:
-    """Return the MLPs whose units can be added to: three separate projections, and whole blocks of units."""
+    """Return the MLPs that can be widened: three separate projections, and a multiple of the block size of units."""
     producers = {output: node for node in graph.nodes for output in node.outputs if output}
     found = (_mlp(node, producers) for node in graph.nodes if node.op_type == _PRODUCT and node.inputs)
     return [mlp for mlp in found if mlp is not None]
@@ -76,10 +76,10 @@ def _mlp(node: Node, producers: Mapping[str, Node]) -> Mlp | None:
     product = producers.get(node.inputs[0])
     if product is None or product.op_type != "Mul" or len(product.inputs) != 2:
         return None
-    makers = [{id(maker): maker for maker in _projections(name, producers)} for name in product.inputs]
-    if any(len(of_side) != 1 for of_side in makers):
+    sources = [{id(found): found for found in _projections(name, producers)} for name in product.inputs]
+    if any(len(of_side) != 1 for of_side in sources):
         return None
-    first, second = (next(iter(of_side.values())) for of_side in makers)
+    first, second = (next(iter(of_side.values())) for of_side in sources)
     gate, up, down = Projection.of(first), Projection.of(second), Projection.of(node)
     if first is second or gate is None or up is None or down is None or first.inputs[0] != second.inputs[0]:
         return None
@@ -88,7 +88,7 @@ def _mlp(node: Node, producers: Mapping[str, Node]) -> Mlp | None:
 
 
 def _projections(name: str, producers: Mapping[str, Node], depth: int = 0) -> Iterator[Node]:
-    """Yield the projections that a value is made of, element by element; constants are passed over."""
+    """Yield the projections from which a value is computed elementwise; constants are skipped."""
     node = producers.get(name)
     if node is None or depth > _DEEPEST:
         return

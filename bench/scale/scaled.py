@@ -1,7 +1,7 @@
-"""A pack of the same text and the cost of a larger one, made of any pack whose MLPs can be widened, and kept.
+"""Widens a pack to the cost of a larger model that generates the same text, and caches the result.
 
-The target's weights file reaches the size that is asked for, the draft's a tenth of it. Kept in the user's cache under
-the pack's digest and the size, so that it is made once; it appears there whole or not at all.
+The target's weights file gets the requested size, the draft's a tenth of it. The widened pack is cached under the
+pack's digest and the size, and written atomically.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ __all__ = ["FOLDER", "scaled_pack"]
 
 FOLDER = "scaled"
 FORMAT = 2
-"""Part of a kept pack's name: packs that an older edgedecode made otherwise are not found."""
+"""Part of a cached pack's name. Raising it makes packs that an older edgedecode built differently obsolete."""
 DRAFT_SHARE = 0.1
+"""Size of the draft's weights as a share of the target's."""
 _MARGIN_NBYTES = 20_000_000
-"""Left free on the disk."""
+"""Space to leave free on the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """A model to widen: its entry, where its weights lie, its graphs' files, and the units that every layer gets."""
+    """A model to widen, and the number of units to add to every layer."""
 
     name: str
     entry: ModelEntry
@@ -57,10 +58,10 @@ class _Role:
 
 
 def scaled_pack(arguments: Namespace) -> Path:
-    """Return the folder of the pack that the arguments name, widened to `arguments.scale`; made now if it is not kept.
+    """Return the folder of the pack that the arguments name, widened to `arguments.scale`; build it if not cached.
 
-    Raises InputError for a size below the pack's own, CapabilityError where its graphs cannot be widened or the cache
-    cannot be written, ManifestError, and ExportError where the disk becomes full.
+    Raises InputError for a size below the pack's own, CapabilityError if its graphs cannot be widened or the cache
+    cannot be written, ManifestError, and ExportError if the disk becomes full.
     """
     nbytes = parse_nbytes(arguments.scale)
     if arguments.runtime == "llama":
@@ -69,25 +70,25 @@ def scaled_pack(arguments: Namespace) -> Path:
     manifest = Manifest.load(root)
     own = manifest.weights_nbytes("target")
     if nbytes < own:
-        raise InputError(f"--scale {arguments.scale} is less than the target's own {format_nbytes(own)}: ask for more")
+        raise InputError(f"--scale {arguments.scale} is less than the target's own {format_nbytes(own)}: give more")
     folder = cache_folder(FOLDER)
     if folder is None:
         raise CapabilityError(f"the cache {user_cache()} cannot be written: set EDGEDECODE_CACHE to another folder")
     key = facts_key(manifest.to_json(), nbytes, FORMAT)
-    with one_at_a_time():  # two that make the same pack would be in each other's way
+    with one_at_a_time():  # so that two processes do not build the same pack
         remove_abandoned(folder)
-        if not _is_whole(folder / key):
+        if not _is_intact(folder / key):
             _make(folder / key, root, manifest, nbytes=nbytes)
     print(
-        f"Widened to {nbytes / 1e6:g} MB with MLP units whose output weights are zero: same text, the cost of a real "
-        f"model.",
+        f"Widened to {nbytes / 1e6:g} MB with MLP units whose output weights are zero: the same text at the cost of a "
+        f"larger model.",
         flush=True,
     )
     return folder / key
 
 
-def _is_whole(folder: Path) -> bool:
-    """Tell whether a kept pack can be used; one that was damaged is removed."""
+def _is_intact(folder: Path) -> bool:
+    """Tell whether a cached pack exists and passes the check; remove a damaged one."""
     if not folder.exists():
         return False
     try:
@@ -104,8 +105,8 @@ def _make(out: Path, root: Path, manifest: Manifest, *, nbytes: int) -> None:
     needed = sum(role.nbytes for role in roles) + manifest.nbytes + _MARGIN_NBYTES
     if (free := shutil.disk_usage(out.parent).free) < needed:
         raise CapabilityError(
-            f"about {format_nbytes(needed)} are needed and {out.parent} has {format_nbytes(free)} left: make room, or "
-            f"set EDGEDECODE_CACHE to another folder"
+            f"about {format_nbytes(needed)} are needed and {out.parent} has {format_nbytes(free)} left: free some "
+            f"space, or set EDGEDECODE_CACHE to another folder"
         )
     with new_folder(out) as folder, progress("widening, MB", round(sum(role.nbytes for role in roles) / 1e6)) as bar:
         files: dict[str, FileEntry] = {}
@@ -134,12 +135,12 @@ def _role(root: Path, manifest: Manifest, name: str, *, nbytes: int) -> _Role:
 
 
 def _graphs(entry: ModelEntry) -> dict[str, Graph]:
-    """Return the graphs that are widened: an adapter's matrices would have to grow with the lora graph's."""
+    """Return the graphs to widen. The lora graph is left out, since adapters' matrices would have to grow with it."""
     return {name: graph for name, graph in entry.graphs.items() if "lora" not in graph.capabilities}
 
 
 def _write_role(folder: Path, role: _Role, *, advance: Callable[[int], None]) -> dict[str, FileEntry]:
-    """Write a model's weights and graphs, and return what the manifest lists of them."""
+    """Write a model's weights and graphs, and return their manifest entries."""
     weights = folder / role.entry.weights
     weights.parent.mkdir(parents=True, exist_ok=True)
     with weights.open("wb") as file:
@@ -154,10 +155,10 @@ def _write_role(folder: Path, role: _Role, *, advance: Callable[[int], None]) ->
 
 
 def _manifest(manifest: Manifest, roles: Sequence[_Role], files: Mapping[str, FileEntry], *, nbytes: int) -> Manifest:
-    """Return the scaled pack's manifest.
+    """Return the widened pack's manifest.
 
-    Kernel noise and parity stay: the new products are zero, and add nothing to either. What was measured of speed, of a
-    trim and between engines does not.
+    Kernel noise and parity stay valid, since the new units contribute exactly zero. Measurements of speed, of a trim
+    and of engine equality are removed.
     """
     name = f"{manifest.name}, widened to {nbytes / 1e6:g} MB"
     models = {role.name: _entry(role) for role in roles}
@@ -186,7 +187,7 @@ def _entry(role: _Role) -> ModelEntry:
 
 
 def _copied(manifest: Manifest) -> list[str]:
-    """Return the files that stay as they are: tokenizer, templates, licences, a trim's ids."""
+    """Return the files to copy unchanged: tokenizer, templates, licences, a trim's ids."""
     changed = {adapter.file for adapter in manifest.adapters.values()}
     for entry in manifest.models.values():
         changed |= {entry.weights, entry.gguf, entry.gguf_plan, *(graph.file for graph in entry.graphs.values())}

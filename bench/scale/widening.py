@@ -1,8 +1,8 @@
-"""Widens a model's MLPs with units that change nothing: their output weights are zero, their input weights are not.
+"""Widens a model's MLPs with units that do not change its output.
 
-Works on the quantized graphs and their one weights file, which is written in a stream. A new unit's gate and up weights
-are drawn with the deviation of the old ones, since zeros may be cheaper to multiply; the scales of its output weights
-are zero, so that its products are exactly zero whatever a kernel does with the values.
+Works on the quantized graphs and their shared weights file, which is written as a stream. A new unit's gate and up
+weights are random with the standard deviation of the old ones, since zeros may be cheaper to multiply. The scales of
+its output weights are zero, so that its contribution is exactly zero in any kernel.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from .mlps import Mlp, Projection, find_mlps
 __all__ = ["Widening"]
 
 _UNITS = 128
+"""Step of the number of units."""
 _FINE = 0.01
-"""Units come by 128; by whole blocks where 128 of them would be more than this share of the file."""
+"""If _UNITS units are more than this share of the file, the step is one block instead."""
 _PAGE, _LINE = 4096, 64
-"""Where tensors begin, as an export has it: large ones at a page, others at a cache line."""
+"""Alignment of tensors, as in an export: large ones at a page, others at a cache line."""
 _CHUNK_NBYTES = 1 << 22
 _VALUE_INFO = 13
-"""The graph's field with the shapes of values between nodes, which change; onnxruntime finds them out itself."""
+"""The graph's field with the shapes of intermediate values, which change; onnxruntime infers them."""
 _FLOATS: Mapping[int, str] = {1: "<f4", 10: "<f2"}
 _SEED = 0
 
@@ -41,7 +42,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """A stretch of the old weights file, in bytes."""
+    """A range of the weights file, in bytes."""
 
     offset: int
     nbytes: int
@@ -52,49 +53,49 @@ class _Growth:
     """How a tensor grows with each new unit: by rows, or by bytes at the end of every row."""
 
     rows: int
-    """Rows that are there; a unit adds one, or none where rows get longer."""
+    """Existing rows. A unit adds a row, unless it makes every row longer."""
     unit_nbytes: float
-    """Bytes that a unit adds to every row; 0: it adds a row."""
+    """Bytes that a unit adds to every row; 0 if it adds a row."""
     fill: bytes
-    """Repeated in what is new; empty: drawn at random."""
+    """Pattern of the new bytes; empty for random bytes."""
 
     def nbytes(self, old: int, units: int) -> int:
-        """Return the size of the tensor that was `old` bytes."""
+        """Return the new size of a tensor of `old` bytes."""
         if self.unit_nbytes:
             return old + self.rows * round(self.unit_nbytes * units)
         return old // self.rows * (self.rows + units)
 
 
 class Widening:
-    """A model to widen: its graphs by name, its weights file, and how many layers it has.
+    """A model to widen: its graphs by name, its weights file, and its number of layers.
 
-    Raises CapabilityError where not every layer has an MLP that can be widened in every graph.
+    Raises CapabilityError if a layer of any graph has no MLP that can be widened.
     """
 
     def __init__(self, graphs: Mapping[str, GraphFile], weights: Path, *, layers: int, name: str) -> None:
         self._graphs = graphs
         self._name = name
         if not weights.stat().st_size:
-            raise self._foreign("the weights file is empty")
+            raise self._refusal("the weights file is empty")
         self._weights: Bytes = np.memmap(weights, np.uint8, mode="r")
         self._mlps = {key: find_mlps(graph) for key, graph in graphs.items()}
         for mlps in self._mlps.values():
             if len(mlps) != layers:
                 raise CapabilityError(
-                    f"{len(mlps)} of the {layers} MLPs of the {name} can be widened: --scale needs gate, up and down "
-                    f"projections that are three matrices, quantized symmetrically in blocks of 4 or 8 bits"
+                    f"{len(mlps)} of the {layers} MLPs of the {name} can be widened: --scale needs separate gate, up "
+                    f"and down projections, quantized symmetrically in blocks of 4 or 8 bits"
                 )
         self._regions = self._find_regions(weights.name)
         self._growths = self._find_growths()
 
     @property
     def parameters_of_unit(self) -> int:
-        """Weights that one more unit in every layer adds."""
+        """Number of weights that one more unit in every layer adds."""
         mlps = next(iter(self._mlps.values()))
         return sum(sum(side.inputs for side in mlp.sides) + mlp.down.outputs for mlp in mlps)
 
     def units_for(self, nbytes: int) -> int:
-        """Return how many units every layer gets, so that the weights file comes closest to `nbytes`."""
+        """Return the number of units to add to every layer so that the weights file comes closest to `nbytes`."""
         block = lcm(*(mlp.down.block for mlps in self._mlps.values() for mlp in mlps))
         step = lcm(block, _UNITS)
         if self.nbytes(step) - self.nbytes(0) > _FINE * nbytes:
@@ -108,12 +109,12 @@ class Widening:
         return max(place.offset + place.nbytes for place in self._places(units).values())
 
     def widen_graphs(self, units: int) -> dict[str, bytes]:
-        """Return the graphs' files by name. To be called once: it changes the graphs."""
+        """Widen the graphs in place and return their files by name. Call it only once."""
         places = self._places(units)
         return {key: self._widened_graph(graph, self._mlps[key], units, places) for key, graph in self._graphs.items()}
 
     def write(self, file: BinaryIO, units: int, *, progress: Callable[[int], None]) -> str:
-        """Write the weights file and return its sha256 in hex; `progress` is called with the bytes of each piece."""
+        """Write the weights file and return its SHA-256 in hex; `progress` is called with the bytes of each piece."""
         digest, at = hashlib.sha256(), 0
         for region, place in self._places(units).items():
             pieces = self._pieces(region, units, np.random.default_rng((_SEED, region.offset)))
@@ -126,7 +127,7 @@ class Widening:
         return digest.hexdigest()
 
     def _places(self, units: int) -> dict[_Region, _Region]:
-        """Return where each region of the old file goes, in the file's order."""
+        """Return the new region of each region of the old file, in file order."""
         places, end = {}, 0
         for region in self._regions:
             growth = self._growths.get(region)
@@ -137,7 +138,7 @@ class Widening:
         return places
 
     def _pieces(self, region: _Region, units: int, rng: np.random.Generator) -> Iterator[bytes | memoryview]:
-        """Yield the new content of a region, some megabytes at a time."""
+        """Yield the new content of a region, _CHUNK_NBYTES at a time."""
         old = self._weights[region.offset : region.offset + region.nbytes]
         growth = self._growths.get(region)
         if growth is not None and growth.unit_nbytes:
@@ -149,7 +150,7 @@ class Widening:
             rest = growth.nbytes(region.nbytes, units) - region.nbytes
             while rest:
                 nbytes = min(rest, _CHUNK_NBYTES)
-                yield growth.fill * (nbytes // len(growth.fill)) if growth.fill else _drawn(rng, nbytes)
+                yield growth.fill * (nbytes // len(growth.fill)) if growth.fill else _random_bytes(rng, nbytes)
                 rest -= nbytes
 
     def _find_regions(self, location: str) -> list[_Region]:
@@ -163,14 +164,14 @@ class Widening:
         end = 0
         for region in regions:
             if region.offset < end or region.offset + region.nbytes > len(self._weights):
-                raise self._foreign(f"tensors overlap or end beyond the file at byte {region.offset}")
+                raise self._refusal(f"tensors overlap or end beyond the file at byte {region.offset}")
             end = region.offset + region.nbytes
         return regions
 
     def _region(self, tensor: Tensor, location: str) -> _Region:
         external = tensor.external
         if external is None or external.location != location or not external.length:
-            raise self._foreign(f"the tensor {tensor.name[:60]!r} has no place in {location}")
+            raise self._refusal(f"the tensor {tensor.name[:60]!r} is not stored in {location}")
         return _place(external)
 
     def _find_growths(self) -> dict[_Region, _Growth]:
@@ -185,7 +186,7 @@ class Widening:
     def _side_growths(self, graph: GraphFile, side: Projection) -> dict[_Region, _Growth]:
         packed, scales = self._matrix(graph, side)
         kind = _FLOATS[graph.initializers[side.scales].data_type]
-        fill = np.array(self._deviation(side, packed, scales, kind) / _drawn_deviation(side.bits), kind)
+        fill = np.array(self._deviation(side, packed, scales, kind) / _uniform_deviation(side.bits), kind)
         return {packed: _Growth(side.outputs, 0, b""), scales: _Growth(side.outputs, 0, fill.tobytes())}
 
     def _down_growths(self, graph: GraphFile, down: Projection) -> dict[_Region, _Growth]:
@@ -198,15 +199,15 @@ class Widening:
         }
 
     def _matrix(self, graph: GraphFile, projection: Projection) -> tuple[_Region, _Region]:
-        """Return where values and scales lie, their sizes checked."""
+        """Return the regions of a matrix's values and scales, after a check of their sizes."""
         packed, scales = (graph.initializers.get(name) for name in (projection.packed, projection.scales))
         if not packed or not scales or not packed.external or not scales.external or scales.data_type not in _FLOATS:
-            raise self._foreign(f"the matrix {projection.packed[:60]!r} is not in the weights file")
+            raise self._refusal(f"the matrix {projection.packed[:60]!r} is not in the weights file")
         count = projection.outputs * projection.blocks
         width = np.dtype(_FLOATS[scales.data_type]).itemsize
         sizes = packed.external.length, scales.external.length
         if sizes != (count * projection.block * projection.bits // 8, count * width):
-            raise self._foreign(f"the matrix {projection.packed[:60]!r} has another size than its node")
+            raise self._refusal(f"the matrix {projection.packed[:60]!r} does not have the size that its node states")
         return _place(packed.external), _place(scales.external)
 
     def _deviation(self, side: Projection, packed: _Region, scales: _Region, kind: str) -> float:
@@ -237,7 +238,7 @@ class Widening:
         graph.graph_rest = [(number, field) for number, field in graph.graph_rest if number != _VALUE_INFO]
         return graph.serialize()
 
-    def _foreign(self, what: str) -> CapabilityError:
+    def _refusal(self, what: str) -> CapabilityError:
         return CapabilityError(f"the {self._name}'s graphs cannot be widened: {what}")
 
 
@@ -253,18 +254,18 @@ def _longer_rows(rows: Bytes, more_nbytes: int, fill: bytes) -> Iterator[bytes]:
 
 
 def _grow(graph: GraphFile, name: str, *, axis: int, old: int, new: int) -> None:
-    """Change a tensor's dimensions; a tensor that is flat grows as a whole."""
+    """Scale a tensor's dimension `axis` by new / old; a one-dimensional tensor grows along its only axis."""
     tensor = graph.initializers[name]
     axis = min(axis, len(tensor.dims) - 1)
     dims = tuple(size // old * new if at == axis else size for at, size in enumerate(tensor.dims))
     graph.initializers[name] = replace(tensor, dims=dims)
 
 
-def _drawn(rng: np.random.Generator, nbytes: int) -> bytes:
-    """Return random weights. No byte is 0, which would be -128 at 8 bits: symmetric rounding never gives it."""
+def _random_bytes(rng: np.random.Generator, nbytes: int) -> bytes:
+    """Return random weights without the byte 0, which is -128 at 8 bits and never comes from symmetric rounding."""
     return np.maximum(np.frombuffer(rng.bytes(nbytes), np.uint8), 1).tobytes()
 
 
-def _drawn_deviation(bits: int) -> float:
-    """Return the deviation of integers that are drawn evenly."""
+def _uniform_deviation(bits: int) -> float:
+    """Return the standard deviation of uniformly distributed integers of this many bits."""
     return float((((1 << bits) ** 2 - 1) / 12) ** 0.5)

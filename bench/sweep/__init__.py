@@ -1,1 +1,1 @@
-"""`bench --memory-sweep`: the same chat under a row of memory budgets, each in a process of its own."""
+"""`bench --memory-sweep`: the same chat under several memory budgets, each in its own process."""

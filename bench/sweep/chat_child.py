@@ -1,4 +1,4 @@
-"""The child's side of a memory sweep: an order as JSON in, a plan or a chat with its figures out."""
+"""The child process of a memory sweep: reads an order as JSON, and returns a plan or the figures of a chat."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from .sweep_runs import Chat
 __all__ = ["Talk", "main", "prompt_of"]
 
 PROMPT_SHARE = 0.75
-"""Of a turn's tokens."""
+"""Share of a turn's tokens for the prompt."""
 LEAST_ANSWER = 8
+"""Shortest answer in tokens."""
 SHORTEST = "a"
+"""Prompt that fills the rest of the context with its answer."""
 
 Encode: TypeAlias = Callable[[str], Sequence[int]]
 
 
 def main() -> None:
-    """Do what standard input orders."""
+    """Run the order from standard input."""
     order = json.loads(sys.stdin.read())
     try:
         tell_parent(_planned(order) if order["turns"] is None else _chatted(order))
@@ -78,9 +80,9 @@ def _chatted(order: dict[str, Any]) -> dict[str, object]:
 
 
 class Talk:
-    """A chat that fills its context: mostly by prompts, which are read faster than answers are made.
+    """A chat that fills its context, mostly with prompts, since prefill is faster than decoding.
 
-    Answers are as long as they may be, whatever the model would say.
+    Answers ignore end-of-sequence tokens and have their maximum length.
     """
 
     def __init__(self, session: Session, texts: Iterator[str], *, encode: Encode) -> None:
@@ -91,25 +93,25 @@ class Talk:
 
     @property
     def tokens_per_second(self) -> float:
-        """After the first token of each answer."""
+        """Speed after the first token of each answer."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
     def run(self, turns: int, *, max_tokens: int | None) -> None:
-        """Take turns that each have an equal share of the context."""
+        """Run `turns` turns, each with an equal share of the context."""
         share = -(-self._session.context // turns)
         for _ in range(turns):
             prompt, length = prompt_of(self._texts, least=PROMPT_SHARE * share, encode=self._encode)
             self._answer(prompt, max_tokens=max_tokens or max(LEAST_ANSWER, share - length))
 
     def _answer(self, prompt: str, *, max_tokens: int) -> None:
-        """Answer a prompt; where it no longer fits, after the newer half of what was said, and else after nothing."""
+        """Answer a prompt; if it no longer fits, keep the more recent half of the chat, and if that fails, nothing."""
         session = self._session
         for kept in (len(session.messages) // 4 * 2, 0):
             try:
                 return self._generate(prompt, max_tokens=max_tokens)
             except ContextExceeded:
                 with suppress(ContextExceeded):
-                    self._generate(SHORTEST, max_tokens=session.context)  # what is left of it
+                    self._generate(SHORTEST, max_tokens=session.context)  # fill the rest of the context first
                 session.reset(session.messages[len(session.messages) - kept :])
         return self._generate(prompt, max_tokens=max_tokens)
 
@@ -122,7 +124,7 @@ class Talk:
 
 
 def prompt_of(texts: Iterator[str], *, least: float, encode: Encode) -> tuple[str, int]:
-    """Return as many of the texts as make a prompt of at least so many tokens, and its length."""
+    """Join texts until the prompt has at least `least` tokens; return it and its length in tokens."""
     prompt = next(texts)
     while (length := len(encode(prompt))) < least:
         prompt += f"\n{next(texts)}"
@@ -130,7 +132,7 @@ def prompt_of(texts: Iterator[str], *, least: float, encode: Encode) -> tuple[st
 
 
 def _given_up(pair: Pair, options: SessionOptions) -> tuple[str, ...]:
-    """Return what the plan of such a session leaves out under this budget, once none is open: plans take memory too."""
+    """Return the cuts in the plan of such a session. Call it after the session, since planning takes memory too."""
     footprint = pair.shared.footprint
     if footprint is None:
         return ()
@@ -143,5 +145,5 @@ def _options(order: Mapping[str, Any]) -> SessionOptions:
         context=order["context"],
         seed=0,
         ignore_eos=True,
-        when_full=WhenFull.STOP,  # turns would be dropped before the context is full, which is the dearest state
+        when_full=WhenFull.STOP,  # dropping turns would avoid a full context, which takes the most memory
     )

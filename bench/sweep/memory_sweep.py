@@ -1,4 +1,4 @@
-"""`bench --memory-sweep`: asks for the plan of each engine, runs a chat under each budget, shows what came of it."""
+"""`bench --memory-sweep`: plans a chat on each engine, runs it under each budget, and prints the results."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ __all__ = ["memory_sweep"]
 
 TURNS = 32
 _ENVIRONMENT = {VARIABLE: "", "PYTHONWARNINGS": "ignore"}
-"""The sweep sets the budgets itself."""
+"""Environment of the child processes. The variable is cleared because the sweep sets the budgets itself."""
 
 
 def memory_sweep(arguments: Namespace) -> int:
-    """Measure, show, and return 0 where every chat came to its end within its budget."""
+    """Measure, print the results, and return 0 if every chat finished within its budget."""
     engines = _engines(arguments.runtime)
     _check_sampler()
     root = find_pack(arguments.model)
@@ -50,7 +50,7 @@ def memory_sweep(arguments: Namespace) -> int:
         with one_at_a_time():
             for engine in engines:
                 _measure(order, engine, count=arguments.memory_sweep, runs=runs, reasons=reasons)
-    finally:  # of a sweep that is interrupted what there is
+    finally:  # an interrupted sweep still shows its finished runs
         show_sweep(report, runs)
     if not runs:
         raise CapabilityError(f"nothing could be measured: {'; '.join(reasons)}")
@@ -74,12 +74,12 @@ def _engines(name: str | None) -> list[str]:
     if name in (None, AUTO):
         return known
     if name not in known:
-        raise InputError(f"no engine is called {name!r}: it is {', '.join(known)}")
+        raise InputError(f"there is no runtime {name!r}; installed: {', '.join(known)}")
     return [str(name)]
 
 
 def _order(arguments: Namespace, *, pack: str, turns: int) -> dict[str, Any]:
-    """Return what every child is told."""
+    """Return the order for every child process."""
     return {
         "pack": pack,
         "turns": turns,
@@ -98,7 +98,7 @@ def _order(arguments: Namespace, *, pack: str, turns: int) -> dict[str, Any]:
 
 
 def _texts() -> list[str]:
-    """Return the bundled prompts: the first of each family, then the second of each, and so on."""
+    """Return the bundled prompts, interleaved by family."""
     families: dict[str, list[str]] = {}
     for prompt in bundled_prompts():
         families.setdefault(prompt.family, []).append(prompt.turns[0])
@@ -106,41 +106,41 @@ def _texts() -> list[str]:
 
 
 def _measure(order: Mapping[str, Any], engine: str, *, count: int, runs: list[SweepRun], reasons: list[str]) -> None:
-    """Add the chats on an engine to the runs, or why it cannot plan one to the reasons."""
+    """Add the engine's chats to `runs`, or the reason why it cannot plan one to `reasons`."""
     mine = {**order, "opening": {**order["opening"], "runtime": engine}}
-    planned = _asked({**mine, "turns": None})
+    planned = _child_reply({**mine, "turns": None})
     if "failure" in planned:
         reasons.append(f"{engine}: {planned['failure']}")
         return
     sizes = budgets(planned["least"], planned["whole"], count)
     with progress(f"chats on {engine}", len(sizes)) as advance:
         for budget in sizes:
-            runs.append(_run(engine, budget, _asked({**mine, "memory": budget})))
+            runs.append(_run(engine, budget, _child_reply({**mine, "memory": budget})))
             advance()
 
 
-def _asked(order: Mapping[str, object]) -> dict[str, Any]:
-    """Return what a child tells, or its failure."""
+def _child_reply(order: Mapping[str, object]) -> dict[str, Any]:
+    """Run a child process and return its reply, or its failure."""
     command = child_command("edgedecode.bench.sweep.chat_child:main")
-    assert command is not None, "a bench is run by a Python"
+    assert command is not None, "bench needs a Python interpreter for its child processes"
     reply = ask_child(command, given=json.dumps(order), environment=_ENVIRONMENT)
     if reply.failure or not reply.told:
-        return {"failure": reply.failure or "it told nothing"}
-    told: dict[str, Any] = reply.told[-1]
-    return told
+        return {"failure": reply.failure or "it gave no answer"}
+    last: dict[str, Any] = reply.told[-1]
+    return last
 
 
-def _run(engine: str, budget: int | None, told: Mapping[str, Any]) -> SweepRun:
-    if "failure" in told:
-        return SweepRun(engine, budget, None, told["failure"])
-    chat = dict(told["chat"])
+def _run(engine: str, budget: int | None, reply: Mapping[str, Any]) -> SweepRun:
+    if "failure" in reply:
+        return SweepRun(engine, budget, None, reply["failure"])
+    chat = dict(reply["chat"])
     chat["peak"] = ProcessMemory(*chat["peak"])
     chat["samples"] = tuple(MemorySample(seconds, ProcessMemory(*memory)) for seconds, memory in chat["samples"])
     return SweepRun(engine, budget, Chat(**{**chat, "given_up": tuple(chat["given_up"])}))
 
 
 def _json(run: SweepRun) -> dict[str, object]:
-    """Return a run's figures; how memory went is told of unlimited ones."""
+    """Return a run's figures, with the memory samples of an unlimited one."""
     chat = run.chat
     value: dict[str, object] = {
         "engine": run.engine,

@@ -1,4 +1,4 @@
-"""The figures of a memory sweep: values only, JSON-serialisable. And which budgets are tried."""
+"""The figures of a memory sweep, JSON-serialisable, and its budgets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from edgedecode.memory.sizes import format_nbytes
 __all__ = ["Chat", "SweepRun", "budgets"]
 
 TOLERANCE, TOLERANCE_NBYTES = 0.05, 8 * 10**6
-"""How far a plan may be from what was measured: the larger of the two."""
+"""Allowed difference between plan and measurement: the larger of the two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What a process told of its chat. `longest`: the most tokens of its conversation, of the `context` it had."""
+    """The figures of a chat. `longest`: the most tokens that the conversation reached in its `context`."""
 
     planned_nbytes: int
-    """The most that was leased at the end of an answer."""
+    """The most memory that was reserved at the end of an answer."""
     peak: ProcessMemory
     context: int
     longest: int
@@ -31,7 +31,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class SweepRun:
-    """A chat under a budget; None: no limit but the machine's. `failure`: why there was no chat to its end."""
+    """A chat under a budget; None: only the machine's limit. `failure`: the reason if the chat did not finish."""
 
     engine: str
     budget_nbytes: int | None
@@ -40,14 +40,14 @@ class SweepRun:
 
     @property
     def over_nbytes(self) -> int:
-        """By how much the process held more than its budget at its peak; 0: it kept it."""
+        """Bytes by which the resident peak exceeds the budget; 0 if it does not."""
         if self.chat is None or self.budget_nbytes is None:
             return 0
         return max(0, self.chat.peak.resident - self.budget_nbytes)
 
     @property
     def kept(self) -> bool:
-        """The chat came to its end within its budget."""
+        """Whether the chat finished within its budget."""
         return self.chat is not None and not self.over_nbytes
 
     @property
@@ -58,19 +58,19 @@ class SweepRun:
 
     @property
     def unused_nbytes(self) -> int | None:
-        """By how much the plan was above the peak."""
+        """The plan less the resident peak."""
         return None if self.chat is None else self.chat.planned_nbytes - self.chat.peak.resident
 
     @property
     def as_planned(self) -> bool:
-        """The peak was as near to the plan as it should be, on either side."""
+        """Whether the peak is within the tolerance of the plan, on either side."""
         if self.chat is None or self.unused_nbytes is None:
             return False
         return abs(self.unused_nbytes) <= max(TOLERANCE_NBYTES, TOLERANCE * self.chat.planned_nbytes)
 
 
 def budgets(least: int, whole: int, count: int) -> tuple[int | None, ...]:
-    """Return `count` budgets at equal distances from the smallest to all that is wanted, the last unlimited."""
+    """Return `count` budgets: evenly spaced from `least` to `whole`, the memory without cuts, then unlimited."""
     limited = count - 1
     step = (whole - least) / max(1, limited - 1)
     sizes = dict.fromkeys(least + round(index * step) for index in range(limited))

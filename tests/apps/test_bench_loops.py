@@ -74,7 +74,7 @@ def test_loops_on_the_pair_s_engine_open_with_its_conditions(opened: Open, toy: 
 
 
 def test_no_loop_is_a_reason_too(opened: Open) -> None:
-    assert opened(foreign=Elsewhere) == ([], ["there are no other loops on toy"])
+    assert opened(foreign=Elsewhere) == ([], ["there are no other loops for toy"])
 
 
 def test_one_that_cannot_run_leaves_the_others(opened: Open) -> None:

@@ -269,9 +269,7 @@ def test_the_table_has_every_family_their_mean_and_the_worst(toy: Pair, says: Sa
     assert [row[0] for row in (*cells, *shown["summaries"])] == ["one", "two", "mean", "worst"]
     assert [row[5] for row in cells] == ["lookup 2: 20.0"] * 2
     assert {len(row) for row in shown["summaries"]} == {len(columns) - 1}
-    assert notes(result)[0].startswith(
-        "Against whichever peer's speculation is the fastest, by family: whole requests "
-    )
+    assert notes(result)[0].startswith("Against the fastest speculation of any peer, by family: full requests ")
     assert notes(result)[1] == "a: rehearsed"
     assert notes(result)[-1] == "Not compared: b: gone"
 

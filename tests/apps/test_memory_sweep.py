@@ -122,7 +122,7 @@ def sweep(
     engines: tuple[str, ...],
     children: Callable[[Mapping[str, Any]], dict[str, Any]] = told,
 ) -> int:
-    monkeypatch.setattr(memory_sweep, "_asked", children)
+    monkeypatch.setattr(memory_sweep, "_child_reply", children)
     monkeypatch.setattr(memory_sweep, "installed", lambda group: dict.fromkeys(engines))
     return main(["bench", "--memory-sweep", *words])
 
@@ -210,7 +210,7 @@ def test_the_chart_has_a_column_for_each_engine(tmp_path: Path, monkeypatch: pyt
         (["--memory-sweep", "--overhead"], 2, "not allowed with"),
         (["--memory-sweep", "--against", "genai"], 2, "give it alone"),
         (["--turns", "4"], 2, "give --memory-sweep with it"),
-        (["--memory-sweep", "--runtime", "abacus"], 1, "no engine is called 'abacus': it is "),
+        (["--memory-sweep", "--runtime", "abacus"], 1, "there is no runtime 'abacus'; installed: "),
         (["--memory-sweep", "--plot", "x.pdf"], 1, "charts are .svg or .png files"),
         (["--memory-sweep", "-m", "/no/such/pack"], 1, "/no/such/pack"),
     ],

@@ -200,7 +200,7 @@ def test_what_cannot_be_is_one_line(
         assert "the disk became full" in refusal(capsys, "--scale", "20MB")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: Namespace(free=1000))
-        assert "make room" in refusal(capsys, "--scale", "20MB")
+        assert "free some space" in refusal(capsys, "--scale", "20MB")
     with monkeypatch.context() as patch:
         (tmp_path / "file").write_text("")
         patch.setenv("EDGEDECODE_CACHE", str(tmp_path / "file"))
@@ -216,7 +216,7 @@ def test_bench_measures_the_widened_pack(cache: Path, capsys: pytest.CaptureFixt
     assert main(["bench", "--quick", "--scale", "20MB", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
-        "Widened to 20 MB with MLP units whose output weights are zero: same text, the cost of a real model."
+        "Widened to 20 MB with MLP units whose output weights are zero: the same text at the cost of a larger model."
     )
     figures = json.loads(lines[-1])
     assert "demo, widened to 20 MB" in figures["conditions"]["pack"]

@@ -58,7 +58,7 @@ def test_a_loop_says_what_the_runtime_says(
         first = loop.read(PROMPT)
         assert [first, *loop.decode(first, 9)] == ours[:10]
         assert loop.decode(ours[9], 10) == ours[10:]
-    assert loop.setting == "context of 256, 1 threads, 128 rows a pass, float32 keys and values, flash attention off"
+    assert loop.setting == "context of 256, 1 threads, 128 rows per pass, float32 KV cache, flash attention off"
 
 
 @pytest.mark.parametrize("factory", LOOPS)
