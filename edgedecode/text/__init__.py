@@ -1,1 +1,1 @@
-"""Between text and tokens: tokenizer, chat template, transcript, stop strings."""
+"""Conversion between text and tokens: tokenizer, chat template, transcript, stop strings."""

@@ -1,4 +1,4 @@
-"""The chat template of a model: messages in, the prompt's text out."""
+"""Render a model's chat template: messages in, prompt text out."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
-"""What a pack without a template gets: "role: content" lines, with no special token, for base models."""
+"""Template of a pack that has none (base models): "role: content" lines without special tokens."""
 MOST_CHARACTERS = 1 << 16
+"""Longest template source that is compiled, in characters."""
 MOST_NBYTES = 1 << 28
+"""Bytes that one rendering may allocate where the caller sets no limit."""
 SHOWN = 500
-"""Characters of what a template says of itself."""
+"""Characters of a template's own error that are quoted in ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
     """A jinja2 chat template, compiled once in the sandbox that transformers uses.
 
-    `source` is the template's text; `bos_token` and `eos_token` are what it may print under these names. A template
-    that does not compile raises `ManifestError` here, not at the first conversation. Nothing of it is worked out here.
+    `source` is the template's text; `bos_token` and `eos_token` are passed to it as variables. A template that does
+    not compile raises `ManifestError` here, not at the first conversation. Compiling evaluates no expression of it.
     """
 
     source: str
@@ -54,9 +56,9 @@ class ChatTemplate:
         """Render a conversation to the text the model was trained on.
 
         `add_generation_prompt` appends the header of the assistant's next turn. A mapping needs `role` and `content`;
-        its other keys reach the template too. `most_nbytes` bounds all that is made on the way. Raises `InputError` for
-        a message that is none, or that the template refuses (role order, no system message, ...), and `ManifestError`
-        for a template that tries to leave the sandbox, or takes far more than any that renders a conversation.
+        its other keys reach the template too. `most_nbytes` limits the memory allocated while rendering. Raises
+        `InputError` for an invalid message or one that the template refuses (role order, no system message, ...), and
+        `ManifestError` for a template that tries to leave the sandbox or exceeds its limits.
         """
         try:
             plain = [_plain(message) for message in messages]
@@ -79,19 +81,19 @@ class ChatTemplate:
 
 def _compile(source: str) -> Template:
     if len(source) > MOST_CHARACTERS:
-        raise ManifestError(f"the chat template has {len(source)} characters: {MOST_CHARACTERS} are the most")
+        raise ManifestError(f"the chat template has {len(source)} characters: the limit is {MOST_CHARACTERS}")
     try:
         return template_sandbox().from_string(source)
     except TemplateSyntaxError as error:
         raise ManifestError(
             f"the chat template is invalid at line {error.lineno}: {_one_line(error.message)}"
         ) from error
-    except Exception as error:  # the parser recurses, and folds constants
+    except Exception as error:  # such as RecursionError: the parser recurses
         raise ManifestError(f"the chat template does not compile: {_one_line(error)}") from error
 
 
 def _plain(message: Mapping[str, str] | Message) -> dict[str, object]:
-    """Copy a message into plain JSON values: an object with methods is never handed to a template."""
+    """Copy a message into plain JSON values, so that a template never gets an object with methods."""
     if isinstance(message, Message):
         return {"role": message.role, "content": message.content}
     if not isinstance(message, Mapping):
@@ -103,9 +105,9 @@ def _plain(message: Mapping[str, str] | Message) -> dict[str, object]:
     try:
         copy: dict[str, object] = json.loads(json.dumps(dict(message)))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"a message holds what JSON cannot: {_one_line(error)}") from error
+        raise InputError(f"a message holds a value that JSON cannot represent: {_one_line(error)}") from error
     return copy
 
 
-def _one_line(what: object) -> str:
-    return " ".join(str(what)[:SHOWN].split()) or type(what).__name__
+def _one_line(error: object) -> str:
+    return " ".join(str(error)[:SHOWN].split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Turns messages into tokens under the memory budget: text that cannot fit the context is refused before encoding."""
+"""Encode messages under the memory budget. Text that cannot fit the context is refused before it is encoded."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ __all__ = ["Encoder", "TextSource"]
 
 BYTE_NBYTES = 128
 TOKEN_NBYTES = 320
-"""Memory that encoding needs for each byte of the normalized text and for each token, until it returns.
+"""Bytes that encoding needs per byte of normalized text and per token, until it returns.
 
-Bounds of what was measured with tokenizers 0.23 on a million bytes: 91 to 128 a byte where few tokens are made of many,
-430 where each is a token of its own.
+Upper bounds of measurements with tokenizers 0.23 on a million bytes: 91 to 128 per byte where a token has many bytes,
+430 where each byte is its own token.
 """
 TEXT_NBYTES = 24
-"""Memory for each byte of a conversation's text, in addition: six copies, as wide as the widest character."""
+"""Additional memory per byte of a conversation's text: six copies, each as wide as the widest character."""
 PLANNED_BYTES_PER_TOKEN, PLANNED_TOKENS = 5, 1.25
-"""Bytes of text, and tokens, for each of the context's that a session reserves when it opens: a conversation is encoded
-whole when it just no longer fits, and prose has 4 to 4.5 bytes a token. Longer text takes a further lease."""
+"""Bytes of text, and tokens, per context token that a session reserves when it opens. A conversation is still encoded
+in full when it just no longer fits, and prose has 4 to 4.5 bytes per token. Longer text takes a further lease."""
 PIECE_CHARS = 256
 """Characters encoded at a time where only the number of tokens is needed."""
 OVERFLOW_FACTOR = 2
-"""Encoding in pieces yields more tokens than encoding whole; a count beyond this many times the context is refused."""
+"""Encoding in pieces yields more tokens than encoding at once: a count beyond this many contexts is refused."""
 
 
 class TextSource(Protocol):
-    """What turns messages into text and text into tokens."""
+    """Renders messages to text and encodes text to tokens."""
 
     def render(self, messages: Sequence[Message]) -> str: ...
     def encode(self, text: str, *, add_special: bool = False) -> list[int]: ...
 
 
 class Encoder:
-    """Implements `TextSource` for a context of `capacity` tokens. Raises BudgetExceeded when that does not fit.
+    """A `TextSource` for a context of `capacity` tokens. Raises BudgetExceeded if its memory does not fit.
 
-    Texts are encoded whole, since only then their tokens are certain; long ones are counted in pieces before.
-    longest: the longest context that could be asked for instead.
+    Texts are encoded in one call, since pieces would yield other tokens; the tokens of long texts are counted in
+    pieces first. longest: the largest context that the model allows.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, capacity: int, longest: int, budget: Budget) -> None:
@@ -57,29 +57,29 @@ class Encoder:
         self._budget = budget
         self._piece = _piece(tokenizer)
         self._most_nbytes = 4 * capacity * tokenizer.longest_token  # 4: characters to bytes, what a normalizer drops
-        self._usual = PLANNED_BYTES_PER_TOKEN * capacity
+        self._planned_size = PLANNED_BYTES_PER_TOKEN * capacity
         prompts = prompts_holder(tokenizer, capacity)
         self._planned = prompts.nbytes
         self._lease = budget.reserve(*prompts)
 
     def render(self, messages: Sequence[Message]) -> str:
-        """Return the text of a conversation. Raises ContextExceeded and BudgetExceeded before it is made."""
+        """Return the text of a conversation. Raises ContextExceeded or BudgetExceeded before rendering it."""
         size = sum(_utf8_nbytes(message.content) for message in messages)
         self._check_length(size)
-        self._lease.resize(self._planned + TEXT_NBYTES * max(0, size - self._usual))
+        self._lease.resize(self._planned + TEXT_NBYTES * max(0, size - self._planned_size))
         return self._tokenizer.render(messages, most_nbytes=self._lease.nbytes)
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
-        """Return the text's tokens. Raises ContextExceeded and BudgetExceeded before they are made."""
+        """Return the text's tokens. Raises ContextExceeded or BudgetExceeded before encoding it."""
         with self._room(self._needed(text)):
             return self._tokenizer.encode(text, add_special=add_special)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory lease."""
         self._lease.release()
 
     def _needed(self, text: str) -> int:
-        """Return what encoding a text takes; one that is long for its context is counted."""
+        """Return the bytes that encoding a text needs, counting the tokens of one that is long for the context."""
         size = _utf8_nbytes(text)
         self._check_length(size)
         most = round(size * self._tokenizer.growth)
@@ -89,7 +89,7 @@ class Encoder:
         return _nbytes(normalized, min(normalized, tokens + tokens // 4))
 
     def _counted(self, text: str) -> tuple[int, int]:
-        """Return about how many bytes the normalized text has, and how many tokens. Raises ContextExceeded."""
+        """Return the approximate size of the normalized text in bytes and in tokens. Raises ContextExceeded."""
         normalized = tokens = 0
         for start in range(0, len(text), self._piece):
             piece = text[start : start + self._piece]
@@ -119,19 +119,19 @@ class Encoder:
             try:
                 yield
             finally:
-                release_pages()  # else they stay with the process
+                release_pages()  # otherwise the process keeps them
 
 
 def prompts_holder(tokenizer: Tokenizer, capacity: int) -> Holder:
-    """Return what encoding usual prompts for a context of `capacity` tokens takes."""
+    """Return the memory that encoding typical prompts for a context of `capacity` tokens needs."""
     piece_nbytes = round(4 * _piece(tokenizer) * tokenizer.growth)
-    usual = PLANNED_BYTES_PER_TOKEN * capacity
-    usual_nbytes = _nbytes(usual, round(PLANNED_TOKENS * capacity)) + TEXT_NBYTES * usual
-    return Holder("prompts", max(_nbytes(piece_nbytes, piece_nbytes), usual_nbytes))
+    size = PLANNED_BYTES_PER_TOKEN * capacity
+    prompt_nbytes = _nbytes(size, round(PLANNED_TOKENS * capacity)) + TEXT_NBYTES * size
+    return Holder("prompts", max(_nbytes(piece_nbytes, piece_nbytes), prompt_nbytes))
 
 
 def _piece(tokenizer: Tokenizer) -> int:
-    """Return the characters of a long text that are counted at a time."""
+    """Return how many characters of a long text are encoded at a time to count its tokens."""
     return max(PIECE_CHARS, 2 * tokenizer.longest_token)
 
 

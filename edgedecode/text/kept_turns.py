@@ -1,4 +1,4 @@
-"""Which turns of a conversation are kept where all of them do not fit the context: the newest, and whole ones."""
+"""Choose which turns to keep when a conversation exceeds the context: the most recent ones, each complete."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .messages import Message
 __all__ = ["moved_run", "turn_starts", "without_oldest"]
 
 LEAST_RUN = 32
-"""Tokens: a shorter run that occurs in both conversations may be chance, and is soon read again."""
+"""Tokens. A shorter run in both conversations may be chance, and prefilling it again is cheap."""
 
 
 def turn_starts(messages: Sequence[Message]) -> list[int]:
-    """Return where each turn begins: a message of the user with all that follows until the next one.
+    """Return the index where each turn begins: a turn is a user message and everything up to the next user message.
 
-    The system messages at the start belong to no turn; what stands between them and the user's first is one.
+    Leading system messages belong to no turn. Messages between them and the first user message form a turn.
     """
     head = next((place for place, message in enumerate(messages) if message.role != "system"), len(messages))
     return [place for place in range(head, len(messages)) if place == head or messages[place].role == "user"]
@@ -25,10 +25,10 @@ def turn_starts(messages: Sequence[Message]) -> list[int]:
 def without_oldest(
     messages: Sequence[Message], *, fits: Callable[[tuple[Message, ...]], bool]
 ) -> tuple[tuple[Message, ...], int]:
-    """Return the messages without as few of the oldest turns as it takes to fit, and how many turns were dropped.
+    """Drop the fewest oldest turns that make the messages fit; return the rest and the number of dropped turns.
 
-    Without every turn where none can be kept. The system messages at the start always stay. fits: asked a few times
-    only; whoever fits must fit with fewer turns too.
+    All turns are dropped if none can be kept. Leading system messages always stay. fits: called O(log turns) times;
+    it must be monotonic, so that messages which fit also fit with fewer turns.
     """
     starts = turn_starts(messages)
     head = tuple(messages[: starts[0]]) if starts else tuple(messages)
@@ -41,9 +41,9 @@ def without_oldest(
 
 
 def moved_run(old: Sequence[int], new: Sequence[int], *, shared: int) -> tuple[int, int]:
-    """Find the longest run of old tokens that begins at new[shared]: how far down it has moved, and its length.
+    """Return how far the longest run of old tokens that begins at new[shared] has moved down, and its length.
 
-    shared: tokens that both begin with. (0, 0): no run of `LEAST_RUN` tokens, or none that moved.
+    shared: length of the common prefix. (0, 0): no moved run has `LEAST_RUN` tokens.
     """
     best = (0, 0)
     for start in range(shared + 1, len(old) - LEAST_RUN + 1):

@@ -13,7 +13,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Who spoke (one of `ROLES`) and what was said; anything else raises `InputError`."""
+    """A role (one of `ROLES`) and its text. Raises `InputError` for anything else."""
 
     role: str
     content: str

@@ -1,4 +1,4 @@
-"""Text that comes from outside: bytes and arguments that must be UTF-8, names that a terminal shows. No tokens."""
+"""Check and escape untrusted text: bytes and arguments that must be UTF-8, names that are printed to a terminal."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["checked_text", "decoded_text", "file_text", "shown", "shown_answer",
 
 _CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
 _NO_LINE = re.compile(rf"[{_CONTROL}\t\n\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""What moves a terminal's cursor, starts its commands, ends a line, or turns the direction of what follows."""
+"""Characters that move a terminal's cursor, start its commands, end a line, or change the text direction."""
 _NO_ANSWER = re.compile(f"[{_CONTROL}]")
 _LARGEST_FILE = 64 << 20
 
 
 def shown(text: str) -> str:
-    """Return untrusted text as a terminal may show it in a line: what could act on it is written as its escape."""
+    """Return untrusted text that is safe to print in one line: characters that control a terminal are escaped."""
     return _NO_LINE.sub(_escape, text)
 
 
 def shown_lines(text: str) -> str:
-    """Return a text of several lines, each as `shown`."""
+    """Return a text of several lines, each escaped as in `shown`."""
     return "\n".join(map(shown, text.split("\n")))
 
 
 def shown_answer(text: str) -> str:
-    """Return what a model says as a terminal may show it: lines, tabs and writing from right to left stay."""
+    """Return model output that is safe to print: newlines, tabs and right-to-left marks stay."""
     return _NO_ANSWER.sub(_escape, text)
 
 
@@ -36,7 +36,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def decoded_text(data: bytes, name: str) -> str:
-    """Decode UTF-8. Raises InputError naming the first byte that is none."""
+    """Decode UTF-8. Raises InputError naming the first invalid byte."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -48,7 +48,7 @@ def decoded_text(data: bytes, name: str) -> str:
 def file_text(path: Path) -> str:
     """Read a file that must be text. Raises InputError, OSError."""
     if path.is_file() and path.stat().st_size > _LARGEST_FILE:
-        raise InputError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB: give a part of it")
+        raise InputError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB: pass a part of it")
     content = decoded_text(path.read_bytes(), str(path))
     if "\0" in content:
         raise InputError(f"{path} is not text: it has a zero byte at character {content.index(chr(0))}")
@@ -56,7 +56,7 @@ def file_text(path: Path) -> str:
 
 
 def checked_text(text: str, name: str) -> str:
-    """Return `text`. Raises InputError for lone surrogates: bytes of the shell that are no UTF-8, JSON's \\ud800."""
+    """Return `text`. Raises InputError for lone surrogates, from invalid UTF-8 in the shell or JSON's \\ud800."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

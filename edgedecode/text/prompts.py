@@ -1,4 +1,4 @@
-"""Prompts from a jsonl file, in our format or Spec-Bench's."""
+"""Read prompts from a jsonl file, in our format or Spec-Bench's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Prompt", "checked_prompt", "parse_prompts", "read_messages", "read_o
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A conversation to be answered: what was said before, and the user's turns, answered one after the other."""
+    """A conversation to answer: the earlier messages, and the user's turns, which are answered in order."""
 
     family: str
     history: tuple[Message, ...]
@@ -24,9 +24,9 @@ class Prompt:
 
 
 def read_prompts(path: Path, *, family: str | None = None) -> list[Prompt]:
-    """Read a jsonl file with `family` and `messages`, or Spec-Bench's `category` and `turns`. InputError or OSError.
+    """Read a jsonl file with `family` and `messages`, or Spec-Bench's `category` and `turns`.
 
-    family: what a line without one belongs to; None: every line must say.
+    family: the default for lines without one; None: every line must have one. Raises InputError or OSError.
     """
     return parse_prompts(path.read_bytes(), str(path), family=family)
 
@@ -44,7 +44,7 @@ def read_object(line: str, where: str) -> dict[str, object]:
     """Parse a line that must be a JSON object. Raises InputError."""
     try:
         value: object = json.loads(line)
-    except (ValueError, RecursionError) as error:  # ValueError: no JSON, or a number of 5000 digits
+    except (ValueError, RecursionError) as error:  # ValueError: invalid JSON, or a number of 5000 digits
         raise InputError(f"{where} is not JSON: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
         raise InputError(f"{where} is not a JSON object")
@@ -52,7 +52,7 @@ def read_object(line: str, where: str) -> dict[str, object]:
 
 
 def read_messages(value: object, where: str) -> list[Message]:
-    """Check what a line has as `messages`: at least one, each with a role and content. Raises InputError."""
+    """Check a line's `messages`: at least one, each with a role and content. Raises InputError."""
     items = value if isinstance(value, list) else []
     if not items or not all(isinstance(item, dict) and isinstance(item.get("role"), str) for item in items):
         raise InputError(f"{where}: messages must be a list of objects with role and content")
@@ -66,11 +66,11 @@ def read_messages(value: object, where: str) -> list[Message]:
 
 
 def checked_prompt(prompt: Prompt, where: str) -> Prompt:
-    """Return it. Raises InputError for text that no tokenizer takes, and for a turn that asks nothing."""
+    """Return the prompt. Raises InputError for text that no tokenizer accepts, and for an empty turn."""
     for text in (prompt.family, *prompt.turns):
         checked_text(text, where)
     if not all(turn.strip() for turn in prompt.turns):
-        raise InputError(f"{where} has an empty turn: give the user something to say")
+        raise InputError(f"{where} has an empty turn: a user message needs text")
     return prompt
 
 
@@ -80,14 +80,14 @@ def _prompt(line: str, where: str, default: str | None) -> Prompt:
     if not isinstance(family, str):
         raise InputError(f"{where} has neither a family nor a category")
     if "messages" in value:
-        return _of_messages(family, read_messages(value["messages"], where), where)
+        return _from_messages(family, read_messages(value["messages"], where), where)
     turns = value.get("turns", [value["prompt"]] if "prompt" in value else None)
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
         raise InputError(f"{where} has neither messages nor turns (a list of strings) nor a prompt (a string)")
     return checked_prompt(Prompt(family, (), tuple(turns)), where)
 
 
-def _of_messages(family: str, messages: list[Message], where: str) -> Prompt:
+def _from_messages(family: str, messages: list[Message], where: str) -> Prompt:
     if messages[-1].role != "user":
         raise InputError(f"{where}: the last message must be the user's, not the {messages[-1].role}'s")
     return checked_prompt(Prompt(family, tuple(messages[:-1]), (messages[-1].content,)), where)

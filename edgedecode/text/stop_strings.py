@@ -1,4 +1,4 @@
-"""Stop strings in a stream of text: what may be shown, and when to stop."""
+"""Find stop strings in a stream of text, and hold back text that may begin one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ __all__ = ["StopStrings"]
 
 
 class StopStrings:
-    """Cut a stream at the first stop string, and hold back a tail that may turn out to start one.
+    """Cut a stream at the first stop string, and hold back a tail that may begin one.
 
-    The match with the earliest position in the text wins, as in llama.cpp and OpenAI's API, however the text was cut
-    into pushes; where two start together the shorter is reported, because it is complete first. A match may therefore
-    wait for an earlier, longer candidate to be decided. Less than the longest stop string is ever held.
+    The match with the earliest position in the text wins, as in llama.cpp and OpenAI's API, however the text was split
+    into pushes. Where two start at the same position, the shorter is reported, because it is complete first. A match
+    may therefore wait until an earlier, longer candidate is decided. The text held back is always shorter than the
+    longest stop string.
     """
 
     __slots__ = ("_held", "_longest", "_matched", "_pattern", "_stops")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Watch for any of `stops`; none at all lets every text through. An empty string raises `InputError`."""
+        """Watch for any of `stops`; with none, all text passes through. An empty string raises `InputError`."""
         if isinstance(stops, str):
             raise InputError(f"stop strings are a list of strings, not the string {stops!r}: use [{stops!r}]")
         for stop in stops:
@@ -39,7 +40,7 @@ class StopStrings:
         return self._matched
 
     def push(self, text: str) -> str:
-        """Take the text's continuation and return what is now safe to show; nothing once a stop string has matched."""
+        """Return the text that is now safe to show; nothing once a stop string has matched."""
         if self._matched is not None or not text:
             return ""
         if not self._stops:
@@ -56,7 +57,7 @@ class StopStrings:
         return text[:end]
 
     def flush(self) -> str:
-        """Return the rest at the end of the text: nothing can complete a held candidate any more."""
+        """Return the text held back: at the end of the text, nothing can complete a candidate any more."""
         rest, self._held = self._held, ""
         match = self._pattern.search(rest) if rest else None
         if match is None:
@@ -65,7 +66,7 @@ class StopStrings:
         return rest[: match.start()]
 
     def _candidate(self, text: str, *, end: int) -> int | None:
-        """The first position before `end` from which the text's tail is the start of a stop string."""
+        """Return the first position before `end` from which the rest of the text begins a stop string."""
         for start in range(max(0, len(text) - self._longest + 1), end):
             tail = text[start:]
             if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._stops):

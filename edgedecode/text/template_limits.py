@@ -1,6 +1,6 @@
-"""What one rendering of a chat template may take: bytes it makes, steps, and processor time.
+"""Limit one rendering of a chat template: bytes allocated, steps, and CPU time.
 
-What can be many times larger than what it is made of is charged before it is made, anything else once it is there.
+Results that can be many times larger than their operands are charged before they are computed, all others afterwards.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from jinja2.exceptions import SecurityError
 __all__ = ["Meter", "each", "largest", "largest_product", "meter", "metered", "steps", "text_of"]
 
 STEPS = 1_000_000
-"""Turns of loops, calls, filters and comparisons: a conversation of hundreds of messages takes some thousands."""
+"""Loop iterations, calls, filters and comparisons: a conversation of hundreds of messages takes some thousands."""
 SECONDS = 5.0
+"""CPU time of the thread."""
 STEP_ELEMENTS, STEP_CHARACTERS = 16, 4096
-"""What is worked on in the time of a step."""
+"""List elements and characters that count as one step."""
 ELEMENT_NBYTES = 80
-"""A new element of a list: its place, and what a string takes beside its characters."""
+"""A new list element: its pointer and the header of a string."""
 MOST_BITS = 4096
+"""Length of the largest integer that a template may compute."""
 WIDEST = 4
-"""Bytes of a character."""
+"""Bytes of the widest character."""
 
 
 class Meter:
-    """The remaining budget of one rendering. Raises SecurityError when it is used up."""
+    """The remaining allowance of one rendering. Its methods raise SecurityError when it is used up."""
 
     __slots__ = ("_ends", "_left", "_most", "_steps")
 
@@ -40,13 +42,13 @@ class Meter:
         self._ends = time.thread_time() + SECONDS
 
     def take(self, nbytes: int) -> None:
-        """Charge bytes that are made."""
+        """Charge allocated bytes."""
         self._left -= nbytes
         if self._left < 0:
-            raise SecurityError(f"it makes more than the {self._most} bytes that these messages allow")
+            raise SecurityError(f"it allocates more than the {self._most} bytes that these messages allow")
 
     def step(self, count: int = 1) -> None:
-        """Charge a turn of a loop, a call, a filter or a comparison: more than one step where it works on much."""
+        """Charge a loop iteration, a call, a filter or a comparison: several steps if it works on much data."""
         self._steps -= count
         if self._steps < 0:
             raise SecurityError(f"it takes more than {STEPS} steps")
@@ -54,16 +56,16 @@ class Meter:
             raise SecurityError(f"it takes more than {SECONDS:.0f} seconds")
 
     def keep(self, value: object) -> None:
-        """Charge a value that was made of others, which are there already."""
+        """Charge a new value whose elements already exist."""
         self.take(sys.getsizeof(value))
         if isinstance(value, (list, tuple, Mapping)):
             self.take(ELEMENT_NBYTES * len(value))
-            self.spelled(value)
+            self.text_bound(value)
 
-    def spelled(self, *values: object) -> int:
-        """Return a bound of what the values' text takes; a part that stands in several places is there several times.
+    def text_bound(self, *values: object) -> int:
+        """Return an upper bound of the size of the values' text in bytes; shared parts count each time they occur.
 
-        Raises SecurityError where that is more than a rendering may make.
+        Raises SecurityError if it exceeds the rendering's total allowance.
         """
         total, left = 0, [*values]
         while left:
@@ -84,7 +86,7 @@ _METER: ContextVar[Meter] = ContextVar("remaining bytes of the current rendering
 
 @contextmanager
 def metered(nbytes: int) -> Iterator[None]:
-    """Limit what is rendered in this block to `nbytes` bytes."""
+    """Limit renderings in this block to `nbytes` allocated bytes."""
     token = _METER.set(Meter(nbytes))
     try:
         yield
@@ -98,16 +100,16 @@ def meter() -> Meter:
 
 
 def text_of(value: object) -> str:
-    """Return a value's text, charged."""
+    """Return a value's text and charge it."""
     if not isinstance(value, str):
-        meter().take(WIDEST * meter().spelled(value))  # what cannot be printed is spelled as an escape
+        meter().take(WIDEST * meter().text_bound(value))  # repr escapes unprintable characters
         value = str(value)
     meter().take(sys.getsizeof(value))
     return value
 
 
 def each(values: Iterable[object], nbytes: int) -> Generator[object, None, None]:
-    """Pass the values on, each a step that makes `nbytes`."""
+    """Yield the values, charging a step and `nbytes` for each."""
     running = meter()
     for value in values:
         running.step()
@@ -116,34 +118,34 @@ def each(values: Iterable[object], nbytes: int) -> Generator[object, None, None]
 
 
 def largest_product(operator: str, left: object, right: object) -> int:
-    """Bound what an operator makes of two values. Raises SecurityError for a number that is far too long."""
+    """Return an upper bound of the size of an operator's result. Raises SecurityError for too long an integer."""
     if isinstance(left, int) and isinstance(right, int):
         bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * max(1, right)}.get(operator, 0)
         if bits > MOST_BITS:
-            raise SecurityError(f"it makes a number of {bits} bits")
+            raise SecurityError(f"it computes a number of {bits} bits")
         return 0
     if operator == "%" and isinstance(left, (str, bytes)):
         return _formatted((left, right))
     if operator == "*":
         value, count = (right, left) if isinstance(left, int) else (left, right)
-        return meter().spelled(value) * max(1, count) if isinstance(count, int) else 0
+        return meter().text_bound(value) * max(1, count) if isinstance(count, int) else 0
     return sys.getsizeof(left) + sys.getsizeof(right) if operator == "+" else 0
 
 
-Words: TypeAlias = Sequence[Any]
-"""What a filter or a method is given, what it works on first."""
+Arguments: TypeAlias = Sequence[Any]
+"""The arguments of a filter or a method; the first is the value it works on."""
 
 
-def largest(name: str, words: Words) -> int:
-    """Bound what a filter or a method of this name makes, where that can be many times what it is given; else 0."""
+def largest(name: str, args: Arguments) -> int:
+    """Return an upper bound of the size of a filter's or method's result, 0 if it cannot far exceed the arguments."""
     find = _BOUNDS.get(name)
-    return 0 if find is None or not words else find(words)
+    return 0 if find is None or not args else find(args)
 
 
-def steps(name: str, words: Words) -> int:
-    """Return how many steps a filter or a method of this name takes."""
-    texts = [len(word) for word in words if isinstance(word, (str, bytes))]
-    elements = sum(len(word) for word in words if isinstance(word, (list, tuple, Mapping)))
+def steps(name: str, args: Arguments) -> int:
+    """Return how many steps a call of this filter or method is charged."""
+    texts = [len(arg) for arg in args if isinstance(arg, (str, bytes))]
+    elements = sum(len(arg) for arg in args if isinstance(arg, (list, tuple, Mapping)))
     characters = texts[0] * max(texts[1:], default=0) if name in _PRODUCTS and texts else sum(texts)
     return 1 + elements // STEP_ELEMENTS + characters // STEP_CHARACTERS
 
@@ -159,62 +161,62 @@ def _parts(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-def _number(words: Words) -> int:
-    return max((abs(word) for word in words if isinstance(word, int)), default=0)
+def _number(args: Arguments) -> int:
+    return max((abs(arg) for arg in args if isinstance(arg, int)), default=0)
 
 
-def _length(words: Words) -> int:
-    return max((len(word) for word in words if isinstance(word, (str, bytes))), default=0)
+def _length(args: Arguments) -> int:
+    return max((len(arg) for arg in args if isinstance(arg, (str, bytes))), default=0)
 
 
-def _padded(words: Words) -> int:
-    return WIDEST * _number(words[1:])
+def _padded(args: Arguments) -> int:
+    return WIDEST * _number(args[1:])
 
 
-def _tabs(words: Words) -> int:
-    return WIDEST * len(words[0]) * max(8, _number(words[1:]))
+def _tabs(args: Arguments) -> int:
+    return WIDEST * len(args[0]) * max(8, _number(args[1:]))
 
 
-def _indented(words: Words) -> int:
-    return WIDEST * (1 + str(words[0]).count("\n")) * max(4, _number(words[1:]), _length(words[1:]))
+def _indented(args: Arguments) -> int:
+    return WIDEST * (1 + str(args[0]).count("\n")) * max(4, _number(args[1:]), _length(args[1:]))
 
 
-def _replaced(words: Words) -> int:
-    text, old, new = map(str, words[:3])
+def _replaced(args: Arguments) -> int:
+    text, old, new = map(str, args[:3])
     return WIDEST * (len(text) + text.count(old) * len(new))
 
 
-def _joined(words: Words) -> int:
-    spelled = meter().spelled(*words)
-    return WIDEST * (spelled + max(len(word) for word in words[:2]) * _length(words))
+def _joined(args: Arguments) -> int:
+    text = meter().text_bound(*args)
+    return WIDEST * (text + max(len(arg) for arg in args[:2]) * _length(args))
 
 
-def _formatted(words: Words) -> int:
-    spelled = meter().spelled(*words)
-    text = words[0] if isinstance(words[0], str) else str(words[0])
+def _formatted(args: Arguments) -> int:
+    bound = meter().text_bound(*args)
+    text = args[0] if isinstance(args[0], str) else str(args[0])
     digits = max((int(digits[:9]) for digits in re.findall(r"\d+", text)), default=0)
     places = text.count("%") + text.count("{")
-    return WIDEST * (len(text) + places * (max(digits, _number([*_parts(words[1:])])) + spelled))
+    return WIDEST * (len(text) + places * (max(digits, _number([*_parts(args[1:])])) + bound))
 
 
-def _translated(words: Words) -> int:
-    return WIDEST * len(words[0]) * meter().spelled(*words[1:])
+def _translated(args: Arguments) -> int:
+    return WIDEST * len(args[0]) * meter().text_bound(*args[1:])
 
 
-def _summed(words: Words) -> int:
-    """Bound what adding up lists makes: each sum is copied."""
-    if not isinstance(words[0], (list, tuple)) or not any(isinstance(word, (list, tuple)) for word in words[1:]):
+def _summed(args: Arguments) -> int:
+    """Return an upper bound for summing lists: each partial sum is a copy."""
+    if not isinstance(args[0], (list, tuple)) or not any(isinstance(arg, (list, tuple)) for arg in args[1:]):
         return 0
-    return WIDEST * len(words[0]) * meter().spelled(*words)
+    return WIDEST * len(args[0]) * meter().text_bound(*args)
 
 
-def _split(words: Words) -> int:
-    return sys.getsizeof(words[0])
+def _split(args: Arguments) -> int:
+    return sys.getsizeof(args[0])
 
 
 _PRODUCTS = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"})
-"""Methods and filters that may look at each character once for each of what is sought."""
-_BOUNDS: Mapping[str, Callable[[Words], int]] = {
+"""Methods and filters that may compare each character with each character of their argument."""
+_BOUNDS: Mapping[str, Callable[[Arguments], int]] = {
     **dict.fromkeys(("batch", "center", "ljust", "rjust", "slice", "to_bytes", "zfill"), _padded),
     **dict.fromkeys(("format", "format_map"), _formatted),
     **dict.fromkeys(("list", "partition", "rpartition", "rsplit", "split", "splitlines"), _split),

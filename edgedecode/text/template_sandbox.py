@@ -1,8 +1,8 @@
-"""The jinja2 environment that chat templates are written for, as transformers sets it up.
+"""The jinja2 environment that chat templates are written for, set up as in transformers.
 
-Templates come with a pack and are not trusted: the sandbox gives them no attribute that leads to Python, no way to
-change what they are given, no long `range`, and no more memory or time than a `metered` rendering has. Nothing is
-worked out when a template is compiled.
+Templates come with a pack and are not trusted. The sandbox hides attributes that lead to Python's internals, makes
+arguments immutable, refuses a long `range`, and limits memory and time to those of a `metered` rendering. Compiling a
+template evaluates no expression of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .template_limits import ELEMENT_NBYTES, WIDEST, each, largest, largest_prod
 __all__ = ["template_sandbox"]
 
 Untyped: TypeAlias = Any
-"""A template's value: JSON, and whatever its operators make of it."""
+"""A template's value: JSON, or a result of its operators."""
 
 
 def template_sandbox() -> ImmutableSandboxedEnvironment:
@@ -39,7 +39,7 @@ def template_sandbox() -> ImmutableSandboxedEnvironment:
         lstrip_blocks=True,
         extensions=[_GenerationTag, loopcontrols],
         optimized=False,
-        finalize=_shown,
+        finalize=_printed,
     )
     for name in _UNBOUNDED:
         del sandbox.filters[name]
@@ -55,48 +55,49 @@ def template_sandbox() -> ImmutableSandboxedEnvironment:
 
 
 _UNBOUNDED = ("pprint", "urlize", "wordwrap", "xmlattr")
-"""Filters that no chat template uses, and that can make, or take, many times what they are given."""
+"""Filters that no chat template uses, and whose output or run time can be many times their input."""
 _EACH, _JOINED, _MADE, _STEPPED = "_each", "_joined", "_made", "_stepped"
 _PLACE_NBYTES = 8
+"""A pointer in a list."""
 
 
 class _MeteredSandbox(ImmutableSandboxedEnvironment):
-    """Charges the rendering's meter for operators, calls and filters, for what loops, and for what is put together."""
+    """Charges the rendering's meter for operators, calls, filters, loops and concatenation."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     literals = 0
-    """How many pieces of plain text the template has."""
+    """Number of literal text pieces in the template."""
 
-    def _generate(self, source: nodes.Template, *words: Untyped, **options: Untyped) -> str:
+    def _generate(self, source: nodes.Template, *args: Untyped, **options: Untyped) -> str:
         self.literals = _literals(source)
-        return super()._generate(_Charges().visit(source), *words, **options)
+        return super()._generate(_Charges().visit(source), *args, **options)
 
     def call_binop(self, context: Context, operator: str, left: Untyped, right: Untyped) -> Untyped:
         meter().take(largest_product(operator, left, right))
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, (list, tuple)):
-            meter().spelled(result)
+            meter().text_bound(result)
         return result
 
-    # Names that no keyword argument of a template can have.
+    # Underscored parameter names, which no keyword argument of a template can have.
     def call(__self, __context: Context, __obj: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:  # noqa: N805
         running, bound = meter(), getattr(__obj, "__wrapped__", __obj)
-        args, kwargs = _settled(args), dict(zip(kwargs, _settled([*kwargs.values()]), strict=True))
+        args, kwargs = _materialized(args), dict(zip(kwargs, _materialized([*kwargs.values()]), strict=True))
         if isinstance(__obj, (BlockReference, LoopContext, Macro)):
             running.take(_PLACE_NBYTES * __self.literals)
         if isinstance(__obj, LoopContext):  # the next level of a recursive loop
             args = (each(args[0], _PLACE_NBYTES * __self.literals), *args[1:])
         owner = getattr(bound, "__self__", None)
-        words = (owner, *args) if isinstance(owner, (str, bytes, int)) else args
-        name, words = getattr(bound, "__name__", ""), (*words, *kwargs.values())
-        running.step(steps(name, words))
-        running.take(largest(name, words))
+        operands = (owner, *args) if isinstance(owner, (str, bytes, int)) else args
+        name, operands = getattr(bound, "__name__", ""), (*operands, *kwargs.values())
+        running.step(steps(name, operands))
+        running.take(largest(name, operands))
         result = super().call(__context, __obj, *args, **kwargs)
         running.keep(result)
         return result
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """Put together what a template, a macro or a block says."""
+        """Concatenate the output of a template, a macro or a block."""
         running, kept = meter(), list[str]()
         for piece in pieces:
             running.take(_PLACE_NBYTES + len(piece))
@@ -105,9 +106,9 @@ class _MeteredSandbox(ImmutableSandboxedEnvironment):
 
 
 class _Charges(NodeTransformer):
-    """Puts what charges the meter around loops, comparisons, ~, lists and slices."""
+    """Wraps loops, comparisons, ~, lists and slices in filters that charge the meter."""
 
-    def visit(self, node: nodes.Node, *words: Untyped, **options: Untyped) -> Untyped:
+    def visit(self, node: nodes.Node, *args: Untyped, **options: Untyped) -> Untyped:
         self.generic_visit(node)
         if isinstance(node, nodes.For) and isinstance(node.iter, nodes.Expr):
             node.iter = _filter(_EACH, node.iter, nodes.Const(_PLACE_NBYTES * _literals(node)))
@@ -115,17 +116,17 @@ class _Charges(NodeTransformer):
             return _filter(_JOINED, *node.nodes)
         elif isinstance(node, (nodes.Compare, nodes.Test)):
             return _filter(_STEPPED, node)
-        elif _makes(node):
+        elif _is_constructor(node):
             return _filter(_MADE, node)
         elif isinstance(node, nodes.EvalContextModifier) and not all(
             isinstance(option.value, nodes.Const) for option in node.options
         ):
-            raise SecurityError("autoescape takes true or false")  # anything else would be worked out at once
+            raise SecurityError("autoescape takes true or false")  # anything else would be evaluated at compile time
         return node
 
 
-def _makes(node: nodes.Node) -> TypeGuard[nodes.Expr]:
-    """Tell whether an expression makes a list, a mapping or a piece."""
+def _is_constructor(node: nodes.Node) -> TypeGuard[nodes.Expr]:
+    """Return whether an expression creates a list, a tuple, a mapping or a slice."""
     if isinstance(node, nodes.Tuple):
         return node.ctx == "load"
     if isinstance(node, nodes.Getitem):
@@ -133,10 +134,10 @@ def _makes(node: nodes.Node) -> TypeGuard[nodes.Expr]:
     return isinstance(node, (nodes.Dict, nodes.List))
 
 
-def _filter(name: str, *words: nodes.Expr) -> nodes.Filter:
-    made = nodes.Filter(words[0], name, list(words[1:]), [], None, None)
-    made.set_lineno(words[0].lineno)
-    return made
+def _filter(name: str, *args: nodes.Expr) -> nodes.Filter:
+    node = nodes.Filter(args[0], name, list(args[1:]), [], None, None)
+    node.set_lineno(args[0].lineno)
+    return node
 
 
 def _literals(node: nodes.Node) -> int:
@@ -144,13 +145,13 @@ def _literals(node: nodes.Node) -> int:
 
 
 @pass_context
-def _shown(context: Context, value: object) -> str:
-    """Make the text of what `{{ }}` shows; it takes the context, so that nothing is worked out beforehand."""
+def _printed(context: Context, value: object) -> str:
+    """Return the text that `{{ }}` prints. It takes the context so that jinja2 evaluates nothing at compile time."""
     return text_of(value)
 
 
 def _joined(*parts: object) -> str:
-    """Do what the operator ~ does."""
+    """Implement the operator ~."""
     return "".join([text_of(part) for part in parts])
 
 
@@ -165,18 +166,18 @@ def _stepped(value: object) -> object:
 
 
 def _metered_filter(name: str, function: Callable[..., Untyped]) -> Callable[..., Untyped]:
-    """Return the filter with a charge for what it makes."""
+    """Wrap a filter so that its result is charged."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
-    def charged(*words: Untyped, **options: Untyped) -> Untyped:
+    def charged(*args: Untyped, **options: Untyped) -> Untyped:
         running = meter()
         if name in ("join", "sum"):
-            words = (*words[:first], *_settled(words[first:]))
-        given = (*words[first:], *options.values())
+            args = (*args[:first], *_materialized(args[first:]))
+        given = (*args[first:], *options.values())
         running.step(steps(name, given))
         running.take(largest(name, given))
-        result = function(*words, **options)
+        result = function(*args, **options)
         if isinstance(result, GeneratorType):
             return each(result, ELEMENT_NBYTES)
         running.keep(result)
@@ -185,13 +186,13 @@ def _metered_filter(name: str, function: Callable[..., Untyped]) -> Callable[...
     return charged
 
 
-def _settled(words: Sequence[Untyped]) -> tuple[Untyped, ...]:
-    """Return the words with generators as lists, whose parts can be looked at twice; those charge for their parts."""
-    return tuple(list(word) if isinstance(word, GeneratorType) else word for word in words)
+def _materialized(args: Sequence[Untyped]) -> tuple[Untyped, ...]:
+    """Turn generators into lists, which can be iterated twice; the generators charge for their elements."""
+    return tuple(list(value) if isinstance(value, GeneratorType) else value for value in args)
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training; rendering shows what is inside."""
+    """`{% generation %}` marks the assistant's text for training; rendering prints its content."""
 
     tags = {"generation"}  # noqa: RUF012 (declared so by jinja2)
 
@@ -205,7 +206,7 @@ class _GenerationTag(Extension):
 
 
 class _DictFunction:
-    """`dict(...)` without the type itself, whose attributes would be reachable."""
+    """`dict(...)` that does not expose the type and its attributes."""
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return dict(*args, **kwargs)
@@ -215,9 +216,9 @@ class _DictFunction:
 
 
 class _PublicNamespace(Namespace):
-    """`namespace(...)` that refuses underscored names, so that nothing private can be planted on it."""
+    """`namespace(...)` that refuses underscored names, so that no private attribute can be set."""
 
-    # jinja2 has no `self` here either: a template may name an attribute `self`.
+    # As in jinja2, there is no `self` parameter: a template may name an attribute `self`.
     def __init__(*args: object, **kwargs: object) -> None:
         self, *rest = args
         assert isinstance(self, _PublicNamespace)
@@ -230,7 +231,7 @@ class _PublicNamespace(Namespace):
         _refuse_private(name)
         Namespace.__setitem__(self, name, value)
 
-    def __repr__(self) -> str:  # not what it holds, which may hold it
+    def __repr__(self) -> str:  # without its content, which may be circular
         return "namespace()"
 
 

@@ -1,6 +1,6 @@
-"""What each token adds to a text, and whether that can be said token by token.
+"""Find out what text each token adds, and whether that is known token by token.
 
-Reads the decoder of a `tokenizers` tokenizer, which alone defines the text.
+The decoder of the `tokenizers` tokenizer defines the text.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _TOKEN_BY_TOKEN = {"Replace", "Metaspace", "WordPiece", "Strip"}
 
 
 class Layout(Enum):
-    """How tokens make up a text."""
+    """How tokens combine to text."""
 
     BYTES = "bytes"  # each token is some bytes of UTF-8 (GPT-2, Llama 3, Qwen)
-    TEXTS = "texts"  # each token is a text of its own; only the first is special (SentencePiece, WordPiece)
-    FALLBACK = "fallback"  # as TEXTS, but a run of byte tokens decodes as a whole (Llama 2, Phi-3, Gemma)
+    TEXTS = "texts"  # each token has its own text; only the first is special (SentencePiece, WordPiece)
+    FALLBACK = "fallback"  # as TEXTS, but a run of byte tokens is decoded together (Llama 2, Phi-3, Gemma)
     WHOLE = "whole"  # any token may change any text: nothing is known before the end (CTC, unknown decoders)
 
 
 class Pieces:
-    """The bytes or text of every token, looked up once each; shared by all streams of a tokenizer."""
+    """The bytes or text of every token, cached; shared by all streams of a tokenizer."""
 
     __slots__ = ("_alphabet", "_bytes", "_decoder", "_inner", "_texts", "layout")
 
@@ -45,30 +45,30 @@ class Pieces:
         self._texts: dict[int, str | None] = {}
 
     def token(self, id: int) -> str | None:
-        """The token as the vocabulary spells it, None for an id it has not; `InputError` for what is no id at all."""
+        """Return the token as the vocabulary spells it, None if the id is unknown. Raises InputError for a non-id."""
         try:
             return self._inner.id_to_token(id)
         except (OverflowError, TypeError) as error:
             raise InputError(f"{id!r} is not a token id") from error
 
     def decode(self, tokens: list[str]) -> str:
-        """The text of a whole sequence of tokens."""
+        """Return the text of a complete sequence of tokens."""
         return str(self._decoder.decode(tokens)) if self._decoder else " ".join(tokens)
 
     def bytes_of(self, id: int) -> bytes:
-        """The bytes of a token under `Layout.BYTES`; none for an unknown id."""
+        """Return the bytes of a token under `Layout.BYTES`; empty for an unknown id."""
         data = self._bytes.get(id)
         if data is None:
             token = self.token(id) or ""
             try:
                 data = bytes([self._alphabet[character] for character in token])
-            except KeyError:  # an added token: spelled as it is, not in the byte alphabet
+            except KeyError:  # an added token is stored as plain text, not in the byte alphabet
                 data = token.encode()
             self._bytes[id] = data
         return data
 
     def text_of(self, id: int) -> str | None:
-        """The text of a token that is not the first; None for a byte (its neighbours decide) and for an unknown id."""
+        """Return the text of a token that is not the first; None for a byte token and for an unknown id."""
         try:
             return self._texts[id]
         except KeyError:
@@ -78,27 +78,27 @@ class Pieces:
             return text
 
     def continuation(self, tokens: list[str]) -> str:
-        """The text of tokens that follow others."""
+        """Return the text of tokens that follow others."""
         return self.decode([_ANCHOR, *tokens])[len(self.decode([_ANCHOR])) :]
 
     def is_byte(self, token: str) -> bool:
-        """Whether a token may be one byte of a character (`<0xE2>`), to be decoded with its neighbours."""
+        """Return whether a token may be one byte of a character (`<0xE2>`) and must be decoded with its neighbours."""
         return self.layout is Layout.FALLBACK and _is_fallback(token)
 
     def is_single_byte(self, token: str) -> bool:
-        """Whether a token stands for one byte, however the tokens make up a text."""
+        """Return whether a token stands for one byte, in any layout."""
         if self.layout is Layout.BYTES:
             return len(token) == 1 and token in self._alphabet
         return _is_fallback(token)
 
 
 def _is_fallback(token: str) -> bool:
-    """Tell whether a token is spelled as a byte: `<0xE2>`."""
+    """Return whether a token is spelled as a byte: `<0xE2>`."""
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
 def component_steps(component: object) -> list[dict[str, object]]:
-    """The steps of a normalizer, pre-tokenizer or decoder in order, sequences flattened; empty for None."""
+    """Return the steps of a normalizer, pre-tokenizer or decoder in order, sequences flattened; empty for None."""
     if component is None:
         return []
     state = getattr(component, "__getstate__")()  # noqa: B009 (typed as object)
@@ -117,7 +117,7 @@ def _layout(steps: list[dict[str, object]]) -> Layout:
     if types == ["ByteLevel"]:
         return Layout.BYTES
     fuse = types.index("Fuse") if "Fuse" in types else len(types)
-    # After the fuse only the text's start may be touched: what is emitted is never taken back.
+    # After Fuse, only the start of the text may change: emitted text is never taken back.
     if any(step["type"] != "Strip" or step["stop"] != 0 for step in steps[fuse + 1 :]):
         return Layout.WHOLE
     if "ByteFallback" in types[:fuse]:
@@ -127,8 +127,7 @@ def _layout(steps: list[dict[str, object]]) -> Layout:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes (`bytes_to_unicode` in its encoder.py)."""
+    """Return the byte of each character of GPT-2's byte alphabet (`bytes_to_unicode` in its encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
-    spelled = {chr(byte): byte for byte in printable}
-    return spelled | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(hidden)}

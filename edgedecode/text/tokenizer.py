@@ -1,4 +1,4 @@
-"""A model's tokenizer: text to ids and back, and what makes two tokenizers the same."""
+"""A model's tokenizer: text to ids and back, and comparison of two tokenizers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ __all__ = ["Tokenizer"]
 
 
 _CACHED_WORDS = 64
-"""Of the words that were encoded: four times as many are 2 to 4% faster, the library's own 10,000 can take 80 MB."""
+"""Words in the encoding cache: four times as many are 2 to 4% faster; the library's default, 10,000, can take 80 MB."""
 _WORD_NBYTES = 9000
+"""Upper bound of a cached word's memory."""
 _SAMPLE = "a B1 \n é 你 \U0001f999 \ufdfa"
 
 
 class Tokenizer:
-    """A Hugging Face `tokenizer.json` with its chat template (the plain one where the pack has none).
+    """A Hugging Face `tokenizer.json` with its chat template (`PLAIN_TEMPLATE` if the pack has none). Thread-safe.
 
-    `size` counts ids up to the largest, added tokens included: model rows above it are padding. `added_ids` are the
-    added tokens, `special_ids` those of them flagged special, `longest_token` the longest spelling in characters,
-    `growth` how many times longer its normalizer can make a text. Safe between threads.
+    `size` is the largest id plus one, added tokens included: model rows above it are padding. `added_ids` are the
+    added tokens, `special_ids` those of them flagged special, `longest_token` the length of the longest token in
+    characters, `growth` the factor by which the normalizer can lengthen a text.
     """
 
     __slots__ = (
@@ -49,9 +50,9 @@ class Tokenizer:
     )
 
     def __init__(self, inner: tokenizers.Tokenizer, *, chat_template: ChatTemplate | None = None) -> None:
-        """Take over `inner`, switching off the padding and truncation it may have been saved with.
+        """Take over `inner`, disabling the padding and truncation it may have been saved with.
 
-        Raises ManifestError for one that makes texts far longer, or has tokens that are.
+        Raises ManifestError if its normalizer or decoder lengthens texts too much, or a token is too long.
         """
         inner.no_padding()
         inner.no_truncation()
@@ -66,43 +67,45 @@ class Tokenizer:
         self.growth = check_growth(component_steps(inner.normalizer))
         check_growth(component_steps(inner.decoder))
         if self.longest_token > LONGEST_TOKEN:
-            raise ManifestError(f"the tokenizer has a token of {self.longest_token} characters: no model's does")
+            raise ManifestError(
+                f"the tokenizer has a token of {self.longest_token} characters: the limit is {LONGEST_TOKEN}"
+            )
         if hasattr(inner.model, "_resize_cache"):
             inner.model._resize_cache(_CACHED_WORDS)
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
 
     @classmethod
     def from_file(cls, path: Path, *, chat_template: ChatTemplate | None = None) -> Tokenizer:
-        """Read a `tokenizer.json`. Raises `ManifestError` where it is missing or not one."""
+        """Read a `tokenizer.json`. Raises `ManifestError` if it is missing or invalid."""
         if not path.is_file():
             raise ManifestError(f"no tokenizer file {path}: a model folder needs its tokenizer.json")
-        with _failing(ManifestError, f"{path} is not a tokenizer.json that tokenizers {_version()} reads"):
+        with _errors_as(ManifestError, f"{path} is not a tokenizer.json that tokenizers {_version()} can read"):
             data = path.read_bytes()
             check_file(data)
             inner = tokenizers.Tokenizer.from_buffer(data)
         del data
-        with _failing(ManifestError, f"{path} is a tokenizer.json that does not work"):
+        with _errors_as(ManifestError, f"{path} is a tokenizer.json that does not work"):
             tokenizer = cls(inner, chat_template=chat_template)
             tokenizer.decode(tokenizer.encode(_SAMPLE))
         return tokenizer
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
-        """Turn a text into ids; special tokens spelled in the text become themselves.
+        """Return a text's ids; special tokens spelled out in the text are recognized.
 
-        `add_special` adds what the file's post-processor adds (usually the beginning-of-sequence token; chat templates
-        print it themselves). Raises `InputError` for a text that is not valid Unicode (lone surrogates).
+        `add_special` also runs the file's post-processor, which usually adds the beginning-of-sequence token (chat
+        templates print it themselves). Raises `InputError` for text that is not valid Unicode (lone surrogates).
         """
-        with _failing(InputError, "cannot encode this text"):
+        with _errors_as(InputError, "cannot encode this text"):
             try:
                 return self._inner.encode(text, add_special_tokens=add_special).ids
             except (TypeError, UnicodeError) as error:
                 raise InputError(f"cannot encode this text: {_text_fault(text)}") from error
 
     def normalized(self, text: str) -> str:
-        """Return a text as its model part sees it. Raises as `encode`."""
+        """Return the normalized text. Raises as `encode`."""
         if self._inner.normalizer is None:
             return text
-        with _failing(InputError, "cannot encode this text"):
+        with _errors_as(InputError, "cannot encode this text"):
             return str(self._inner.normalizer.normalize_str(text))
 
     def render(self, messages: Sequence[Message], *, most_nbytes: int | None = None) -> str:
@@ -110,8 +113,8 @@ class Tokenizer:
         return self.chat_template.render(messages, most_nbytes=most_nbytes)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Turn ids into text; unknown ids add nothing, broken characters read U+FFFD. `InputError` for no id."""
-        with _failing(InputError, "cannot decode these tokens"):
+        """Return the text of ids. Unknown ids add nothing, incomplete characters become U+FFFD. Raises InputError."""
+        with _errors_as(InputError, "cannot decode these tokens"):
             try:
                 return self._inner.decode(list(ids), skip_special_tokens=skip_special)
             except (OverflowError, TypeError) as error:
@@ -122,32 +125,32 @@ class Tokenizer:
         return Detokenizer(self._pieces, skip=self.special_ids if skip_special else frozenset())
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary spells it, or None."""
+        """Return the id of a token as the vocabulary spells it, or None."""
         try:
             return self._inner.token_to_id(token)
         except (TypeError, UnicodeError):
             return None
 
     def token_text(self, id: int) -> str | None:
-        """The token of an id as the vocabulary spells it (not its text), or None."""
+        """Return the token of an id as the vocabulary spells it (not its text), or None."""
         return self._pieces.token(id)
 
     def byte_ids(self) -> frozenset[int]:
-        """The ids that stand for one byte each: with these any text can be said, where the vocabulary has them."""
+        """Return the ids that stand for one byte each: with all 256, any text can be encoded."""
         vocabulary = self._inner.get_vocab(with_added_tokens=True)
         return frozenset(id for token, id in vocabulary.items() if self._pieces.is_single_byte(token))
 
     @property
     def cache_nbytes(self) -> int:
-        """What the words that it keeps take at most."""
+        """Upper bound of the word cache's memory."""
         return _CACHED_WORDS * _WORD_NBYTES if hasattr(self._inner.model, "_resize_cache") else 0
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of what decides which ids a text gets; computed once, about a second for 150,000 tokens.
+        """SHA-256 (hex) of everything that decides a text's ids; computed once, about a second for 150,000 tokens.
 
-        Over the sorted (token, id) vocabulary with added tokens, the model's type, merges and flags, normalizer and
-        pre-tokenizer. Formatting, padding, truncation, post-processor and decoder of the file do not count.
+        Covers the sorted (token, id) vocabulary with added tokens, the model's type, merges and flags, the normalizer
+        and the pre-tokenizer. Formatting, padding, truncation, post-processor and decoder are left out.
         """
         if self._digest is None:
             vocabulary = sorted(self._inner.get_vocab(with_added_tokens=True).items())
@@ -156,22 +159,22 @@ class Tokenizer:
         return self._digest
 
     def first_difference(self, other: Tokenizer) -> str | None:
-        """Say where two tokenizers first differ, for an error message; None where they give the same ids."""
+        """Describe the first difference of two tokenizers, for an error message; None if they give the same ids."""
         if self.digest == other.digest:
             return None
         for id in range(max(self.size, other.size)):
             mine, theirs = self.token_text(id), other.token_text(id)
             if mine != theirs:
-                return f"id {id} is {_named(mine)} in one and {_named(theirs)} in the other"
+                return f"id {id} is {_quoted(mine)} in one and {_quoted(theirs)} in the other"
         rules, others = self._rules(), other._rules()
         return next(_rule_difference(name, rules[name], others[name]) for name in rules if rules[name] != others[name])
 
     def _rules(self) -> dict[str, list[object]]:
-        """What turns text into tokens besides the vocabulary, in canonical form: lists to compare item by item."""
+        """Return everything but the vocabulary that decides the tokens, as canonical lists to compare by item."""
         model: dict[str, object] = json.loads(self._inner.model.__getstate__())
         merges = model.pop("merges", [])
         assert isinstance(merges, list)
-        if isinstance(model.get("vocab"), dict):  # a list is Unigram's, with the scores that decide
+        if isinstance(model.get("vocab"), dict):  # Unigram's is a list, whose scores decide the tokens
             del model["vocab"]
         normalizer = component_steps(self._inner.normalizer)
         return {
@@ -190,23 +193,23 @@ class Tokenizer:
 
 
 @contextmanager
-def _failing(kind: type[EdgeDecodeError], what: str) -> Iterator[None]:
-    """Turn what the library raises into one of our errors: bare Exceptions, and panics, which are not even those."""
+def _errors_as(kind: type[EdgeDecodeError], prefix: str) -> Iterator[None]:
+    """Turn the library's exceptions into ours. Rust panics derive from BaseException only."""
     try:
         yield
     except (EdgeDecodeError, MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit) as error:
         if isinstance(error, EdgeDecodeError) and not isinstance(error, kind):
-            raise kind(f"{what}: {error}") from error
+            raise kind(f"{prefix}: {error}") from error
         raise
     except BaseException as error:
-        raise kind(f"{what}: {' '.join(str(error).split())[:300]}") from error
+        raise kind(f"{prefix}: {' '.join(str(error).split())[:300]}") from error
 
 
 def _version() -> str:
     return str(tokenizers.__version__)
 
 
-def _named(token: str | None) -> str:
+def _quoted(token: str | None) -> str:
     return "unused" if token is None else repr(token)
 
 

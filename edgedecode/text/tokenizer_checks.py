@@ -1,4 +1,4 @@
-"""What a `tokenizer.json` may do to a text: how much longer its parts can make it."""
+"""Refuse a `tokenizer.json` whose normalizer or decoder lengthens texts too much."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from edgedecode.errors import ManifestError
 __all__ = ["LONGEST_TOKEN", "check_file", "check_growth"]
 
 MOST_GROWTH = 64
-"""Bytes that are made of one. NFKC makes 11, the maps of SentencePiece 33, a space mark 3."""
+"""Output bytes per input byte. NFKC yields up to 11, SentencePiece's maps 33, a space mark 3."""
 LONGEST_TOKEN = 1 << 14
+"""Characters."""
 _FIXED = {
     "NFC": 3.0,
     "NFD": 3.0,
@@ -27,15 +28,15 @@ _FIXED = {
     **dict.fromkeys(("Nmt", "Strip", "StripAccents"), 1.0),
     **dict.fromkeys(("BPEDecoder", "ByteFallback", "CTC", "Fuse", "Metaspace", "WordPiece"), 1.0),
 }
-"""Steps of normalizers and decoders whose growth does not depend on what they are given, by the library's names."""
+"""Growth of the normalizer and decoder steps without parameters that change it, by the library's names."""
 _LONGEST_NORMALIZER = 1 << 20
 _NORMALIZER = re.compile(rb'"normalizer"\s*:\s*')
 _SPELLED_OUT = re.compile(rb"\\u00(?:4[1-9a-fA-F]|5[0-9aA]|6[1-9a-fA-F]|7[0-9aA])")
-"""A letter as an escape, if its backslash is not escaped itself. It begins with fixed bytes, which are soon found."""
+"""A letter written as an escape, if its backslash is not itself escaped. The fixed prefix makes the search fast."""
 
 
 def growth(steps: Iterable[Mapping[str, object]]) -> float:
-    """Return how many times longer the steps of a normalizer or decoder can make a text, at most."""
+    """Return the largest factor by which the steps of a normalizer or decoder can lengthen a text."""
     factor = 1.0
     for step in steps:
         factor *= _step_growth(step)
@@ -43,12 +44,12 @@ def growth(steps: Iterable[Mapping[str, object]]) -> float:
 
 
 def check_file(data: bytes) -> None:
-    """Refuse a tokenizer.json whose normalizer makes texts far longer, before anything is normalized with it.
+    """Raise ManifestError for a tokenizer.json whose normalizer lengthens texts too much.
 
-    Reading the file normalizes its added tokens already. Raises ManifestError.
+    Called before the library reads the file, since reading already normalizes its added tokens.
     """
     if any(_escapes(data, found.start()) for found in _SPELLED_OUT.finditer(data)):
-        raise ManifestError("the tokenizer spells letters as escapes: no program writes it so")
+        raise ManifestError("the tokenizer spells letters as escapes, which no known program does")
     for found in _NORMALIZER.finditer(data):
         text = data[found.end() : found.end() + _LONGEST_NORMALIZER].decode("utf-8", "ignore")
         try:
@@ -57,12 +58,12 @@ def check_file(data: bytes) -> None:
             raise ManifestError(
                 f"the tokenizer's normalizer is not JSON, or has more than {_LONGEST_NORMALIZER} bytes"
             ) from error
-        if value is not None and type(value) is not int:  # a number is the id of a token that is called so
+        if value is not None and type(value) is not int:  # a number is the id of a token named "normalizer"
             check_growth(_flat(value))
 
 
 def _escapes(data: bytes, place: int) -> bool:
-    """Whether the backslash there is the last of an odd number of them."""
+    """Return whether the backslash at `place` is the last of an odd number of them."""
     first = place
     while first and data[first - 1 : first] == b"\\":
         first -= 1
@@ -73,14 +74,14 @@ def check_growth(steps: Iterable[Mapping[str, object]]) -> float:
     """Return the steps' `growth`. Raises ManifestError if it exceeds MOST_GROWTH."""
     found = growth(steps)
     if found > MOST_GROWTH:
-        raise ManifestError(f"the tokenizer makes texts more than {MOST_GROWTH} times longer: no model's does")
+        raise ManifestError(f"the tokenizer can make a text more than {MOST_GROWTH} times longer: no known model's does")
     return found
 
 
 def _flat(step: object) -> list[Mapping[str, object]]:
-    """Return the steps of a normalizer as the file has it. Raises ManifestError for a step that does not say its type.
+    """Return the steps of a normalizer as stored in the file. Raises ManifestError for an invalid one.
 
-    The library guesses the type from the other fields then, which we would have to guess alike.
+    A step must name its type: the library would guess it from the other fields, and we might guess differently.
     """
     if not isinstance(step, Mapping):
         raise ManifestError(f"the tokenizer's normalizer has a {type(step).__name__} where a step belongs")
@@ -93,7 +94,7 @@ def _flat(step: object) -> list[Mapping[str, object]]:
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object. Raises ValueError for a key that it has twice: readers differ in which one they take."""
+    """Return a JSON object. Raises ValueError for a duplicate key: parsers differ in which one they take."""
     found: dict[str, object] = {}
     for key, value in pairs:
         add_once(found, key, value, what="key")
@@ -104,7 +105,7 @@ def _step_growth(step: Mapping[str, object]) -> float:
     match step.get("type"):
         case "Replace":
             return _replace_growth(step)
-        case "Prepend":  # before each text between added tokens: one of a byte follows one of a byte
+        case "Prepend":  # added to each text between added tokens; the worst case is 1-byte texts and 1-byte tokens
             return 1 + len(str(step.get("prepend")).encode()) / 2
         case "Precompiled":
             return max(1.0, *map(len, _replacements(str(step.get("precompiled_charsmap") or ""))))
@@ -116,14 +117,14 @@ def _step_growth(step: Mapping[str, object]) -> float:
 
 def _replace_growth(step: Mapping[str, object]) -> float:
     pattern, content = step.get("pattern"), str(step.get("content")).encode()
-    sought = str(pattern["String"]).encode() if isinstance(pattern, Mapping) and "String" in pattern else b"?"
-    if not sought:
+    target = str(pattern["String"]).encode() if isinstance(pattern, Mapping) and "String" in pattern else b"?"
+    if not target:
         raise ManifestError("the tokenizer replaces the empty string, which would match everywhere")
-    return max(1.0, len(content) / len(sought))
+    return max(1.0, len(content) / len(target))
 
 
 def _replacements(charsmap: str) -> list[bytes]:
-    """Return what a SentencePiece map replaces characters with: texts behind a trie, each ended by a zero."""
+    """Return the replacement texts of a SentencePiece map: they follow a trie, each ended by a zero byte."""
     try:
         data = base64.b64decode(charsmap, validate=True)
     except (binascii.Error, ValueError):

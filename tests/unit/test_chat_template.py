@@ -323,7 +323,7 @@ def test_what_templates_take_is_far_below_what_they_may(source: str, turns: int)
 
 
 def test_a_template_of_megabytes_is_refused_before_it_is_compiled() -> None:
-    with pytest.raises(ManifestError, match="has 3000000 characters: 65536 are the most"):
+    with pytest.raises(ManifestError, match="has 3000000 characters: the limit is 65536"):
         ChatTemplate("{{ x }}"[:6] * 500000)
 
 
@@ -363,7 +363,7 @@ def test_other_keys_of_a_mapping_reach_the_template() -> None:
         ({}, "no role and no content"),
         ({"role": "wizard", "content": "x"}, "'wizard' is unknown: use one of system, user, assistant, tool"),
         ({"role": "user", "content": None}, "NoneType"),
-        ({"role": "user", "content": "x", "image": object()}, "what JSON cannot"),
+        ({"role": "user", "content": "x", "image": object()}, "value that JSON cannot represent"),
         ("user: x", "a message is str"),
     ],
 )
