@@ -74,7 +74,7 @@ def check_growth(steps: Iterable[Mapping[str, object]]) -> float:
     """Return the steps' `growth`. Raises ManifestError if it exceeds MOST_GROWTH."""
     found = growth(steps)
     if found > MOST_GROWTH:
-        raise ManifestError(f"the tokenizer can make a text more than {MOST_GROWTH} times longer: no known model's does")
+        raise ManifestError(f"the tokenizer makes texts more than {MOST_GROWTH} times longer: no known model does")
     return found
 
 
