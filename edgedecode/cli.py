@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_streams()
     if sys.stdout is None:
-        print("edgedecode: standard output is closed: there is nowhere to print the result", file=sys.stderr)
+        print("edgedecode: standard output is closed: the result cannot be printed", file=sys.stderr)
         return 1
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -88,7 +88,7 @@ class _Parser(argparse.ArgumentParser):
             (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\nusage: {self.prog} [options], which `{self.prog} --help` lists\n")
+        self.exit(2, f"{self.prog}: {message}\nusage: {self.prog} [options]; `{self.prog} --help` lists them\n")
 
 
 def _run(arguments: list[str]) -> int:
@@ -110,10 +110,10 @@ def _run(arguments: list[str]) -> int:
             command.configure(verb)
             verb.add_argument("--debug", action="store_true", help="show tracebacks and the engines' logs")
     if any("\0" in word for word in arguments):
-        parser.error("an argument holds a NUL character, which no name of a file and no text on a command line has")
+        parser.error("an argument contains a NUL character, which file names and command lines cannot have")
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
-        quotes = "" if any(word.startswith("-") for word in unknown) else " (text of several words takes quotes)"
+        quotes = "" if any(word.startswith("-") for word in unknown) else " (put quotes around a text of several words)"
         parsers[namespace.verb].error(f"unrecognized arguments: {shown(' '.join(unknown))}{quotes}")
     return commands[namespace.verb].run(namespace)
 
@@ -133,7 +133,7 @@ def _told(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, MemoryError):
-        return "the machine has no memory left; give a --memory budget or a smaller --ctx-size"
+        return "the machine is out of memory: give a --memory budget or a smaller --ctx-size"
     if isinstance(error, BudgetExceeded):
         return shown_lines(str(error))
     if isinstance(error, OSError):

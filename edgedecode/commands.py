@@ -34,9 +34,9 @@ def whole_number(text: str, *, least: int = -MOST, most: int = MOST) -> int:
         raise ArgumentTypeError(f"{_shown(text)} is not a whole number: write it in digits, for example 64")
     value = int(text) if len(text) <= len(str(2**64)) else math.copysign(math.inf, -1 if text[0] == "-" else 1)
     if value < least:
-        raise ArgumentTypeError(f"{_shown(text)} is too small: {least} is the least")
+        raise ArgumentTypeError(f"{_shown(text)} is too small: the minimum is {least}")
     if value > most:
-        raise ArgumentTypeError(f"{_shown(text)} is too large: {most} is the most")
+        raise ArgumentTypeError(f"{_shown(text)} is too large: the maximum is {most}")
     return int(value)
 
 
@@ -59,7 +59,7 @@ def name_list(text: str) -> list[str]:
     """Read names with commas between them."""
     names = [name for part in text.split(",") if (name := part.strip())]
     if not names:
-        raise ArgumentTypeError("name at least one, or several as in A,B")
+        raise ArgumentTypeError("give at least one name, or a list such as A,B")
     return names
 
 
@@ -67,7 +67,7 @@ def real_number(text: str) -> float:
     """Read an option's number, such as 0.7 or 1e-3. Raises ArgumentTypeError that says what is expected."""
     value = float(text) if _REAL.fullmatch(text) else math.inf
     if not math.isfinite(value):
-        raise ArgumentTypeError(f"{_shown(text)} is not a number: write for example 0.7")
+        raise ArgumentTypeError(f"{_shown(text)} is not a number: write it as, for example, 0.7")
     return value
 
 
@@ -75,7 +75,7 @@ def scaled_name(text: str) -> tuple[str, float]:
     """Read a name and, behind a colon, a number: NAME or NAME:SCALE, 1 where it is left out."""
     name, colon, scale = text.partition(":")
     if not name.strip():
-        raise ArgumentTypeError(f"{_shown(text)} names nothing: write NAME or NAME:SCALE")
+        raise ArgumentTypeError(f"{_shown(text)} has no name: write NAME or NAME:SCALE")
     return name.strip(), real_number(scale.strip()) if colon else 1.0
 
 

@@ -1,1 +1,1 @@
-"""The verb `cache`: what lies in the user's cache, and clearing it."""
+"""The verb `adapter`: list, add and remove the LoRA adapters of a pack."""

@@ -258,11 +258,11 @@ def test_draws_are_measured_on_every_shape_of_row() -> None:
         (["--plot", "x.pdf"], 1, "charts are .svg or .png files"),
         (["--plot", "x.svg", "--calibrate"], 2, "which this run does not measure"),
         (["--replay", "/no/such/trace"], 1, "/no/such/trace cannot be read"),
-        (["--lengths", "0"], 2, "'0' is too small: 1 is the least"),
+        (["--lengths", "0"], 2, "'0' is too small: the minimum is 1"),
         (["--families", "poetry"], 1, "no prompts of family poetry"),
         (["--drafters", "psychic"], 1, "no drafter 'psychic'"),
         (["--prompts", "/no/such/file"], 1, "No such file"),
-        (["--per-family", "0"], 2, "'0' is too small: 1 is the least"),
+        (["--per-family", "0"], 2, "'0' is too small: the minimum is 1"),
     ],
 )
 def test_bad_input(words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:

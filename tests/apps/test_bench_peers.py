@@ -280,7 +280,7 @@ def test_the_table_has_every_family_their_mean_and_the_worst(toy: Pair, says: Sa
     [
         (["--against", "genai", "--overhead"], 2, "leave one of the two out"),
         (["--against", "genai", "--lengths", "2"], 2, "leave --drafters and --lengths out"),
-        (["--against", ","], 2, "name at least one"),
+        (["--against", ","], 2, "give at least one name"),
         (["--against", "genai,nobody"], 1, "there is no peer nobody to compare with; there are: genai, llama"),
     ],
 )

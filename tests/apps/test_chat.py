@@ -203,7 +203,7 @@ def test_the_saved_file_is_what_other_tools_read(tmp_path: Path) -> None:
         ("/adapter", "usage: /adapter NAME"),
         ("/adapter formal", "the pack has no adapters"),
         ("/adapter formal:much", "'much' is not a number"),
-        ("/adapter :2", "':2' names nothing"),
+        ("/adapter :2", "':2' has no name"),
         ("/save /no/such/folder/x.json", "No such file or directory: /no/such/folder/x.json\n"),
         ("/save a\0b", "contains a NUL character"),
         ("/load a\0b", "contains a NUL character"),

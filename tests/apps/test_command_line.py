@@ -151,7 +151,7 @@ def test_wrong_usage_exits_with_2(words: list[str], here: Run) -> None:
 REFUSALS = {
     "": (2, "the following arguments are required: VERB"),
     "generate": (2, "one of the arguments PROMPT -p/--prompt --file is required"),
-    "generate a b": (2, "text of several words takes quotes"),
+    "generate a b": (2, "put quotes around a text of several words"),
     "generate a -p b": (2, "not allowed with argument PROMPT"),
     "generate --file FOLDER": (1, "Is a directory"),
     "generate --file EMPTY": (1, "the prompt is empty"),
@@ -160,14 +160,14 @@ REFUSALS = {
     "generate a --memory 1_000MB": (1, "is not a size"),
     "generate a -t 9999": (1, "9999 threads are out of range"),
     "generate a -m ": (1, "the name of the pack is empty"),
-    "generate a -n 0": (2, "'0' is too small: 1 is the least"),
-    "generate a -t 0": (2, "'0' is too small: 1 is the least"),
-    "generate a -c 0": (2, "'0' is too small: 1 is the least"),
-    "generate a --draft-max -1": (2, "'-1' is too small: 0 is the least"),
-    "generate a --top-k -3": (2, "'-3' is too small: 0 is the least"),
-    "generate a --seed -1": (2, "'-1' is too small: 0 is the least"),
-    "chat -n 0": (2, "'0' is too small: 1 is the least"),
-    "bench --per-family 0": (2, "'0' is too small: 1 is the least"),
+    "generate a -n 0": (2, "'0' is too small: the minimum is 1"),
+    "generate a -t 0": (2, "'0' is too small: the minimum is 1"),
+    "generate a -c 0": (2, "'0' is too small: the minimum is 1"),
+    "generate a --draft-max -1": (2, "'-1' is too small: the minimum is 0"),
+    "generate a --top-k -3": (2, "'-3' is too small: the minimum is 0"),
+    "generate a --seed -1": (2, "'-1' is too small: the minimum is 0"),
+    "chat -n 0": (2, "'0' is too small: the minimum is 1"),
+    "bench --per-family 0": (2, "'0' is too small: the minimum is 1"),
     "generate a --drafter=": (1, "there is no drafter ''"),
     "chat extra": (2, "edgedecode chat: unrecognized arguments: extra"),
     "show a b": (2, "edgedecode show: unrecognized arguments: b"),
@@ -176,9 +176,9 @@ REFUSALS = {
     "eval": (2, "choose what to evaluate: --equality, --kv-types, or both"),
     "eval --equality --prompts FOLDER": (1, "Is a directory"),
     "eval --equality --prompts EMPTY": (1, "holds no prompts"),
-    "bench --families ,": (2, "name at least one"),
+    "bench --families ,": (2, "give at least one name"),
     "bench --lengths 1,,2": (2, "'' is not a whole number"),
-    "bench --lengths 99": (2, "'99' is too large: 64 is the most"),
+    "bench --lengths 99": (2, "'99' is too large: the maximum is 64"),
     "bench --temp nan": (2, "'nan' is not a number"),
     "bench --replay FOLDER": (1, "cannot be read: Is a directory"),
     "bench --replay LATIN": (1, "is not text"),
@@ -274,7 +274,7 @@ def test_an_output_that_was_closed_before_the_start_loses_no_text_in_silence(pac
     words = [sys.executable, "-m", "edgedecode.cli", "generate", "-m", str(pack), "-p", "hello", "-n", "4"]
     child = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], capture_output=True, timeout=60, check=False)
     assert child.returncode == 1
-    assert child.stderr == b"edgedecode: standard output is closed: there is nowhere to print the result\n"
+    assert child.stderr == b"edgedecode: standard output is closed: the result cannot be printed\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

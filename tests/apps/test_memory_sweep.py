@@ -202,9 +202,9 @@ def test_the_chart_has_a_column_for_each_engine(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["--memory-sweep", "0"], 2, "'0' is too small: 2 is the least"),
+        (["--memory-sweep", "0"], 2, "'0' is too small: the minimum is 2"),
         (["--memory-sweep", "two"], 2, "'two' is not a whole number"),
-        (["--memory-sweep", "--turns", "0"], 2, "'0' is too small: 1 is the least"),
+        (["--memory-sweep", "--turns", "0"], 2, "'0' is too small: the minimum is 1"),
         (["--memory-sweep", "--memory", "1GB"], 2, "leave --memory out"),
         (["--memory-sweep", "--per-family", "2"], 2, "leave --per-family out"),
         (["--memory-sweep", "--overhead"], 2, "not allowed with"),

@@ -92,7 +92,7 @@ def test_the_builders_chatter_is_for_debug(llama: Path, tmp_path: Path, capfd: p
     [
         (("--bits", "5"), "invalid choice"),
         (("--block-size", "64"), "invalid choice"),
-        (("--noise-positions", "-1"), "'-1' is too small: 0 is the least"),
+        (("--noise-positions", "-1"), "'-1' is too small: the minimum is 0"),
         (("--noise-positions", "many"), "'many' is not a whole number"),
     ],
 )

@@ -116,7 +116,7 @@ def test_the_list_of_verbs_and_the_version(verbs: Verbs, capsys: pytest.CaptureF
         (InputError("top_p 3 is out of range"), "edgedecode: top_p 3 is out of range", 1),
         (PermissionError(13, "Permission denied", "/x"), "edgedecode: Permission denied: /x", 1),
         (OSError(28, "No space left on device"), "edgedecode: No space left on device", 1),
-        (MemoryError(), "edgedecode: the machine has no memory left", 1),
+        (MemoryError(), "edgedecode: the machine is out of memory", 1),
         (KeyboardInterrupt(), "edgedecode: interrupted", 130),
     ],
     ids=lambda value: type(value).__name__,
@@ -153,10 +153,10 @@ def test_a_refusal_of_the_budget_shows_its_table(verbs: Verbs, capsys: pytest.Ca
     [
         (
             ["verb", "a", "story"],
-            "edgedecode verb: unrecognized arguments: a story (text of several words takes quotes)",
+            "edgedecode verb: unrecognized arguments: a story (put quotes around a text of several words)",
         ),
         (["verb", "--nope"], "edgedecode verb: unrecognized arguments: --nope"),
-        (["verb", "a\0b"], "edgedecode: an argument holds a NUL character"),
+        (["verb", "a\0b"], "edgedecode: an argument contains a NUL character"),
     ],
 )
 def test_words_that_no_verb_takes_are_told_by_the_verb(
@@ -174,11 +174,11 @@ def test_wrong_usage_is_two_lines_however_many_options_there_are(
         main(["verb", "--number", "x"])
     assert capsys.readouterr().err.splitlines() == [
         "edgedecode verb: argument --number: invalid int value: 'x'",
-        "usage: edgedecode verb [options], which `edgedecode verb --help` lists",
+        "usage: edgedecode verb [options]; `edgedecode verb --help` lists them",
     ]
 
 
-CLOSED = "standard output is closed: there is nowhere to print the result"
+CLOSED = "standard output is closed: the result cannot be printed"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell's redirections")
@@ -233,19 +233,19 @@ def test_whole_numbers_are_plain_digits(word: str) -> None:
 
 @pytest.mark.parametrize("word", ["nan", "inf", "1e999", "٣.٥", "1_0.5", "+0.5", "", "half", " 1", "1,5"])
 def test_numbers_are_plain_and_finite(word: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="is not a number: write for example"):
+    with pytest.raises(ArgumentTypeError, match="is not a number: write it as, for example"):
         real_number(word)
     assert [real_number(good) for good in ("0.7", "-1", ".5", "1e-3", "2.")] == [0.7, -1, 0.5, 0.001, 2.0]
 
 
 def test_a_count_out_of_range_says_what_the_least_and_the_most_are() -> None:
     assert (count("0"), positive_count("007")) == (0, 7)
-    with pytest.raises(ArgumentTypeError, match="'1000000000' is too large: 999999999 is the most"):
+    with pytest.raises(ArgumentTypeError, match="'1000000000' is too large: the maximum is 999999999"):
         count("1000000000")
-    with pytest.raises(ArgumentTypeError, match="'0' is too small: 1 is the least"):
+    with pytest.raises(ArgumentTypeError, match="'0' is too small: the minimum is 1"):
         positive_count("0")
     assert seed(str(2**64 - 1)) == 2**64 - 1
-    with pytest.raises(ArgumentTypeError, match=f"'{2**64}' is too large: {2**64 - 1} is the most"):
+    with pytest.raises(ArgumentTypeError, match=f"'{2**64}' is too large: the maximum is {2**64 - 1}"):
         seed(str(2**64))
 
 

@@ -28,7 +28,7 @@ from edgedecode.text.prompts import Prompt, read_prompts
         (["--out", "x", "--draft", "d", "--trim-vocab", "many"], "'many' is not a whole number"),
         (
             ["--out", "x", "--draft", "d", "--trim-vocab", "0"],
-            "argument --trim-vocab: '0' is too small: 1 is the least",
+            "argument --trim-vocab: '0' is too small: the minimum is 1",
         ),
     ],
 )

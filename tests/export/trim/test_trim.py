@@ -286,7 +286,7 @@ def test_a_pack_without_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("words", "message"),
     [
         (["--size", "300", "--sweep"], "argument --sweep: not allowed with argument --size"),
-        (["--size", "0"], "argument --size: '0' is too small: 1 is the least"),
+        (["--size", "0"], "argument --size: '0' is too small: the minimum is 1"),
         (["--coverage", "1.5"], "argument --coverage: '1.5' is not a share: above 0, up to 1"),
         (["--text", "a", "--calibrate", "b"], "not allowed with argument"),
         (["--remove", "--seed", "3", "--report"], "argument --remove: it measures nothing, leave out --seed, --report"),
