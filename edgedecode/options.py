@@ -18,6 +18,7 @@ __all__ = [
     "TREE",
     "SessionOptions",
     "WhenFull",
+    "answer_limit",
     "planned_context",
     "sampling_defaults",
     "wants_trees",
@@ -25,6 +26,8 @@ __all__ = [
 
 DEFAULT_CONTEXT = 4096
 """Positions of a session that says nothing else, where the model has as many."""
+DEFAULT_MAX_TOKENS = 512
+"""Tokens of an answer, where neither the caller nor the pack says how many."""
 TREE = "tree"
 """The drafter that proposes nothing but trees."""
 BRANCHING = (TREE, "recycle")
@@ -90,6 +93,14 @@ def sampling_defaults(generation: Generation) -> SamplingOptions:
     """Take the defaults of the pack's `generation_config`; what it does not set stays greedy and off."""
     given: dict[str, Any] = dict(generation.sampling)
     return SamplingOptions(**given)
+
+
+def answer_limit(asked: int | None, generation: Generation) -> int:
+    """Return the most tokens of an answer. Raises InputError."""
+    limit = generation.max_tokens or DEFAULT_MAX_TOKENS if asked is None else asked
+    if limit < 1:
+        raise InputError(f"max_tokens {limit} is out of range: 1 or more")
+    return limit
 
 
 def planned_context(asked: int | None, most: int) -> int:

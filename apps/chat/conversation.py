@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
 
 from edgedecode import ContextExceeded, EdgeDecodeError, FinishReason, InputError, Message, Session, WhenFull
 from edgedecode.memory.peaks import PeakSampler
@@ -70,6 +72,8 @@ class Conversation:
             warned = False
             if line is None or not self._take(line):
                 return 0
+            if self._lines.interactive:
+                Thread(target=self._prepare, daemon=True).start()
 
     def _take(self, line: str) -> bool:
         """Run a command or answer one line; return False to end the chat. Ctrl-C at a terminal stops either."""
@@ -88,6 +92,11 @@ class Conversation:
         if line.strip():
             self.answer(line.removeprefix("/") if line.startswith("//") else line)
         return True
+
+    def _prepare(self) -> None:
+        """Use the time in which the user reads and types; the next message stops it."""
+        with suppress(EdgeDecodeError):  # the next answer meets it again
+            self.session.prepare()
 
     def answer(self, prompt: str) -> None:
         """Stream one answer. On an error, print one line and leave the conversation as it was."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from edgedecode.decoding.stats import FinishReason, Stats
@@ -10,7 +10,7 @@ from edgedecode.decoding.verify import Verdict
 from edgedecode.text.detokenizer import Detokenizer
 from edgedecode.text.stop_strings import StopStrings
 
-__all__ = ["TARGET_SOURCE", "Chunk", "Completion", "Reply", "TurnsDropped", "runs_of"]
+__all__ = ["TARGET_SOURCE", "Chunk", "Completion", "Reply", "TurnsDropped", "completion_of", "runs_of"]
 
 TARGET_SOURCE = "target"
 
@@ -54,6 +54,18 @@ class Completion:
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     stats: Stats
+
+
+def completion_of(chunks: Iterable[Chunk], stats: Stats) -> Completion:
+    """Drain the chunks of an answer into a completion."""
+    pieces = list(chunks)
+    reason = pieces[-1].finish_reason if pieces else None
+    return Completion(
+        text="".join(piece.text for piece in pieces),
+        tokens=tuple(token for piece in pieces for token in piece.tokens),
+        finish_reason=reason or FinishReason.CANCELLED,
+        stats=stats,
+    )
 
 
 @dataclass(slots=True)

@@ -16,10 +16,10 @@ from edgedecode.drafters.source import DraftSetting
 from edgedecode.errors import CapabilityError, ContextExceeded, EdgeDecodeError, InputError
 from edgedecode.memory.budget import Budget
 from edgedecode.memory.process_memory import peak_nbytes, release_pages
-from edgedecode.options import SessionOptions, WhenFull, planned_context, sampling_defaults
+from edgedecode.options import SessionOptions, WhenFull, answer_limit, planned_context, sampling_defaults
 from edgedecode.sampling.sampler import Noise, Sampler, answer_seed
 from edgedecode.sessions.answer import Answer
-from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped, runs_of
+from edgedecode.sessions.chunks import TARGET_SOURCE, Chunk, Completion, Reply, TurnsDropped, completion_of, runs_of
 from edgedecode.sessions.drafter_choice import check_options
 from edgedecode.sessions.memory_plan import sampling_holder
 from edgedecode.sessions.reproducible import fitting_widths, limited_drafts, session_widths
@@ -35,30 +35,26 @@ from edgedecode.user_notices import notice
 
 __all__ = ["Session"]
 
-DEFAULT_MAX_TOKENS = 512
 LEAST_ROOM = 8
 """Turns are dropped before an answer that would have less than this part of the context."""
 
 
 class Session:
-    """A conversation. `messages` is the transcript, `tokens` what the model sees; all else reconciles to them.
+    """A conversation, made by `Pair.session`. `messages` is the transcript, `tokens` what the model sees.
 
-    Made by `Pair.session`. It generates one answer at a time: a new one (`stream`, `complete`, `generate`), `reset` and
-    `close` stop the one before, from whichever thread, and wait until it has ended, which takes one round of decoding,
-    or one piece of a long prompt. Who iterates over the stopped answer sees it end. Sessions of a pair may answer in
-    several threads at once; their rounds take turns, each as if it were alone. Close it to give its memory back.
+    It generates one answer at a time: a new one, `reset` and `close` stop the one before, from any thread, and wait for
+    the end of its round, or of a piece of a long prompt. Iterating over the stopped answer ends. Sessions of a pair may
+    answer in several threads at once; their rounds alternate. Close a session to release its memory.
 
-    `seed` is that of the newest answer, before the first one of that: the one given, or a fresh one. Later answers have
-    seeds of their own, made of the given one and their number, or fresh ones: asking again gives another text, the same
-    calls give the same texts, and any answer can be reproduced as the first of a session with its seed and messages.
+    `seed` is that of the last answer; before the first one, that of the first. Later answers get seeds derived from the
+    given one and their number, or fresh ones. Any answer is reproduced by a new session with its seed and messages.
     """
 
     def __init__(self, shared: Resources, options: SessionOptions, *, messages: Sequence[Message] = ()) -> None:
         self._shared = shared
         self.sampling = options.sampling or sampling_defaults(shared.manifest.generation)
         self.seed = answer_seed(options.seed, 0)
-        self._answers = 0
-        self.stats = Stats()
+        self._answers, self.stats = 0, Stats()
         self._ends = frozenset[int]() if options.ignore_eos else shared.manifest.end_ids
         self._noise, self._draft_noise = Noise(self.seed), Noise(self.seed, stream=1)
         self._row_draw = shared.row_draw()
@@ -68,6 +64,7 @@ class Session:
         if options.drafter is not None and choice.names:  # any other that cannot be had is left out
             shared.drafter_source(options.drafter)
         self._running: Answer | None = None
+        self._ahead: Answer | None = None  # the last `prepare`
         self._own = FairLock()
         """Held while an answer is started or stopped: first this lock, then the pair's."""
         self._closed = False
@@ -91,7 +88,20 @@ class Session:
             self._reading = TargetReading(self._state, adapter=adapter, shifts=options.when_full is WhenFull.SHIFT)
             self.options = options
             self._widths = fitting_widths(widths, self._state, rows=rows)
-            self._drafts = SessionDrafting(shared, options, self._draft_setting(), noise=self._draft_noise)
+            setting = DraftSetting(
+                budget=shared.budget,
+                sampling=self.sampling,
+                vocabulary_size=size,
+                capacity=self._state.capacity,
+                draft_model=None,
+                ends=self._ends,
+                sampled=options.rule is Rule.RATIO,
+                noise=self._noise,
+                tokenizer_digest=shared.manifest.tokenizer_digest,
+                remember=options.remember,
+                row_draw=self._row_draw,
+            )
+            self._drafts = SessionDrafting(shared, options, setting, noise=self._draft_noise)
             undo.pop_all()
         shared.draftings.add(self._drafts)
         for release in (self._scratch.release, self._encoder.close, self._adapters.release):
@@ -129,20 +139,20 @@ class Session:
     def stream(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
         """Answer a user message, yielding text as it is decoded.
 
-        Closing the iterator stops the answer, and so does leaving it, at the next call of the session; what was said
-        stays in the transcript, and the session goes on.
+        Closing the iterator stops the answer; leaving it does at the next call of the session. The transcript keeps
+        the text generated so far.
 
         A conversation that outgrows the context loses its oldest turns (`SessionOptions.when_full`), before an answer
         or in the middle of it; a chunk's `event` tells. What follows is what a new session with the kept messages would
         say, but for `WhenFull.SHIFT`. Raises ContextExceeded, before anything changes, when the prompt alone does not
         fit, or nothing may be dropped.
         """
-        limit, stops = self._limit(max_tokens), StopStrings(stop)
+        limit, stops = answer_limit(max_tokens, self._shared.manifest.generation), StopStrings(stop)
         return self._own.run(lambda: self._stream(prompt, limit=limit, stops=stops))
 
     def complete(self, text: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
         """Continue a bare text, without template or transcript, yielding text as it is decoded."""
-        limit, stops = self._limit(max_tokens), StopStrings(stop)
+        limit, stops = answer_limit(max_tokens, self._shared.manifest.generation), StopStrings(stop)
         return self._own.run(lambda: self._complete(text, limit=limit, stops=stops))
 
     def generate(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Completion:
@@ -151,14 +161,16 @@ class Session:
 
     def collect(self, chunks: Iterator[Chunk]) -> Completion:
         """Drain a stream of this session into a completion; its statistics are the answer's own."""
-        pieces = list(chunks)
-        reason = pieces[-1].finish_reason if pieces else None
-        return Completion(
-            text="".join(piece.text for piece in pieces),
-            tokens=tuple(token for piece in pieces for token in piece.tokens),
-            finish_reason=reason or FinishReason.CANCELLED,
-            stats=chunks.stats if isinstance(chunks, Answer) else self.stats,
-        )
+        return completion_of(chunks, chunks.stats if isinstance(chunks, Answer) else self.stats)
+
+    def prepare(self) -> None:
+        """Prefill what the next message needs, whatever it is: the last answer without its activated adapter.
+
+        For the time in which a user reads or types; may run in a thread of its own. Any other call stops it, which
+        takes one pass. Does nothing in the middle of an answer, and in a reproducible session.
+        """
+        for _ in self._own.run(self._preparing):
+            pass
 
     def use_adapter(self, name: str | None, *, scale: float = 1.0) -> None:
         """Answer with one of the pack's adapters from the next message on; None: with none. Not in the middle of one.
@@ -224,8 +236,22 @@ class Session:
         self._stop_running()
         self._transcript.start_over(messages)
 
+    def _preparing(self) -> Iterator[Chunk]:
+        self._check_open()
+        if self._widths or (self._running is not None and not self._running.ended):
+            return iter(())
+
+        def read_again(pause: Callable[[], None]) -> Generator[Chunk]:
+            self._reading.read_again(self._transcript.tokens, target=self._shared.target, pause=pause)
+            yield from ()
+
+        self._running = self._ahead = Answer(read_again, stats=Stats(), turn=self._shared.turn, own=self._own)
+        return self._ahead
+
     def _use_adapter(self, name: str | None, scale: float) -> None:
         self._check_open()
+        if self._ahead is not None:
+            self._ahead.end()
         if self._widths:
             raise CapabilityError("a reproducible session keeps its adapter: open another one for another adapter")
         answering = self._running is not None and not self._running.ended
@@ -291,7 +317,7 @@ class Session:
         stats, tokens = self.stats, self._transcript.tokens
         self._shared.mind_memory()
         drafting = self._drafts.begin()
-        stats.mode = self._mode()
+        stats.mode = self._drafts.mode
         stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
         size = self._shared.target.card.vocabulary_size
         setting = DecodeSetting(
@@ -360,32 +386,6 @@ class Session:
             event = TurnsDropped(turn.dropped, len(self._transcript.tokens))
             notice(f"{event.notice} of {self.context} tokens")
             yield Chunk("", (), TARGET_SOURCE, event=event)
-
-    def _mode(self) -> str:
-        if self._drafts.drafting is None:
-            return "plain"
-        return self.drafter_name if self.options.fixed else "scheduled"
-
-    def _draft_setting(self) -> DraftSetting:
-        return DraftSetting(
-            budget=self._shared.budget,
-            sampling=self.sampling,
-            vocabulary_size=self._shared.target.card.vocabulary_size,
-            capacity=self._state.capacity,
-            draft_model=None,
-            ends=self._ends,
-            sampled=self.options.rule is Rule.RATIO,
-            noise=self._noise,
-            tokenizer_digest=self._shared.manifest.tokenizer_digest,
-            remember=self.options.remember,
-            row_draw=self._row_draw,
-        )
-
-    def _limit(self, max_tokens: int | None) -> int:
-        limit = self._shared.manifest.generation.max_tokens or DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
-        if limit < 1:
-            raise InputError(f"max_tokens {limit} is out of range: 1 or more")
-        return limit
 
     def _check_open(self) -> None:
         if self._closed:

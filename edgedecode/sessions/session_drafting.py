@@ -43,6 +43,13 @@ class SessionDrafting:
         """The drafters, joined by "+"; "none" for plain decoding."""
         return NO_DRAFTER if self.drafting is None else "+".join(self.drafting.drafters)
 
+    @property
+    def mode(self) -> str:
+        """What `Stats.mode` says: plain, scheduled, or the drafters of a fixed length."""
+        if self.drafting is None:
+            return "plain"
+        return self.name if self._options.fixed else "scheduled"
+
     def give_back(self) -> bool:
         """Close drafters that hold a draft model, and those beside them; tell whether there were any."""
         if self.drafting is None or all(drafter.free for drafter in self.drafting.drafters.values()):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgedecode.adapters.pack_adapters import ActiveAdapter
-from edgedecode.decoding.model import AdapterUse, ShiftableState, State
+from edgedecode.decoding.model import AdapterUse, LanguageModel, ShiftableState, State
 from edgedecode.errors import CapabilityError
 from edgedecode.text.kept_turns import moved_run
 from edgedecode.user_notices import notice
 
 __all__ = ["AdapterSpan", "TargetReading", "adapter_span"]
+
+_CHUNK = 32
+"""Tokens of a pass in idle time; a message that comes waits for at most one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,20 @@ class TargetReading:
         moved = _cut(self._state, old[: length if alike is None else min(alike, length)], new, shift=shift)
         self.span = span  # last: what an interrupt leaves was read alike under both
         return moved
+
+    def read_again(self, tokens: Sequence[int], *, target: LanguageModel, pause: Callable[[], None]) -> None:
+        """Read again without an activated adapter what it has read: so every later prompt has it.
+
+        tokens: of the whole conversation. pause: called between two passes; what it raises ends the reading, and what
+        was read is kept.
+        """
+        if self.span.use is None or not self.span.start:
+            return
+        self.begin(tokens, tokens, adapter=None)
+        while unread := tokens[self._state.length : self._state.length + _CHUNK]:
+            target.forward(unread, self._state, rows="none")
+            self._state.keep(range(len(unread)))
+            pause()
 
 
 def _cut(state: State, old: Sequence[int], new: Sequence[int], *, shift: bool) -> int:

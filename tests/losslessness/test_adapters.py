@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from random import Random
+from threading import Thread
 
 import pytest
 
@@ -54,6 +55,7 @@ def options(adapter: str | None, *, drafter: str | None = "none", sampling: Samp
 def test_drafts_under_an_adapter_change_no_token(pair: Pair, adapter: str, sampling: SamplingOptions) -> None:
     """Bit for bit where rows do not depend on a pass's width; elsewhere by widths whose rows round alike."""
     given = [options(adapter, drafter=drafter, sampling=sampling) for drafter in ("none", "model", "suffix", None)]
+    given.append(replace(given[1], draft_max=4))  # always drafts, whatever the scheduler has learnt
     if not pair.target.card.row_invariant:
         if why_refused(pair, 3) is not None or adapter != "ordinary":
             pytest.skip("the engine's rows depend on a pass's width")
@@ -161,6 +163,48 @@ def test_an_adapter_is_loaded_once_and_leased(pair: Pair) -> None:
     assert len(held) == len(set(held)) <= len(ADAPTERS)
 
 
+def test_prepare_leaves_only_the_new_message_to_read(pair: Pair) -> None:
+    """Whichever adapter comes next. A second call does nothing, nor does one before any answer."""
+    compared = 0
+    with pair.session(options("activated")) as session:
+        session.prepare()
+        for adapter in ("another", "activated", None, "ordinary"):
+            session.generate(PROMPTS[0], max_tokens=24)
+            session.prepare()
+            session.prepare()
+            before, history = session.tokens, session.messages
+            session.use_adapter(adapter)
+            done = session.generate(PROMPTS[1], max_tokens=24)
+            prompt = session.tokens[: -len(done.tokens)]
+            alike = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(before, prompt, strict=False)))
+            assert done.stats.cached_tokens == (0 if adapter == "ordinary" else alike)
+            with pair.session(options(adapter), messages=history) as lone:
+                alone = lone.generate(PROMPTS[1], max_tokens=24)
+            if lone.tokens[: -len(alone.tokens)] == prompt:  # a random answer's text may have other tokens
+                length = 24 if pair.target.card.row_invariant else 1
+                assert done.tokens[:length] == alone.tokens[:length]
+                compared += 1
+        assert compared > 0
+        session.prepare()
+        assert session.generate(PROMPTS[2], max_tokens=2).stats.cached_tokens > 0
+
+
+def test_prepare_is_stopped_by_the_next_call(pair: Pair) -> None:
+    with pair.session(options("activated")) as session:
+        for call in (
+            lambda: session.generate(PROMPTS[1], max_tokens=4),
+            lambda: session.use_adapter("another"),
+            session.reset,
+            session.close,
+        ):
+            session.generate(" ".join(PROMPTS * 4), max_tokens=100)
+            thread = Thread(target=session.prepare)
+            thread.start()
+            call()
+            thread.join(timeout=60)
+            assert not thread.is_alive()
+
+
 def adapters_of(pair: Pair) -> dict[str, int]:
     """Return the bytes of each adapter that the target has."""
     leases = [lease for lease in pair.budget.leases if lease.name.startswith("adapter:")]
@@ -229,6 +273,8 @@ def test_answers_after_random_swaps_evictions_and_interruptions_are_those_of_lon
                     for _ in range(draw.randrange(1, 4)):
                         next(answer, None)
                 continue
+            if draw.random() < 0.3:
+                session.prepare()
             prompt = draw.choice(PROMPTS)
             done = session.generate(prompt, max_tokens=12)
             if done.stats.dropped_turns:
