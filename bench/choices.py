@@ -5,13 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
 from edgedecode import CapabilityError, InputError, Pair, SamplingOptions, SessionOptions
 from edgedecode.apps.bundled_prompts import bundled_prompts
 from edgedecode.engines.registry import drafter_names, find_drafter
-from edgedecode.text.prompts import Prompt, read_prompts
+from edgedecode.text.prompts import Prompt, interleaved, read_prompts
 
 from .measure.cost_meter import READ
 from .measure.device_costs import CONTEXTS
@@ -85,8 +84,8 @@ def _others(measured: Sequence[Prompt], prompts: Sequence[Prompt]) -> list[Promp
     """Return warm-up prompts: unmeasured ones, interleaved by family, or bundled prompts if the file has no others."""
     families = dict.fromkeys(prompt.family for prompt in measured)
     taken = set(measured)
-    rest = [[prompt for prompt in prompts if prompt.family == name and prompt not in taken] for name in families]
-    found = [prompt for row in zip_longest(*rest) for prompt in row if prompt is not None]
+    rest = [prompt for name in families for prompt in prompts if prompt.family == name and prompt not in taken]
+    found = interleaved(rest, name=lambda prompt: prompt.family)
     return (found or [prompt for prompt in bundled_prompts() if prompt not in taken])[:WARM_UP]
 
 

@@ -20,7 +20,7 @@ from edgedecode.pack.gate import is_downloaded
 from edgedecode.pack.hub import BUNDLED_PACK, find_pack
 from edgedecode.pack.manifest import MANIFEST_NAME, Manifest
 from edgedecode.pack.pack_lock import changing, replace_manifest
-from edgedecode.text.prompts import Prompt, read_prompts
+from edgedecode.text.prompts import Prompt, interleaved, read_prompts
 from edgedecode.text.tokenizer import Tokenizer
 
 from ..bundled_prompts import bundled_prompts
@@ -217,12 +217,7 @@ def _opened_pair(runtime: str, *, kv_type: str | None, arguments: Namespace) -> 
 def _prompts(arguments: Namespace) -> list[Prompt]:
     """Return the prompts, interleaved by family, so that --limit keeps some of each."""
     prompts = bundled_prompts() if arguments.prompts is None else _read(Path(arguments.prompts))
-    families: dict[str, list[Prompt]] = {}
-    for prompt in prompts:
-        families.setdefault(prompt.family, []).append(prompt)
-    deepest = max(len(members) for members in families.values())
-    mixed = [members[index] for index in range(deepest) for members in families.values() if index < len(members)]
-    return mixed[: arguments.limit]
+    return interleaved(prompts, name=lambda prompt: prompt.family)[: arguments.limit]
 
 
 def _read(path: Path) -> list[Prompt]:

@@ -6,7 +6,6 @@ import json
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict
-from itertools import zip_longest
 from typing import Any
 
 from edgedecode import CapabilityError, InputError
@@ -21,6 +20,7 @@ from edgedecode.memory.peaks import PeakSampler
 from edgedecode.memory.peaks_child import MemorySample
 from edgedecode.memory.process_memory import ProcessMemory
 from edgedecode.pack.hub import find_pack
+from edgedecode.text.prompts import interleaved
 
 from ..lock import one_at_a_time
 from ..report.bench_tables import Report
@@ -99,10 +99,7 @@ def _order(arguments: Namespace, *, pack: str, turns: int) -> dict[str, Any]:
 
 def _texts() -> list[str]:
     """Return the bundled prompts, interleaved by family."""
-    families: dict[str, list[str]] = {}
-    for prompt in bundled_prompts():
-        families.setdefault(prompt.family, []).append(prompt.turns[0])
-    return [text for row in zip_longest(*families.values()) for text in row if text is not None]
+    return [prompt.turns[0] for prompt in interleaved(bundled_prompts(), name=lambda prompt: prompt.family)]
 
 
 def _measure(order: Mapping[str, Any], engine: str, *, count: int, runs: list[SweepRun], reasons: list[str]) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import TypeVar
 
 from edgedecode.errors import InputError
 
 from .messages import Message
 from .printable import checked_text, decoded_text
 
-__all__ = ["Prompt", "checked_prompt", "parse_prompts", "read_messages", "read_object", "read_prompts"]
+__all__ = ["Prompt", "checked_prompt", "interleaved", "parse_prompts", "read_messages", "read_object", "read_prompts"]
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,16 @@ def read_prompts(path: Path, *, family: str | None = None) -> list[Prompt]:
     family: the default for lines without one; None: every line must have one. Raises InputError or OSError.
     """
     return parse_prompts(path.read_bytes(), str(path), family=family)
+
+
+def interleaved(rows: Iterable[_Row], *, name: Callable[[_Row], str], most: int | None = None) -> list[_Row]:
+    """Return at most `most` rows of each name: the first row of each, then the second of each, and so on."""
+    groups: dict[str, list[_Row]] = {}
+    for row in rows:
+        groups.setdefault(name(row), []).append(row)
+    return [
+        row for some in zip_longest(*(group[:most] for group in groups.values())) for row in some if row is not None
+    ]
 
 
 def parse_prompts(data: bytes, name: str, *, family: str | None = None) -> list[Prompt]:

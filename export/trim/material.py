@@ -9,7 +9,7 @@ from edgedecode import Pair
 from edgedecode.errors import InputError
 from edgedecode.text.messages import Message
 from edgedecode.text.printable import file_text
-from edgedecode.text.prompts import Prompt, read_prompts
+from edgedecode.text.prompts import Prompt, interleaved, read_prompts
 
 from ..stages import Stages
 from .answers import Answering, KeptAnswers, answer_prompts
@@ -22,7 +22,6 @@ from .trim_texts import (
     answered,
     bundled_categories,
     bundled_prompts,
-    in_turn,
     read_categories,
     read_text_file,
     split_texts,
@@ -83,13 +82,13 @@ def _prompts(request: TrimRequest) -> list[Prompt]:
     else:
         file_text(request.calibrate)  # no text at all is said plainer than "line 1 is not JSON"
         prompts = read_prompts(request.calibrate, family="")
-    mixed = in_turn(prompts, name=lambda prompt: prompt.family)
+    mixed = interleaved(prompts, name=lambda prompt: prompt.family)
     return mixed[: request.prompts]
 
 
 def _rows(request: TrimRequest) -> list[CategoryRow]:
     rows = bundled_categories() if request.categories is None else read_categories(request.categories)
-    return in_turn(rows, name=lambda row: row.category, most=request.per_category)
+    return interleaved(rows, name=lambda row: row.category, most=request.per_category)
 
 
 def _of_text(pair: Pair, request: TrimRequest) -> _Calibration:

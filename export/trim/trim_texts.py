@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from itertools import zip_longest
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -25,7 +23,6 @@ __all__ = [
     "bundled_categories",
     "bundled_prompts",
     "check_text_file",
-    "in_turn",
     "read_categories",
     "read_text_file",
     "split_texts",
@@ -35,7 +32,6 @@ _HELD_OUT = 4
 """One group in N is held out."""
 _WINDOW = 256
 """Tokens of a piece that a plain text is cut into: the pieces are what can be held out."""
-_Row = TypeVar("_Row")
 
 CALIBRATION = "calibration"
 """The name of the calibration's own held-out part."""
@@ -191,16 +187,6 @@ def read_categories(path: Path) -> list[CategoryRow]:
 def bundled_prompts() -> list[Prompt]:
     """Return the prompts that come with the package to calibrate on."""
     return parse_prompts(_bundled("prompts.jsonl"), "the bundled prompts")
-
-
-def in_turn(rows: Sequence[_Row], *, name: Callable[[_Row], str], most: int | None = None) -> list[_Row]:
-    """Return at most `most` rows of each name, interleaved by name: the first few then hold some of each."""
-    groups: dict[str, list[_Row]] = {}
-    for row in rows:
-        groups.setdefault(name(row), []).append(row)
-    return [
-        row for some in zip_longest(*(group[:most] for group in groups.values())) for row in some if row is not None
-    ]
 
 
 def _bundled(name: str) -> bytes:

@@ -11,11 +11,11 @@ from edgedecode.errors import InputError
 from edgedecode.export.trim.trim_texts import (
     bundled_categories,
     bundled_prompts,
-    in_turn,
     read_categories,
     read_text_file,
 )
 from edgedecode.testing import byte_tokenizer
+from edgedecode.text.prompts import interleaved
 
 TOKENIZER = byte_tokenizer()
 
@@ -111,6 +111,6 @@ def test_the_bundled_texts() -> None:
     assert not asked & {row.prompt.turns for row in rows}, "counted, and held out"
 
 
-def test_rows_are_taken_in_turn() -> None:
-    assert in_turn(["a1", "a2", "a3", "b1", "b2"], name=lambda row: row[0]) == ["a1", "b1", "a2", "b2", "a3"]
-    assert in_turn(["a1", "a2", "a3", "b1"], name=lambda row: row[0], most=2) == ["a1", "b1", "a2"]
+def test_interleaved_takes_the_first_of_each_name_then_the_second() -> None:
+    assert interleaved(["a1", "a2", "a3", "b1", "b2"], name=lambda row: row[0]) == ["a1", "b1", "a2", "b2", "a3"]
+    assert interleaved(["a1", "a2", "a3", "b1"], name=lambda row: row[0], most=2) == ["a1", "b1", "a2"]
