@@ -1,1 +1,1 @@
-"""A conversation: what it takes, which drafters it gets, its answers and what they share."""
+"""Conversations: memory plan, choice of drafters, answers, and the resources that sessions share."""

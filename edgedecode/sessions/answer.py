@@ -1,4 +1,4 @@
-"""An answer that is being generated: an iterator of chunks that any thread may stop."""
+"""A running answer: an iterator of chunks that any thread may stop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Answer"]
 
 
 class Answer(Iterator[Chunk]):
-    """Yields the chunks of one answer, a round of the decode loop at a time, each with the pair's lock held.
+    """Yields the chunks of one answer, one round of the decode loop at a time.
 
-    The lock is free while the caller has a chunk. An answer that was closed just ends, whoever iterates over it.
+    Each round holds the pair's lock, which is free between chunks. Once closed, the answer ends for every iterator.
     """
 
     def __init__(
@@ -28,9 +28,9 @@ class Answer(Iterator[Chunk]):
         turn: FairLock,
         own: FairLock,
     ) -> None:
-        """chunks: makes the chunks, and calls the given function at each point where it may yield the lock or stop.
+        """chunks: yields the chunks, and calls its argument at each point where it may release the lock or stop.
 
-        stats: what `chunks` counts in. turn: the pair's lock. own: the session's.
+        stats: updated by `chunks`. turn: the pair's lock. own: the session's lock.
         """
         self.stats = stats
         self._chunks = cast("GeneratorType[Chunk, None, None]", chunks(self._pause))
@@ -43,24 +43,24 @@ class Answer(Iterator[Chunk]):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether no more chunks will come."""
         return self._chunks.gi_frame is None
 
     def close(self) -> None:
         """Stop the answer, from any thread, and wait until it has ended.
 
-        From a finalizer, a signal handler or a drafter in the middle of a round of this very thread it only says so:
-        the answer ends with that round.
+        Called within a round of the same thread (from a finalizer, a signal handler or a drafter) it does not wait: the
+        answer ends with that round.
         """
         self.stop()
         when_free(lambda: self._own.run(self.end))
 
     def stop(self) -> None:
-        """Let it go no further than to the end of a round, or of a piece of its prompt."""
+        """Make the answer end after the current round or prefill chunk."""
         self._stopped = True
 
     def end(self) -> None:
-        """Stop it and wait. Raises CapabilityError in the middle of a round of this thread."""
+        """Stop the answer and wait. Raises CapabilityError within a round of this thread."""
         self.stop()
         self._check_outside()
         self._turn.run(self._finish)
@@ -74,7 +74,7 @@ class Answer(Iterator[Chunk]):
             raise StopIteration from None
 
     def _finish(self) -> None:
-        while self._chunks.gi_running:  # in another thread, which waits for its turn between two pieces of the prompt
+        while self._chunks.gi_running:  # in another thread, which waits for the lock between two prefill chunks
             self._turn.pass_on()
         if self._stopped:
             self._chunks.close()
@@ -86,4 +86,4 @@ class Answer(Iterator[Chunk]):
 
     def _check_outside(self) -> None:
         if self._chunks.gi_running and self._turn.held:
-            raise CapabilityError("this answer is asked for in the middle of a round of its own thread: ask after it")
+            raise CapabilityError("this answer is in the middle of a round in this thread: call again after the round")

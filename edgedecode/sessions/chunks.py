@@ -1,4 +1,4 @@
-"""A reply on its way out: tokens become chunks of text and, at the end, a completion."""
+"""Turn a reply's tokens into chunks of text and, at the end, a completion."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class TurnsDropped:
 
     turns: int
     tokens: int
-    """What is left of the conversation, an answer's beginning included."""
+    """Tokens left in the conversation, including the beginning of an answer."""
 
     @property
     def notice(self) -> str:
-        """What a user is told."""
+        """The message for the user."""
         turns = "the oldest turn was" if self.turns == 1 else f"the {self.turns} oldest turns were"
         return f"{turns} dropped: the conversation no longer fits the context"
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a reply: whole characters, and the tokens behind them, all from one source.
+    """A piece of a reply: complete characters, and tokens that all come from one source.
 
     `text` may be empty while a character or a possible stop string is incomplete. The last chunk has `finish_reason`.
     """
@@ -43,7 +43,7 @@ class Chunk:
     """The drafter's name for accepted drafts, "target" for tokens the target added."""
     finish_reason: FinishReason | None = None
     event: TurnsDropped | None = None
-    """What happened beside the text; such a chunk has none."""
+    """Something else that happened; a chunk with an event has no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ def completion_of(chunks: Iterable[Chunk], stats: Stats) -> Completion:
 
 @dataclass(slots=True)
 class Reply:
-    """What a running generation has said so far: tokens in, whole characters out, up to a stop string."""
+    """The text of a running generation: tokens in, complete characters out, up to a stop string."""
 
     detokenizer: Detokenizer
     stops: StopStrings
     text: str = ""
 
     def say(self, run: tuple[int, ...], source: str) -> Chunk:
-        """Take the tokens of a run up to the one that completes a stop string, as plain decoding would."""
+        """Add the tokens of a run up to the one that completes a stop string, as decoding without drafts would."""
         text, taken = "", 0
         while taken < len(run) and self.stops.matched is None:
             text += self.stops.push(self.detokenizer.push(run[taken : taken + 1]))
@@ -86,14 +86,14 @@ class Reply:
         return Chunk(text, run[:taken], source)
 
     def rest(self) -> str:
-        """Return what was held back; after it nothing is."""
+        """Return the text held back, and hold nothing any more."""
         text = self.stops.push(self.detokenizer.flush()) + self.stops.flush()
         self.text += text
         return text
 
 
 def runs_of(verdict: Verdict) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Split a round's tokens into the accepted drafts and what the target added."""
+    """Split a round's tokens into the accepted drafts and the target's own tokens."""
     if verdict.accepted:
         yield verdict.tokens[: verdict.accepted], verdict.draft.source
     if len(verdict.tokens) > verdict.accepted:

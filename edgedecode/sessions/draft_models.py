@@ -1,4 +1,4 @@
-"""A pair's loaded draft model, or several where sessions asked for heads that one of them has not."""
+"""A pair's loaded draft models: several where sessions need heads that one copy lacks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["DraftModels", "default_heads"]
 
 
 class DraftModels:
-    """Loads through `load`, which takes what `Runtime.open` calls needs; None: the pack has no draft model.
+    """Loads draft models on demand through `load`, which takes the needs of `Runtime.open`.
 
-    likely: the heads that sessions will ask for: where an engine gives them beside the whole one, the first model
-    loaded has them, whoever asks first, and no second one is needed.
+    load: None if the pack has no draft model. likely: the heads that sessions will probably ask for. If the engine can
+    offer them next to the full head, the first model is loaded with both, so that no second copy is needed.
     """
 
     def __init__(self, load: Callable[[Sequence[str]], LanguageModel] | None, *, likely: Sequence[str] = ()) -> None:
@@ -25,34 +25,34 @@ class DraftModels:
 
     @property
     def loaded(self) -> tuple[LanguageModel, ...]:
-        """The copies in memory."""
+        """The copies in memory, in the order they were loaded."""
         return tuple(self._loaded)
 
     def offering(self, needs: Sequence[str] = ()) -> LanguageModel | None:
-        """Return the draft model with such heads, loaded at its first use; None when the pack has no draft model.
+        """Return a draft model with these heads or more, loaded at its first use; None if the pack has no draft model.
 
-        One that offers more serves as well. Raises CapabilityError where the pack has none like it, or BudgetExceeded.
+        Raises CapabilityError if the pack has no such heads, or BudgetExceeded.
         """
         if self._load is None:
             return None
         if (known := self._known(needs)) is not None:
             return known
-        self._loaded.append((None if needs else self._likely_one()) or self._load(needs))
+        self._loaded.append((None if needs else self._load_likely()) or self._load(needs))
         return self._loaded[-1]
 
     def needs_another(self, needs: Sequence[str]) -> bool:
-        """Tell whether `offering` would load a second copy."""
+        """Return whether `offering` would load a second copy."""
         return bool(self._loaded) and self._known(needs) is None
 
     def can_offer(self, needs: Sequence[str]) -> bool:
-        """Tell whether there is a draft model with such heads; it is loaded."""
+        """Return whether there is a draft model with these heads, and load it."""
         try:
             return self.offering(needs) is not None
         except (BudgetExceeded, CapabilityError):
             return False
 
     def keep(self, count: int) -> None:
-        """Close what was loaded after the first `count` models."""
+        """Close all but the first `count` models."""
         while len(self._loaded) > count:
             self._loaded.pop().close()
 
@@ -60,8 +60,8 @@ class DraftModels:
         for model in self._loaded:
             model.close()
 
-    def _likely_one(self) -> LanguageModel | None:
-        """Load the first model with the likely heads; None where it lacks the whole one, or cannot be had."""
+    def _load_likely(self) -> LanguageModel | None:
+        """Load the first model with the likely heads; None if it then lacks the full head, or cannot be loaded."""
         if self._loaded or not self._likely or self._load is None:
             return None
         try:
@@ -78,16 +78,16 @@ class DraftModels:
 
 
 def default_heads(entry: ModelEntry | None, *, runtime: str) -> tuple[str, ...]:
-    """Return the smaller heads that sessions draft with by default: a trimmed one recommended on this engine.
+    """Return the smaller heads that sessions draft with by default: a trimmed head recommended on this engine.
 
-    A drafter and a need are named alike.
+    The names are those of the drafters, and of the needs in `Runtime.open`.
     """
     trim = None if entry is None else entry.trim
     return ("trim",) if trim is not None and trim.recommended and trim.runtime in ("", runtime) else ()
 
 
 def _offers(model: LanguageModel, needs: Sequence[str]) -> bool:
-    """Tell whether a model has these heads; without needs, whether it can say every token."""
-    whole = model.card.token_ids is None
-    trimmed = not whole or (isinstance(model, HeadedModel) and model.trimmed is not None)
-    return trimmed and set(needs) == {"trim"} if needs else whole
+    """Return whether a model has these heads; without needs, whether its head covers the full vocabulary."""
+    full = model.card.token_ids is None
+    trimmed = not full or (isinstance(model, HeadedModel) and model.trimmed is not None)
+    return trimmed and set(needs) == {"trim"} if needs else full

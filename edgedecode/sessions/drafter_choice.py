@@ -1,4 +1,4 @@
-"""Which drafters a session has, and the longest draft: a pure function of its options and of what the pack can do."""
+"""Choose a session's drafters and its longest draft from its options and the pack's capabilities."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from edgedecode.options import BRANCHING, TREE, SessionOptions, wants_trees
 __all__ = ["WITHOUT_MODEL", "DrafterChoice", "DraftingFacts", "check_options", "choose_drafters", "fixed_policy"]
 
 FIXED_DRAFT = 2
-"""Tokens of a fixed length that was not given: `--reproducible` may not choose by the clock."""
+"""Default draft length where it must be fixed: `--reproducible` may not choose by measured times."""
 LONGEST_DRAFT = 16
-"""Tokens a scheduler may draft at most; half of it where a row of logits takes hundreds of kilobytes."""
+"""Longest draft of the scheduler, in tokens. Half of it for a wide vocabulary."""
 WIDE_VOCABULARY = 65536
+"""Rows of the head from which a row of logits takes hundreds of kilobytes."""
 WITHOUT_MODEL = "suffix"
-"""The drafter that costs least memory."""
+"""The drafter that needs the least memory."""
 SCHEDULED = ("model", WITHOUT_MODEL)
-"""The drafters the scheduler chooses among beside a draft model; the first has the first right to memory."""
+"""The scheduler's drafters if there is a draft model; the first is allocated first."""
 ALONE = (WITHOUT_MODEL, "recycle")
-"""The same without a draft model: beside one, recycled logits gained less than they cost the host."""
+"""The scheduler's drafters without a draft model. With one, recycled logits gained less than their host overhead."""
 
 _SAMPLING = (("model",), ("trim",))
-"""Drafters that can draw from their own distribution, and tell it."""
+"""Drafters that sample from their own distribution and return it, as the ratio rule needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftingFacts:
-    """What a loaded pack has to draft with.
+    """What a loaded pack can draft with.
 
     card: the target's. has_draft: whether there is a draft model. heads: drafters with smaller heads of that model that
-    the scheduler chooses among. lookups: installed drafters that are a function; the scheduler asks these too.
+    the scheduler may choose. lookups: installed drafters that are a plain function; the scheduler may choose these too.
     """
 
     card: ModelCard
@@ -45,16 +46,16 @@ class DraftingFacts:
 
 @dataclass(frozen=True, slots=True)
 class DrafterChoice:
-    """The drafters of a session by name, none for plain decoding, and the most tokens they may draft."""
+    """The names of a session's drafters (none: decoding without drafts), and their longest draft in tokens."""
 
     names: tuple[str, ...] = ()
     draft_max: int = 0
 
 
 def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterChoice:
-    """Return what these options mean: no drafter for length 0, the named one, otherwise all that may gain speed.
+    """Return no drafter for draft length 0, the named one if any, otherwise all that may gain speed.
 
-    Raises CapabilityError where the target would have to drop rejected drafts and cannot.
+    Raises CapabilityError if the target would have to roll back rejected drafts and cannot.
     """
     names = _names(options, facts)
     if not names:
@@ -67,7 +68,7 @@ def choose_drafters(options: SessionOptions, facts: DraftingFacts) -> DrafterCho
 
 
 def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
-    if not _drops_drafts(options, facts.card) or options.draft_max == 0 or options.drafter == "none":
+    if not _rolls_back(options, facts.card) or options.draft_max == 0 or options.drafter == "none":
         return ()
     if options.drafter is not None:
         return (options.drafter,)
@@ -81,36 +82,33 @@ def _names(options: SessionOptions, facts: DraftingFacts) -> tuple[str, ...]:
     return (*facts.heads, *SCHEDULED, *facts.lookups, *(("recycle", TREE) if branching else ()))
 
 
-def _drops_drafts(options: SessionOptions, card: ModelCard) -> bool:
-    """Tell whether the target can drop a rejected draft. Raises CapabilityError where it must and cannot."""
+def _rolls_back(options: SessionOptions, card: ModelCard) -> bool:
+    """Return whether the target can roll back a rejected draft. Raises CapabilityError if it must and cannot."""
     if card.rollback:
         return True
     drafts = options.drafter != "none" and (options.drafter is not None or options.draft_max)
     if drafts or (options.reproducible and not card.row_invariant):
-        wanted = "--reproducible pads its passes with rows" if options.reproducible else "drafts are rows"
+        rows = "--reproducible pads its passes with rows" if options.reproducible else "drafts are rows"
         raise CapabilityError(
-            f"{wanted} that this target's recurrent layers cannot drop again: decode it plainly (--drafter none)"
+            f"{rows} that this target's recurrent layers cannot roll back: decode without drafts (--drafter none)"
         )
     return False
 
 
 def check_options(options: SessionOptions, choice: DrafterChoice, *, card: ModelCard) -> None:
-    """Raise InputError or CapabilityError for options that exclude each other, or are out of range.
-
-    card: the target's.
-    """
+    """Raise InputError or CapabilityError for conflicting or out-of-range options. card: the target's."""
     _check(options, choice.names)
     if options.fixed:
         fixed_policy(choice.draft_max, trees=wants_trees(options) and card.tree)
 
 
 def fixed_policy(longest: int, *, trees: bool) -> Policy:
-    """Return the policy of one draft length. Raises InputError for one out of range."""
+    """Return the policy of a fixed draft length. Raises InputError if it is out of range."""
     return FixedTree(longest) if trees and longest else FixedLength(longest)
 
 
 def _check_tree(options: SessionOptions) -> None:
-    """Refuse what trees do not go with. Raises CapabilityError or InputError."""
+    """Raise CapabilityError or InputError for options that exclude trees."""
     wanted = "--tree" if options.tree else f"--drafter {TREE}"
     if options.reproducible:
         raise CapabilityError(

@@ -1,7 +1,7 @@
-"""What was learnt of a pack on this device, kept in the user's cache from one run to the next.
+"""Keep the costs and acceptance rates of a pack on this device in the user's cache between runs.
 
-One small file for these weights, this engine and its version, these threads and this processor. A cache is never
-needed: what cannot be read is begun afresh with a notice, what cannot be written is learnt again.
+There is one small file per weights, engine version, threads and processor. A file that cannot be read is measured again
+with a notice; failure to write is ignored.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FORMAT = 4
 
 
 def experience_path(manifest: Manifest, *, engine: str, version: str, settings: Sequence[object]) -> Path | None:
-    """Return where the experience of this pack on this engine is kept; None: nothing can be kept.
+    """Return the cache file of this pack's experience on this engine; None: there is no cache folder.
 
-    settings: what else a pass's cost depends on (provider, threads, type of keys and values).
+    settings: what else the cost of a forward pass depends on (provider, threads, KV type).
     """
     folder = cache_folder(FOLDER)
     if folder is None:
@@ -38,13 +38,13 @@ def experience_path(manifest: Manifest, *, engine: str, version: str, settings: 
 
 
 def load_experience(path: Path | None) -> Experience:
-    """Return what is kept at `path`; nothing is an ordinary answer, damage or another program's file gives a notice."""
+    """Return the experience stored at `path`, an empty one if there is none; a damaged file also gives a notice."""
     try:
         if path is None:
             return Experience()
         value = kept_json(path, dict)
         if value.get("edgedecode_costs") != FORMAT:
-            raise ValueError("it is not what this version writes")
+            raise ValueError("it has another format than this version writes")
         return Experience.from_dict(value)
     except FileNotFoundError:
         return Experience()
@@ -54,5 +54,5 @@ def load_experience(path: Path | None) -> Experience:
 
 
 def store_experience(path: Path, experience: Experience) -> None:
-    """Keep an experience; where it cannot be written it is learnt again."""
+    """Store an experience; failure to write is ignored."""
     keep_json(path, {"edgedecode_costs": FORMAT, **experience.as_dict()})

@@ -1,4 +1,4 @@
-"""What a session of a pack takes on an engine, holder by holder, before anything is loaded; and how it fits a limit."""
+"""Plan a session's memory by holder before anything is loaded, and fit it to a limit."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ __all__ = ["PackFootprint", "sampling_holder"]
 
 SCRATCH_NBYTES = 3 * 8 + 4
 """Per id: processing a row in numpy holds at most three float64 arrays of the vocabulary's size at once, and drafting
-with a smaller head its row spread over all ids."""
+with a smaller head one float32 row scattered to the full vocabulary."""
 
 
 def sampling_holder(size: int, row_draw: RowDraw) -> Holder:
-    """Return what drawing a token of a vocabulary of `size` ids takes."""
+    """Return the memory for sampling a token from a vocabulary of `size` ids."""
     return Holder("sampling", SCRATCH_NBYTES * size + row_draw.scratch_nbytes(size))
 
 
 class PackFootprint:
-    """What the sessions of one pack take on one engine.
+    """The memory that sessions of one pack need on one engine.
 
-    process: what the process holds before a model is open. budget: what reading graphs takes is leased of it. kv_type:
-    as `load` takes it. loading: needs of `ModelRequest` that say how weights are loaded. Models are planned as `Pair`
-    opens them: nothing is loaded, but a file that an engine must have is made.
+    process: holders that exist before a model is open. budget: memory for reading graphs is leased from it. kv_type:
+    as in `load`. loading: needs of `ModelRequest` that concern how weights are loaded. Models are planned as `Pair`
+    opens them. Nothing is loaded, but a converted file that an engine needs is built.
     """
 
-    def __init__(  # noqa: PLR0913  (what may be said of a pack)
+    def __init__(  # noqa: PLR0913  (each names a different fact)
         self,
         manifest: Manifest,
         root: Path,
@@ -65,17 +65,17 @@ class PackFootprint:
 
     @property
     def card(self) -> ModelCard:
-        """The target's."""
+        """The target's card."""
         return self._model("target", self._kv_type).card
 
     def fit(self, options: SessionOptions, limit_nbytes: int | None) -> MemoryPlan:
-        """Return the plan of a session under a limit. Raises as a session of these options."""
+        """Return the plan of a session under a limit. Raises as opening a session with these options does."""
         wanted, bounds = self._wanted(options)
         bounds = replace(bounds, may_skip_mmap=self._gains_without_mmap(wanted.kv_type))
         return fit(wanted, bounds=bounds, holders=self.holders, limit_nbytes=limit_nbytes)
 
     def least_with(self, kv_type: str, options: SessionOptions) -> int | None:
-        """Return the smallest limit with keys and values of another type; None where this pack has them not here."""
+        """Return the smallest limit with another KV type; None if this pack or engine does not support it."""
         try:
             wanted, bounds = self._wanted(options)
             wanted = replace(wanted, kv_type=kv_type)
@@ -85,9 +85,9 @@ class PackFootprint:
             return None
 
     def fit_session(self, options: SessionOptions, budget: Budget, *, drafts_given_back: bool = False) -> MemoryPlan:
-        """Return the plan of a session in what is left of a budget, beside models that are open.
+        """Return the plan of a session in the rest of a budget, next to the models that are open.
 
-        What others could give back counts as left; the draft model and its states only where they were given back.
+        Memory that other holders can release counts as free; the draft model and its states only if drafts_given_back.
         """
         wanted, bounds = self._wanted(options)
         kept = [lease for lease in budget.leases if lease.reclaim is None]
@@ -102,12 +102,12 @@ class PackFootprint:
         return fit(wanted, bounds=bounds, holders=holders, limit_nbytes=free)
 
     def holders(self, choice: Choice) -> tuple[Holder, ...]:
-        """Return what a session takes, everything before it included; what one lease holds is one holder."""
+        """Return the memory of the process with one session, one holder per lease."""
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
-        return _joined([*self._process, *target.loaded, *self._of_session(choice)])
+        return _merged([*self._process, *target.loaded, *self._of_session(choice)])
 
     def _wanted(self, options: SessionOptions) -> tuple[Choice, Bounds]:
-        """Return what options mean where memory is no matter, and what of it may be given up."""
+        """Return the choice that the options mean with unlimited memory, and how far it may be reduced."""
         card = self.card
         facts = DraftingFacts(card, "draft" in self._manifest.models, self._heads, lookup_names())
         drafting = choose_drafters(options, facts)
@@ -129,7 +129,7 @@ class PackFootprint:
         return wanted, bounds
 
     def _of_session(self, choice: Choice) -> tuple[Holder, ...]:
-        """Return what opening a session leases, where no other one is open."""
+        """Return what opening a session leases if no other session is open."""
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
         size = target.card.vocabulary_size
         found = [
@@ -148,15 +148,15 @@ class PackFootprint:
         for source in sources:
             if isinstance(source, PlannedSource):
                 found += source.holders(capacity=choice.context, vocabulary_size=size)
-        return _joined(found)
+        return _merged(found)
 
     def _shared(self, choice: Choice) -> list[Holder]:
-        """Return what the first session that drafts with the draft model loads for all."""
+        """Return what the first session that uses the draft model loads for all sessions."""
         if not any(find_drafter(name).needs_model for name in choice.drafters):
             return []
         target = self._model("target", choice.kv_type, no_mmap=choice.no_mmap)
         loaded = self._model("draft", choice.kv_type, no_mmap=choice.no_mmap).loaded
-        return [holder for holder in loaded if holder not in target.loaded]  # the engine's code is one
+        return [holder for holder in loaded if holder not in target.loaded]  # both models share the engine's code
 
     @cached_property
     def _row_draw(self) -> RowDraw:
@@ -171,15 +171,15 @@ class PackFootprint:
         return shorter_windows(min(wanted.context, draft.card.context))
 
     def _gains_without_mmap(self, kv_type: str) -> bool:
-        """Tell whether weights take less where they are read."""
+        """Return whether weights need less memory when they are read than when they are mapped."""
         try:
-            once = self._model("target", kv_type, no_mmap=True)
+            unmapped = self._model("target", kv_type, no_mmap=True)
         except CapabilityError:
             return False
-        return total_nbytes(once.loaded) < total_nbytes(self._model("target", kv_type).loaded)
+        return total_nbytes(unmapped.loaded) < total_nbytes(self._model("target", kv_type).loaded)
 
     def _model(self, role: str, kv_type: str, *, no_mmap: bool = False) -> ModelFootprint:
-        """Return a role's model with this KV type; a draft may have another only."""
+        """Return a role's footprint with this KV type; a draft that does not support it uses its default."""
         needs = (*(self._heads if role == "draft" else ()), *role_needs(role, self._loading))
         needs = (*needs, NO_MMAP) if no_mmap and NO_MMAP not in needs else needs
         key = role, kv_type, needs
@@ -207,8 +207,8 @@ class PackFootprint:
         )
 
 
-def _joined(holders: Sequence[Holder]) -> tuple[Holder, ...]:
-    """Add up what has one name."""
+def _merged(holders: Sequence[Holder]) -> tuple[Holder, ...]:
+    """Sum the holders of the same name."""
     sums: dict[str, int] = {}
     for name, nbytes in holders:
         sums[name] = sums.get(name, 0) + nbytes

@@ -1,7 +1,7 @@
-"""What `--reproducible` pads its passes to: widths that are measured once for a pack on a device, and kept.
+"""The widths that `--reproducible` pads forward passes to: measured once per pack and device, and cached.
 
-One small file in the user's cache for these weights, this engine and its version, these threads and this processor.
-What cannot be read there is measured again with a notice, what cannot be written is measured every time.
+There is one small file per weights, engine version, threads and processor. A file that cannot be read is measured again
+with a notice; failure to write is ignored.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ FOLDER = "widths"
 
 
 def session_widths(shared: Resources, options: SessionOptions, adapter: ActiveAdapter | None) -> IdenticalWidths:
-    """Return the widths that these options pad to; none where nothing needs padding.
+    """Return the widths that these options pad to; empty if no padding is needed.
 
-    Raises CapabilityError where reproducible text is wanted and no two widths agree.
+    Raises CapabilityError if reproducible text is requested and no two widths agree.
     """
     if not options.reproducible or shared.target.card.row_invariant:
         return IdenticalWidths(())
@@ -64,32 +64,32 @@ def session_widths(shared: Resources, options: SessionOptions, adapter: ActiveAd
 
 
 def limited_drafts(options: SessionOptions, widths: IdenticalWidths, *, draft_max: int) -> SessionOptions:
-    """Return the options with a draft length whose passes can be padded; `draft_max` is the one they mean.
+    """Return the options with a draft length whose passes can be padded. draft_max: the length they choose.
 
-    Raises CapabilityError for a length that was asked for and is too long.
+    Raises CapabilityError if a length was given and is too long.
     """
     if not widths.drafts or draft_max < (most := max(widths.drafts)):
         return options
     if options.draft_max is not None:
         raise CapabilityError(
             f"drafts of {draft_max} tokens need passes of {draft_max + 1} rows: with --reproducible this device allows "
-            f"{most}, so give --draft-max {most - 1} at most"
+            f"{most}, so use --draft-max {most - 1} at most"
         )
     return replace(options, draft_max=most - 1)
 
 
 def fitting_widths(widths: IdenticalWidths, state: State, *, rows: int) -> tuple[int, ...]:
-    """Return the widths that the engine reads in one pass on this state, `rows` being the widest pass with a draft.
+    """Return the widths that the engine evaluates in one pass on this state. rows: the widest pass with a draft.
 
-    Raises CapabilityError where the engine splits those too.
+    Raises CapabilityError if the engine would split a pass with a draft.
     """
     if not isinstance(state, BoundedState):
         return widths.all
     found = tuple(width for width in widths.all if width <= state.width)
     if widths.drafts and max(found, default=0) < rows:
         raise CapabilityError(
-            f"in a context of {state.capacity} tokens the engine reads {state.width} rows a pass at most, and "
-            f"--reproducible needs {rows}: give a smaller --ctx-size or --draft-max"
+            f"in a context of {state.capacity} tokens the engine takes at most {state.width} rows per pass, and "
+            f"--reproducible needs {rows}: use a smaller --ctx-size or --draft-max"
         )
     return found
 
@@ -97,7 +97,7 @@ def fitting_widths(widths: IdenticalWidths, state: State, *, rows: int) -> tuple
 def widths_path(
     manifest: Manifest, card: ModelCard, *, engine: str, version: str, provider: str, adapter: AdapterUse | None = None
 ) -> Path | None:
-    """Return where the widths of this pack's target on this engine are kept; None: nothing can be kept."""
+    """Return the cache file for the widths of this pack's target on this engine; None: there is no cache folder."""
     folder = cache_folder(FOLDER)
     if folder is None:
         return None
@@ -110,13 +110,13 @@ def widths_path(
 
 
 def load_widths(path: Path | None) -> IdenticalWidths | None:
-    """Return what is kept at `path`; None for nothing, and with a notice for damage or another program's file."""
+    """Return the widths stored at `path`; None if there are none or, with a notice, if the file is damaged."""
     try:
         if path is None:
             return None
         found = kept_json(path, IdenticalWidths)
         if found != IdenticalWidths(*(tuple(w for w in known if w in found.all) for known in (NARROW, WIDE))):
-            raise ValueError(f"{str(found.all)[:80]} are not widths that are measured")
+            raise ValueError(f"{str(found.all)[:80]} are not the widths that this version measures")
         return found
     except FileNotFoundError:
         return None
@@ -126,12 +126,12 @@ def load_widths(path: Path | None) -> IdenticalWidths | None:
 
 
 def store_widths(path: Path, widths: IdenticalWidths) -> None:
-    """Keep widths; where they cannot be written they are measured again."""
+    """Store widths; failure to write is ignored."""
     keep_json(path, asdict(widths))
 
 
 def _known_widths(shared: Resources, adapter: AdapterUse | None) -> IdenticalWidths:
-    """Return what is kept, or measure now and keep it."""
+    """Return the cached widths, or measure and store them."""
     version, path = engine_version(shared.engine.name), None
     if version is not None:
         path = widths_path(
@@ -148,7 +148,7 @@ def _known_widths(shared: Resources, adapter: AdapterUse | None) -> IdenticalWid
     found = measure_widths(
         shared.target,
         adapter=adapter,
-        slow=lambda: notice("measuring which widths of a pass give identical bits on this device, once"),
+        slow=lambda: notice("measuring once which pass widths give identical bits on this device"),
     )
     if path is not None:
         store_widths(path, found)

@@ -1,4 +1,4 @@
-"""What the sessions of a pair share: models, tokenizer, memory, what was learnt, and the lock around all of it."""
+"""The resources that a pair's sessions share: models, tokenizer, memory budget, measured costs, and their lock."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ __all__ = ["Resources", "Returnable"]
 
 
 class Returnable(Protocol):
-    """Something of a session that it can do without."""
+    """A part of a session that can be released while the session is open."""
 
     def give_back(self) -> bool:
-        """Give its memory back; tell whether there was any."""
+        """Release the memory; return whether there was any."""
         ...
 
 
 @dataclass(slots=True)
 class Resources:
-    """Everything a session needs of its pair, which makes and closes it."""
+    """Everything a session needs from its pair. The pair creates and closes it."""
 
     manifest: Manifest
     tokenizer: Tokenizer
@@ -54,46 +54,46 @@ class Resources:
     drafts: DraftModels
     """The draft model, loaded by the first session that uses it."""
     footprint: PackFootprint | None
-    """What sessions take; None: the engine does not tell."""
+    """The memory plan of sessions; None: the engine cannot plan."""
     heads: tuple[str, ...]
-    """Drafters with smaller heads of the draft model that the scheduler chooses among."""
+    """Drafters with smaller heads of the draft model that the scheduler may choose."""
     adapters: PackAdapters
     turn: FairLock
     """Held while the models, or anything else here, are used."""
     experience: Experience = field(default_factory=Experience)
-    """What passes cost here and what drafts gained: every session's scheduler learns in it."""
+    """Measured costs of forward passes and acceptance of drafts: updated by the scheduler of every session."""
     identical_widths: dict[str, IdenticalWidths] = field(default_factory=dict)
-    """By adapter the pass widths that round alike here, once a reproducible session asked."""
+    """Per adapter, the pass widths that round alike on this device; measured by the first reproducible session."""
     lookups: tuple[str, ...] = field(default_factory=lookup_names)
-    """Drafters that are a function and that the scheduler asks."""
+    """Drafters that are a plain function and that the scheduler may choose."""
     sources: dict[str, DrafterSource] = field(default_factory=dict)
     pressure: MemoryPressure = field(default_factory=MemoryPressure)
     draftings: WeakSet[Returnable] = field(default_factory=WeakSet)
-    """What each session drafts with."""
+    """The drafters of each session."""
 
     def choice(self, options: SessionOptions) -> DrafterChoice:
-        """Return the drafters these options mean. Raises as `choose_drafters`."""
+        """Return the drafters for these options. Raises as `choose_drafters`."""
         has_draft = "draft" in self.manifest.models
         return choose_drafters(options, DraftingFacts(self.target.card, has_draft, self.heads, self.lookups))
 
     def smaller_session(self, options: SessionOptions) -> SessionOptions | None:
-        """Return options that fit for a session whose own do not: a shorter context, at last no drafts.
+        """Return reduced options that fit the budget: a shorter context, and as the last resort no drafts.
 
-        None where nothing fits that leaves what was asked for.
+        None if nothing fits without giving up an explicit option.
         """
         plan = self._plan(options)
         if plan is None or not plan.fits:
             return None
         plain = plan.choice.drafters == () and options.drafter is None
-        if plain and options.trace is not None:  # of nothing that could be chosen
+        if plain and options.trace is not None:  # without drafters there is nothing to trace
             return None
-        smaller = replace(_plainly(options) if plain else options, context=plan.choice.context)
+        smaller = replace(_without_drafts(options) if plain else options, context=plan.choice.context)
         return smaller if smaller != options else None
 
     def refused(self, error: BudgetExceeded, options: SessionOptions) -> BudgetExceeded:
-        """Return the refusal of a session with the smallest budgets that it runs and drafts in, where they are known.
+        """Return the error of a session that does not fit, with the smallest budgets to run and to draft if known.
 
-        error: what was asked for first that did not fit.
+        error: raised by the first allocation that did not fit.
         """
         plan, limit = self._plan(options), self.budget.limit
         if plan is None or plan.fits or plan.limit_nbytes is None or limit is None:
@@ -102,66 +102,66 @@ class Resources:
         return plan.refusal(error, limit, beside=beside, context_asked=options.context is not None)
 
     def _plan(self, options: SessionOptions, *, drafts_given_back: bool = False) -> MemoryPlan | None:
-        """Return the plan of one more session; None where the engine does not tell, or cannot read the pack now."""
+        """Return the plan of one more session; None if the engine cannot plan, or cannot read the pack now."""
         if self.footprint is None:
             return None
         try:
             return self.footprint.fit_session(options, self.budget, drafts_given_back=drafts_given_back)
-        except (EdgeDecodeError, OSError):  # the pack's files are gone, or reading them does not fit: nor would they
+        except (EdgeDecodeError, OSError):  # the pack's files are gone, or reading them does not fit the budget
             return None
 
     def session_without_model(self, options: SessionOptions) -> SessionOptions | None:
-        """Give back what other sessions draft with, and return options for a session that fits then, without the model.
+        """Release the drafters of other sessions, and return options without the draft model that fit then.
 
-        None where none does, or drafts by the model were asked for. The others draft again as soon as there is room.
+        None if nothing fits, or the options ask for the draft model. Other sessions draft again once memory allows.
         """
         if any(self.drafter_source(name).needs_model for name in self.choice(options).names):
             if options.drafter is not None or options.fixed or options.trace is not None:
                 return None
-            options = _plainly(options)
+            options = _without_drafts(options)
         plan = self._plan(options, drafts_given_back=True)
         if (plan is not None and not plan.fits) or not self.give_back_drafts():
             return None
-        notice("the draft model was given back: a further session needs its memory")
+        notice("the draft model was released: another session needs its memory")
         return self.smaller_session(options) or options
 
     def mind_memory(self) -> None:
-        """Where the system is short of memory, give back what sessions can do without: a step a second."""
-        if self.pressure.looked() and self.pressure.short and (given := self.give_back()):
-            notice(f"memory is short here: {given} given back; answers stay the same")
+        """If the system is short of memory, release something that sessions can do without, one step per second."""
+        if self.pressure.looked() and self.pressure.short and (released := self.give_back()):
+            notice(f"the system is short of memory: {released} released; answers stay the same")
 
     def give_back(self) -> str:
-        """Give back the next of what sessions can do without, as plans do it; say what that was. Hold the turn.
+        """Release the next thing that sessions can do without, in the order of the memory plan, and return its name.
 
-        Empty: nothing is left of it.
+        Empty: nothing is left to release. Hold the turn.
         """
         if self.budget.give_back():
-            given = "past answers and unused adapters were"
+            released = "past answers and unused adapters were"
         elif self.give_back_drafts():
-            given = "the draft model was"
+            released = "the draft model was"
         else:
             return ""
         release_pages()
-        return given
+        return released
 
     def give_back_drafts(self) -> bool:
-        """Close what sessions draft with by a model, and the draft model; tell whether there was any. Hold the turn."""
-        given = [drafting for drafting in list(self.draftings) if drafting.give_back()]
+        """Close the draft model and the sessions' drafters that use it; return whether any existed. Hold the turn."""
+        released = [drafting for drafting in list(self.draftings) if drafting.give_back()]
         loaded = self.drafts.loaded
         self.drafts.keep(0)
-        return bool(given or loaded)
+        return bool(released or loaded)
 
     def drafter_source(self, name: str) -> DrafterSource:
-        """Return the one source of this name. Raises InputError for an unknown name."""
+        """Return the shared source of this name. Raises InputError for an unknown name."""
         if name not in self.sources:
             self.sources[name] = find_drafter(name)
         return self.sources[name]
 
     def row_draw(self) -> RowDraw:
-        """Return a new helper that draws tokens from rows of logits, for one session."""
+        """Return a new sampler of tokens from rows of logits, for one session."""
         return row_draw_of(self.engine)
 
 
-def _plainly(options: SessionOptions) -> SessionOptions:
-    """Return options that draft nothing; rules differ in how drafts are verified."""
+def _without_drafts(options: SessionOptions) -> SessionOptions:
+    """Return options without drafts, trees and the ratio rule, which only concern drafts."""
     return replace(options, drafter=NO_DRAFTER, tree=False, rule=Rule.MATCH)

@@ -1,4 +1,4 @@
-"""One conversation with a pair: turns in, streamed text out. The loop is decoding/loop.py."""
+"""One conversation with a pair: turns in, streamed text out. The decode loop is decoding/loop.py."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from edgedecode.user_notices import notice
 __all__ = ["Session"]
 
 LEAST_ROOM = 8
-"""Turns are dropped before an answer that would have less than this part of the context."""
+"""Turns are dropped if an answer would have less than 1/LEAST_ROOM of the context."""
 
 
 class Session:
-    """A conversation, made by `Pair.session`. `messages` is the transcript, `tokens` what the model sees.
+    """A conversation, created by `Pair.session`. `messages` is the transcript, `tokens` are the tokens the model sees.
 
-    It generates one answer at a time: a new one, `reset` and `close` stop the one before, from any thread, and wait for
-    the end of its round, or of a piece of a long prompt. Iterating over the stopped answer ends. Sessions of a pair may
-    answer in several threads at once; their rounds alternate. Close a session to release its memory.
+    It generates one answer at a time: a new answer, `reset` and `close` stop the running one, from any thread, and wait
+    for the end of its round or prefill chunk. Iterating over the stopped answer ends. Sessions of a pair may answer in
+    several threads at once; their rounds alternate. Close a session to release its memory.
 
-    `seed` is that of the last answer; before the first one, that of the first. Later answers get seeds derived from the
-    given one and their number, or fresh ones. Any answer is reproduced by a new session with its seed and messages.
+    `seed` is the last answer's; before the first answer, the first one's. Later answers get seeds derived from the
+    given one and their number, or random ones. Any answer is reproduced by a new session with its seed and messages.
     """
 
     def __init__(self, shared: Resources, options: SessionOptions, *, messages: Sequence[Message] = ()) -> None:
@@ -61,12 +61,12 @@ class Session:
         context = planned_context(options.context, shared.target.card.context)
         choice = shared.choice(options)
         check_options(options, choice, card=shared.target.card)
-        if options.drafter is not None and choice.names:  # any other that cannot be had is left out
+        if options.drafter is not None and choice.names:  # raises for an unknown name; other drafters are optional
             shared.drafter_source(options.drafter)
         self._running: Answer | None = None
         self._ahead: Answer | None = None  # the last `prepare`
         self._own = FairLock()
-        """Held while an answer is started or stopped: first this lock, then the pair's."""
+        """Held while an answer is started or stopped. Lock order: this lock first, then the pair's."""
         self._closed = False
         self._adapters = shared.adapters.choice()
         with ExitStack() as undo:
@@ -105,35 +105,35 @@ class Session:
             undo.pop_all()
         shared.draftings.add(self._drafts)
         for release in (self._scratch.release, self._encoder.close, self._adapters.release):
-            finalize(self, release)  # of a session that is dropped, not closed
+            finalize(self, release)  # for a session that is garbage-collected without being closed
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The transcript without turns that were dropped, up to the last chunk of an answer that has not ended.
+        """The transcript without dropped turns, including the text so far of a running answer.
 
-        Of such an answer half a character, or what may begin a stop string, is added when it ends. One that was stopped
-        before it said anything is no part of it, nor is its prompt.
+        An incomplete character, or text that may begin a stop string, is added when the answer ends. An answer that was
+        stopped before its first text is left out, together with its prompt.
         """
         return self._transcript.heard
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What the model sees: prompt and generated ids."""
+        """The tokens that the model sees: prompt and generated ids."""
         return tuple(self._transcript.tokens)
 
     @property
     def context(self) -> int:
-        """How many tokens the conversation may hold."""
+        """The longest conversation in tokens."""
         return usable_context(self._state.capacity, self._widths)
 
     @property
     def budget(self) -> Budget:
-        """The pair's: its `table` tells who holds how much."""
+        """The pair's budget; its `table` lists the memory by holder."""
         return self._shared.budget
 
     @property
     def drafter_name(self) -> str:
-        """The drafters in use, joined by "+"; "none" for plain decoding."""
+        """The drafters in use, joined by "+"; "none" for decoding without drafts."""
         return self._drafts.name
 
     def stream(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
@@ -143,52 +143,52 @@ class Session:
         the text generated so far.
 
         A conversation that outgrows the context loses its oldest turns (`SessionOptions.when_full`), before an answer
-        or in the middle of it; a chunk's `event` tells. What follows is what a new session with the kept messages would
-        say, but for `WhenFull.SHIFT`. Raises ContextExceeded, before anything changes, when the prompt alone does not
-        fit, or nothing may be dropped.
+        or in the middle of it; a chunk's `event` reports that. Except with `WhenFull.SHIFT`, the text that follows is
+        that of a new session with the kept messages. Raises ContextExceeded, before anything changes, if the prompt
+        alone does not fit, or no turn may be dropped.
         """
         limit, stops = answer_limit(max_tokens, self._shared.manifest.generation), StopStrings(stop)
         return self._own.run(lambda: self._stream(prompt, limit=limit, stops=stops))
 
     def complete(self, text: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Answer:
-        """Continue a bare text, without template or transcript, yielding text as it is decoded."""
+        """Continue a text without chat template and transcript, yielding text as it is decoded."""
         limit, stops = answer_limit(max_tokens, self._shared.manifest.generation), StopStrings(stop)
         return self._own.run(lambda: self._complete(text, limit=limit, stops=stops))
 
     def generate(self, prompt: str, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Completion:
-        """Answer a user message and return the whole reply."""
+        """Answer a user message and return the complete reply."""
         return self.collect(self.stream(prompt, max_tokens=max_tokens, stop=stop))
 
     def collect(self, chunks: Iterator[Chunk]) -> Completion:
-        """Drain a stream of this session into a completion; its statistics are the answer's own."""
+        """Collect a stream of this session into a completion, with the statistics of that answer."""
         return completion_of(chunks, chunks.stats if isinstance(chunks, Answer) else self.stats)
 
     def prepare(self) -> None:
-        """Prefill what the next message needs, whatever it is: the last answer without its activated adapter.
+        """Prefill tokens that any next message needs: the last answer without its activated adapter.
 
-        For the time in which a user reads or types; may run in a thread of its own. Any other call stops it, which
+        For the time in which a user reads or types; may run in a separate thread. Any other call stops it, which
         takes one pass. Does nothing in the middle of an answer, and in a reproducible session.
         """
         for _ in self._own.run(self._preparing):
             pass
 
     def use_adapter(self, name: str | None, *, scale: float = 1.0) -> None:
-        """Answer with one of the pack's adapters from the next message on; None: with none. Not in the middle of one.
+        """Use one of the pack's adapters from the next message on; None: no adapter. A running answer keeps its own.
 
-        What another adapter has read is read again: of an activated one the newest answer, of any other everything.
-        Raises as `PackAdapters.use`, and CapabilityError for a reproducible session.
+        Tokens that another adapter has processed are prefilled again: the latest answer after an activated adapter,
+        everything after any other. Raises as `PackAdapters.use`, and CapabilityError for a reproducible session.
         """
         self._own.run(lambda: self._use_adapter(name, scale))
 
     def reset(self, messages: Sequence[Message] = ()) -> None:
-        """Start over from these messages; KV that still fits is reused."""
+        """Start over from these messages; the KV cache of a shared prefix is reused."""
         self._own.run(lambda: self._start_over(messages))
 
     def close(self) -> None:
-        """Stop a running answer, wait until it has ended, and give the memory back. Idempotent.
+        """Stop a running answer, wait until it has ended, and release the memory. Idempotent.
 
-        In the middle of a round of this very thread (from a finalizer, a signal handler, a drafter) it only says so,
-        and the rest is done when the round is over.
+        Called within a round of the same thread (from a finalizer, a signal handler or a drafter) it does not wait: the
+        session closes when the round is over.
         """
         self._closed = True
         if (running := self._running) is not None:
@@ -205,16 +205,16 @@ class Session:
         self._stop_running()
         turn = self._fitting_turn(prompt, limit=limit)
         self._check_fits(turn.tokens)
-        return self._started(lambda pause: self._turn(turn, limit=limit, stops=stops, pause=pause))
+        return self._start(lambda pause: self._turn(turn, limit=limit, stops=stops, pause=pause))
 
     def _complete(self, text: str, *, limit: int, stops: StopStrings) -> Answer:
         self._stop_running()
         tokens = self._transcript.bare(text)
         self._check_fits(tokens)
-        return self._started(lambda pause: self._bare(tokens, limit=limit, stops=stops, pause=pause))
+        return self._start(lambda pause: self._bare(tokens, limit=limit, stops=stops, pause=pause))
 
-    def _started(self, chunks: Callable[[Callable[[], None]], Generator[Chunk]]) -> Answer:
-        """Give the next answer its noise and its statistics, and let it be the one that runs."""
+    def _start(self, chunks: Callable[[Callable[[], None]], Generator[Chunk]]) -> Answer:
+        """Make these chunks the running answer, with a new seed and new statistics."""
         if self._answers:
             self.seed = answer_seed(self.options.seed, self._answers)
         self._answers += 1
@@ -226,7 +226,7 @@ class Session:
         return answer
 
     def _stop_running(self) -> None:
-        """End the answer before, if any. Raises InputError where the session is closed."""
+        """End the running answer, if any. Raises InputError if the session is closed."""
         if self._running is not None:
             self._running.end()
         self._running = None
@@ -253,23 +253,23 @@ class Session:
         if self._ahead is not None:
             self._ahead.end()
         if self._widths:
-            raise CapabilityError("a reproducible session keeps its adapter: open another one for another adapter")
+            raise CapabilityError("a reproducible session keeps its adapter: open another session for another adapter")
         answering = self._running is not None and not self._running.ended
         self._reading.adapter = self._shared.turn.run(lambda: self._adapters.choose(name, scale=scale, more=answering))
         if answering:
-            notice("the adapter changes with the next message: this answer goes on with the one it began with")
+            notice("the adapter changes with the next message: this answer continues with its own")
 
     def _end(self) -> None:
-        """Do what `close` says."""
+        """End a running answer and release everything, as part of `close`."""
         with ExitStack() as closing:
-            closing.callback(self._shared.turn.run, self._give_back)
+            closing.callback(self._shared.turn.run, self._release)
             if self._running is not None:
                 self._running.end()
 
-    def _give_back(self) -> None:
-        """Release everything, whatever of it fails."""
+    def _release(self) -> None:
+        """Release everything, even if some of it raises."""
         with ExitStack() as closing:
-            # Last: the C library keeps keys and values for the next session, which may not find them whole.
+            # Last: the C library would keep the freed keys and values, which a later session may not be able to reuse.
             for close in (release_pages, self._encoder.close, self._scratch.release, self._state.close):
                 closing.callback(close)
             self._adapters.release()
@@ -278,23 +278,23 @@ class Session:
     def _turn(self, turn: Turn, *, limit: int, stops: StopStrings, pause: Callable[[], None]) -> Generator[Chunk]:
         transcript = self._transcript
         reply = Reply(self._shared.tokenizer.detokenizer(), stops)
-        before, adapter, again = transcript.messages, self._reading.adapter, 0
+        before, adapter, restarts = transcript.messages, self._reading.adapter, 0
         try:
             self._begin(turn, reply, adapter)
-            yield from self._told(turn)
+            yield from self._dropped(turn)
             ended = yield from self._chunks(reply, limit=limit, pause=pause)
             while not ended and (shorter := self._shorter_turn(limit=limit)) is not None:
-                self._begin(shorter, reply, adapter, said=transcript.reply_tokens)
-                again += 1  # what was said moved to positions whose noise was used
-                self._begin_noise(answer_seed(self.seed, -again))
+                self._begin(shorter, reply, adapter, generated=transcript.reply_tokens)
+                restarts += 1  # a new seed: the answer continues at positions whose noise was used
+                self._begin_noise(answer_seed(self.seed, -restarts))
                 self.stats.reread_tokens += len(transcript.tokens) - self._state.length
-                yield from self._told(shorter)
+                yield from self._dropped(shorter)
                 ended = yield from self._chunks(reply, limit=limit - len(transcript.reply_tokens), pause=pause)
             yield self._last(reply, ended=ended)
         except EdgeDecodeError:  # the answer failed: the conversation stays as it was
             transcript.start_over(before)
             raise
-        except BaseException:  # closed or interrupted: what was said was said
+        except BaseException:  # closed or interrupted: the partial text stays
             if text := reply.text + reply.rest():
                 transcript.end_reply(text, ends=self._ends)
             else:
@@ -313,7 +313,7 @@ class Session:
         yield self._last(reply, ended=ended)
 
     def _chunks(self, reply: Reply, *, limit: int, pause: Callable[[], None]) -> Generator[Chunk, None, bool]:
-        """Decode behind the transcript's tokens until the reply ends by itself (True), or no more fits (False)."""
+        """Decode after the transcript's tokens until the reply ends by itself (True), or a limit is reached (False)."""
         stats, tokens = self.stats, self._transcript.tokens
         self._shared.mind_memory()
         drafting = self._drafts.begin()
@@ -335,7 +335,7 @@ class Session:
         for verdict in rounds:
             started = perf_counter()
             chunks = [reply.say(run, source) for run, source in runs_of(verdict) if reply.stops.matched is None]
-            surplus = len(verdict.tokens) - sum(len(chunk.tokens) for chunk in chunks)  # what follows a stop string
+            surplus = len(verdict.tokens) - sum(len(chunk.tokens) for chunk in chunks)  # tokens after a stop string
             del tokens[len(tokens) - surplus :]
             stats.verified_tokens -= surplus
             stats.time.host += perf_counter() - started if stats.rounds > 1 else 0.0
@@ -346,7 +346,7 @@ class Session:
         return False
 
     def _last(self, reply: Reply, *, ended: bool) -> Chunk:
-        """Return the chunk with what was held back and why the answer ended."""
+        """Return the last chunk: the text held back, and why the answer ended."""
         stats, rest = self.stats, reply.rest()
         stats.planned_nbytes, stats.peak_nbytes = self._shared.budget.used_nbytes, peak_nbytes()
         stats.plain_seconds = self._shared.experience.costs.step_seconds(len(self._transcript.tokens))
@@ -355,32 +355,32 @@ class Session:
         return Chunk(rest, (), TARGET_SOURCE, FinishReason.STOP if stopped else FinishReason.LENGTH)
 
     def _fitting_turn(self, prompt: str, *, limit: int) -> Turn:
-        """Return the next turn, without the oldest ones where they leave too little room for an answer."""
+        """Return the next turn, without the oldest turns if they leave too little room for an answer."""
         if self.options.when_full is WhenFull.STOP:
             return self._transcript.open_turn(prompt)
         room = min(limit, self.context // LEAST_ROOM)
         return self._transcript.fitting_turn(prompt, context=self.context, room=room)
 
     def _shorter_turn(self, *, limit: int) -> Turn | None:
-        """Return the running turn without the oldest ones; None where the context is not full, or none is left."""
+        """Return the running turn without the oldest turns; None if the context is not full, or no turn is left."""
         transcript = self._transcript
         full = len(transcript.tokens) >= self.context and len(transcript.reply_tokens) < limit
         return transcript.shorter_turn(self.context) if full and self.options.when_full is not WhenFull.STOP else None
 
-    def _begin(self, turn: Turn, reply: Reply, adapter: ActiveAdapter | None, *, said: Sequence[int] = ()) -> None:
-        """Let the model see a turn, with the beginning of its answer where that was said already."""
+    def _begin(self, turn: Turn, reply: Reply, adapter: ActiveAdapter | None, *, generated: Sequence[int] = ()) -> None:
+        """Set the tokens and the KV cache up for a turn. generated: tokens of its answer so far."""
         self._adapters.keep(adapter, self._reading.adapter)
-        old, new = self._transcript.tokens, [*turn.tokens, *said]
+        old, new = self._transcript.tokens, [*turn.tokens, *generated]
         moved = self._reading.begin(old, new, adapter=adapter, prompt=turn.tokens, dropped=turn.dropped)
         self.stats.shifted_tokens += moved
-        self._transcript.begin_reply(turn, said=lambda: reply.text, reply=said)
+        self._transcript.begin_reply(turn, said=lambda: reply.text, reply=generated)
 
     def _begin_noise(self, seed: int) -> None:
         self._noise.begin(seed)
         self._draft_noise.begin(seed)
 
-    def _told(self, turn: Turn) -> Iterator[Chunk]:
-        """Tell of turns that were dropped."""
+    def _dropped(self, turn: Turn) -> Iterator[Chunk]:
+        """Count and report dropped turns."""
         if turn.dropped:
             self.stats.dropped_turns += turn.dropped
             event = TurnsDropped(turn.dropped, len(self._transcript.tokens))

@@ -1,4 +1,4 @@
-"""Opens what drafts for a session: drafters by name, and the policy that chooses among them."""
+"""Open a session's drafters by name, and the policy that chooses among them."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ __all__ = ["SessionDrafting", "open_drafting", "plan_state"]
 
 
 class SessionDrafting:
-    """What a session drafts with, which it gives back where memory is short, and opens again later.
+    """A session's drafters, which are released when memory is short, and opened again later.
 
-    `drafting` is None for plain decoding. A running answer whose drafters were given back goes on plainly.
+    `drafting` is None for decoding without drafts. A running answer whose drafters were released goes on without them.
     """
 
     def __init__(self, shared: Resources, options: SessionOptions, setting: DraftSetting, *, noise: Noise) -> None:
         self._shared, self._options, self._setting, self._noise = shared, options, setting, noise
-        self._given_back = False
-        self.drafting = self._opened(options)
+        self._released = False
+        self.drafting = self._open(options)
 
     @property
     def name(self) -> str:
-        """The drafters, joined by "+"; "none" for plain decoding."""
+        """The drafters, joined by "+"; "none" for decoding without drafts."""
         return NO_DRAFTER if self.drafting is None else "+".join(self.drafting.drafters)
 
     @property
@@ -51,60 +51,60 @@ class SessionDrafting:
         return self.name if self._options.fixed else "scheduled"
 
     def give_back(self) -> bool:
-        """Close drafters that hold a draft model, and those beside them; tell whether there were any."""
+        """Close all drafters if one of them holds a draft model; return whether that was so."""
         if self.drafting is None or all(drafter.free for drafter in self.drafting.drafters.values()):
             return False
-        self._given_back = True
+        self._released = True
         self._drop()
         return True
 
     def begin(self) -> Drafting | None:
-        """Return what the next answer drafts with: what was given back is opened again as far as memory allows.
+        """Return the drafters of the next answer; released ones are opened again as far as memory allows.
 
-        While memory is short that is what needs no model; where a drafter, a length or a rule that needs the model was
-        asked for, nothing.
+        While memory is short, only the drafter without a model is opened, or none if the options name a drafter, a
+        fixed length or the ratio rule.
         """
-        if not self._given_back:
+        if not self._released:
             return self.drafting
         if self._shared.pressure.short:
             options = self._options
-            chosen = options.fixed or options.drafter is not None or options.rule is Rule.RATIO
-            if self.drafting is None and not chosen:
-                self.drafting = self._opened(replace(options, drafter=WITHOUT_MODEL))
+            explicit = options.fixed or options.drafter is not None or options.rule is Rule.RATIO
+            if self.drafting is None and not explicit:
+                self.drafting = self._open(replace(options, drafter=WITHOUT_MODEL))
             return self.drafting
         self._drop()
         try:
-            self.drafting = self._opened(self._options)
-        except (BudgetExceeded, CapabilityError) as error:  # what was asked for by name
-            notice(f"this answer is decoded plainly: {error.reason}")
+            self.drafting = self._open(self._options)
+        except (BudgetExceeded, CapabilityError) as error:  # of a drafter that the options name
+            notice(f"this answer is decoded without drafts: {error.reason}")
             return None
         wanted = self._shared.choice(self._options).names
-        self._given_back = self.drafting is None or not self.drafting.drafters.keys() >= {*wanted}
+        self._released = self.drafting is None or not self.drafting.drafters.keys() >= {*wanted}
         return self.drafting
 
     def close(self) -> None:
-        """Close the drafters. Idempotent; one that failed to close is asked again."""
+        """Close the drafters. Idempotent; a drafter that failed to close is closed again."""
         if self.drafting is not None:
             self.drafting.close()
 
     def _drop(self) -> None:
         self.close()
         self.drafting = None
-        if self._options.trace is not None:  # another scheduler would begin the file again
+        if self._options.trace is not None:  # another scheduler would overwrite the file
             notice(f"the trace {self._options.trace} ends here: drafts were released to save memory")
             self._options = replace(self._options, trace=None)
 
-    def _opened(self, options: SessionOptions) -> Drafting | None:
+    def _open(self, options: SessionOptions) -> Drafting | None:
         return open_drafting(self._shared, options, self._setting, noise=self._noise)
 
 
 def open_drafting(
     shared: Resources, options: SessionOptions, setting: DraftSetting, *, noise: Noise
 ) -> Drafting | None:
-    """Open the drafters these options mean and their policy; None: plain decoding. `noise` is the drafters' own.
+    """Open the drafters for these options and their policy; None: decode without drafts. noise: only for the drafters.
 
-    A drafter that was asked for by name and cannot be had raises CapabilityError or BudgetExceeded; any other is left
-    out, with a notice where it is the trees that were asked for. The options were checked.
+    A drafter that the options name and that cannot be opened raises CapabilityError or BudgetExceeded. Any other is
+    left out, with a notice if it is the tree drafter and trees were requested. The options must have been checked.
     """
     choice = shared.choice(options)
     trees = wants_trees(options) and _reads_trees(shared, options)
@@ -112,10 +112,10 @@ def open_drafting(
     setting = replace(setting, tree=trees, draft_max=longest)
     fixed = fixed_policy(longest, trees=trees) if options.fixed else None
     left_out: dict[str, str] = {}
-    asked = options.drafter is not None or options.fixed
-    drafters = _opened(shared, choice.names, setting, asked=asked, left_out=left_out)
+    required = options.drafter is not None or options.fixed
+    drafters = _open_all(shared, choice.names, setting, required=required, left_out=left_out)
     if trees and TREE in left_out:
-        notice(f"drafts are not the draft model's trees ({left_out[TREE]}); {_remaining(drafters)}")
+        notice(f"the draft model cannot draft trees ({left_out[TREE]}); {_remaining(drafters)}")
     if not drafters:
         return None
     if fixed is not None:
@@ -129,9 +129,9 @@ def open_drafting(
 
 
 def plan_state(shared: Resources, options: SessionOptions, capacity: int, *, rows: int) -> tuple[State, SessionOptions]:
-    """Make the target's state, and return it with the options that it can serve: chains where trees do not fit.
+    """Create the target's state, and return it with the options that it supports: chains if trees do not fit.
 
-    Raises BudgetExceeded where chains do not fit either, or nothing but trees was asked for.
+    Raises BudgetExceeded if chains do not fit either, or the options allow trees only.
     """
     if wants_trees(options) and shared.target.card.tree:
         try:
@@ -148,20 +148,20 @@ def plan_state(shared: Resources, options: SessionOptions, capacity: int, *, row
 
 
 def _reads_trees(shared: Resources, options: SessionOptions) -> bool:
-    """Tell whether the target can verify trees; a drafter that proposes nothing else says by itself why not."""
+    """Return whether the target can verify trees, with a notice if not; the tree drafter reports that itself."""
     if not shared.target.card.tree and options.drafter != TREE:
-        notice("drafts are chains: this pack's target reads no trees")
+        notice("drafts are chains: this pack's target cannot verify trees")
     return shared.target.card.tree
 
 
-def _opened(
-    shared: Resources, names: Sequence[str], setting: DraftSetting, *, asked: bool, left_out: dict[str, str]
+def _open_all(
+    shared: Resources, names: Sequence[str], setting: DraftSetting, *, required: bool, left_out: dict[str, str]
 ) -> list[Drafter]:
-    """Open what can be had; `left_out` gets the reason of each other drafter."""
+    """Open the drafters that can be opened; `left_out` receives the reason for each of the others."""
     drafters: list[Drafter] = []
     with ExitStack() as undo:
         for name in names:
-            drafter = _open(shared, name, setting, asked=asked)
+            drafter = _open_one(shared, name, setting, required=required)
             if isinstance(drafter, str):
                 logging.getLogger("edgedecode").info("the drafter %s is left out: %s", name, drafter)
                 left_out[name] = drafter
@@ -173,28 +173,28 @@ def _opened(
 
 
 def _remaining(drafters: Sequence[Drafter]) -> str:
-    return f"drafting with {', '.join(each.name for each in drafters)}" if drafters else "decoding plainly"
+    return f"drafting with {', '.join(each.name for each in drafters)}" if drafters else "decoding without drafts"
 
 
-def _open(shared: Resources, name: str, setting: DraftSetting, *, asked: bool) -> Drafter | str:
+def _open_one(shared: Resources, name: str, setting: DraftSetting, *, required: bool) -> Drafter | str:
     """Open a drafter, or return why it is left out."""
     loaded = len(shared.drafts.loaded)
     try:
         source = shared.drafter_source(name)
-        if not asked and source.needs_model and shared.drafts.needs_another(source.needs):
-            return "it needs a second draft model here"
+        if not required and source.needs_model and shared.drafts.needs_another(source.needs):
+            return "it needs a second copy of the draft model on this engine"
         model = shared.drafts.offering(source.needs) if source.needs_model else None
         return source.open(replace(setting, draft_model=model))
     except (BudgetExceeded, CapabilityError) as error:
-        shared.drafts.keep(loaded)  # a draft model that nothing can be drafted with is not held
-        if asked:
+        shared.drafts.keep(loaded)  # a draft model that was loaded only for this drafter
+        if required:
             raise
         return error.reason
 
 
 def _scheduler(shared: Resources, options: SessionOptions, drafters: Sequence[Drafter], *, longest: int) -> Policy:
     experience = shared.experience
-    if options.trace is not None:  # a copy of its own: what other sessions learn is not in the trace
+    if options.trace is not None:  # a separate copy, as the trace does not record updates by other sessions
         experience = Experience.from_dict(experience.as_dict())
     scheduler = Scheduler(
         free=[drafter.name for drafter in drafters if drafter.free],

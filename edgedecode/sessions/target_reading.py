@@ -1,4 +1,4 @@
-"""What a target's state has read of a conversation, and with which adapter: kept as far as the next message allows."""
+"""Reuse the target's KV cache between messages: how many tokens stay valid, under which adapter."""
 
 from __future__ import annotations
 
@@ -19,41 +19,40 @@ _CHUNK = 32
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpan:
-    """What positions are read with: none of the adapters before `start`, `use` from there on."""
+    """The adapter of each position: none before `start`, `use` from there on."""
 
     use: AdapterUse | None = None
     start: int = 0
 
     def shared_with(self, other: AdapterSpan) -> int | None:
-        """Return how many leading positions are read alike under both; None: all of them."""
+        """Return how many leading positions have the same adapter in both spans; None: all of them."""
         if self == other or self.use is other.use is None:
             return None
         return min(span.start for span in (self, other) if span.use is not None)
 
 
 def adapter_span(adapter: ActiveAdapter | None, prompt: Sequence[int]) -> AdapterSpan:
-    """Return what a prompt and its answer are read with.
+    """Return the adapter span of a prompt and its answer.
 
-    An activated adapter is on from the newest occurrence of its invocation tokens; where there is none it stays off, as
-    in PEFT.
+    An activated adapter is on from the last occurrence of its invocation tokens; without one it stays off, as in PEFT.
     """
     if adapter is None:
         return AdapterSpan()
-    wanted = list(adapter.invocation)
-    if not wanted:
+    invocation = list(adapter.invocation)
+    if not invocation:
         return AdapterSpan(adapter.use)
-    for start in range(len(prompt) - len(wanted), -1, -1):
-        if list(prompt[start : start + len(wanted)]) == wanted:
+    for start in range(len(prompt) - len(invocation), -1, -1):
+        if list(prompt[start : start + len(invocation)]) == invocation:
             return AdapterSpan(adapter.use, start)
-    notice(f"the adapter {adapter.use.name!r} stays off: the prompt has none of the tokens that activate it")
+    notice(f"the adapter {adapter.use.name!r} stays off: the prompt lacks the tokens that activate it")
     return AdapterSpan()
 
 
 class TargetReading:
-    """The state of one conversation. Keys and values that one adapter made are never read under another.
+    """The KV cache of one conversation. Keys and values computed with one adapter are never used with another.
 
-    adapter: of the next message; None: none. shifts: kept turns may move in the cache (`WhenFull.SHIFT`). Raises
-    CapabilityError where the state's cannot.
+    adapter: of the next message, or None. shifts: kept turns may move in the cache (`WhenFull.SHIFT`). Raises
+    CapabilityError if the state cannot shift.
     """
 
     def __init__(self, state: State, *, adapter: ActiveAdapter | None, shifts: bool) -> None:
@@ -62,7 +61,7 @@ class TargetReading:
         self._state, self._shifts = state, shifts
         self.adapter = adapter
         self.span = AdapterSpan()
-        """What the state's positions are read with."""
+        """The adapter of the state's positions."""
 
     def begin(
         self,
@@ -73,16 +72,16 @@ class TargetReading:
         prompt: Sequence[int] | None = None,
         dropped: int = 0,
     ) -> int:
-        """Cut the state to what it shares with `new` tokens; it has read `old` ones. Return how many tokens moved.
+        """Crop the state, which holds the `old` tokens, to what it shares with `new`. Return how many tokens moved.
 
-        prompt: the part of `new` that an adapter's invocation is looked for in; None: all. dropped: how many turns of
-        `old` are left out, behind which the others may move.
+        prompt: the part of `new` that is searched for an adapter's invocation tokens; None: all of it. dropped: how
+        many turns of `old` are missing in `new`; the turns after them may be shifted.
         """
         span = adapter_span(adapter, new if prompt is None else prompt)
         alike, length = self.span.shared_with(span), self._state.length
         shift = self._shifts and dropped > 0 and self.span.use is span.use is None
         moved = _cut(self._state, old[: length if alike is None else min(alike, length)], new, shift=shift)
-        self.span = span  # last: what an interrupt leaves was read alike under both
+        self.span = span  # last: after an interrupt, the remaining positions are valid under both spans
         return moved
 
     def read_again(self, tokens: Sequence[int], *, target: LanguageModel, pause: Callable[[], None]) -> None:
@@ -101,7 +100,10 @@ class TargetReading:
 
 
 def _cut(state: State, old: Sequence[int], new: Sequence[int], *, shift: bool) -> int:
-    """Leave of `old`, the tokens that the state may keep, what `new` begins with or moves; return how many move."""
+    """Crop the state to the prefix that `old` and `new` share, shifting a moved run; return how many tokens moved.
+
+    old: the tokens whose keys and values are still valid.
+    """
     shared, end = 0, min(len(old), len(new))
     while shared < end and old[shared] == new[shared]:
         shared += 1
@@ -118,9 +120,9 @@ def _cut(state: State, old: Sequence[int], new: Sequence[int], *, shift: bool) -
 
 
 def _check_shiftable(state: State) -> None:
-    """Raise CapabilityError where keys and values cannot move down in the cache."""
+    """Raise CapabilityError if keys and values cannot move in the cache."""
     if not (isinstance(state, ShiftableState) and state.shiftable):
         raise CapabilityError(
-            "keys and values cannot be shifted here: llama.cpp can, for models with rotary positions and --kv-type "
-            "float16 or float32; --when-full drop reads what is kept again"
+            "this engine or model cannot shift keys and values: llama.cpp can, for models with rotary positions and "
+            "--kv-type float16 or float32; --when-full drop prefills the kept turns again"
         )

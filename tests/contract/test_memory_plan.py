@@ -209,7 +209,7 @@ def test_further_session_takes_the_room_of_the_draft_model(
         assert pair.drafts.loaded
         rest = pair.budget.reserve("what else is open", limit - pair.budget.used_nbytes)
         with pair.session() as second:
-            assert "the draft model was given back: a further session needs its memory" in caplog.messages
+            assert "the draft model was released: another session needs its memory" in caplog.messages
             assert second.drafter_name == "none"
             assert second.generate("Hello", max_tokens=24).text == text
             first.reset()

@@ -262,6 +262,6 @@ def test_shift_is_refused_where_the_state_cannot() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TableState, "shiftable", False)
         before = pair.budget.used_nbytes
-        with pytest.raises(CapabilityError, match="--when-full drop reads what is kept again"):
+        with pytest.raises(CapabilityError, match="--when-full drop prefills the kept turns again"):
             session(pair, when_full=WhenFull.SHIFT)
         assert pair.budget.used_nbytes == before

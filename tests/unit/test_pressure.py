@@ -146,8 +146,8 @@ def test_past_answers_go_first_then_the_draft_model_and_texts_stay_the_same(
         texts = [answer(session, prompts[0])]
         texts.append(answer(session, prompts[1], reading=reading))
         assert caplog.messages == [
-            "memory is short here: past answers and unused adapters were given back; answers stay the same",
-            "memory is short here: the draft model was given back; answers stay the same",
+            "the system is short of memory: past answers and unused adapters were released; answers stay the same",
+            "the system is short of memory: the draft model was released; answers stay the same",
         ]
         assert pair.drafts.loaded == ()
         assert sum(lease.name == "kv:table" for lease in pair.budget.leases) == 1

@@ -98,7 +98,7 @@ def test_an_engine_that_splits_passes_of_a_long_context_is_refused(monkeypatch: 
     pair.session(SessionOptions(reproducible=True))
     monkeypatch.setattr(TableState, "width", 3, raising=False)
     pair.session(SessionOptions(reproducible=True, draft_max=1)).generate("hello", max_tokens=4)
-    with pytest.raises(CapabilityError, match=r"512 tokens the engine reads 3 rows a pass.*--ctx-size"):
+    with pytest.raises(CapabilityError, match=r"512 tokens the engine takes at most 3 rows per pass.*--ctx-size"):
         pair.session(SessionOptions(reproducible=True, draft_max=2))
 
 

@@ -105,7 +105,7 @@ def test_a_target_that_reads_chains_only(caplog: pytest.LogCaptureFixture) -> No
             pair.session(SessionOptions(drafter="tree"))
         with caplog.at_level(logging.INFO, "edgedecode"), pair.session(SessionOptions(tree=True)) as session:
             assert "tree" not in session.drafter_name
-        assert "target reads no trees" in caplog.text
+        assert "target cannot verify trees" in caplog.text
         with pair.session(SessionOptions(tree=True, draft_max=4)) as session:
             assert session.drafter_name == "model"
 
@@ -118,7 +118,7 @@ def test_a_draft_model_that_reads_chains_only(caplog: pytest.LogCaptureFixture) 
         with caplog.at_level(logging.INFO, "edgedecode"), pair.session(SessionOptions(tree=True)) as session:
             assert "tree" not in session.drafter_name
         assert "the drafter tree is left out" in caplog.text
-        assert "drafts are not the draft model's trees (" in caplog.text
+        assert "the draft model cannot draft trees (" in caplog.text
 
 
 def trees_take(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_a_draft_model_whose_trees_do_not_fit_drafts_chains_and_says_so(
             assert session.drafter_name == "model+suffix+recycle"
         told = [record.getMessage() for record in caplog.records if record.name == NOTICES]
         assert len(told) == 1
-        assert told[0].startswith("drafts are not the draft model's trees (0.9 MB are needed for ")
+        assert told[0].startswith("the draft model cannot draft trees (0.9 MB are needed for ")
         assert told[0].endswith("; drafting with model, suffix, recycle")
         with pytest.raises(BudgetExceeded, match="kv:table"):
             pair.session(SessionOptions(drafter="tree"))
