@@ -57,7 +57,7 @@ class Completion:
 
 
 def completion_of(chunks: Iterable[Chunk], stats: Stats) -> Completion:
-    """Drain the chunks of an answer into a completion."""
+    """Collect the chunks of an answer into a completion."""
     pieces = list(chunks)
     reason = pieces[-1].finish_reason if pieces else None
     return Completion(

@@ -6,19 +6,18 @@ with a notice; failure to write is ignored.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import edgedecode
-from edgedecode.cache import cache_folder, keep_json, kept_json
+from edgedecode.cache import cache_folder, facts_key, keep_json, kept_json
 from edgedecode.engines.hardware import cores, processor_facts
 from edgedecode.pack.integrity import pack_digest
 from edgedecode.pack.manifest import Manifest
 from edgedecode.schedule.experience import Experience
 from edgedecode.user_notices import notice
 
-__all__ = ["FOLDER", "experience_path", "load_experience", "store_experience"]
+__all__ = ["FOLDER", "experience_path", "load_experience", "measured_file", "store_experience"]
 
 FOLDER = "costs"
 FORMAT = 4
@@ -29,12 +28,16 @@ def experience_path(manifest: Manifest, *, engine: str, version: str, settings: 
 
     settings: what else the cost of a forward pass depends on (provider, threads, KV type).
     """
-    folder = cache_folder(FOLDER)
-    if folder is None:
-        return None
-    facts = [edgedecode.__version__, pack_digest(manifest), engine, version, *map(repr, settings), str(cores())]
-    digest = hashlib.sha256("\n".join([*facts, *processor_facts()]).encode()).hexdigest()
-    return folder / f"{digest[:24]}.json"
+    return measured_file(FOLDER, manifest, engine=engine, version=version, settings=settings)
+
+
+def measured_file(
+    area: str, manifest: Manifest, *, engine: str, version: str, settings: Sequence[object]
+) -> Path | None:
+    """Return the cache file, in one of the cache's areas, of something measured for this pack on this device."""
+    folder = cache_folder(area)
+    facts = (pack_digest(manifest), engine, version, *map(repr, settings), cores(), *processor_facts())
+    return folder and folder / f"{facts_key(edgedecode.__version__, *facts)}.json"
 
 
 def load_experience(path: Path | None) -> Experience:

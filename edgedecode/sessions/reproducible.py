@@ -6,21 +6,18 @@ with a notice; failure to write is ignored.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import edgedecode
 from edgedecode.adapters.pack_adapters import ActiveAdapter
-from edgedecode.cache import cache_folder, keep_json, kept_json
+from edgedecode.cache import keep_json, kept_json
 from edgedecode.decoding.model import AdapterUse, ModelCard, State
-from edgedecode.engines.hardware import cores, processor_facts
 from edgedecode.engines.identical_widths import NARROW, WIDE, BoundedState, IdenticalWidths, measure_widths
 from edgedecode.engines.selection import engine_version
 from edgedecode.errors import CapabilityError
 from edgedecode.options import SessionOptions
-from edgedecode.pack.integrity import pack_digest
 from edgedecode.pack.manifest import Manifest
+from edgedecode.sessions.experience_file import measured_file
 from edgedecode.sessions.resources import Resources
 from edgedecode.user_notices import notice
 
@@ -98,15 +95,10 @@ def widths_path(
     manifest: Manifest, card: ModelCard, *, engine: str, version: str, provider: str, adapter: AdapterUse | None = None
 ) -> Path | None:
     """Return the cache file for the widths of this pack's target on this engine; None: there is no cache folder."""
-    folder = cache_folder(FOLDER)
-    if folder is None:
-        return None
     graph = (card.rows, card.context, card.tree, card.kv_type, card.hidden_size, card.lora_rank, card.lora_modules)
     use = None if adapter is None else (adapter.digest, adapter.scale)
-    settings = map(repr, (provider, card.threads, card.kernels, graph, use, NARROW, WIDE))
-    facts = [edgedecode.__version__, pack_digest(manifest), engine, version, *settings, str(cores())]
-    digest = hashlib.sha256("\n".join([*facts, *processor_facts()]).encode()).hexdigest()
-    return folder / f"{digest[:24]}.json"
+    settings = (provider, card.threads, card.kernels, graph, use, NARROW, WIDE)
+    return measured_file(FOLDER, manifest, engine=engine, version=version, settings=settings)
 
 
 def load_widths(path: Path | None) -> IdenticalWidths | None:

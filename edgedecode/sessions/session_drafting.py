@@ -45,7 +45,7 @@ class SessionDrafting:
 
     @property
     def mode(self) -> str:
-        """What `Stats.mode` says: plain, scheduled, or the drafters of a fixed length."""
+        """The value of `Stats.mode`: plain, scheduled, or the names of drafters with a fixed length."""
         if self.drafting is None:
             return "plain"
         return self.name if self._options.fixed else "scheduled"

@@ -14,7 +14,7 @@ from edgedecode.user_notices import notice
 __all__ = ["AdapterSpan", "TargetReading", "adapter_span"]
 
 _CHUNK = 32
-"""Tokens of a pass in idle time; a message that comes waits for at most one."""
+"""Tokens per forward pass in idle time; a new message waits for at most one pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +85,17 @@ class TargetReading:
         return moved
 
     def read_again(self, tokens: Sequence[int], *, target: LanguageModel, pause: Callable[[], None]) -> None:
-        """Read again without an activated adapter what it has read: so every later prompt has it.
+        """Prefill the positions of an activated adapter again without it, as every later prompt needs them.
 
-        tokens: of the whole conversation. pause: called between two passes; what it raises ends the reading, and what
-        was read is kept.
+        tokens: of the full conversation. pause: called between two passes; an exception from it ends the prefill, and
+        the positions prefilled so far are kept.
         """
         if self.span.use is None or not self.span.start:
             return
         self.begin(tokens, tokens, adapter=None)
-        while unread := tokens[self._state.length : self._state.length + _CHUNK]:
-            target.forward(unread, self._state, rows="none")
-            self._state.keep(range(len(unread)))
+        while piece := tokens[self._state.length : self._state.length + _CHUNK]:
+            target.forward(piece, self._state, rows="none")
+            self._state.keep(range(len(piece)))
             pause()
 
 
