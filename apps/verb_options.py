@@ -14,7 +14,8 @@ from edgedecode.engines.interface import Runtime
 from edgedecode.engines.registry import RUNTIMES, drafter_names, find_drafter, installed
 from edgedecode.open_pack import KV_TYPES
 from edgedecode.options import sampling_defaults
-from edgedecode.pack.manifest import Generation
+from edgedecode.pack.hub import find_pack
+from edgedecode.pack.manifest import Generation, Manifest
 from edgedecode.sampling.weights import sampling_table
 from edgedecode.text.printable import checked_text
 
@@ -130,6 +131,9 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
     Invalid option values are refused before anything is loaded.
     """
     _check_early(arguments)
+    adapter = getattr(arguments, "adapter", None)
+    if adapter is not None:  # before the engines are measured
+        Manifest.load(find_pack(arguments.model)).located_adapter(adapter[0])
     show_notices()
     with leaving_at_once():
         return load(
@@ -144,7 +148,7 @@ def open_pair(arguments: Namespace, *, wrap: Callable[[Runtime], Runtime] | None
             context=arguments.ctx_size,
             mmap=not arguments.no_mmap,
             repack=not arguments.no_repack,
-            adapters=getattr(arguments, "adapter", None) is not None,
+            adapters=adapter is not None,
         )
 
 

@@ -7,7 +7,7 @@ int8. They are only precise enough to tell minutes from hours, so durations are 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgedecode.pack.new_folder import check_place
@@ -17,7 +17,7 @@ from .gguf.model_file import floats_nbytes, mixture_notes
 from .graph.checkpoint import has_weights, weight_files
 from .graph.model_shape import Shape, check_engine
 from .job import weights_nbytes
-from .pair_export import PairRequest, plan_pair
+from .pair_export import PairRequest, adapters_nbytes, plan_pair
 
 __all__ = ["PairForecast", "forecast_pair", "time_class"]
 
@@ -127,7 +127,10 @@ def forecast_pair(request: PairRequest, *, out: Path | None) -> PairForecast:
     notes: tuple[str, ...] = ()
     if all((model.folder / "tokenizer.json").is_file() for model in texts.values()):
         notes = plan_pair(request).notes
-    models = [_model(role, found, request, notes if role == "target" else ()) for role, found in texts.items()]
+    requests = {"draft": request, "target": request}
+    if request.adapters:
+        requests["target"] = replace(request, graphs=request.graphs.with_adapters(rank=1))
+    models = [_model(role, found, requests[role], notes if role == "target" else ()) for role, found in texts.items()]
     forecast = PairForecast(tuple(models))
     if out is not None:
         check_place(out, nbytes=forecast.nbytes + forecast.temporary_nbytes)
@@ -145,12 +148,13 @@ def _model(role: str, model: Texts, request: PairRequest, notes: tuple[str, ...]
     tokenizer = model.folder / "tokenizer.json"
     graph = _GRAPH_NBYTES + _LAYER_NBYTES * model.shape.layers
     texts = tokenizer.stat().st_size if role == "target" and tokenizer.is_file() else 0
+    adapters = adapters_nbytes(request.adapters) if role == "target" else 0
     return ModelForecast(
         role=role,
         source=model.origin,
         parameters=model.shape.parameters,
         weights_nbytes=weights,
-        nbytes=weights + len(request.graphs.names) * graph + texts + (weights if request.gguf else 0),
+        nbytes=weights + len(request.graphs.names) * graph + texts + (weights if request.gguf else 0) + adapters,
         peak_nbytes=round(_PROCESS_NBYTES + _PEAK_WEIGHTS * weights),
         download_nbytes=model.download_nbytes,
         context=context,

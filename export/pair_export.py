@@ -47,7 +47,7 @@ from .recipes.scored_texts import read_texts
 from .resume.step_cache import Kept, job_key, kept_units
 from .stages import Stages
 
-__all__ = ["PairRequest", "export_pair", "model_job", "plan_pair"]
+__all__ = ["PairRequest", "adapters_nbytes", "export_pair", "model_job", "plan_pair"]
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def export_pair(request: PairRequest, stages: Stages) -> Manifest:
     with stages.stage("check"):
         check_place(request.out, nbytes=0)
         plan = plan_pair(request)
-        check_place(request.out, nbytes=sum(job.nbytes for job in plan.jobs))
+        check_place(request.out, nbytes=sum(job.nbytes for job in plan.jobs) + adapters_nbytes(request.adapters))
     target, jobs = plan.jobs[0].source, plan.jobs
     weights = {job.role: find_weights(job.source, stages) for job in jobs}
     with kept_units(use=request.cache) as kept, new_folder(request.out) as folder:
@@ -146,6 +146,12 @@ def plan_pair(request: PairRequest) -> PairPlan:
         for role, source in sources.items()
     ]
     return PairPlan(tuple(jobs), generation, template, adapters)
+
+
+def adapters_nbytes(folders: Mapping[str, Path]) -> int:
+    """Return the size of adapters' files."""
+    files = [folder / file for folder in folders.values() for file in (CONFIG, WEIGHTS)]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _graphs_for(adapters: Mapping[str, PeftAdapter], graphs: GraphRequest, target: Source) -> GraphRequest:

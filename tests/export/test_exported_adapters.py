@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from edgedecode.adapters.peft_folder import read_peft_adapter
 from edgedecode.arrays import FloatArray
 from edgedecode.cli import main
 from edgedecode.decoding.model import AdapterModel, AdapterUse
+from edgedecode.export.forecast import forecast_pair
 from edgedecode.export.pair_export import PairRequest, export_pair
 from edgedecode.export.stages import Stages
 from edgedecode.pack.manifest import Manifest
@@ -223,3 +225,14 @@ def test_a_dry_run_looks_at_the_folder(name: str, tmp_path: Path, capsys: pytest
     assert main(words) == 1
     wanted = "give the folder that PEFT saved" if name == "a" else "'off' cannot name an adapter"
     assert wanted in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_the_graph_and_the_files_of_an_adapter(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", TinyModel())
+    folder = random_adapter(tmp_path / "peft", model)
+    plain = PairRequest(target=str(model), draft=None, out=tmp_path / "pack", recipe=recipe(8), noise_positions=0)
+    forecasts = [forecast_pair(request, out=None) for request in (plain, replace(plain, adapters={"a": folder}))]
+    titles = [[stage.title for stage in forecast.models[0].stages] for forecast in forecasts]
+    assert [title for title in titles[1] if title not in titles[0]] == ["target: lora graph"]
+    files = sum(path.stat().st_size for path in folder.iterdir())
+    assert forecasts[1].nbytes - forecasts[0].nbytes > files
