@@ -77,6 +77,7 @@ def settings_of(arguments: Namespace, pair: Pair, prompts: Prompts) -> Settings:
         fixed=_fixed(arguments),
         sampling=_sampling(arguments),
         seed=arguments.seed,
+        adapter=arguments.adapter,
     )
 
 

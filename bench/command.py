@@ -6,7 +6,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
 from edgedecode.apps.verb_options import add_pack_options
-from edgedecode.commands import Command, name_list, positive_count, real_number, seed, whole_number
+from edgedecode.commands import Command, name_list, positive_count, real_number, scaled_name, seed, whole_number
 from edgedecode.decoding.policy import MAX_DRAFT
 from edgedecode.export.cli.plot_file import check_plot
 
@@ -104,6 +104,12 @@ class BenchCommand:
         what.add_argument(
             "--turns", type=positive_count, metavar="N", help="with --memory-sweep: turns of the chat (default: 32)"
         )
+        what.add_argument(
+            "--adapter",
+            type=scaled_name,
+            metavar="NAME[:SCALE]",
+            help="answer with a LoRA adapter of the pack, plainly and speculatively",
+        )
         what.add_argument("--seed", type=seed, default=0, metavar="N", help="seed for sampling (default: %(default)s)")
         parser.add_argument(
             "--plot",
@@ -127,6 +133,7 @@ class BenchCommand:
             )
         if arguments.scale is not None and arguments.replay is not None:
             arguments.usage_error("--replay runs no model: leave out --scale")
+        _check_adapter(arguments)
         if arguments.plot is not None:
             _check_plot(arguments)
         if arguments.repetitions is None:
@@ -172,6 +179,17 @@ def _check_sweep(arguments: Namespace) -> None:
     if given := [name for name in names if getattr(arguments, name)]:
         option = given[0].replace("_", "-")
         arguments.usage_error(f"--memory-sweep always runs the same chat: leave --{option} out")
+
+
+def _check_adapter(arguments: Namespace) -> None:
+    """Exit with a usage error for runs that measure no answers of the pack itself."""
+    others = arguments.against, arguments.overhead, arguments.calibrate, arguments.draws, arguments.memory_sweep
+    if arguments.adapter is not None and (any(others) or arguments.replay is not None):
+        arguments.usage_error(
+            "--adapter applies to plain and scheduled answers: leave it out, or the other measurement"
+        )
+    if arguments.adapter is not None and arguments.scale is not None:
+        arguments.usage_error("--scale widens a pack without its adapters: leave --adapter out")
 
 
 def _budget_count(text: str) -> int:

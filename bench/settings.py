@@ -46,6 +46,8 @@ class Settings:
     """Whether fixed drafters and lengths are measured in addition to plain decoding and the scheduler."""
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     seed: int = 0
+    adapter: tuple[str, float] | None = None
+    """Name and scale of the adapter that answers."""
 
     def __post_init__(self) -> None:
         for name, value, most in (

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple, ParamSpec, cast
 
 from edgedecode import Pair
 from edgedecode.arrays import IntArray
 from edgedecode.decoding.model import (
+    AdapterFileModel,
+    AdapterModel,
     Head,
     HeadedModel,
     LanguageModel,
+    LowRank,
     ModelCard,
     Output,
     State,
@@ -74,6 +78,29 @@ class TimedModel:
         self._model.close()
 
 
+class TimedAdapterModel(TimedModel):
+    """A model that takes adapters, too."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        assert isinstance(model, AdapterModel)
+        self._taker = model
+
+    def add_adapter(self, digest: str, matrices: Sequence[LowRank], *, scale: float = 1.0) -> None:
+        self._taker.add_adapter(digest, matrices, scale=scale)
+
+    def remove_adapter(self, digest: str) -> None:
+        self._taker.remove_adapter(digest)
+
+
+class TimedAdapterFileModel(TimedAdapterModel):
+    """A model that takes adapters as GGUF files, too."""
+
+    def add_adapter_file(self, digest: str, path: Path, *, scale: float = 1.0) -> None:
+        assert isinstance(self._model, AdapterFileModel)
+        self._model.add_adapter_file(digest, path, scale=scale)
+
+
 class TimedHead:
     """A smaller head that records its passes in the list of its model."""
 
@@ -108,7 +135,10 @@ class TimedRuntime:
         return self._runtime.footprint(request)
 
     def open(self, request: ModelRequest) -> TimedModel:
-        return TimedModel(self._runtime.open(request))
+        model = self._runtime.open(request)
+        if isinstance(model, AdapterFileModel):
+            return TimedAdapterFileModel(model)
+        return TimedAdapterModel(model) if isinstance(model, AdapterModel) else TimedModel(model)
 
 
 class TimedPair:

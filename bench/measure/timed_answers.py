@@ -88,8 +88,11 @@ class Requests:
 
 def answer(timed: TimedPair, prompt: Prompt, *, arm: Arm, settings: Settings) -> Run:
     """Answer every turn of the prompt in a new session, so that nothing is cached between runs."""
+    adapter, scale = settings.adapter or (None, 1.0)
     options = SessionOptions(
         sampling=settings.sampling,
+        adapter=adapter,
+        adapter_scale=scale,
         drafter=arm.drafter,
         draft_max=arm.length,
         context=settings.context,

@@ -131,9 +131,9 @@ def _bits(entry: ModelEntry) -> str:
 
 def _sampling(settings: Settings) -> str:
     sampling = settings.sampling
-    if sampling.greedy:
-        return "greedy"
-    return f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, seed {settings.seed}"
+    words = "greedy" if sampling.greedy else ""
+    words = words or f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, seed {settings.seed}"
+    return words if settings.adapter is None else "{}, adapter {} times {:g}".format(words, *settings.adapter)
 
 
 def _scheduler(arguments: Namespace, settings: Settings, *, warm_up: int) -> str:

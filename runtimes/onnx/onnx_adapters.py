@@ -5,8 +5,7 @@ The engine's own adapter support is ignored by passes that run on a binding, so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,23 +23,26 @@ from .kernels.deltas import TILE
 __all__ = ["Adapters"]
 
 
-@dataclass(frozen=True, slots=True)
+Value = Callable[[npt.NDArray[np.generic]], Untyped]
+"""Returns the engine's value over an array, whose memory it shares."""
+
+
 class _Matrices:
     """What a product's two inputs get."""
 
-    first: npt.NDArray[np.generic]
-    second: npt.NDArray[np.generic]
+    __slots__ = ("first", "nbytes", "second", "values")
 
-    @property
-    def nbytes(self) -> int:
-        return self.first.nbytes + self.second.nbytes
+    def __init__(self, first: npt.NDArray[np.generic], second: npt.NDArray[np.generic], *, value: Value) -> None:
+        self.first, self.second = first, second
+        self.values = value(first), value(second)
+        self.nbytes = first.nbytes + second.nbytes
 
 
 class _Adapter:
     """One adapter's matrices by product, and a copy with other second ones for the last scale that is not 1."""
 
-    def __init__(self, matrices: Mapping[str, _Matrices], lease: Lease) -> None:
-        self._matrices = matrices
+    def __init__(self, matrices: Mapping[str, _Matrices], lease: Lease, *, value: Value) -> None:
+        self._matrices, self._value = matrices, value
         self._lease = lease
         self._scaled = matrices
         self._scale = 1.0
@@ -55,7 +57,8 @@ class _Adapter:
             else:
                 self._lease.resize(held + sum(FLOAT_NBYTES * _size(pair.second) for pair in self._matrices.values()))
                 self._scaled = {
-                    name: _Matrices(pair.first, _scaled(pair.second, scale)) for name, pair in self._matrices.items()
+                    name: _Matrices(pair.first, _scaled(pair.second, scale), value=self._value)
+                    for name, pair in self._matrices.items()
                 }
                 self._scale = scale
         return self._scaled
@@ -100,7 +103,7 @@ class Adapters:
         except BaseException:
             lease.release()
             raise
-        self._held[digest] = _Adapter(made, lease)
+        self._held[digest] = _Adapter(made, lease, value=self._value)
 
     def remove(self, digest: str) -> None:
         """Forget an adapter."""
@@ -126,18 +129,20 @@ class Adapters:
         return self._held[use.digest].at(use.scale)
 
     def bind(self, binding: Untyped, matrices: Mapping[str, _Matrices]) -> None:
-        """Bind matrices, whose memory the engine's values share."""
+        """Bind matrices to the graph's inputs."""
         for name, pair in matrices.items():
-            binding.bind_ortvalue_input(f"{name}.a", self._value(pair.first))
-            binding.bind_ortvalue_input(f"{name}.b", self._value(pair.second))
+            first, second = pair.values
+            binding.bind_ortvalue_input(f"{name}.a", first)
+            binding.bind_ortvalue_input(f"{name}.b", second)
 
     def _made(self, parts: Parts, *, scale: float) -> _Matrices:
         """Return the matrices as the graph's product takes them."""
         if f"{_input(parts.projection)}.a" not in self._as_bytes:
             joined = self._projections.join(parts, scale=scale)
-            return _Matrices(_transposed(joined.down), _transposed(joined.up))
+            return _Matrices(_transposed(joined.down), _transposed(joined.up), value=self._value)
         stacked = self._projections.stack(parts, scale=scale)
-        return _Matrices(_to_bytes(_transposed(stacked.down)), _to_bytes(_tiled(stacked.up)))
+        down, up = _to_bytes(_transposed(stacked.down)), _to_bytes(_tiled(stacked.up))
+        return _Matrices(down, up, value=self._value)
 
 
 def _to_bytes(values: FloatArray) -> npt.NDArray[np.uint8]:

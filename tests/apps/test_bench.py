@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from argparse import Namespace
 from collections import Counter
@@ -26,8 +27,10 @@ from edgedecode.bench.report.conditions import Conditions
 from edgedecode.bench.settings import PLAIN, Arm, Settings
 from edgedecode.cli import main
 from edgedecode.engines.registry import drafter_names
+from edgedecode.pack.hub import BUNDLED_PACK
 from edgedecode.sampling.row_draw import NumpyRowDraw
 from edgedecode.text.prompts import Prompt, read_prompts
+from tests.peft_folders import list_adapter, write_peft
 
 from .conftest import Run
 
@@ -285,6 +288,18 @@ def test_quick_on_the_pack(run: Run, pack: Path) -> None:
     assert isinstance(value["families"], list)
     assert {arm["drafter"] for family in value["families"] for arm in family["arms"]} == {*drafter_names()}
     assert any(arm["accepted"] > 0 for family in value["families"] for arm in family["arms"])
+
+
+def test_adapters_of_a_pack_are_measured(run: Run, tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    shutil.copytree(BUNDLED_PACK, pack)
+    list_adapter(pack, "odd", write_peft(tmp_path / "odd", seed=1, invocation=(1, 307, 201)))
+    words = ["--quick", "--repetitions", "1", "-n", "12", "--per-family", "1", "--families", "story,lists", "--json"]
+    value = json_line(run("bench", "-m", str(pack), "--runtime", "onnx", "--adapter", "odd:0.5", *words))
+    assert isinstance(value["conditions"], dict)
+    assert value["conditions"]["decoding"].startswith("greedy, adapter odd times 0.5")
+    assert isinstance(value["families"], list)
+    assert [family["family"] for family in value["families"]] == ["story", "lists"]
 
 
 def test_overhead_on_the_pack_compares_with_the_bare_loop(run: Run, pack: Path) -> None:
