@@ -1,7 +1,7 @@
-"""Rows of a GGUF file's embedding as the engine looks them up, for drafts that it cannot look them up in.
+"""Read embedding rows from a GGUF file for a trimmed draft, whose own file lacks most of them.
 
-A trimmed draft's file holds the rows of the ids it may say; it reads any id. Rows are read from the whole draft's file
-when they are asked for: nothing of that table stays in this process, and the system keeps what is often read.
+A trimmed draft's file holds only the rows of the ids it can generate, but its input may be any id. Rows are read from
+the full draft's file on demand: the table is not kept in this process, and the system's page cache keeps frequent rows.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ __all__ = ["TABLE_NBYTES", "EmbeddingTable", "RowReader", "fed_row_nbytes"]
 
 FLOAT_NBYTES = 4
 TABLE_NBYTES = 4 * 2**20
-"""Beside its rows: ggml's library under a second name, texts read with it, the first pass (measured: 2 to 3.2 MiB)."""
+"""Memory besides the rows: ggml's library loaded under a second name, header texts, the first pass (measured: 2 to
+3.2 MiB)."""
 COPIES = 4
-"""Of a pass's rows: ours, and three that the engine makes on the way to its graph."""
+"""Copies of a pass's rows: ours, and three in the engine on the way to its graph."""
 DECODERS = {
     1: "ggml_fp16_to_fp32_row",
     2: "dequantize_row_q4_0",
@@ -55,23 +56,23 @@ DECODERS = {
     35: "dequantize_row_tq2_0",
     39: "dequantize_row_mxfp4",
 }
-"""ggml's own functions by tensor type, each (blocks, values, number of values): what its look-up calls too."""
+"""ggml's functions by tensor type, each with the arguments (blocks, values, number of values), as its look-up uses."""
 
 Decoder: TypeAlias = Callable[[int, int, int], object]
 
 
 def fed_row_nbytes(contents: Contents) -> int:
-    """Return what a row of the embedding takes in a pass that is given rows, not ids."""
+    """Return the bytes per row in a pass that takes embedding rows instead of ids."""
     tensor = contents.tensors[EMBEDDING]
     width, rows = tensor.shape
     return COPIES * FLOAT_NBYTES * width + tensor.nbytes // rows
 
 
 class EmbeddingTable:
-    """The embedding of the file at `path`, whose contents were read and checked. One thread at a time may read of it.
+    """The embedding of the file at `path`, whose contents were read and checked. One thread at a time may read from it.
 
-    scale: what every row is multiplied with, where an architecture does so with the rows of ids alone. Raises
-    CapabilityError for a tensor type that the engine does not decode, ManifestError where the file cannot be read.
+    scale: factor for every row, for architectures that scale only rows looked up by id. Raises CapabilityError for a
+    tensor type that the engine cannot decode, ManifestError if the file cannot be read.
     """
 
     def __init__(self, path: Path, contents: Contents, *, library: Untyped) -> None:
@@ -80,9 +81,9 @@ class EmbeddingTable:
         self.scale = 1.0
         self.start = contents.start + tensor.offset
         self.stored_nbytes = tensor.nbytes // self.rows
-        """What a row takes in the file."""
+        """Bytes per row in the file."""
         self.row_nbytes = fed_row_nbytes(contents)
-        """What a row takes in a pass."""
+        """Bytes per row in a pass."""
         self.decoder = _decoder(library, tensor.type, path=path)
         try:
             self.file = path.open("rb", buffering=0)
@@ -92,14 +93,14 @@ class EmbeddingTable:
 
 
 class RowReader:
-    """Writes rows of a table to the first rows of `out`, [most rows, width], which it keeps alive."""
+    """Reads rows of a table into the first rows of `out`, [most rows, width], which it keeps alive."""
 
     def __init__(self, table: EmbeddingTable, out: FloatArray) -> None:
         self._table, self._out = table, out
         stored = out.view(np.uint8)
         if table.decoder is not None:
             stored = np.empty((len(out), table.stored_nbytes), np.uint8)
-        self._views = [row.data for row in stored]  # which keep the array alive
+        self._views = [row.data for row in stored]  # these keep the array alive
         self._addresses = stored.ctypes.data, out.ctypes.data
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -114,7 +115,7 @@ class RowReader:
                 reason = error.strerror or error
                 raise RuntimeUnavailable(f"{file.name} cannot be read any more ({reason}): start again") from None
             if count != nbytes:
-                raise RuntimeUnavailable(f"{file.name} became shorter while it was used: put it back, and start again")
+                raise RuntimeUnavailable(f"{file.name} became shorter while in use: restore it and start again")
         if table.decoder is not None:
             table.decoder(*self._addresses, len(tokens) * table.width)
         if table.scale != 1.0:
@@ -122,13 +123,13 @@ class RowReader:
 
 
 def _decoder(library: Untyped, kind: int, *, path: Path) -> Decoder | None:
-    """Return what makes floats of a type's blocks; None for floats."""
+    """Return the function that dequantizes a tensor type's blocks; None for float32."""
     if kind == F32:
         return None
     native: Untyped = getattr(library, DECODERS.get(kind, f"dequantize_row_{kind}"), None)
     if native is None:
         raise CapabilityError(
-            f"{path} has an embedding of the tensor type {kind}, whose rows llama.cpp does not give here: use "
+            f"{path} has an embedding of the tensor type {kind}, which this llama.cpp cannot decode by row: use "
             f"--runtime onnx"
         )
     native.argtypes, native.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), None

@@ -1,8 +1,8 @@
-"""How the engine takes rows that it is given in place of ids: asked of it, since that differs by architecture.
+"""Find out whether the engine scales embedding rows that it gets instead of ids, which differs by architecture.
 
-Gemma multiplies its embedding by the root of its width: llama.cpp does so with given rows too for gemma and gemma2, and
-not for gemma3; Granite's factor it applies always. Another version may do otherwise, and nothing would say so: the
-draft would only be worse. So one row is given both ways.
+Gemma multiplies its embedding by the square root of its width. llama.cpp also does so with given rows for gemma and
+gemma2, but not for gemma3; it always applies Granite's factor. Another version may differ, and the only symptom would
+be worse drafts. So the logits of one row are compared with those of its id.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .llama_footprint import StatePlan
 __all__ = ["find_scale"]
 
 SAMPLE = 16
-"""So many rows are looked at for one that is not empty."""
+"""Number of rows searched for one that is not zero."""
 TOLERANCE = 1e-3
-"""Of the logits' deviation. The same rows give the same bits; another factor differs by far more."""
+"""As a share of the logits' standard deviation. The same rows give the same bits; a wrong factor differs far more."""
 
 
 def find_scale(
@@ -40,9 +40,9 @@ def find_scale(
     name: str,
     budget: Budget,
 ) -> None:
-    """Set what the whole table's rows are multiplied with before `weights`, trimmed to the vocabulary, gets them.
+    """Set the factor for the full table's rows before they are passed to `weights`, which has the trimmed vocabulary.
 
-    Raises CapabilityError where none of the known factors gives the logits that the id gives.
+    Raises CapabilityError if no known factor gives the same logits as the id.
     """
     row = _strongest(table, vocabulary)
     with ExitStack() as undo:
@@ -58,13 +58,13 @@ def find_scale(
             if np.abs(found - wanted).max() <= TOLERANCE * wanted.std():
                 return
     raise CapabilityError(
-        f"llama.cpp computes other logits from a row of the model {name} than from its id: its trimmed draft cannot be "
-        f"used here, use --runtime onnx"
+        f"llama.cpp computes different logits from an embedding row of the model {name} than from its id: its trimmed "
+        f"draft cannot be used on this engine, use --runtime onnx"
     )
 
 
 def _logits(context: Context, tokens: Sequence[int], *, rows: int, table: EmbeddingTable | None = None) -> FloatArray:
-    """Read tokens from an empty memory, by ids or by rows of the table, and return the last one's logits."""
+    """Prefill an empty context with tokens, by ids or by rows of the table, and return the last one's logits."""
     context.clear()
     context.feed(table, rows=len(tokens))
     context.batch.chain(tokens, position=0)
@@ -75,7 +75,7 @@ def _logits(context: Context, tokens: Sequence[int], *, rows: int, table: Embedd
 
 
 def _strongest(table: EmbeddingTable, vocabulary: TrimmedVocabulary) -> int:
-    """Return the kept row, of some, whose embedding is largest: one of zeros would tell nothing."""
+    """Return the kept row with the largest embedding in a sample, as a row of zeros would be unaffected by scaling."""
     rows = np.unique(np.linspace(0, len(vocabulary) - 1, SAMPLE).astype(np.int64))
     values = np.empty((len(rows), table.width), np.float32)
     RowReader(table, values).read(vocabulary.ids[rows].tolist())

@@ -1,6 +1,7 @@
-"""The adapters a model holds in the engine's memory.
+"""The adapters that a model holds in the engine's memory.
 
-The engine reads adapters from files only, so that matrices are written to one, which is gone once they are loaded.
+The engine reads adapters from files only. Matrices are therefore written to a temporary file, which is deleted once
+they are loaded.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from .llama_engine import Weights
 __all__ = ["Adapters", "lora_modules"]
 
 TENSOR_NBYTES = 4096
-"""What the engine keeps of each adapter tensor beside its values (measured: 1.8 KB)."""
+"""Overhead of an adapter tensor in the engine, without its values (measured: 1.8 KB)."""
 PRODUCT_NBYTES = 6 * 512
-"""What a graph describes of one product's delta, which is six nodes."""
+"""Graph nodes of one product's delta: six of 512 bytes."""
 COPIES = 3
-"""Arrays of a product's outputs that its delta goes through."""
+"""Intermediate arrays of a product's size for its delta."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """A loaded adapter: its address, its own scale, its largest rank, how many products it changes, its lease."""
+    """A loaded adapter: address, scale, largest rank, number of products it changes, lease."""
 
     native: int
     scale: float
@@ -50,7 +51,7 @@ class _Adapter:
 
 
 class Adapters:
-    """What `AdapterModel` says, for loaded weights."""
+    """The part of `AdapterModel` that loads, applies and removes adapters of loaded weights."""
 
     def __init__(self, weights: Weights, *, entry: ModelEntry, header: Header, card: ModelCard, budget: Budget) -> None:
         self._weights, self._header, self._card, self._budget = weights, header, card, budget
@@ -60,15 +61,15 @@ class Adapters:
             rank=card.lora_rank,
             modules=card.lora_modules,
             kv_width=entry.kv_heads * entry.head_size,
-            hint="the adapter is of another model",
+            hint="the adapter belongs to another model",
         )
         self._held: dict[str, _Adapter] = {}
 
     def add(self, digest: str, matrices: Sequence[LowRank], *, scale: float, users: Iterable[Context]) -> None:
-        """Hold an adapter, as `AdapterModel.add_adapter` says. users: contexts that may have its predecessor."""
+        """Load an adapter as in `AdapterModel.add_adapter`. users: contexts that may use an earlier one."""
         if not self._card.lora_modules:
             raise CapabilityError(
-                f"{self._card.name} ({self._header.architecture}) takes no adapter of PEFT: convert it with "
+                f"{self._card.name} ({self._header.architecture}) cannot use PEFT adapters: convert it with "
                 f"convert_lora_to_gguf"
             )
         _check_scale(scale)
@@ -78,7 +79,7 @@ class Adapters:
             raise InputError(f"the adapter {digest[:12]} changes nothing: it holds no matrices")
         lease = self._lease(digest, sum(parts.nbytes for parts in changed), tensors=2 * len(changed))
         try:
-            tensors = [tensor for parts in changed for tensor in self._written(parts, scale=scale)]
+            tensors = [tensor for parts in changed for tensor in self._file_tensors(parts, scale=scale)]
             native = self._load(tensors)
         except BaseException:
             lease.release()
@@ -87,7 +88,7 @@ class Adapters:
         self._held[digest] = _Adapter(native, 1.0, rank=rank, products=len(changed), lease=lease)
 
     def add_file(self, digest: str, path: Path, *, scale: float, users: Iterable[Context]) -> None:
-        """Hold the GGUF adapter at `path`, times `scale` of its own."""
+        """Load the GGUF adapter at `path`; `scale` multiplies its own scale."""
         _check_scale(scale)
         file = check_adapter(read_contents(path), path, self._header, name=self._card.name)
         self.remove(digest, users=users)
@@ -100,7 +101,7 @@ class Adapters:
         self._held[digest] = _Adapter(native, scale, rank=file.rank, products=len(file.ranks), lease=lease)
 
     def remove(self, digest: str, *, users: Iterable[Context]) -> None:
-        """Forget an adapter, once no context uses it."""
+        """Take an adapter off every context and free it."""
         adapter = self._held.pop(digest, None)
         if adapter is None:
             return
@@ -110,17 +111,17 @@ class Adapters:
         adapter.lease.release()
 
     def close(self) -> None:
-        """Forget every adapter; the contexts are closed already, the weights are not."""
+        """Free every adapter, after the contexts are closed and before the weights are."""
         for digest in list(self._held):
             self.remove(digest, users=())
 
     def applied(self, use: AdapterUse | None, *, rows: int) -> AppliedAdapter | None:
-        """Return what a context gets for passes of at most `rows` rows. Raises CapabilityError, InputError."""
+        """Return the adapter to apply in passes of at most `rows` rows. Raises CapabilityError, InputError."""
         if use is None:
             return None
         adapter = self._held.get(use.digest)
         if adapter is None:
-            raise CapabilityError(f"{self._card.name} holds no adapter {use.name!r}: add it before it is used")
+            raise CapabilityError(f"{self._card.name} holds no adapter {use.name!r}: add it before using it")
         _check_scale(use.scale)
         header = self._header
         widest = max(3 * header.hidden_size, 2 * header.mlp_size, header.heads * header.head_size, header.rows)
@@ -132,7 +133,7 @@ class Adapters:
         return self._budget.reserve(f"adapter:{self._card.name}:{digest[:12]}", nbytes + TENSOR_NBYTES * tensors)
 
     def _load(self, tensors: Sequence[WrittenTensor]) -> int:
-        """Write the tensors to a file, without alpha: their scale is folded in already; load it and remove it."""
+        """Write the tensors to a temporary file and load it. It has no alpha, as the scale is folded in."""
         architecture = self._header.architecture
         fields = {"general.architecture": architecture, "general.type": "adapter", "adapter.type": "lora"}
         with scratch_file("adapter.gguf") as path:
@@ -140,8 +141,8 @@ class Adapters:
                 write_gguf(file, fields, tensors)
             return self._weights.load_adapter(path)
 
-    def _written(self, parts: Parts, *, scale: float) -> Iterator[WrittenTensor]:
-        """Yield a projection's two tensors, whose values are put together when they are written."""
+    def _file_tensors(self, parts: Parts, *, scale: float) -> Iterator[WrittenTensor]:
+        """Yield a projection's two tensors. Their values are assembled only when they are written."""
         projection = parts.projection
         name = tensor_name(LayerModule(projection.layer, projection.module), self._header.architecture)
 
@@ -149,13 +150,13 @@ class Adapters:
             yield self._projections.join(parts, scale=1.0).down.data.cast("B")
 
         def up() -> Iterator[memoryview]:
-            yield self._ordered(self._projections.join(parts, scale=scale)).data.cast("B")
+            yield self._reordered(self._projections.join(parts, scale=scale)).data.cast("B")
 
         yield WrittenTensor(f"{name}.lora_a", (projection.inputs, parts.rank), F32, down)
         yield WrittenTensor(f"{name}.lora_b", (parts.rank, projection.outputs), F32, up)
 
-    def _ordered(self, part: LowRank) -> FloatArray:
-        """Return the second matrix with its rows as the file's architecture holds them."""
+    def _reordered(self, part: LowRank) -> FloatArray:
+        """Return the second matrix with its rows in the order of the file's architecture."""
         if self._header.architecture not in INTERLEAVED or part.module not in ("q_proj", "k_proj"):
             return part.up
         outputs, rank = part.up.shape
@@ -165,10 +166,10 @@ class Adapters:
 
 def _check_scale(scale: float) -> None:
     if not isfinite(scale):
-        raise InputError(f"an adapter's scale is a number, not {scale}")
+        raise InputError(f"an adapter's scale must be a finite number, not {scale}")
 
 
 def lora_modules(projections: Sequence[Projection]) -> tuple[str, ...]:
-    """Return the projections' names, and those of the parts of stacked ones."""
+    """Return the names of the projections, and of the parts of stacked projections."""
     own = {projection.module for projection in projections}
     return tuple(sorted(own.union(*(STACKS[module] for module in own if module in STACKS))))

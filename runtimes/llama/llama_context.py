@@ -1,6 +1,6 @@
-"""A llama.cpp context in a few calls: passes, their logits, and which cells which sequence holds.
+"""Wrap a llama.cpp context: forward passes, their logits, and the cells of each sequence.
 
-Everything the native code asserts holds before it is called: see `Context.decode` and the state's checks.
+Every condition that the native code asserts is checked before a call: see `Context.decode` and the state's checks.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["AppliedAdapter", "Context"]
 
 
 class Batch:
-    """A `llama_batch` of at most `rows` rows and `sequences` ids each, over numpy arrays it keeps alive.
+    """A `llama_batch` of at most `rows` rows with `sequences` ids each, over numpy arrays it keeps alive.
 
-    table: gives the engine rows of it in place of ids.
+    table: pass the engine rows of this embedding table instead of ids.
     """
 
     def __init__(self, api: Untyped, *, rows: int, sequences: int, table: EmbeddingTable | None = None) -> None:
@@ -42,9 +42,9 @@ class Batch:
         self._steps = np.arange(rows, dtype=np.int32)
         self.count = 0
         self.outputs = 0
-        """How many rows the batch holds, and how many of them are outputs."""
+        """Number of rows in the batch, and number of outputs among them."""
         self._branched = 0
-        """How many rows hold something else than the one id 0."""
+        """Number of leading rows that may hold ids other than the single id 0."""
         starts = [_pointer(row, ctypes.c_int32) for row in self._ids]
         self._starts = (ctypes.POINTER(ctypes.c_int32) * rows)(*starts)
         self.value = api.llama_batch(
@@ -81,7 +81,7 @@ class Batch:
             self._ids[row, : len(own)] = own
 
     def ask(self, outputs: Sequence[int]) -> None:
-        """Mark these rows, and no others, as outputs."""
+        """Mark only these rows as outputs."""
         self._outputs[: self.count] = 0
         for row in outputs:
             self._outputs[row] = 1
@@ -105,7 +105,7 @@ NO_ROOM = 1
 
 @dataclass(frozen=True, slots=True)
 class AppliedAdapter:
-    """An adapter's address and scale; what its products need at most in one pass, in bytes."""
+    """An adapter's address and scale, and the bytes its products need at most in one pass."""
 
     native: int
     scale: float
@@ -113,9 +113,10 @@ class AppliedAdapter:
 
 
 class Context:
-    """Owns a native context and the leases over its memory, which go when it is closed or dropped.
+    """Owns a native context and the leases over its memory, which are released when it is closed or collected.
 
-    lease: what the engine reports of it. work: what it does not. table: gives it rows in place of ids.
+    lease: the memory that the engine reports. work: the memory that it does not report. table: pass the engine rows of
+    this embedding table instead of ids.
     """
 
     def __init__(
@@ -133,14 +134,14 @@ class Context:
         self._engine, self._api = weights.engine, weights.engine.api
         self._native = native
         self._memory = self._api.llama_get_memory(native)
-        self._free = finalize(self, _free, weights, native, lease, work)  # which keeps the weights until then
+        self._free = finalize(self, _free, weights, native, lease, work)  # also keeps the weights alive until then
         self._adapter: AppliedAdapter | None = None
         self._applied = True
         self._compute_nbytes = self._engine.log.sizes().get("compute", 0)
-        """What the lease holds for the engine's graph, which is reserved again when adapters change."""
+        """The lease's share for the engine's graph, which the engine reserves again when adapters change."""
         self._changed = False
         self._busy = RLock()
-        """Held in every native call, which lets other threads run: one of them may close the context."""
+        """Held during native calls: they release the GIL, and another thread may close the context meanwhile."""
         self.feed(table, rows=plan.rows_per_pass)
 
     @property
@@ -148,11 +149,11 @@ class Context:
         return self._native is None
 
     def feed(self, table: EmbeddingTable | None, *, rows: int) -> None:
-        """Let the next passes, of at most `rows` rows, be given rows of the table; None: ids."""
+        """Make the next passes, of at most `rows` rows, take rows of the table; None: ids."""
         self.batch = Batch(self._api, rows=rows, sequences=self.plan.sequences, table=table)
 
     def decode(self) -> None:
-        """Run the pass that the batch holds. Raises RuntimeUnavailable with the engine's reason."""
+        """Run a forward pass of the batch. Raises RuntimeUnavailable with the engine's reason."""
         count = self.batch.count
         assert 0 < count <= self.plan.rows_per_pass, "more rows abort the process"
         assert self.batch.outputs <= self.plan.outputs, "more outputs abort the process"
@@ -165,11 +166,11 @@ class Context:
                 self._changed = False
                 self._charge(self._engine.log.sizes().get("compute", self._compute_nbytes))
         if status:
-            reason = "it finds no room in its cache" if status == NO_ROOM else self._engine.log.reason(newest=True)
+            reason = "its KV cache is full" if status == NO_ROOM else self._engine.log.reason(newest=True)
             raise RuntimeUnavailable(f"llama.cpp failed in a pass of {count} rows ({reason}, code {status})")
 
     def logits(self, count: int, *, rows: int) -> FloatArray:
-        """Return the newest pass's outputs, [count, rows]: the engine's own memory, which the view keeps alive."""
+        """Return the last pass's outputs, [count, rows]: a view of the engine's memory that keeps it alive."""
         with self._busy:
             self._check_open()
             pointer = self._api.llama_get_logits(self._native)
@@ -180,16 +181,16 @@ class Context:
 
     @property
     def plain(self) -> bool:
-        """Whether the next pass has no adapter as it is."""
+        """Whether the next pass would use no adapter."""
         return self._adapter is None and self._applied
 
     def apply(self, adapter: AppliedAdapter | None) -> None:
-        """Let the next passes have this adapter, or none. Raises BudgetExceeded, and nothing has changed."""
+        """Use this adapter, or none, in the next passes. Raises BudgetExceeded before anything changes."""
         if adapter == self._adapter and self._applied:
             return
         if self._adapter is None and adapter is not None:
             self._charge(self._compute_nbytes + adapter.work_nbytes)  # an upper bound, until the engine reports it
-        self._applied = False  # an interrupt in the middle must look like neither
+        self._applied = False  # after an interrupt, neither adapter counts as applied
         with self._busy:
             self._check_open()
             if adapter is None:
@@ -201,31 +202,31 @@ class Context:
         self._adapter, self._changed, self._applied = adapter, True, True
 
     def drop(self, native: int) -> None:
-        """Take an adapter off that is about to be freed."""
+        """Stop using an adapter that is about to be freed."""
         mine = self._adapter is not None and self._adapter.native == native
         if (mine or not self._applied) and not self.closed:
             self.apply(None)
 
     def _charge(self, compute_nbytes: int) -> None:
-        """Set the lease to what the engine's graph works with."""
+        """Update the lease for a new size of the engine's graph."""
         self.lease.resize(self.lease.nbytes - self._compute_nbytes + compute_nbytes)
         self._compute_nbytes = compute_nbytes
 
     def copy(self, source: int, target: int, *, start: int, stop: int) -> None:
-        """Let sequence `target` hold the cells of `source` at positions start to stop, too."""
+        """Share the cells of sequence `source` at positions start to stop with sequence `target`."""
         with self._busy:
             self._api.llama_memory_seq_cp(self._open_memory(), source, target, start, stop)
 
     def remove(self, id: int, start: int, stop: int = TO_THE_END) -> None:
-        """Drop what a sequence holds from `start` on. Raises CapabilityError where the memory cannot."""
+        """Drop a sequence's cells from `start` on. Raises CapabilityError if this kind of memory cannot."""
         with self._busy:
             removed = self._api.llama_memory_seq_rm(self._open_memory(), id, start, stop)
         if not removed:
-            raise CapabilityError(f"llama.cpp cannot drop the positions from {start} on of this model's memory")
+            raise CapabilityError(f"llama.cpp cannot drop the positions from {start} on in this model's memory")
 
     @property
     def shiftable(self) -> bool:
-        """Whether positions can move: the model's are rotary and one a row, and its layers share one cache."""
+        """Whether positions can shift: they must be rotary, one per row, and the layers must share one cache."""
         with self._busy:
             return bool(self._api.llama_memory_can_shift(self._open_memory()))
 
@@ -235,29 +236,29 @@ class Context:
             self._api.llama_memory_seq_add(self._open_memory(), id, start, TO_THE_END, by)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all cells."""
         with self._busy:
             self._api.llama_memory_clear(self._open_memory(), False)
 
     def first_position(self) -> int:
-        """Return the oldest position that sequence 0 holds everywhere; -1 when it is empty."""
+        """Return the oldest position that sequence 0 holds in every layer; -1 if it is empty."""
         with self._busy:
             return int(self._api.llama_memory_seq_pos_min(self._open_memory(), 0))
 
     def close(self) -> None:
-        """Free the context and give its lease back; waits for a pass that is running. Idempotent."""
+        """Free the context and release its leases, after a running pass has ended. Idempotent."""
         with self._busy:
             self._native = self._memory = None
             self._free()
 
     def _open_memory(self) -> Untyped:
-        """Return the native memory: without it a call would take the process down."""
+        """Return the native memory. Raises CapabilityError if closed, as the native call would crash the process."""
         self._check_open()
         return self._memory
 
     def _check_open(self) -> None:
         if self._memory is None:
-            raise CapabilityError("the state is closed: make another with new_state")
+            raise CapabilityError("the state is closed: create another with new_state")
 
 
 def _free(weights: Weights, native: Untyped, lease: Lease, work: Lease) -> None:

@@ -1,6 +1,6 @@
-"""llama.cpp as this runtime uses it: import, quiet log, loading a model, making a context.
+"""Import llama.cpp's low-level bindings, load models and create contexts.
 
-Only the low-level bindings are used. Everything that could make the native code abort is checked by the callers.
+Callers check every condition on which the native code would abort.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = ["EXACT", "INSTALL", "KV_TYPES", "REINSTALL", "ContextPlan", "Engine",
 
 INSTALL = "pip install 'edgedecode[llama]'"
 REINSTALL = "pip install --force-reinstall --no-binary :all: --no-deps llama-cpp-python"
-"""Where it is installed already, the line above would do nothing."""
+"""For an installed package that does not work, which INSTALL would leave as it is."""
 KV_TYPES = {"float32": 0, "float16": 1, "int8": 8}
-"""ggml's numbers of the types keys and values may have; int8 is Q8_0."""
+"""ggml's type numbers for keys and values; int8 is Q8_0."""
 EXACT = "float32"
-"""The type whose attention is computed as it stands. The engine's flash attention rounds float32 to float16 first (an
-error of 4e-3 in the toy's logits, against 1e-6 without); the other types need it, or gain by it."""
+"""KV type that is used without flash attention, which rounds float32 to float16 first (an error of 4e-3 in the toy's
+logits, against 1e-6 without). The other types need flash attention or gain from it."""
 MMAP, NO_MMAP = 1, 0
 
 
 @dataclass(frozen=True, slots=True)
 class ContextPlan:
-    """What a context is made with: cells for keys and values, rows a pass, sequences, most outputs, threads."""
+    """The parameters of a context: cells for keys and values, rows per pass, sequences, outputs, KV type, threads."""
 
     cells: int
     rows_per_pass: int
@@ -42,10 +42,10 @@ class ContextPlan:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How weights come into memory: mapped from the file or read from it, copied for the processor's kernels or not.
+    """How weights are loaded: mapped or read from the file, with or without repacked copies for the kernels.
 
-    Mapped and copied they are there twice; otherwise once. Without the copies other kernels run, which are slower and
-    round otherwise.
+    Mapped and repacked weights occupy memory twice, otherwise once. Without repacking, other kernels run, which are
+    slower and round differently.
     """
 
     mmap: bool = True
@@ -59,7 +59,7 @@ class Loading:
 class Engine:
     """The loaded library and its log.
 
-    Importing may take the process down where the native code does not suit the processor: probe first.
+    Importing may crash the process if the native code does not suit the processor: call `probe_engine` first.
     """
 
     def __init__(self) -> None:
@@ -68,19 +68,19 @@ class Engine:
         self.api.llama_backend_init()
 
     def block_library(self) -> Untyped:
-        """Return the library of ggml's functions on blocks of weights, which the bindings leave out."""
+        """Return the library with ggml's functions on quantized blocks, which the bindings do not wrap."""
         from llama_cpp._ctypes_extensions import load_shared_library
 
         try:
             return load_shared_library("ggml-base", self.api._base_path)
         except (OSError, RuntimeError):
-            return self.api._lib  # a build in one piece
+            return self.api._lib  # a build as a single library
 
     def load(self, path: Path, loading: Loading) -> Weights:
         """Load the weights at `path`. Raises ManifestError with the engine's own reason."""
         options = self.api.llama_model_default_params()
-        nothing = (ctypes.c_void_p * 1)(None)  # a list of no devices: a build for a GPU must not use one unasked
-        options.devices = ctypes.cast(nothing, ctypes.c_void_p)
+        devices = (ctypes.c_void_p * 1)(None)  # an empty list, so that a GPU build does not use a GPU
+        options.devices = ctypes.cast(devices, ctypes.c_void_p)
         options.n_gpu_layers = 0
         options.load_mode = MMAP if loading.mmap else NO_MMAP
         options.use_extra_bufts = loading.repack
@@ -91,7 +91,7 @@ class Engine:
         return Weights(self, native)
 
     def context(self, weights: Weights, plan: ContextPlan) -> Untyped:
-        """Make a native context. Raises RuntimeUnavailable with the engine's own reason."""
+        """Create a native context. Raises RuntimeUnavailable with the engine's own reason."""
         options = self.api.llama_context_default_params()
         options.n_ctx = plan.cells
         options.n_batch = options.n_ubatch = plan.rows_per_pass
@@ -101,9 +101,9 @@ class Engine:
         options.type_k = options.type_v = KV_TYPES[plan.kv_type]
         options.flash_attn_type = int(plan.kv_type != EXACT)
         options.offload_kqv = options.op_offload = False
-        options.kv_unified = True  # else the cells are divided among the sequences
-        options.swa_full = True  # window layers keep everything: trees, and going back, need it
-        options.embeddings = False  # would output every row, and outputs are counted
+        options.kv_unified = True  # otherwise the cells are divided among the sequences
+        options.swa_full = True  # sliding-window layers keep all cells, as trees and rollback need
+        options.embeddings = False  # would make every row an output, beyond the planned number
         options.no_perf = True
         self.log.begin()
         context = self.api.llama_init_from_model(weights.native, options)
@@ -113,9 +113,9 @@ class Engine:
 
 
 class Weights:
-    """A loaded model. Freed when closed or dropped; whoever frees a context over it must hold it until then.
+    """A loaded model. Freed when closed or collected; the owner of a context must keep it alive until then.
 
-    Adapters belong to it: those that are still loaded are freed with it.
+    Adapters that are still loaded are freed with it.
     """
 
     def __init__(self, engine: Engine, native: Untyped) -> None:
@@ -124,9 +124,9 @@ class Weights:
         self.native = native
         self.rows = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(native)))
         self.window = int(api.llama_model_n_swa(native))
-        """Positions that window layers see; 0: every layer sees everything."""
+        """Window of sliding-window layers in positions; 0: no such layers."""
         self.recurrent = bool(api.llama_model_is_recurrent(native) or api.llama_model_is_hybrid(native))
-        """Whether recurrent layers make it impossible to drop its newest rows."""
+        """Whether recurrent layers make it impossible to roll back single rows."""
         self.decoder = bool(api.llama_model_has_decoder(native) and not api.llama_model_has_encoder(native))
         self._free = finalize(self, _free, engine, native)
 
@@ -135,7 +135,7 @@ class Weights:
         return self.native is None
 
     def load_adapter(self, path: Path) -> int:
-        """Load a GGUF adapter that was checked; return its address. Raises ManifestError with the engine's reason."""
+        """Load a checked GGUF adapter and return its address. Raises ManifestError with the engine's reason."""
         self.engine.log.begin()
         native = self.engine.api.llama_adapter_lora_init(self.native, str(path).encode())
         if not native:
@@ -143,12 +143,12 @@ class Weights:
         return int(ctypes.cast(native, ctypes.c_void_p).value or 0)
 
     def free_adapter(self, native: int) -> None:
-        """Free an adapter that no context uses any more."""
+        """Free an adapter that no context uses."""
         api = self.engine.api
         api.llama_adapter_lora_free(ctypes.cast(native, api.llama_adapter_lora_p_ctypes))
 
     def close(self) -> None:
-        """Free the model, once every context over it is freed. Idempotent."""
+        """Free the model, after all its contexts. Idempotent."""
         self.native = None
         self._free()
 
@@ -158,7 +158,7 @@ def _free(engine: Engine, native: Untyped) -> None:
 
 
 def engine_version() -> str | None:
-    """Return the installed version of llama-cpp-python; None when it is not installed. Loads nothing."""
+    """Return the installed version of llama-cpp-python, None if it is not installed, without loading it."""
     try:
         return version("llama-cpp-python")
     except PackageNotFoundError:
@@ -170,7 +170,7 @@ def _import() -> Untyped:
         from llama_cpp import llama_cpp
     except ImportError as error:
         raise RuntimeUnavailable(f"llama.cpp does not start ({error}): {INSTALL}") from None
-    except (OSError, RuntimeError) as error:  # the wheel's own loader
+    except (OSError, RuntimeError) as error:  # from the wheel's own loader
         reason = str(error).partition("\n")[0]
         raise RuntimeUnavailable(f"llama.cpp's library does not load ({reason}): {REINSTALL}") from None
     return llama_cpp

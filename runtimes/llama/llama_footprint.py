@@ -1,6 +1,6 @@
-"""How much memory a GGUF model and its states take, planned before anything is loaded or made.
+"""Plan the memory of a GGUF model and its states before anything is loaded.
 
-Knows arithmetic only. Plans are upper bounds; afterwards the leases are set to what the engine reports.
+Plans are upper bounds; the leases are later set to the sizes that the engine reports.
 """
 
 from __future__ import annotations
@@ -31,71 +31,72 @@ __all__ = [
 MIB = 2**20
 FLOAT_NBYTES = 4
 FLOAT_BITS = 16
-"""Weights of this many bits and more are multiplied without rounding the other side."""
+"""From this many bits per weight on, products do not quantize the activations."""
 ENGINE_NBYTES = 10 * MIB
-"""The bindings' Python modules, the library's pages and the first model of a process (measured: 8 to 9 MiB, pages
-that other processes use too counted whole)."""
+"""The bindings' Python modules, the library's pages and the first model of a process (measured: 8 to 9 MiB, counting
+shared pages in full)."""
 CELL_GRID = 256
-"""The engine rounds its cells up to this."""
+"""The engine rounds its cells up to a multiple of this."""
 ROWS_PER_PASS = 128
 LEAST_ROWS_PER_PASS = 16
 SCORES_NBYTES = 16 * MIB
-"""Limit of one layer's attention scores, which exact attention keeps for every head, row and cell."""
+"""Limit of one layer's attention scores, which exact attention stores for every head, row and cell."""
 ACTIVATIONS_NBYTES = 32 * MIB
-"""Limit of a pass's values while an MLP runs: very wide ones are read in narrower passes, which cost nothing (an MLP of
-61,824, 128 tokens in passes of 16, 40, 88, 128 rows: 1.57, 1.62, 1.60, 1.62 s of one core)."""
+"""Limit of a pass's activations in an MLP. Very wide MLPs get narrower passes, which cost nothing (an MLP of 61,824,
+128 tokens in passes of 16, 40, 88, 128 rows: 1.57, 1.62, 1.60, 1.62 s of one core)."""
 ROW_VALUES = 40
-"""A row's token, position and output index, and what alignment adds (fitted: 20 to 26)."""
+"""A row's token, position and output index, and padding for alignment (fitted: 20 to 26)."""
 COMPUTE_SLACK_NBYTES = 32 * 1024
 OUTPUT_INDEX_NBYTES = 16
 LEAST_OUTPUTS = 8
-"""Output rows every context has, and so branches: the engine keeps an output row for every sequence."""
+"""Least output rows of a context, and so least branches: the engine keeps an output row per sequence."""
 MOST_OUTPUTS = 128
 VOCABULARY_NBYTES = 400
-"""A token's text and its places in the engine's own tables; the engine wants them though we never ask it for text."""
+"""A token's text and its entries in the engine's tables, which the engine builds although we do not use them."""
 USUAL_CELLS = 4096
-"""Positions of a session that says nothing else."""
+"""Assumed context of a session before it is opened."""
 DRAWING_NBYTES = 64
-"""What a session that draws tokens takes beside its state, for each token of the vocabulary."""
+"""Per token of the vocabulary: memory for sampling in a session, besides its state."""
 MOST_SNAPSHOTS = LEAST_OUTPUTS - 1
-"""With the live sequence, as many as every context has outputs for. A draft of up to this many one-token passes is
-dropped without reading any token twice."""
+"""Together with the live sequence, as many as every context has outputs for. A draft of up to this many one-token
+passes is rolled back without evaluating any token twice."""
 SNAPSHOTS_SHARE = 1 / 8
-"""Of the weights' bytes: a state is copied once a round, weights are read once a pass."""
+"""Limit of the snapshots, as a share of the weights' bytes: a state is copied once per round, weights are read once per
+pass."""
 KV_VALUE_NBYTES = {"float32": 4.0, "float16": 2.0, "int8": 34 / 32}
 CELL_NBYTES = 48
-"""What a sequence's index of its cells takes for each."""
+"""A cell's entry in a sequence's index."""
 TILE_NBYTES = 512 * 1024
-"""Each thread's tiles of the attention."""
+"""Attention tiles, per thread."""
 GRAPH_NBYTES = 220 * 1024
-"""The engine's own description of a pass, each layer (measured for a second state: 0.2 MiB)."""
+"""The engine's graph of a pass, per layer (measured for a second state: 0.2 MiB)."""
 ROUNDED_NBYTES = 1.25
-"""A value that a product with quantized weights rounds to 8 bits first, with its share of scales and sums."""
+"""An activation that is quantized to 8 bits for a product with quantized weights, with its share of scales and sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """One state: what its context is made with, and its bytes by use."""
+    """One state: the parameters of its context, and its bytes by use."""
 
     context: ContextPlan
     kv_nbytes: int
     output_nbytes: int
     compute_nbytes: int
     work_nbytes: int
-    """What the engine allocates and does not report, leased apart: kernels' buffers, indexes of cells, graphs."""
+    """Memory that the engine allocates but does not report, leased separately: kernel buffers, cell indexes, graphs."""
 
     @property
     def nbytes(self) -> int:
-        """Bound what the engine will report."""
+        """Upper bound of the memory that the engine will report."""
         return self.kv_nbytes + self.output_nbytes + self.compute_nbytes
 
 
 def plan_state(
     entry: ModelEntry, header: Header, *, card: ModelCard, capacity: int, rows: int, snapshots: int = 0
 ) -> StatePlan:
-    """Plan a state of `capacity` rows of which one pass is asked for `rows` logits rows.
+    """Plan a state of `capacity` rows whose passes return up to `rows` rows of logits.
 
-    snapshots: how many earlier memories of recurrent layers it keeps beside the live one.
+    snapshots: number of snapshots of recurrent layers, besides the live memory.
     """
     kv_type, threads = card.kv_type, card.threads or 1
     cells = capacity + -capacity % CELL_GRID
@@ -124,7 +125,7 @@ def plan_state(
 
 
 def position_nbytes(entry: ModelEntry, *, kv_type: str) -> int:
-    """Return what keys and values of one position take."""
+    """Return the bytes of one position's keys and values."""
     return int(2 * entry.layers * entry.kv_heads * entry.head_size * KV_VALUE_NBYTES[kv_type])
 
 
@@ -139,12 +140,12 @@ def state_holders(
     rows: int = 1,
     tree: bool = False,
 ) -> tuple[Holder, ...]:
-    """Return what a state takes, under the names of its leases; trees need no more than chains.
+    """Return a state's memory under the names of its leases; trees need no more than chains.
 
-    fed_row_nbytes: what a row takes of a model that is given embeddings.
+    fed_row_nbytes: bytes per row for a model that takes embedding rows instead of ids.
     """
     plan = plan_state(entry, header, card=card, capacity=capacity, rows=rows, snapshots=snapshots)
-    gathered = rows if rows > min(plan.context.rows_per_pass, plan.context.outputs) else 0  # several passes give them
+    gathered = rows if rows > min(plan.context.rows_per_pass, plan.context.outputs) else 0  # of several passes
     return (
         Holder(f"kv:{card.name}", plan.nbytes),
         Holder(f"work:{card.name}", plan.work_nbytes + fed_row_nbytes * plan.context.rows_per_pass),
@@ -153,14 +154,14 @@ def state_holders(
 
 
 def plan_snapshots(header: Header, *, file_nbytes: int) -> int:
-    """Return how many snapshots of a recurrent memory a state may keep: few bytes beside the weights, or none."""
+    """Return how many snapshots of a recurrent memory a state may keep: they must be small relative to the weights."""
     if not header.recurrent_nbytes:
-        return 0  # of an unknown size
+        return 0  # unknown size
     return min(MOST_SNAPSHOTS, int(file_nbytes * SNAPSHOTS_SHARE) // header.recurrent_nbytes)
 
 
 def _width(header: Header, *, cells: int, sequences: int, kv_type: str) -> int:
-    """Return the rows a pass may have: a multiple of the sequences, since the engine reserves for one."""
+    """Return the rows per pass: a multiple of the sequences, since the engine reserves memory for such a pass."""
     scores = FLOAT_NBYTES * cells * header.heads if kv_type == EXACT else 0
     most = min(ROWS_PER_PASS, ACTIVATIONS_NBYTES // (FLOAT_NBYTES * _mlp_values(header)))
     if scores:
@@ -170,7 +171,7 @@ def _width(header: Header, *, cells: int, sequences: int, kv_type: str) -> int:
 
 
 def _compute_nbytes(entry: ModelEntry, header: Header, *, width: int, outputs: int, cells: int, kv_type: str) -> int:
-    """Bound the engine's buffer of intermediate values, which its widest stage sets: attention, MLP or logits."""
+    """Return an upper bound of the compute buffer, which the widest stage determines: attention, MLP or logits."""
     hidden, attention = header.hidden_size, header.heads * header.head_size
     scores = cells * header.heads if kv_type == EXACT else 0
     attending = scores + 2 * hidden + 4 * attention
@@ -181,24 +182,24 @@ def _compute_nbytes(entry: ModelEntry, header: Header, *, width: int, outputs: i
 
 
 def _mlp_values(header: Header) -> int:
-    """Return what is kept of a row while its MLP runs: gate, up and their product, and the sums around them."""
+    """Return the activations of a row during its MLP: gate, up and their product, and the residuals."""
     if header.mlp_size:
         return 3 * header.mlp_size + 4 * header.hidden_size
-    return 20 * header.hidden_size  # recurrent blocks, whose sizes the header does not tell
+    return 20 * header.hidden_size  # recurrent blocks, whose sizes are not in the header
 
 
 def row_nbytes(entry: ModelEntry) -> int:
-    """Return what one row of logits takes."""
+    """Return the bytes of one row of logits."""
     return FLOAT_NBYTES * entry.rows
 
 
 def weights_nbytes(
     entry: ModelEntry, header: Header, *, file_nbytes: int, loading: Loading, copied_nbytes: int | None = None
 ) -> int:
-    """Bound the weights: the mapped file, a copy repacked for the processor's kernels, the engine's vocabulary.
+    """Return an upper bound of the weights: the mapped file, a copy repacked for the kernels, the engine's vocabulary.
 
-    Weights that are not mapped are read through a buffer of the largest matrix's size. copied_nbytes: what the engine
-    reported outside the mapped file when it loaded this one before; None: all that can be repacked counts.
+    Weights that are not mapped are read through a buffer of the largest matrix's size. copied_nbytes: bytes outside the
+    mapped file that the engine reported when it loaded this file before; None: everything that can be repacked counts.
     """
     largest = max((tensor.nbytes for tensor in header.tensors.values()), default=0)
     if copied_nbytes is not None:
@@ -209,11 +210,11 @@ def weights_nbytes(
 
 
 def loaded_nbytes(entry: ModelEntry, *, file_nbytes: int, loading: Loading, copied_nbytes: int) -> int:
-    """Return what loaded weights take, where the engine reports this many bytes outside the mapped file."""
+    """Return the bytes of loaded weights. copied_nbytes: reported by the engine outside the mapped file."""
     return (file_nbytes if loading.mmap else 0) + copied_nbytes + VOCABULARY_NBYTES * entry.rows
 
 
 def session_nbytes(entry: ModelEntry, header: Header, *, card: ModelCard) -> int:
-    """Bound what a usual session takes beside the weights."""
+    """Return an upper bound of a typical session's memory besides the weights."""
     plan = plan_state(entry, header, card=card, capacity=min(card.context, USUAL_CELLS), rows=1)
     return plan.nbytes + plan.work_nbytes + DRAWING_NBYTES * entry.rows

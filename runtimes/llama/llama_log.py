@@ -1,7 +1,7 @@
-"""The engine's log: quiet, read for the sizes of buffers and the reasons of failures, passed on at level DEBUG.
+"""Capture the engine's log: parse buffer sizes and error reasons, and forward its lines at level DEBUG.
 
-The library has one log for the whole process, so this one belongs to the library, not to a runtime. Lines are kept by
-thread: two threads may make contexts at once.
+The library has one log per process, so this log belongs to the library, not to a runtime. Lines are kept per thread,
+since two threads may create contexts at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 __all__ = ["Log", "Untyped"]
 
 Untyped: TypeAlias = Any
-"""A value of the engine, whose bindings are typed loosely."""
+"""A value of the engine's bindings, which are loosely typed."""
 
 LOGGER = "edgedecode.llama"
 ERROR = 4
@@ -26,7 +26,7 @@ _SIZE = re.compile(r"(\S+) +(output|KV|RS|compute|model|LoRA) buffer size = *([0
 
 
 class Log:
-    """What this thread's newest call of the engine said."""
+    """The log lines of this thread's last engine call."""
 
     def __init__(self, api: Untyped) -> None:
         self._own = local()
@@ -36,27 +36,27 @@ class Log:
 
     @classmethod
     def of(cls, api: Untyped) -> Log:
-        """Return the library's log, which stays with it: the library calls it as long as it lives."""
+        """Return the library's log. It is stored on the library, which calls it for the rest of the process."""
         if not hasattr(api, "edgedecode_log"):
             api.edgedecode_log = cls(api)
         log: Log = api.edgedecode_log
         return log
 
     def begin(self) -> None:
-        """Forget what earlier calls said."""
+        """Discard the lines of earlier calls."""
         self._own.sizes, self._own.errors = {}, []
 
     def sizes(self) -> dict[str, int]:
-        """Return the buffers' sizes in bytes, rounded up.
+        """Return the buffers' sizes in bytes by kind, rounded up.
 
         Kinds: output, KV, RS (recurrent), compute, LoRA, model (copies of weights), mapped (used from the file).
         """
         return dict(getattr(self._own, "sizes", {}))
 
     def reason(self, *, newest: bool = False) -> str:
-        """Return the first error line since `begin` (later ones are vaguer), or the newest."""
+        """Return the first error line since `begin` (later ones are less specific), or the newest."""
         errors: list[str] = getattr(self._own, "errors", [])
-        return errors[-1 if newest else 0] if errors else "it gives no reason"
+        return errors[-1 if newest else 0] if errors else "no reason given"
 
     def _take(self, level: int, text: bytes, _: object) -> None:
         line = text.decode("utf-8", "replace").strip()

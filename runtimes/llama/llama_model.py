@@ -1,7 +1,7 @@
-"""A model on llama.cpp: turns rows to append into engine passes.
+"""A model on llama.cpp: split rows to append into forward passes.
 
-A pass has at most the rows and outputs its context was made for, since more abort the process; longer requests are
-split. The outputs of one pass are read in place, those of several are gathered in an array of our own.
+A pass has at most the rows and outputs of its context's plan, since more would abort the process; longer requests are
+split. The outputs of one pass are read in place, those of several passes are copied to a buffer.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ AnyState: TypeAlias = LlamaState | RecurrentState
 class LlamaModel:
     """Implements `LanguageModel`, `AdapterModel`, `AdapterFileModel` over loaded weights; owns them and the `leases`.
 
-    snapshots: how many earlier memories each state of recurrent layers keeps. table: the rows it reads in place of ids,
-    which are those of the card's whole vocabulary.
+    snapshots: number of snapshots that each state of recurrent layers keeps. table: embedding rows of the full
+    vocabulary, for a model that takes rows instead of ids.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LlamaModel:
 
     def new_state(self, capacity: int, *, rows: int = 1, tree: bool = False) -> State:
         if rows < 0:
-            raise InputError(f"a state with {rows} rows of logits: give 0 or more")
+            raise InputError(f"a state cannot have {rows} rows of logits: use 0 or more")
         check_capacity(capacity, self._card)
         self._check_open()
         plan = plan_state(
@@ -94,7 +94,7 @@ class LlamaModel:
             work = undo.enter_context(self._budget.reserve(f"work:{self._card.name}", plan.work_nbytes + fed))
             state = self._make_state(plan, capacity, lease=lease, work=work)
             undo.callback(state.close)
-            if rows > min(state.width, plan.context.outputs):  # several passes give them
+            if rows > min(state.width, plan.context.outputs):  # they come from several passes
                 with self._lock:
                     self._gather(rows)
             undo.pop_all()
@@ -141,9 +141,9 @@ class LlamaModel:
             self._adapters.remove(digest, users=list(self._contexts))
 
     def close(self) -> None:
-        """Close every state and give the memory back; waits for a pass that is running. Idempotent."""
+        """Close every state and release the memory, after a running pass has ended. Idempotent."""
         with self._lock:
-            for context in list(self._contexts):  # also those that only a view still holds
+            for context in list(self._contexts):  # including those that only a logits view keeps alive
                 context.close()
             self._adapters.close()
             self._weights.close()
@@ -154,7 +154,7 @@ class LlamaModel:
                 lease.release()
 
     def _make_state(self, plan: StatePlan, capacity: int, *, lease: Lease, work: Lease) -> AnyState:
-        """Make the context, and set the lease to what the engine reports of it."""
+        """Create the context, and set the lease to the sizes that the engine reports."""
         engine = self._weights.engine
         native = engine.context(self._weights, plan.context)
         context = Context(self._weights, native, plan=plan.context, lease=lease, work=work, table=self._table)
@@ -175,7 +175,7 @@ class LlamaModel:
         """Run the passes that append `tokens` and return the logits of `rows`."""
         ascending = rows if _is_ascending(rows) else sorted(set(rows))
         plan = state.context.plan
-        if len(tokens) <= state.width and 0 < len(ascending) <= plan.outputs:  # one pass, as in every round
+        if len(tokens) <= state.width and 0 < len(ascending) <= plan.outputs:  # one pass, as in every decoding round
             state.append(tokens, start=state.pending, parents=parents, rows=ascending)
             logits = state.context.logits(len(ascending), rows=self._card.rows)
         else:
@@ -185,7 +185,7 @@ class LlamaModel:
     def _append_pieces(
         self, state: AnyState, tokens: Sequence[int], *, parents: Sequence[int] | None, rows: Sequence[int]
     ) -> FloatArray:
-        """Run as many passes as the context's limits need; `rows` ascend."""
+        """Run as many passes as the context's limits require; `rows` are ascending."""
         pieces = list(_pieces_of(len(tokens), rows, width=state.width, outputs=state.context.plan.outputs))
         several = sum(bool(piece.rows) for piece in pieces) > 1
         logits = self._gather(len(rows) if several else 0)
@@ -208,15 +208,15 @@ class LlamaModel:
         return logits
 
     def _gather(self, count: int) -> FloatArray:
-        """Return an array of our own for `count` rows. Raises BudgetExceeded before it grows."""
+        """Return a buffer for `count` rows. Raises BudgetExceeded before it grows."""
         if len(self._gathered) < count:
             self._gathered_lease.resize(count * row_nbytes(self._entry))
-            self._gathered = np.empty((0, self._card.rows), np.float32)  # gives the old rows back first
+            self._gathered = np.empty((0, self._card.rows), np.float32)  # frees the old buffer first
             self._gathered = np.empty((count, self._card.rows), np.float32)
         return self._gathered[:count]
 
     def _parents(self, state: AnyState, parents: Sequence[int] | None, *, count: int) -> Sequence[int] | None:
-        """Return the rows' parents where the state is, or becomes, a tree; None for a chain."""
+        """Return the rows' parents if the state is or becomes a tree; None for a chain."""
         after = state.pending
         if parents is not None and not continues(parents, count=count, after=after):
             if not self._card.tree:
@@ -230,7 +230,7 @@ class LlamaModel:
 
     def _own(self, state: State) -> AnyState:
         if not isinstance(state, (LlamaState, RecurrentState)) or state.owner is not self:
-            raise InputError(f"the state was not made by {self._card.name}'s new_state")
+            raise InputError(f"the state was not created by {self._card.name}'s new_state")
         if self._weights.closed or state.closed:
             raise CapabilityError(f"{self._card.name} or its state is closed")
         return state
@@ -242,7 +242,7 @@ def _is_ascending(rows: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One engine pass of a request: its rows, and those of them that are outputs, counted from the request's first."""
+    """One pass of a request: its range of rows, and the outputs among them, both counted from the request's start."""
 
     start: int
     stop: int
@@ -250,7 +250,7 @@ class _Piece:
 
 
 def _pieces_of(count: int, ascending: Sequence[int], *, width: int, outputs: int) -> Iterator[_Piece]:
-    """Split `count` rows into passes of at most `width` rows and `outputs` outputs, whose rows are `ascending`."""
+    """Split `count` rows, with outputs at the `ascending` rows, into passes of at most `width` rows and `outputs`."""
     start = filled = 0
     while start < count:
         stop = min(start + width, count)
@@ -263,6 +263,6 @@ def _pieces_of(count: int, ascending: Sequence[int], *, width: int, outputs: int
 
 
 def _places(rows: Sequence[int], ascending: Sequence[int]) -> list[int]:
-    """Return where each of `rows` stands in `ascending`."""
+    """Return the index of each of `rows` in `ascending`."""
     place = {row: index for index, row in enumerate(ascending)}
     return [place[row] for row in rows]

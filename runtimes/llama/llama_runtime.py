@@ -1,4 +1,4 @@
-"""The llama.cpp engine as a `Runtime`: lists its device and opens a pack's GGUF files."""
+"""The llama.cpp engine as a `Runtime`: list its device and open a pack's GGUF files."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ INT8_BLOCK = 32
 
 
 class LlamaRuntime:
-    """Implements `Runtime`. Raises RuntimeUnavailable when llama-cpp-python is not installed.
+    """Implements `Runtime`. Raises RuntimeUnavailable if llama-cpp-python is not installed.
 
-    The engine is loaded by the first `open`, once a child process has shown that it runs here. mmap: read weights from
-    the mapped file; False copies them, for file systems that map badly. Under a budget that cannot hold the file and
-    the copies of its weights that the kernels want, the weights are read too: it is as fast, and takes them once.
+    The engine is loaded by the first `open`, after a child process has shown that it runs on this processor. mmap: map
+    the weights; False reads them, for file systems where mapping is slow. If a budget cannot hold both the mapped file
+    and the copies repacked for the kernels, the weights are read too: that is as fast, and needs memory for one copy.
     """
 
     def __init__(self, *, mmap: bool = True) -> None:
@@ -69,7 +69,7 @@ class LlamaRuntime:
         self._mmap = mmap
         self._engine: Engine | None = None
         self._code: WeakKeyDictionary[Budget, Lease] = WeakKeyDictionary()
-        """Per budget: the engine's own pages. They stay while the process lives, so this lease outlives the models."""
+        """Per budget: the lease for the engine's own pages. They stay until the process ends, so it outlives models."""
 
     @property
     def name(self) -> str:
@@ -82,11 +82,11 @@ class LlamaRuntime:
 
     @staticmethod
     def refusal(entry: ModelEntry, root: Path, *, name: str, provider: str, needs: Collection[str]) -> Refusal | None:
-        """Say what `open` would refuse of a model, and whether a child process could decode with the engine."""
+        """Return why `open` would refuse a model, or why the engine does not run in a child process; None if usable."""
         if provider != PROVIDER:
             return Refusal(f"llama.cpp has no provider {provider!r} here")
         if not entry.gguf and not entry.gguf_plan:
-            return Refusal(f"the pack holds no GGUF file of the model {name} and cannot make one")
+            return Refusal(f"the pack has no GGUF file of the model {name} and cannot build one")
         try:
             _kv_type(entry, name, needs=needs)
         except CapabilityError as error:
@@ -95,7 +95,7 @@ class LlamaRuntime:
         return None if finding.works else Refusal(f"llama.cpp does not run here: {finding.reason}", broken=True)
 
     def devices(self) -> Sequence[Device]:
-        """Return the processor, and whether the engine runs on it: a child process tries a tiny model."""
+        """Return the processor as a device; a child process tests the engine with a tiny model."""
         finding = self._probe()
         return [
             Device(
@@ -108,11 +108,11 @@ class LlamaRuntime:
         ]
 
     def open(self, request: ModelRequest) -> LanguageModel:
-        found = self._found(request)
+        found = self._find(request)
         budget, needs, card = request.budget, request.needs, found.card
         entry, header, path, draft, name = found.entry, found.header, found.path, found.draft, card.name
         file_nbytes = path.stat().st_size
-        with ExitStack() as undo:  # gives every lease back when a later step fails
+        with ExitStack() as undo:  # releases every lease if a later step fails
             code = self._code.get(budget) or undo.enter_context(budget.reserve(*CODE, fixed=True))
             loading, holder = self._fitting(found, budget, needs)
             lease = undo.enter_context(budget.reserve(holder.name, holder.nbytes, fixed=name == "target"))
@@ -130,7 +130,7 @@ class LlamaRuntime:
                 card,
                 tree=not weights.recurrent,
                 rollback=not weights.recurrent or snapshots > 0,
-                lora_rank=entry.hidden_size if modules else 0,  # any: a larger one would say no more
+                lora_rank=entry.hidden_size if modules else 0,  # any rank: a larger one would add nothing
                 lora_modules=modules,
                 notes=(*entry.notes, *_recurrent_notes(weights, header, name=name, snapshots=snapshots)),
                 weights_nbytes=loaded,
@@ -138,7 +138,7 @@ class LlamaRuntime:
             )
             table = None
             if draft is not None:
-                table = EmbeddingTable(draft.whole, draft.contents, library=engine.block_library())
+                table = EmbeddingTable(draft.full, draft.contents, library=engine.block_library())
                 undo.callback(table.close)
                 plan = plan_state(entry, header, card=card, capacity=1, rows=1)
                 find_scale(weights, table, vocabulary=draft.vocabulary, plan=plan, name=name, budget=budget)
@@ -157,8 +157,8 @@ class LlamaRuntime:
         return model
 
     def footprint(self, request: ModelRequest) -> ModelFootprint:
-        """Return what a model takes; its GGUF file is made where it is not there yet, and its header read."""
-        found = self._found(request)
+        """Return a model's memory. Reads the header of its GGUF file, which is built first if it is missing."""
+        found = self._find(request)
         card, header = found.card, found.header
         recurrent = header.recurrent_nbytes > 0
         snapshots = plan_snapshots(header, file_nbytes=found.path.stat().st_size) if recurrent else 0
@@ -168,14 +168,14 @@ class LlamaRuntime:
         holders = partial(state_holders, found.entry, header, card, snapshots=snapshots, fed_row_nbytes=fed)
         return ModelFootprint(card, (CODE, weights), holders)
 
-    def _found(self, request: ModelRequest) -> _Found:
-        """Find the model's file, made now where it must be, and say what is known of it before it is loaded."""
+    def _find(self, request: ModelRequest) -> _Found:
+        """Find the model's file, building it if needed, and return the facts known before loading."""
         entry, root, name, budget, needs = request.entry, request.root, request.name, request.budget, request.needs
         if request.provider != PROVIDER:
             raise CapabilityError(f"llama.cpp has no provider {request.provider!r} here; it has: {PROVIDER}")
         check_threads(request.threads)
         kv_type = _kv_type(entry, name, needs=needs)
-        self._check_works()  # before files are made for it
+        self._check_works()  # before any file is built
         draft = None
         if "trim" in needs:
             draft = find_trimmed(entry, root, name=name, vocabulary_size=request.vocabulary_size, budget=budget)
@@ -190,13 +190,13 @@ class LlamaRuntime:
             kv_type=kv_type,
             kv_nbytes=position_nbytes(entry, kv_type=kv_type),
             token_ids=None if draft is None else draft.vocabulary.ids,
-            kernel_noise=None if entry.graphs else entry.kernel_noise,  # an export's was measured on the graphs
+            kernel_noise=None if entry.graphs else entry.kernel_noise,  # with graphs, it was measured on the graphs
             threads=request.threads or default_threads(path.stat().st_size),
         )
         return _Found(path, replace(entry, rows=rows), header, card, draft)
 
     def _fitting(self, found: _Found, budget: Budget, needs: Collection[str]) -> tuple[Loading, Holder]:
-        """Return how weights are loaded and what they take: read, with a notice, where mapping them does not fit."""
+        """Return how weights are loaded, and their memory: read instead of mapped, with a notice, to fit the budget."""
         loading = self._loading(needs)
         weights = found.weights(loading)
         if not loading.twice or _has_room(budget, weights.nbytes, found.entry, found.header, card=found.card):
@@ -232,7 +232,7 @@ class _Found(NamedTuple):
     draft: TrimmedDraft | None
 
     def weights(self, loading: Loading) -> Holder:
-        """Return what the weights take: where they were loaded here before, what they took then."""
+        """Return the weights' memory: as measured when they were loaded before, otherwise an upper bound."""
         nbytes = weights_nbytes(
             self.entry,
             self.header,
@@ -244,22 +244,21 @@ class _Found(NamedTuple):
 
     @property
     def table_nbytes(self) -> int:
-        """What it takes that a trimmed draft is fed from the whole one's file."""
+        """Memory for a trimmed draft's embedding rows, which come from the full draft's file."""
         return 0 if self.draft is None else TABLE_NBYTES
 
 
 def _has_room(budget: Budget, weights: int, entry: ModelEntry, header: Header, *, card: ModelCard) -> bool:
-    """Tell whether weights of this size leave room for a usual session."""
+    """Return whether weights of this size leave room for a typical session."""
     if budget.limit_nbytes is None:
         return True
     return budget.used_nbytes + weights + session_nbytes(entry, header, card=card) <= budget.limit_nbytes
 
 
 def _kv_type(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
-    """Check what is needed and return how keys and values are kept: as asked, else float32 beside float weights and
-    float16 beside others."""
+    """Check the needs and return the KV type: the requested one, else float32 for float32 weights, else float16."""
     if missing := sorted(set(needs) - OFFERED):
-        raise CapabilityError(f"llama.cpp offers no {', '.join(missing)} for the model {name}: use --runtime onnx")
+        raise CapabilityError(f"llama.cpp does not offer {', '.join(missing)} for the model {name}: use --runtime onnx")
     if "trim" in needs:
         check_trim(entry, name=name)
     asked = [need.partition(":")[2] for need in needs if need.startswith("kv:")]
@@ -274,35 +273,35 @@ def _kv_type(entry: ModelEntry, name: str, *, needs: Collection[str]) -> str:
 
 
 def _adapted(header: Header, *, name: str, needs: Collection[str]) -> tuple[str, ...]:
-    """Return the projections that adapters may change. Raises CapabilityError where some are needed and none are."""
+    """Return the projections that adapters may change. Raises CapabilityError if adapters are needed and none may."""
     modules = lora_modules(list(lora_projections(header)))
     if "lora" in needs and not modules:
         raise CapabilityError(
-            f"the model {name} ({header.architecture}) takes no adapter of PEFT here: use --runtime onnx"
+            f"the model {name} ({header.architecture}) cannot use PEFT adapters on llama.cpp: use --runtime onnx"
         )
     return modules
 
 
 def _check_kind(weights: Weights, header: Header, *, name: str, needs: Collection[str]) -> None:
-    """Refuse what is not a decoder with the header's rows, and trees where layers are recurrent."""
+    """Raise unless the weights are a decoder with the header's rows; also for trees with recurrent layers."""
     if weights.rows != header.rows:
         raise ManifestError(
-            f"llama.cpp reads {weights.rows} tokens in the model {name} of {header.rows} rows: export it again"
+            f"llama.cpp finds {weights.rows} tokens in the model {name} of {header.rows} rows: export it again"
         )
     if not weights.decoder:
         raise CapabilityError(f"the model {name} ({header.architecture}) is not a decoder: it cannot be run here")
     if weights.recurrent and "tree" in needs:
-        raise CapabilityError(f"the model {name} ({header.architecture}) has recurrent layers: it reads no trees")
+        raise CapabilityError(f"the model {name} ({header.architecture}) has recurrent layers: it cannot verify trees")
 
 
 def _recurrent_notes(weights: Weights, header: Header, *, name: str, snapshots: int) -> tuple[str, ...]:
-    """Say how a model with recurrent layers goes back, or that it cannot."""
+    """Return notes on how a model with recurrent layers rolls back, or that it cannot."""
     if not weights.recurrent:
         return ()
     if snapshots:
         size = format_nbytes(header.recurrent_nbytes)
-        return (f"Recurrent layers: rejected drafts are dropped through {snapshots} snapshots of at most {size} each.",)
+        return (f"Recurrent layers: drafts are rolled back with {snapshots} snapshots of at most {size} each.",)
     logging.getLogger("edgedecode").info("%s has recurrent layers: it is decoded without drafts", name)
     return (
-        "Recurrent layers whose memory is too large, or of an unknown size, to be kept twice: plain decoding only.",
+        "Recurrent layers whose memory is too large, or of unknown size, for snapshots: decoding without drafts only.",
     )

@@ -150,9 +150,9 @@ def test_a_cache_that_cannot_be_written(bundled: Path, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("tell_parent({'unwritten': 'No space left on device'})", r"in the cache \(No space left.*make room"),
-        ("tell_parent({'refused': 'the plan is damaged'})", "can be made: the plan is damaged"),
-        ("import os; os.kill(os.getpid(), 9)", "can be made: its native code died with SIGKILL"),
+        ("tell_parent({'unwritten': 'No space left on device'})", r"in the cache \(No space left.*free some space"),
+        ("tell_parent({'refused': 'the plan is damaged'})", "cannot be built: the plan is damaged"),
+        ("import os; os.kill(os.getpid(), 9)", "cannot be built: its native code died with SIGKILL"),
     ],
 )
 def test_a_child_that_fails_leaves_nothing(
@@ -185,7 +185,7 @@ def test_a_full_disk_is_told(bundled: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_budget_that_cannot_hold_the_making(bundled: Path, cache: Path, unmaking: None) -> None:
     with pytest.raises(
         BudgetExceeded,
-        match=r"for making draft\.gguf, .*: run once without --memory, or with [\d.]+MB or more: the file",
+        match=r"for building draft\.gguf, .*: run once without --memory, or with [\d.]+MB or more: the file",
     ):
         path_of(bundled, budget=Budget(10**6))
     assert list(cache.iterdir()) == []
@@ -225,7 +225,7 @@ def test_a_pack_without_file_and_plan(bundled: Path) -> None:
     from dataclasses import replace
 
     entry = replace(Manifest.load(bundled).located("target"), gguf_plan="")
-    with pytest.raises(CapabilityError, match=r"holds no GGUF file of the model target and cannot make one.*--formats"):
+    with pytest.raises(CapabilityError, match=r"has no GGUF file of the model target and cannot build one.*--formats"):
         gguf_path(entry, bundled, name="target", budget=Budget())
 
 

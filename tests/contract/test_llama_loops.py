@@ -65,7 +65,7 @@ def test_a_loop_says_what_the_runtime_says(
 def test_a_loop_refuses_what_it_cannot(
     factory: type[LlamaBareLoop] | type[HighLevelLoop], entry: ModelEntry, root: Path
 ) -> None:
-    with pytest.raises(CapabilityError, match="holds no GGUF file"):
+    with pytest.raises(CapabilityError, match="has no GGUF file"):
         factory(replace(entry, gguf=""), root, threads=1, capacity=CAPACITY, kv_type="float32")
     loop = factory(entry, root, threads=1, capacity=CAPACITY, kv_type="float32")
     first = loop.read(PROMPT)

@@ -241,7 +241,7 @@ def test_a_recurrent_draft_of_single_passes_is_dropped_without_reading_twice(rec
         state.keep([0])
     assert state.oldest_crop <= 20
     state.crop(22)
-    assert not state._snapshots.owed
+    assert not state._snapshots.replay
     found = recurrent.forward([5], state).logits[0].copy()
     assert_close(found, logits_of(recurrent, [*TOKENS[:22], 5])[-1])
 
@@ -340,7 +340,7 @@ def test_a_rigid_memory_goes_back_to_nothing_else_than_nothing(rigid: Any) -> No
     card = rigid.card
     assert not card.tree
     assert not card.rollback
-    assert any("plain decoding only" in note for note in card.notes)
+    assert any("without drafts only" in note for note in card.notes)
     state = settled(rigid, TOKENS[:20], capacity=64)
     assert state.oldest_crop == 20
     state.crop(20)
@@ -374,7 +374,7 @@ def test_a_rigid_memory_that_was_torn_starts_over(rigid: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         rigid.forward(TOKENS[20:22], state)
     state.context._api = api
-    with pytest.raises(CapabilityError, match="or 0: read it again"):
+    with pytest.raises(CapabilityError, match="or 0: prefill it from 0"):
         rigid.forward(TOKENS[20:22], state)
     assert state.oldest_crop == 21
     state.crop(0)
@@ -384,9 +384,9 @@ def test_a_rigid_memory_that_was_torn_starts_over(rigid: Any) -> None:
 def test_a_tree_is_refused_at_the_door(gguf_opener: GgufOpener) -> None:
     with pytest.raises(CapabilityError, match="recurrent"):
         gguf_opener(architecture="mamba", needs=("tree",))
-    with pytest.raises(CapabilityError, match="offers no hidden"):
+    with pytest.raises(CapabilityError, match="does not offer hidden"):
         gguf_opener(needs=("hidden",))
-    with pytest.raises(CapabilityError, match="takes no adapter of PEFT"):
+    with pytest.raises(CapabilityError, match="cannot use PEFT adapters"):
         gguf_opener(architecture="mamba", needs=("lora",))
     with pytest.raises(CapabilityError, match="multiple of 32"):
         gguf_opener(needs=("kv:int8",))

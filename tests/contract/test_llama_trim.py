@@ -368,13 +368,13 @@ REFUSED: dict[str, tuple[Callable[[ModelEntry, Path], ModelEntry], type[EdgeDeco
     "a map that is gone": (gone(MAP), ManifestError, "map of the trimmed draft .* cannot be read"),
     "a file that is gone": (gone(FILE), ManifestError, "trim.gguf cannot be read"),
     "a truncated file": (truncated, ManifestError, "trim.gguf is truncated"),
-    "another map's file": (another_map, ManifestError, "not trimmed by the pack's map"),
-    "another draft's file": (another_draft, ManifestError, "made of another draft"),
+    "another map's file": (another_map, ManifestError, "not trimmed with the pack's map"),
+    "another draft's file": (another_draft, ManifestError, "made from another draft"),
     "a whole draft that is trimmed": (another_type, ManifestError, "does not fit the draft|another shape"),
     "an architecture that is not fed": (
         lambda entry, root: replace(entry, architecture="gemma3n"),
         CapabilityError,
-        "cannot be fed with embeddings .*gemma3n.*--runtime onnx",
+        "cannot take embeddings as input .*gemma3n.*--runtime onnx",
     ),
 }
 
@@ -396,7 +396,7 @@ def test_the_file_says_what_it_is(gguf_opener: GgufOpener, tmp_path: Path) -> No
     entry = replace(gguf_opener.entry(shape, "mamba"), architecture="UnheardOfForCausalLM")
     root = Path(shutil.copytree(gguf_opener.root(shape, "mamba"), tmp_path / "mamba"))
     budget = Budget()
-    with pytest.raises(CapabilityError, match=r"cannot be fed with embeddings of the model target \(mamba\)"):
+    with pytest.raises(CapabilityError, match=r"cannot take embeddings as input for the model target \(mamba\)"):
         open_gguf(kept_entry(entry, root, file=False), root, budget=budget, needs=("trim",))
     assert budget.leases == ()
 
@@ -406,7 +406,7 @@ def test_an_engine_that_takes_rows_otherwise_is_refused(
 ) -> None:
     """Nothing but worse drafts would tell."""
     monkeypatch.setattr("edgedecode.runtimes.llama.feeding.sqrt", lambda width: 3.0)
-    with pytest.raises(CapabilityError, match="other logits from a row of the model target"):
+    with pytest.raises(CapabilityError, match="different logits from an embedding row of the model target"):
         toys(gguf_opener, tmp_path, architecture="gemma3")
 
 
@@ -415,7 +415,7 @@ def test_a_table_of_a_type_that_is_not_decoded(
 ) -> None:
     monkeypatch.setattr("edgedecode.runtimes.llama.embeddings.F32", -1)
     budget = Budget()
-    with pytest.raises(CapabilityError, match="tensor type 0, whose rows"):
+    with pytest.raises(CapabilityError, match="tensor type 0, which this llama.cpp cannot decode"):
         open_gguf(entry, pack, budget=budget, needs=("trim",))
     assert budget.leases == ()
 
@@ -425,7 +425,7 @@ def test_a_table_that_shrinks_is_an_error_and_no_crash(pack: Path, entry: ModelE
     state = settled(model, TOKENS[:5], capacity=20)
     whole = (pack / entry.gguf).read_bytes()
     (pack / entry.gguf).write_bytes(whole[:4000])
-    with pytest.raises(EdgeDecodeError, match="became shorter while it was used"):
+    with pytest.raises(EdgeDecodeError, match="became shorter while in use"):
         model.forward([126], state)
     (pack / entry.gguf).write_bytes(whole)
     assert (state.length, state.pending) == (5, 0)
@@ -456,4 +456,4 @@ def test_what_is_known_before_anything_is_opened(pack: Path, entry: ModelEntry) 
 
     assert refusal(entry, "trim") == ""
     assert "no trimmed vocabulary of the model draft" in refusal(replace(entry, trim=None), "trim")
-    assert "cannot be fed" in refusal(replace(entry, architecture="mamba"), "trim")
+    assert "cannot take embeddings" in refusal(replace(entry, architecture="mamba"), "trim")

@@ -113,13 +113,15 @@ def test_a_full_disk_leaves_nothing(mapped_pack: Path, cache: Path, monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("edgedecode.runtimes.llama.files.trimmed_draft.write_trimmed", full)
-    with pytest.raises(CapabilityError, match=r"trimmed draft can be made in the cache \(No space left.*make room"):
+    with pytest.raises(
+        CapabilityError, match=r"trimmed draft cannot be built in the cache \(No space left.*free some space"
+    ):
         open_draft(mapped_pack)
     assert list(cache.iterdir()) == []
 
 
 def test_making_it_is_charged(mapped_pack: Path, cache: Path) -> None:
-    with pytest.raises(BudgetExceeded, match=r"making trimmed draft\.gguf"):
+    with pytest.raises(BudgetExceeded, match=r"building trimmed draft\.gguf"):
         open_draft(mapped_pack, budget=Budget(10**6))
     assert list(cache.iterdir()) == []
 

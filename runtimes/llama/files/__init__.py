@@ -1,1 +1,1 @@
-"""The files that llama.cpp opens: built when first used and kept, cut for a trimmed draft, tried in a child process."""
+"""Files for llama.cpp: cached GGUF builds, trimmed drafts, scratch files, and the probe in a child process."""

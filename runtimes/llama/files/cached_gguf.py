@@ -1,8 +1,8 @@
-"""The GGUF file of a model whose pack holds only its plan: made when it is first used, then kept in the user's cache.
+"""Build the GGUF file of a model whose pack holds only a plan for it, on first use, in the user's cache.
 
-The file is a second form of the pack's own blocks, so a pack need not carry both. How it is made is the export's
-business, found among the entry points of `edgedecode.makers`; here is where it is kept, that it is whole, and that two
-processes which make it at once do no harm. It is made in a child process, whose memory goes back when it is done.
+The file contains the pack's own blocks in another format, so that a pack need not carry both. The builder is found
+among the entry points of `edgedecode.makers`; this module stores the file, checks that it is complete, and makes
+concurrent builds safe. The build runs in a child process, so that its memory is released afterwards.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["Recipe", "gguf_key", "gguf_path", "kept_file", "write_made"]
 FOLDER = "gguf"
 CHILD_NBYTES = 44 * 2**20
 TOKEN_NBYTES = 1500
-"""A child's memory: the interpreter with its libraries, and what a token and its merges take (measured: 56 MB with
-8,192 tokens)."""
+"""A child's memory: the interpreter with its libraries, and per token its text and merges (measured: 56 MB with 8,192
+tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a file is made: the name users know it by, its owner (a later file of whom replaces it), the bytes that
-    making it takes, and what writes it. That raises CapabilityError or OSError."""
+    """How to build a file: its name in messages, its owner (a later file of the same owner replaces it), the memory
+    needed, and the function that writes it, which may raise CapabilityError or OSError."""
 
     name: str
     owner: str
@@ -47,43 +47,44 @@ class Recipe:
 
 
 def gguf_path(entry: ModelEntry, root: Path, *, name: str, budget: Budget) -> Path:
-    """Return the GGUF file of the role `name`: the pack's, or one made from its plan, now if it has not been made yet.
+    """Return the GGUF file of the role `name`: the pack's, or the cached one, which is built now if it is missing.
 
-    With the target's the draft's is made too, while nothing is loaded yet beside the child's own memory.
-    Raises CapabilityError where there is neither, or the cache cannot be written; BudgetExceeded, ManifestError.
+    The draft's file is built together with the target's, while no model occupies memory yet.
+    Raises CapabilityError if there is no file and no plan, or the cache cannot be written; BudgetExceeded,
+    ManifestError.
     """
     if entry.gguf:
         return root / entry.gguf
     if not entry.gguf_plan:
         raise CapabilityError(
-            f"the pack holds no GGUF file of the model {name} and cannot make one: export it with blocks of 32 or "
+            f"the pack has no GGUF file of the model {name} and cannot build one: export it with blocks of 32 or "
             f"with --formats onnx,gguf, or use --runtime onnx"
         )
     manifest = Manifest.load(root)
-    path = _kept(manifest, root, name, budget=budget)
+    path = _cached(manifest, root, name, budget=budget)
     if name == "target":
         for role, other in manifest.models.items():
             if role != name and other.gguf_plan and not other.gguf:
-                _kept(manifest, root, role, budget=budget)
+                _cached(manifest, root, role, budget=budget)
     return path
 
 
 def kept_file(key: str, recipe: Recipe, *, budget: Budget) -> Path:
-    """Return the whole file of this key in the user's cache, made now if it is not there.
+    """Return the complete file of this key in the user's cache, built now if it is missing.
 
-    Raises CapabilityError where the cache cannot be written; BudgetExceeded.
+    Raises CapabilityError if the cache cannot be written; BudgetExceeded.
     """
     folder = cache_folder(FOLDER)
     if folder is None:
-        raise _unkept(recipe.name, f"the cache {user_cache()} cannot be written")
+        raise _build_error(recipe.name, f"the cache {user_cache()} cannot be written")
     path = folder / f"{key}.gguf"
     if not is_whole(path):
-        _make(path, recipe, budget=budget)
+        _build(path, recipe, budget=budget)
     return path
 
 
-def _kept(manifest: Manifest, root: Path, role: str, *, budget: Budget) -> Path:
-    """Return the file made from a plan, whole."""
+def _cached(manifest: Manifest, root: Path, role: str, *, budget: Budget) -> Path:
+    """Return the complete file built from a role's plan."""
     recipe = Recipe(
         name=role,
         owner=f"{root.resolve()}:{role}",
@@ -94,7 +95,7 @@ def _kept(manifest: Manifest, root: Path, role: str, *, budget: Budget) -> Path:
 
 
 def write_made(root: str, role: str, out: str) -> None:
-    """Make the file, as the child process does, which tells why it could not."""
+    """Build the file in the child process, and report to the parent why it failed."""
     try:
         _write(Path(root), role, Path(out))
     except EdgeDecodeError as error:
@@ -107,8 +108,8 @@ def _write(root: Path, role: str, out: Path) -> None:
     find_maker("gguf").make(Manifest.load(root).located(role), root, out)
 
 
-def _make(path: Path, recipe: Recipe, *, budget: Budget) -> None:
-    """Make the file where a process that reads the old one, or makes it too, does not notice."""
+def _build(path: Path, recipe: Recipe, *, budget: Budget) -> None:
+    """Build the file next to its final path, without disturbing processes that read or build the same file."""
     started = perf_counter()
     name = recipe.name
     try:
@@ -118,45 +119,47 @@ def _make(path: Path, recipe: Recipe, *, budget: Budget) -> None:
             sha256 = file_sha256(fresh)
         record_whole(path, sha256, owner=recipe.owner)
     except OSError as error:
-        raise _unkept(name, error.strerror or str(error)) from None
+        raise _build_error(name, error.strerror or str(error)) from None
     _prune(path, recipe.owner)
-    notice(f"made {name}.gguf from the pack's blocks in {perf_counter() - started:.1f} s, kept in {path.parent}")
+    notice(f"built {name}.gguf from the pack's blocks in {perf_counter() - started:.1f} s, cached in {path.parent}")
 
 
 def _room(recipe: Recipe, *, budget: Budget) -> Lease:
-    """Lease what making a file takes, once; nothing else is loaded then that could be made smaller."""
+    """Lease the memory for a build. The lease is fixed, as nothing is loaded yet that could be reduced."""
     try:
-        return budget.reserve(f"making {recipe.name}.gguf", recipe.nbytes, fixed=True)
+        return budget.reserve(f"building {recipe.name}.gguf", recipe.nbytes, fixed=True)
     except BudgetExceeded as error:
-        advice = f"run once without --memory, or with {size_option(error.needed_nbytes)} or more: the file is then kept"
+        advice = (
+            f"run once without --memory, or with {size_option(error.needed_nbytes)} or more: the file is then cached"
+        )
         raise BudgetExceeded(error.reason, advice, table=error.table, needed_nbytes=error.needed_nbytes) from None
 
 
 def _run_child(root: Path, role: str, out: Path) -> None:
     command = child_command(f"{__name__}:{write_made.__name__}")
-    if command is None:  # a frozen application: what making it takes stays in this process
+    if command is None:  # a frozen application: the build's memory stays in this process
         _write(root, role, out)
         return
     reply = ask_child(command, str(root.absolute()), role, str(out.absolute()))
-    for told in reply.told:
-        if "unwritten" in told:
-            raise _unkept(role, told["unwritten"])
-        raise CapabilityError(f"no GGUF file of the model {role} can be made: {told['refused']}")
+    for message in reply.told:
+        if "unwritten" in message:
+            raise _build_error(role, message["unwritten"])
+        raise CapabilityError(f"the GGUF file of the model {role} cannot be built: {message['refused']}")
     if reply.failure:
-        raise CapabilityError(f"no GGUF file of the model {role} can be made: {reply.failure}")
+        raise CapabilityError(f"the GGUF file of the model {role} cannot be built: {reply.failure}")
 
 
-def _unkept(name: str, reason: str) -> CapabilityError:
+def _build_error(name: str, reason: str) -> CapabilityError:
     return CapabilityError(
-        f"no GGUF file of the model {name} can be made in the cache ({reason}): make room, set EDGEDECODE_CACHE to a "
-        f"folder that can be written, or use --runtime onnx"
+        f"the GGUF file of the model {name} cannot be built in the cache ({reason}): free some space, set "
+        f"EDGEDECODE_CACHE to a writable folder, or use --runtime onnx"
     )
 
 
 def gguf_key(manifest: Manifest, root: Path, role: str) -> str:
-    """Name what determines a role's file: what the pack says of its own, else what it is made of and whose code does.
+    """Return the cache key of a role's file: the digest of the pack's own GGUF, else of the build's inputs and code.
 
-    Raises ManifestError where the manifest does not list these files.
+    Raises ManifestError if the manifest does not list these files.
     """
     entry = manifest.models[role]
     names = (entry.gguf,) if entry.gguf else (entry.weights, entry.gguf_plan, manifest.tokenizer)
@@ -168,7 +171,7 @@ def gguf_key(manifest: Manifest, root: Path, role: str) -> str:
 
 
 def _prune(path: Path, owner: str) -> None:
-    """Remove what was made of an earlier state of the same pack."""
+    """Remove files built from earlier versions of the same pack."""
     for record in path.parent.glob("*.json"):
         if record.stem != path.stem and owner_of(record) == owner:
             with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Tries the engine in a child process before this one loads it: a build for other processors dies at its first product.
+"""Test the engine in a child process before loading it: a build for another processor crashes at its first product.
 
-The child decodes a tiny quantized Llama, made here in sizes that reach the engine's fastest kernels. The finding is
-kept in the user's cache for this wheel, library and processor, so that it is asked for once.
+The child decodes a tiny quantized Llama whose sizes reach the engine's fastest kernels. The result is cached for this
+wheel, library and processor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Finding", "decode_tiny", "probe_engine", "tiny_model"]
 TIMEOUT_SECONDS = 60.0
 REBUILD = f'CMAKE_ARGS="-DGGML_NATIVE=OFF" {REINSTALL}=='
 LASTING = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGABRT", "SIGFPE")
-"""Signals that the same build sends again; others (memory ran out, a user's stop) are not remembered."""
+"""Signals that the same build will cause again. Others (out of memory, stopped by the user) are not cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Finding:
 
 
 def probe_engine(version: str, *, python: Sequence[str] | None = None, timeout: float = TIMEOUT_SECONDS) -> Finding:
-    """Return whether this wheel runs on this processor: the cached finding, else a child process's.
+    """Return whether this wheel runs on this processor: the cached result, else the result of a child process.
 
-    Where no child can be started, as in a frozen application, it counts as working: who froze it chose the wheel.
+    If no child can be started, as in a frozen application, the engine counts as working: its packager chose the wheel.
     python: the command that decodes the model whose path follows (tests use another one).
     """
     path = _cache_path(version)
@@ -59,7 +59,7 @@ def probe_engine(version: str, *, python: Sequence[str] | None = None, timeout: 
 
 
 def decode_tiny(path: str) -> None:
-    """Load the model at `path` and run a pass of one row and one of several, as the child process does."""
+    """Load the model at `path` and run a pass of several rows and a pass of one row; runs in the child process."""
     from edgedecode.decoding.model import ModelCard
     from edgedecode.gguf.header import read_header
     from edgedecode.memory.budget import Budget
@@ -97,7 +97,7 @@ def decode_tiny(path: str) -> None:
 
 
 def _try(version: str, command: Sequence[str], *, timeout: float) -> tuple[Finding, bool]:
-    """Return the finding, and whether it will be the same tomorrow."""
+    """Return the finding, and whether it is permanent."""
     with scratch_file("probe.gguf") as model:
         model.write_bytes(tiny_model())
         reply = ask_child(command, str(model), seconds=timeout, environment={"GGML_NO_BACKTRACE": "1"})
@@ -105,8 +105,8 @@ def _try(version: str, command: Sequence[str], *, timeout: float) -> tuple[Findi
         return Finding(True), True
     if reply.signal:
         return Finding(False, f"{reply.failure}; rebuild it: {REBUILD}{version}"), reply.signal in LASTING
-    said = reply.failure.removeprefix("edgedecode.errors.RuntimeUnavailable: ")
-    return Finding(False, said if INSTALL in said or REINSTALL in said else f"{said} ({INSTALL})"), False
+    reason = reply.failure.removeprefix("edgedecode.errors.RuntimeUnavailable: ")
+    return Finding(False, reason if INSTALL in reason or REINSTALL in reason else f"{reason} ({INSTALL})"), False
 
 
 def _cache_path(version: str) -> Path | None:
@@ -115,7 +115,7 @@ def _cache_path(version: str) -> Path | None:
 
 
 def _library() -> list[str]:
-    """Return what changes when the wheel is built again: its libraries' sizes and times. Imports nothing of it."""
+    """Return facts that change when the wheel is rebuilt: its libraries' sizes and times. Does not import it."""
     spec = find_spec("llama_cpp")
     folders = list(spec.submodule_search_locations or []) if spec else []
     files = [path for folder in folders for path in sorted((Path(folder) / "lib").glob("*")) if path.is_file()]
@@ -138,7 +138,7 @@ PAYLOAD = {Q4_0: 16, Q8_0: 32}
 
 
 def tiny_model() -> bytes:
-    """Return one layer of random weights and no vocabulary."""
+    """Return a GGUF model of one layer with random weights and no vocabulary."""
     rng = np.random.default_rng(0)
     tensors = [
         ("token_embd.weight", (HIDDEN, ROWS), Q8_0),

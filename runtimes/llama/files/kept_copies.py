@@ -1,6 +1,6 @@
-"""What the engine copies of a file's weights for this processor's kernels: known once it was loaded here, and kept.
+"""Cache how many bytes of a file's weights the engine repacks for this processor's kernels.
 
-Which tensors it copies depends on their types, its version and the processor. Before the first loading all of them
+Which tensors it repacks depends on their types, its version and the processor. Before the first load, all of them
 count.
 """
 
@@ -20,8 +20,8 @@ FOLDER = "copies"
 
 
 def kept_copied(path: Path, loading: Loading) -> int | None:
-    """Return the bytes of the copies that a file's weights had here; None where it was never loaded so."""
-    kept = _place(path, loading)
+    """Return the bytes of a file's repacked copies; None if it was never loaded this way."""
+    kept = _cache_path(path, loading)
     try:
         return None if kept is None else kept_json(kept, dict[str, Count])["nbytes"]
     except (OSError, ValueError, KeyError):
@@ -29,12 +29,12 @@ def kept_copied(path: Path, loading: Loading) -> int | None:
 
 
 def keep_copied(path: Path, loading: Loading, nbytes: int) -> None:
-    """Keep what the engine reported."""
-    if (kept := _place(path, loading)) is not None and kept_copied(path, loading) != nbytes:
+    """Store the size that the engine reported."""
+    if (kept := _cache_path(path, loading)) is not None and kept_copied(path, loading) != nbytes:
         keep_json(kept, {"nbytes": nbytes})
 
 
-def _place(path: Path, loading: Loading) -> Path | None:
+def _cache_path(path: Path, loading: Loading) -> Path | None:
     folder = cache_folder(FOLDER)
     if folder is None:
         return None

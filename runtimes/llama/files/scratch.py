@@ -1,4 +1,4 @@
-"""Files that the engine reads once: written, used, removed; what killed processes left of them is removed too."""
+"""Temporary files that the engine reads once. Leftovers of crashed processes are removed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["scratch_file"]
 
 FOLDER = "scratch"
 STALE_SECONDS = 3600.0
-"""Nobody uses such a file for so long: its process is gone."""
+"""Files older than this belong to a process that is gone."""
 
 
 @contextmanager
 def scratch_file(name: str) -> Iterator[Path]:
-    """Give the path of a file to write, in the user's cache; it is removed at the end. Raises RuntimeUnavailable."""
+    """Yield the path of a temporary file in the user's cache; it is removed at the end. Raises RuntimeUnavailable."""
     folder = cache_folder(FOLDER)
     _remove_stale(folder)
     try:
         handle, text = tempfile.mkstemp(prefix="edgedecode-", suffix=f"-{name}", dir=folder)
     except OSError as error:
-        raise RuntimeUnavailable(f"no temporary file can be made ({error.strerror}): free some disk space") from None
+        raise RuntimeUnavailable(f"cannot create a temporary file ({error.strerror}): free some disk space") from None
     os.close(handle)
     path = Path(text)
     try:
@@ -37,7 +37,7 @@ def scratch_file(name: str) -> Iterator[Path]:
 
 
 def _remove_stale(folder: Path | None) -> None:
-    """Remove what killed processes left; a file that is gone meanwhile, or not ours to remove, is not an error."""
+    """Remove the files of crashed processes, ignoring files that cannot be removed."""
     for path in folder.iterdir() if folder is not None else ():
         with suppress(OSError):
             if time() - path.stat().st_mtime > STALE_SECONDS:

@@ -1,6 +1,6 @@
-"""The trimmed draft of a pack for this engine: its own file, the map of its rows, the whole draft that feeds it.
+"""Find a pack's trimmed draft: its GGUF file, the map of its rows, and the full draft for its embedding rows.
 
-The file is the pack's; where the pack holds none it is sliced from the whole one at first use and kept in the cache.
+If the pack has no trimmed file, it is sliced from the full draft on first use and cached.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ __all__ = ["TrimmedDraft", "check_trim", "find_trimmed"]
 MIB = 2**20
 MAKING_NBYTES = 8 * MIB
 TOKEN_NBYTES = 200
-"""What slicing holds: a few pieces of the file, and the texts of the whole vocabulary and its merges."""
+"""Memory for slicing: a few pieces of the file, and per token of the full vocabulary its text and merges."""
 COMPARED = 16
-"""So many of the file's rows are compared with those they should come from."""
+"""Number of rows of the file that are compared with the full draft's."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrimmedDraft:
-    """A draft that says the ids of `vocabulary` alone: the file at `path`, fed from that of the whole draft."""
+    """A draft at `path` that only generates the ids of `vocabulary`; its input rows come from the `full` draft."""
 
     path: Path
     vocabulary: TrimmedVocabulary
-    whole: Path
+    full: Path
     contents: Contents
-    """Of the whole draft's file."""
+    """Of the full draft's file."""
 
 
 def check_trim(entry: ModelEntry, *, name: str) -> None:
-    """Raise CapabilityError where the entry alone says that there is no trimmed draft here."""
+    """Raise CapabilityError if the manifest entry shows that there is no trimmed draft for this engine."""
     if entry.trim is None:
         raise CapabilityError(
             f"the pack has no trimmed vocabulary of the model {name}: run `edgedecode trim` on it first"
@@ -60,41 +60,41 @@ def check_trim(entry: ModelEntry, *, name: str) -> None:
 def _check_fed(architecture: str, *, name: str) -> None:
     if architecture not in FED:
         raise CapabilityError(
-            f"llama.cpp cannot be fed with embeddings of the model {name} ({architecture}), as its trimmed draft must "
-            f"be: use --runtime onnx"
+            f"llama.cpp cannot take embeddings as input for the model {name} ({architecture}), as its trimmed draft "
+            f"needs: use --runtime onnx"
         )
 
 
 def find_trimmed(entry: ModelEntry, root: Path, *, name: str, vocabulary_size: int, budget: Budget) -> TrimmedDraft:
-    """Return the pack's trimmed draft, checked; its file is made if there is none yet.
+    """Return the pack's trimmed draft after checking it; its file is built if it is missing.
 
-    Raises ManifestError for a map or a file that does not fit the others, CapabilityError where nothing can be made,
-    BudgetExceeded.
+    Raises ManifestError for a map or a file that does not match the others, CapabilityError if the file cannot be
+    built, BudgetExceeded.
     """
     check_trim(entry, name=name)
     trim = entry.trim
     assert trim is not None
     vocabulary = read_token_ids(root / trim.token_ids, rows=trim.size, vocabulary_size=min(entry.rows, vocabulary_size))
-    whole = gguf_path(entry, root, name=name, budget=budget)
-    contents = read_contents(whole)
-    header = header_of(contents, whole)
-    check_header(header, entry, path=whole)
-    _check_fed(header.architecture, name=name)  # the manifest may name a class that nobody knows
+    full = gguf_path(entry, root, name=name, budget=budget)
+    contents = read_contents(full)
+    header = header_of(contents, full)
+    check_header(header, entry, path=full)
+    _check_fed(header.architecture, name=name)  # the manifest may name an unknown model class
     path = root / trim.gguf
     if not trim.gguf:
-        path = _made(entry, root, whole, vocabulary=vocabulary, name=name, budget=budget)
-    _check_belongs(path, whole, contents, vocabulary)
-    return TrimmedDraft(path, vocabulary, whole, contents)
+        path = _sliced(entry, root, full, vocabulary=vocabulary, name=name, budget=budget)
+    _check_belongs(path, full, contents, vocabulary)
+    return TrimmedDraft(path, vocabulary, full, contents)
 
 
-def _made(
-    entry: ModelEntry, root: Path, whole: Path, *, vocabulary: TrimmedVocabulary, name: str, budget: Budget
+def _sliced(
+    entry: ModelEntry, root: Path, full: Path, *, vocabulary: TrimmedVocabulary, name: str, budget: Budget
 ) -> Path:
-    """Return the file in the user's cache that is sliced from the whole one."""
+    """Return the cached file that is sliced from the full one."""
 
     def make(out: Path) -> None:
         with out.open("wb") as file:
-            write_trimmed(file, whole, vocabulary)
+            write_trimmed(file, full, vocabulary)
 
     recipe = Recipe(
         name=f"trimmed {name}",
@@ -106,24 +106,24 @@ def _made(
     return kept_file(key, recipe, budget=budget)
 
 
-def _check_belongs(path: Path, whole: Path, contents: Contents, vocabulary: TrimmedVocabulary) -> None:
-    """Raise ManifestError unless the file was made of this map and of this draft, as far as some rows tell."""
+def _check_belongs(path: Path, full: Path, contents: Contents, vocabulary: TrimmedVocabulary) -> None:
+    """Raise ManifestError unless the file belongs to this map and this draft, of which some rows are compared."""
     trimmed = read_contents(path)
     if trimmed.fields.get(TRIM_KEY) != map_sha256(vocabulary.ids):
-        raise ManifestError(f"{path} was not trimmed by the pack's map: run `edgedecode trim` again")
+        raise ManifestError(f"{path} was not trimmed with the pack's map: run `edgedecode trim` again")
     mine, theirs = trimmed.tensors.get(EMBEDDING), contents.tensors[EMBEDDING]
     if mine is None or mine.shape != (theirs.shape[0], len(vocabulary)) or mine.type != theirs.type:
-        raise ManifestError(f"{path} is of another shape or type than {whole}: run `edgedecode trim` again")
+        raise ManifestError(f"{path} has another shape or type than {full}: run `edgedecode trim` again")
     rows = np.unique(np.linspace(0, len(vocabulary) - 1, COMPARED).astype(np.int64))
     pairs = zip(rows.tolist(), vocabulary.ids[rows].tolist(), strict=True)
-    with path.open("rb") as small, whole.open("rb") as large:
+    with path.open("rb") as small, full.open("rb") as large:
         for row, id in pairs:
-            small.seek(_place(trimmed, mine, row=row))
-            large.seek(_place(contents, theirs, row=id))
+            small.seek(_offset(trimmed, mine, row=row))
+            large.seek(_offset(contents, theirs, row=id))
             nbytes = mine.nbytes // len(vocabulary)
             if small.read(nbytes) != large.read(nbytes):
-                raise ManifestError(f"{path} was made of another draft than {whole}: run `edgedecode trim` again")
+                raise ManifestError(f"{path} was made from another draft than {full}: run `edgedecode trim` again")
 
 
-def _place(contents: Contents, tensor: Tensor, *, row: int) -> int:
+def _offset(contents: Contents, tensor: Tensor, *, row: int) -> int:
     return contents.start + tensor.offset + row * (tensor.nbytes // tensor.shape[-1])

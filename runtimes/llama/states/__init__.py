@@ -1,1 +1,1 @@
-"""A conversation in llama.cpp: rows settled and pending, branches as sequences, snapshots of recurrent layers."""
+"""A conversation's KV cache in llama.cpp: settled and pending rows, branches as sequences, recurrent snapshots."""

@@ -1,4 +1,4 @@
-"""What both states over a native context share: its counts, its lease, and going back."""
+"""Base class of the states over a native context: row counts, lease, and rollback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ContextState(RowState):
         super().__init__(capacity=capacity, owner=owner)
         self.context = context
         self._dirty = False
-        """Whether the context may hold rows that are not counted: a pass failed or was interrupted."""
+        """Whether the context may hold rows that are not counted, after a failed or interrupted pass."""
 
     @property
     def nbytes(self) -> int:
@@ -45,15 +45,15 @@ class ContextState(RowState):
         self._settle(0)
 
     def _cut(self, length: int) -> None:
-        """Leave the first `length` rows."""
+        """Drop all but the first `length` rows."""
         oldest = self.oldest_crop
         if length < oldest:
             raise CapabilityError(
-                f"this model's memory cannot go back to length {length}, only to {oldest} or 0: read it again from 0"
+                f"this model's memory cannot go back to length {length}, only to {oldest} or 0: prefill it from 0"
             )
 
     def _clear(self) -> None:
-        """Forget everything."""
+        """Drop all rows."""
         if not self.closed:
             self.context.clear()
 

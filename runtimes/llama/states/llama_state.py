@@ -1,10 +1,10 @@
-"""One conversation's rows in llama.cpp: what is settled, what is pending, and which sequence each branch has.
+"""One conversation's rows in llama.cpp: settled rows, pending rows, and the sequence id of each branch.
 
-The engine lets a row see the cells that share its sequence, at smaller positions. So every leaf of the tree has an id
-of its own, which all its ancestors and the settled positions carry too. A row's first child goes on with its parent's
-id; every further child takes a new one, and the path above it is added to that id: by `llama_memory_seq_cp` for what
-lies in the cache, by a longer list of ids for rows of the same pass. Settled positions always carry id 0. Cells of rows
-that were dropped leave holes in the engine's cache, which later rows fill.
+In the engine, a row attends to cells that share a sequence with it, at smaller positions. So every leaf of the tree has
+its own id, which its ancestors and the settled positions carry too. A row's first child continues its parent's id. Each
+further child gets a new id, which is added to the path above it: with `llama_memory_seq_cp` for rows in the cache, with
+a longer list of ids for rows of the same pass. Settled positions always carry id 0. Dropped rows leave holes in the
+engine's cache, which later rows fill.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Before the pass: the new id `target` must hold `source`'s first `positions` positions, too."""
+    """Before the pass, the first `positions` positions of `source` must be shared with the new id `target`."""
 
     source: int
     target: int
@@ -34,7 +34,7 @@ class Fork:
 
 @dataclass(slots=True)
 class PassPlan:
-    """One pass: the ids and the depth of each of its rows, and the forks to make before it."""
+    """One pass: the ids and the depth of each row, and the forks to make before it."""
 
     ids: list[list[int]]
     depths: list[int]
@@ -43,20 +43,20 @@ class PassPlan:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How the tree was: the number of its rows, and each id's newest row."""
+    """A point to roll the tree back to: its number of rows, and each id's last row."""
 
     count: int
     tips: dict[int, int]
 
 
 class Sequences:
-    """The tree of one state's pending rows; starts as a chain on id 0."""
+    """The tree of a state's pending rows; initially a chain on id 0."""
 
     def __init__(self, chain: int, *, most: int, settled: int) -> None:
         self._parents = list(range(-1, chain - 1))
         self._depths = list(range(chain))
         self._owners = [0] * chain
-        """Per row, the id it was made with; every other id on it belongs to a descendant's branch."""
+        """Per row, the id it was created with; its other ids belong to branches of descendants."""
         self._tips = {0: chain - 1}
         self._most = most
         self._settled = settled
@@ -67,21 +67,21 @@ class Sequences:
         return tuple(self._tips)
 
     def mark(self) -> Mark:
-        """Remember the tree as it is."""
+        """Return a mark of the current tree, for `undo`."""
         return Mark(len(self._parents), dict(self._tips))
 
     def undo(self, mark: Mark) -> None:
-        """Forget what came after `mark`."""
+        """Remove the rows after `mark`."""
         del self._parents[mark.count :], self._depths[mark.count :], self._owners[mark.count :]
         self._tips = dict(mark.tips)
 
     def end(self, id: int) -> int:
-        """Return how many positions an id in use has, settled ones included."""
+        """Return how many positions an id in use holds, including settled ones."""
         tip = self._tips[id]
         return self._settled + (self._depths[tip] + 1 if tip >= 0 else 0)
 
     def grow(self, parents: Sequence[int]) -> PassPlan:
-        """Append one pass's rows. Raises CapabilityError, the tree partly grown, when there are too many branches."""
+        """Append one pass's rows. Raises CapabilityError, leaving the tree partly grown, for too many branches."""
         start = len(self._parents)
         plan = PassPlan(ids=[], depths=[], forks=[])
         for parent in parents:
@@ -106,15 +106,15 @@ class Sequences:
             above = node
 
     def owner(self, row: int) -> int:
-        """Return an id that this row and everything above it carries."""
+        """Return an id that this row and all its ancestors carry."""
         return self._owners[row]
 
     def _fork(self, parent: int, owner: int, *, start: int, plan: PassPlan) -> int:
-        """Make a branch below `parent`; rows of this pass above it carry its id too."""
+        """Create a branch below `parent`, and add its id to its ancestors in this pass."""
         target = len(self._tips)
         if target >= self._most:
             raise CapabilityError(
-                f"more than {self._most} branches at once: ask new_state for more rows, or draft fewer branches"
+                f"more than {self._most} branches at once: pass more rows to new_state, or draft fewer branches"
             )
         while parent >= start:
             plan.ids[parent - start].append(target)
@@ -128,10 +128,10 @@ class Sequences:
 
 
 class LlamaState(ContextState):
-    """Implements `State`. Sequence 0 holds what is settled, and the pending rows of a chain.
+    """Implements `State`. Sequence 0 holds the settled rows, and the pending rows of a chain.
 
-    window: positions that window layers see, 0 for none. float_keys: whether keys are kept as floats; the memory in
-    which the engine would unpack others to rotate them is not planned.
+    window: of sliding-window layers in positions, 0 for none. float_keys: whether keys are stored as floats. Others
+    cannot shift, as the engine would dequantize them in memory that is not planned.
     """
 
     def __init__(self, context: Context, *, capacity: int, window: int, float_keys: bool, owner: object) -> None:
@@ -141,15 +141,15 @@ class LlamaState(ContextState):
         self._branches: Sequences | None = None
         """The pending rows' shape; None: a chain."""
         self._held = [0] * context.plan.sequences
-        """Per id but 0: how many settled positions it still holds from an earlier tree. The engine changes cells one by
-        one, at a price: with this a tree of the next round costs its new positions, not the whole text."""
+        """Per id except 0: how many settled positions it still holds from an earlier tree. The engine updates cells one
+        by one, so the next round's tree then only costs its new positions, not the full text."""
 
     @property
     def oldest_crop(self) -> int:
-        """Beyond it only 0 is possible: forgetting everything."""
+        """The shortest length to crop to, besides 0."""
         if not self._window or self.closed:
             return 0
-        first = self.context.first_position()  # window layers may have given old cells away
+        first = self.context.first_position()  # sliding-window layers may have reused old cells
         return 0 if first <= 0 else first + self._window
 
     @property
@@ -159,7 +159,7 @@ class LlamaState(ContextState):
     def shift(self, start: int, stop: int) -> None:
         self.crop(self._length)
         length = self._length - (stop - start)
-        self._length, self._dirty = start, True  # what an interrupt in the middle leaves is dropped
+        self._length, self._dirty = start, True  # an interrupt before the end drops the rest
         for id in range(1, len(self._held)):
             self.context.remove(id, 0)
             self._held[id] = 0
@@ -169,12 +169,12 @@ class LlamaState(ContextState):
 
     @property
     def width(self) -> int:
-        """How many rows one pass may have."""
+        """Rows per pass, at most."""
         return self.context.plan.rows_per_pass
 
     @property
     def branched(self) -> bool:
-        """Whether the pending rows are a tree."""
+        """Whether the pending rows form a tree."""
         return self._branches is not None
 
     def keep(self, path: Sequence[int]) -> None:
@@ -190,7 +190,7 @@ class LlamaState(ContextState):
         self._settle(self._length + count)
 
     def begin(self, count: int, parents: Sequence[int] | None) -> Mark | None:
-        """Check that `count` rows fit, and return how the tree is now, for `undo`."""
+        """Check that `count` rows fit, and return a mark for `undo`."""
         if self._dirty:
             self._mend()
         check_room(count, used=self._length + self._pending, capacity=self._capacity)
@@ -200,7 +200,7 @@ class LlamaState(ContextState):
         return mark
 
     def append(self, tokens: Sequence[int], *, start: int, parents: Sequence[int] | None, rows: Sequence[int]) -> None:
-        """Run one pass of the pending rows from `start`; `rows` of it become outputs. Tree states need `parents`."""
+        """Run one pass of the pending rows from `start`, with outputs at `rows`. A tree needs `parents`."""
         self._dirty = True
         if self._branches is None:
             self.context.batch.chain(tokens, position=self._length + start)
@@ -211,7 +211,7 @@ class LlamaState(ContextState):
         self.context.decode()
 
     def undo(self, mark: Mark | None) -> None:
-        """Forget rows that were not committed; `mark` is what `begin` returned."""
+        """Drop rows that were not committed; `mark` was returned by `begin`."""
         if mark is None:
             self._branches = None
         elif self._branches is not None:
@@ -229,7 +229,7 @@ class LlamaState(ContextState):
     def _copy(self, fork: Fork) -> None:
         start = self._held[fork.target]
         if self._window and self.context.first_position() > 0:
-            self.context.remove(fork.target, 0)  # ids that share a row must start alike: copy what is left, all of it
+            self.context.remove(fork.target, 0)  # ids that share a row must start alike: copy all remaining positions
             start = 0
         self.context.copy(fork.source, fork.target, start=start, stop=fork.positions)
 
@@ -237,7 +237,7 @@ class LlamaState(ContextState):
         self._cut_to(length, id=0)
 
     def _cut_to(self, length: int, *, id: int) -> None:
-        """Leave the first `length` positions of one branch, on sequence 0, and what is settled of the others."""
+        """Keep the first `length` positions of one branch on sequence 0, and the settled positions of the others."""
         super()._cut(length)
         self.context.remove(0, self._length if id else length)
         if id:
@@ -250,7 +250,7 @@ class LlamaState(ContextState):
                 self.context.remove(other, self._held[other])
 
     def _mend(self) -> None:
-        """Drop what a failed or interrupted pass left in the context."""
+        """Drop the cells that a failed or interrupted pass left in the context."""
         branches = self._branches or Sequences(self._pending, most=1, settled=self._length)
         for id, held in enumerate(self._held):
             self.context.remove(id, branches.end(id) if id in branches.ids else held)

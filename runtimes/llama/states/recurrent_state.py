@@ -1,9 +1,9 @@
-"""One conversation's rows in a memory of recurrent layers: chains, that go back through snapshots or not at all.
+"""One conversation's rows in recurrent layers: chains only, rolled back through snapshots or not at all.
 
-Recurrent layers keep one state a sequence, overwritten by every row. A snapshot is another sequence that shares the
-state of sequence 0 (`llama_memory_seq_cp`): the engine copies it when sequence 0 reads on, so that taking one costs
-nothing but the memory planned for it. To drop rows, sequence 0 takes over the newest snapshot that is old enough, and
-what was kept after it is owed: read again, with the next pass where it is short.
+Recurrent layers keep one state per sequence, which every row overwrites. A snapshot is another sequence that shares the
+state of sequence 0 (`llama_memory_seq_cp`); the engine copies the state when sequence 0 continues, so a snapshot costs
+only the memory planned for it. To drop rows, sequence 0 takes over the latest snapshot that is old enough. Kept tokens
+after the snapshot must be replayed: a few of them together with the next pass, many in passes before it.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from .context_state import ContextState
 
 __all__ = ["RecurrentState"]
 
-MOST_OWED = 6
-"""So many rows are read again with the next pass, and with those after it until a snapshot lies behind them; a pass of
-their own costs more than that many rows more in another."""
+MOST_REPLAYED = 6
+"""Up to this many rows are replayed with the next pass, and with those after it until there is a later snapshot: a
+separate pass costs more than these additional rows in another pass."""
 EMPTY = 0
-"""Instead of a sequence's id: nothing had been read."""
+"""In place of a sequence id: the snapshot of the empty memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """The memory after `position` rows, held by the sequence `id`."""
+    """The memory after `position` rows, held by sequence `id`."""
 
     position: int
     id: int
 
 
 class Snapshots:
-    """The snapshots of one context, at most `most` of them, oldest first, beside the live sequence 0."""
+    """Up to `most` snapshots of one context, oldest first, besides the live sequence 0."""
 
     def __init__(self, context: Context, *, most: int) -> None:
         self._context = context
         self._free = list(range(most, 0, -1))
         self._held = [_Snapshot(0, EMPTY)]
         self._tokens: list[int] = []
-        """Every row's token after the oldest snapshot."""
+        """The tokens of all rows after the oldest snapshot."""
         self._read = 0
-        """How many rows the live sequence has read."""
+        """Number of rows that the live sequence has processed."""
         self._sound = True
-        """Whether it has read just those: a pass may have failed."""
+        """Whether it has processed exactly those; False during a pass and after a failed one."""
 
     @property
     def oldest(self) -> int:
-        """The smallest length but 0 that the memory can go back to."""
+        """The shortest length besides 0 that the memory can roll back to."""
         return self._held[0].position
 
     @property
@@ -56,40 +56,40 @@ class Snapshots:
         return self._read
 
     @property
-    def owed(self) -> Sequence[int]:
-        """The tokens that the live sequence has to read again before anything new."""
+    def replay(self) -> Sequence[int]:
+        """The tokens that the live sequence must process again before new ones."""
         return self._tokens[self._read - self.oldest :]
 
     def take(self) -> None:
-        """Keep the memory as it is now, at the cost of the oldest snapshot where there are too many."""
-        assert not self.owed
+        """Take a snapshot of the current memory, replacing the oldest one if there are too many."""
+        assert not self.replay
         if not self._read or self._held[-1].position == self._read:
             return
         base, start = self.oldest, 0
         if self._free:
             id = self._free.pop()
         else:
-            forgotten = self._held.pop(0)
-            start, id = forgotten.position, forgotten.id
-        # The live text begins with what a forgotten snapshot held: attention layers share the rest with it now.
+            replaced = self._held.pop(0)
+            start, id = replaced.position, replaced.id
+        # The live text begins with the rows of the replaced snapshot, so attention layers only share the rest.
         self._context.copy(0, id, start=start, stop=self._read)
         self._held.append(_Snapshot(self._read, id))
         if self._held[0].id == EMPTY:
-            self._held.pop(0)  # crop(0) needs no tokens
+            self._held.pop(0)  # crop(0) works without it
         del self._tokens[: self.oldest - base]
 
     def begin(self) -> None:
-        """A pass starts that may fail."""
+        """Note that a pass starts, which may fail."""
         self._sound = False
 
     def extend(self, tokens: Sequence[int], *, read: int) -> None:
-        """The live sequence has read `read` more rows: those that were owed first, and then `tokens`, which are new."""
+        """Note that the live sequence has processed `read` more rows: replayed ones, then the new `tokens`."""
         self._tokens += tokens
         self._read += read
         self._sound = True
 
     def cut(self, length: int) -> None:
-        """Go back to `length` rows, which is not below `oldest`, if the memory is not there already."""
+        """Roll back to `length` rows, at least `oldest`."""
         del self._tokens[length - self.oldest :]
         while self._held[-1].position > length:
             self._release(self._held.pop())
@@ -97,7 +97,7 @@ class Snapshots:
             self._restore(self._held[-1])
 
     def clear(self) -> None:
-        """Forget everything; the caller clears the context."""
+        """Drop all snapshots; the caller clears the context."""
         self._free += [snapshot.id for snapshot in self._held if snapshot.id != EMPTY]
         self._held = [_Snapshot(0, EMPTY)]
         self._tokens.clear()
@@ -115,10 +115,10 @@ class Snapshots:
 
 
 class RecurrentState(ContextState):
-    """Implements `State`. Sequence 0 is the live one; snapshots: how many others hold an earlier memory.
+    """Implements `State`. Sequence 0 is the live one. snapshots: number of sequences for snapshots.
 
-    Without snapshots only whole passes may be kept, or everything be forgotten. With them rows that are kept of a pass
-    are read again, together with the next pass.
+    Without snapshots, a pass can only be kept completely, and the only rollback is to 0. With snapshots, the kept rows
+    of a pass are replayed together with the next pass.
     """
 
     branched = False
@@ -129,15 +129,15 @@ class RecurrentState(ContextState):
 
     @property
     def oldest_crop(self) -> int:
-        """Beyond it only 0 is possible: forgetting everything."""
+        """The shortest length to crop to, besides 0."""
         if self._snapshots is not None:
             return self._snapshots.oldest
         return self._length + self._pending + self._dirty
 
     @property
     def width(self) -> int:
-        """How many rows one pass may have, beside those that are read again."""
-        return self.context.plan.rows_per_pass - (MOST_OWED if self._snapshots is not None else 0)
+        """Rows per pass, at most, besides replayed ones."""
+        return self.context.plan.rows_per_pass - (MOST_REPLAYED if self._snapshots is not None else 0)
 
     def keep(self, path: Sequence[int]) -> None:
         check_kept(path, pending=self._pending)
@@ -147,7 +147,7 @@ class RecurrentState(ContextState):
         self._settle(self._length + len(path))
 
     def begin(self, count: int, parents: Sequence[int] | None) -> None:
-        """Check that `count` rows of a chain fit, and keep the memory as it is now."""
+        """Check that `count` rows of a chain fit, and take a snapshot."""
         assert parents is None, "trees are refused by the card"
         if self._dirty:
             self._cut(self._length + self._pending)
@@ -155,30 +155,30 @@ class RecurrentState(ContextState):
         check_room(count, used=self._length + self._pending, capacity=self._capacity)
         if self._snapshots is None:
             return
-        while len(self._snapshots.owed) > MOST_OWED:
-            self._read(self._snapshots.owed[: self.context.plan.rows_per_pass], rows=())
-        if not self._pending and not self._snapshots.owed:
-            self._snapshots.take()  # of what is settled only: pending rows may all be dropped
+        while len(self._snapshots.replay) > MOST_REPLAYED:
+            self._decode(self._snapshots.replay[: self.context.plan.rows_per_pass], rows=())
+        if not self._pending and not self._snapshots.replay:
+            self._snapshots.take()  # only of settled rows: pending rows may all be dropped
 
     def append(self, tokens: Sequence[int], *, start: int, parents: Sequence[int] | None, rows: Sequence[int]) -> None:
-        """Run one pass of the pending rows from `start`; `rows` of it become outputs."""
+        """Run one pass of the pending rows from `start`, with outputs at `rows`."""
         self._dirty = True
         if self._snapshots is None:
             self.context.batch.chain(tokens, position=self._length + start)
             self.context.batch.ask(rows)
             self.context.decode()
             return
-        owed = self._snapshots.owed
-        self._read([*owed, *tokens], rows=[len(owed) + row for row in rows], new=tokens)
+        replay = self._snapshots.replay
+        self._decode([*replay, *tokens], rows=[len(replay) + row for row in rows], new=tokens)
 
     def undo(self, mark: object) -> None:
-        """Forget rows that were not committed; without snapshots nothing can, and the state stays torn."""
+        """Drop rows that were not committed; without snapshots that is impossible, and the state stays dirty."""
         if self._dirty and self._snapshots is not None:
             self._cut(self._length + self._pending)
             self._dirty = False
 
-    def _read(self, tokens: Sequence[int], *, rows: Sequence[int], new: Sequence[int] = ()) -> None:
-        """Let the live sequence read `tokens`, of which `new` were not owed."""
+    def _decode(self, tokens: Sequence[int], *, rows: Sequence[int], new: Sequence[int] = ()) -> None:
+        """Run a pass of the live sequence over `tokens`, of which the `new` ones are not replayed."""
         assert self._snapshots is not None
         self.context.batch.chain(tokens, position=self._snapshots.read)
         self.context.batch.ask(rows)
