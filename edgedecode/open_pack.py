@@ -246,7 +246,7 @@ def _footprint(
         root,
         tokenizer=tokenizer,
         engine=engine,
-        process=[process_holder(tokenizer), Holder("what processes differ by", SLACK_NBYTES)],
+        process=[process_holder(tokenizer), Holder("variation between processes", SLACK_NBYTES)],
         budget=Budget(),
         provider=request.provider,
         threads=request.threads,
