@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
 
 from edgedecode.decoding.model import AdapterFileModel, AdapterModel, AdapterUse, LanguageModel
-from edgedecode.errors import CapabilityError, ManifestError
+from edgedecode.errors import CapabilityError, EdgeDecodeError, ManifestError
 from edgedecode.memory.budget import Budget, Lease
 from edgedecode.pack.manifest import Manifest
 from edgedecode.turns import FairLock
@@ -55,20 +56,21 @@ class AdapterChoice:
         try:
             chosen = self._adapters.use(name, scale=scale)
         except BaseException:
-            if not more:
-                self.keep(*(self._adapters.use(each) for each in before))  # they fit: they were there
+            with suppress(EdgeDecodeError):  # another thread may have taken their memory: the next answer meets it
+                self.keep(more=before)
             raise
         self.keep(chosen, more=before if more else ())
         return chosen
 
     def keep(self, *adapters: ActiveAdapter | None, more: Collection[str] = ()) -> None:
-        """Need these adapters, which are loaded, and no others."""
+        """Need these adapters and no others; one that was evicted is loaded again. Raises as `PackAdapters.use`."""
         names = frozenset((*more, *(adapter.use.name for adapter in adapters if adapter is not None)))
-        before, self.names = self.names, names
-        for name in names - before:
+        for name in names - self.names:
             self._adapters.count(name, 1)
-        for name in before - names:
+            self.names |= {name}
+        for name in self.names - names:
             self._adapters.count(name, -1)
+            self.names -= {name}
 
     def release(self) -> None:
         """Need none any more. Idempotent."""
@@ -123,7 +125,9 @@ class PackAdapters:
         return replace(adapter, use=replace(adapter.use, scale=scale))
 
     def count(self, name: str, users: int) -> None:
-        """Count conversations that have chosen a loaded adapter; with none it may be evicted."""
+        """Count conversations that have chosen an adapter, which is loaded then; with none it may be evicted."""
+        if name not in self._loaded:
+            self.use(name)
         self._users[name] += users
         self._mark(name)
 
@@ -153,7 +157,7 @@ class PackAdapters:
                 f"the adapter {name!r} is a GGUF file, which the engine {self._runtime} does not take: "
                 f"use --runtime llama"
             )
-        digest = self._digest(file)
+        digest = _digest_of(name, self._digest(file))
         self._target.add_adapter_file(digest, self._root / self._manifest.located_adapter(name).file)
         return digest
 
@@ -166,9 +170,14 @@ class PackAdapters:
         found = read_peft_adapter(self._root / config, self._root / file)
         if found.invocation != self._manifest.adapters[name].invocation:
             raise ManifestError(f"the manifest and {config} differ in the tokens that activate {name!r}: add it again")
-        digest = hashlib.sha256(f"{self._digest(config)} {self._digest(file)}".encode()).hexdigest()
+        digest = _digest_of(name, self._digest(config), self._digest(file))
         self._target.add_adapter(digest, found.matrices())
         return digest
 
     def _digest(self, listed: str) -> str:
         return (self._manifest.outside.get(listed) or self._manifest.files[listed]).sha256
+
+
+def _digest_of(*parts: str) -> str:
+    """Return a digest of an adapter's name and files: two names of the same files are loaded and evicted apart."""
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()

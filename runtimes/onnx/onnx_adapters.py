@@ -95,11 +95,15 @@ class Adapters:
         """Hold an adapter, as `AdapterModel.add_adapter` says."""
         sorted_parts = self._projections.sort(matrices)
         self.remove(digest)
-        nbytes = sum(parts.nbytes for parts in sorted_parts)
-        lease = self._budget.reserve(f"adapter:{self._card.name}:{digest[:12]}", nbytes)
+        lease = self._budget.reserve(f"adapter:{self._card.name}:{digest[:12]}", 0)
         try:
-            made = {_input(parts.projection): self._made(parts, scale=scale) for parts in sorted_parts}
-            lease.resize(sum(pair.nbytes for pair in made.values()))
+            made, held = dict[str, _Matrices](), 0
+            for parts in sorted_parts:
+                lease.resize(held + parts.nbytes)
+                pair = self._made(parts, scale=scale)
+                made[_input(parts.projection)] = pair
+                held += pair.nbytes
+            lease.resize(held)
         except BaseException:
             lease.release()
             raise
