@@ -415,7 +415,7 @@ def test_a_table_of_a_type_that_is_not_decoded(
 ) -> None:
     monkeypatch.setattr("edgedecode.runtimes.llama.embeddings.F32", -1)
     budget = Budget()
-    with pytest.raises(CapabilityError, match="tensor type 0, which this llama.cpp cannot decode"):
+    with pytest.raises(CapabilityError, match=r"tensor type 0, which this llama\.cpp cannot decode"):
         open_gguf(entry, pack, budget=budget, needs=("trim",))
     assert budget.leases == ()
 

@@ -240,16 +240,18 @@ def test_the_least_recently_used_adapter_is_evicted_for_another(pair: Pair) -> N
 def test_two_names_of_one_adapter_are_evicted_apart(pack: Path, tmp_path: Path) -> None:
     shutil.copytree(pack, tmp_path / "pack")
     list_adapter(tmp_path / "pack", "twin", pack.parent / "ordinary")
-    with edgedecode.load(tmp_path / "pack", runtime="onnx", adapters=True) as pair:
-        with pair.session(options("ordinary")) as session:
-            first = session.generate(PROMPTS[0], max_tokens=8)
-            with pair.session(options("twin")) as other:
-                assert other.generate(PROMPTS[0], max_tokens=8).tokens == first.tokens
-            assert set(adapters_of(pair)) == {"ordinary", "twin"}
-            pair.turn.run(pair.budget.give_back)
-            assert set(adapters_of(pair)) == {"ordinary"}
-            session.reset()
-            assert session.generate(PROMPTS[0], max_tokens=8).tokens == first.tokens
+    with (
+        edgedecode.load(tmp_path / "pack", runtime="onnx", adapters=True) as pair,
+        pair.session(options("ordinary")) as session,
+    ):
+        first = session.generate(PROMPTS[0], max_tokens=8)
+        with pair.session(options("twin")) as other:
+            assert other.generate(PROMPTS[0], max_tokens=8).tokens == first.tokens
+        assert set(adapters_of(pair)) == {"ordinary", "twin"}
+        pair.turn.run(pair.budget.give_back)
+        assert set(adapters_of(pair)) == {"ordinary"}
+        session.reset()
+        assert session.generate(PROMPTS[0], max_tokens=8).tokens == first.tokens
 
 
 def test_an_adapter_that_does_not_fit_leaves_the_one_before(pair: Pair) -> None:
