@@ -41,12 +41,13 @@ COPIES = 3
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """A loaded adapter: address, scale, largest rank, number of products it changes, lease."""
+    """A loaded adapter: address, scale, largest rank, number and widest side of the products it changes, lease."""
 
     native: int
     scale: float
     rank: int
     products: int
+    widest: int
     lease: Lease
 
 
@@ -85,7 +86,8 @@ class Adapters:
             lease.release()
             raise
         rank = max(parts.rank for parts in changed)
-        self._held[digest] = _Adapter(native, 1.0, rank=rank, products=len(changed), lease=lease)
+        widest = max(max(parts.projection.inputs, parts.projection.outputs) for parts in changed)
+        self._held[digest] = _Adapter(native, 1.0, rank=rank, products=len(changed), widest=widest, lease=lease)
 
     def add_file(self, digest: str, path: Path, *, scale: float, users: Iterable[Context]) -> None:
         """Load the GGUF adapter at `path`; `scale` multiplies its own scale."""
@@ -98,7 +100,10 @@ class Adapters:
         except BaseException:
             lease.release()
             raise
-        self._held[digest] = _Adapter(native, scale, rank=file.rank, products=len(file.ranks), lease=lease)
+        widest = max(max(self._header.tensors[name].shape) for name in file.ranks)
+        self._held[digest] = _Adapter(
+            native, scale, rank=file.rank, products=len(file.ranks), widest=widest, lease=lease
+        )
 
     def remove(self, digest: str, *, users: Iterable[Context]) -> None:
         """Take an adapter off every context and free it."""
@@ -123,9 +128,7 @@ class Adapters:
         if adapter is None:
             raise CapabilityError(f"{self._card.name} holds no adapter {use.name!r}: add it before using it")
         _check_scale(use.scale)
-        header = self._header
-        widest = max(3 * header.hidden_size, 2 * header.mlp_size, header.heads * header.head_size, header.rows)
-        work = FLOAT_NBYTES * rows * (COPIES * widest + adapter.rank) + PRODUCT_NBYTES * adapter.products
+        work = FLOAT_NBYTES * rows * (COPIES * adapter.widest + adapter.rank) + PRODUCT_NBYTES * adapter.products
         scale = adapter.scale * use.scale
         return AppliedAdapter(adapter.native, scale, work) if scale else None
 
